@@ -1,0 +1,70 @@
+# Sourced by the other scripts, never run: what they need from the machine. Plain sh, no bashisms.
+
+say() { printf '%s\n' "$*"; }
+
+die() {
+    printf '%s: %s\n' "$0" "$*" >&2
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        die "this needs root (or sudo): $*"
+    fi
+}
+
+# debian_packages TEST:PACKAGE...  Install the packages whose test fails. A TEST is the name of a program, or `venv`.
+debian_packages() {
+    missing=
+    for pair; do
+        if [ "${pair%%:*}" = venv ]; then
+            python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$missing ${pair#*:}"
+        else
+            # Programs for administrators lie in directories that are not on everyone's PATH.
+            (PATH=$PATH:/usr/sbin:/sbin && command -v "${pair%%:*}" >/dev/null) || missing="$missing ${pair#*:}"
+        fi
+    done
+    [ -n "$missing" ] || return 0
+    say "Installing with apt:$missing"
+    command -v apt-get >/dev/null || die "no apt-get here; please install by hand:$missing"
+    as_root apt-get -qq update
+    # shellcheck disable=SC2086  # a list of words
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $missing </dev/null
+    case $missing in
+    *nginx*) # The tests start an nginx of their own; the service that the package has just set up is of no use.
+        as_root service nginx stop >/dev/null 2>&1 || true
+        ! command -v systemctl >/dev/null || as_root systemctl --quiet disable nginx >/dev/null 2>&1 || true
+        ;;
+    esac
+}
+
+# need_fuse  Stop, and say why, unless a file system can be mounted.
+need_fuse() {
+    [ -c /dev/fuse ] || as_root modprobe fuse 2>/dev/null || true
+    [ -c /dev/fuse ] || die "/dev/fuse is missing, so nothing can be mounted here.
+In a container, start it with: --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined
+On a machine of your own, load the kernel module: modprobe fuse"
+    (exec 3<>/dev/fuse) 2>/dev/null || die "/dev/fuse cannot be opened by $(id -un). Run as root, or see to it that
+its mode is 0666; in a container, start it with: --device /dev/fuse --cap-add SYS_ADMIN"
+}
+
+# make_venv DIR REQUIREMENT...  A virtualenv at DIR (made if it is not there) that has these installed.
+make_venv() {
+    venv_dir=$1
+    shift
+    # A virtualenv that was moved or half made has a python that does not start.
+    if ! "$venv_dir/bin/python" -m pip --version >/dev/null 2>&1; then
+        say "Making the virtualenv $venv_dir"
+        python3 -m venv --clear "$venv_dir"
+    fi
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv_dir/bin/python" -m pip install --quiet "$@"
+}
+
+need_python() {
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        die "Python 3.11 or newer is needed, and python3 is $(python3 --version 2>&1)"
+}
