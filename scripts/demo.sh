@@ -52,12 +52,12 @@ say
 say "== 4. Read it with tools that cannot read these shards"
 python scripts/demo.py read "$src" "$mnt"
 say
-say "A chunk is a gzip file now. Its 32 x 32 x 32 voxels:"
+say "A chunk is a gzip file now, of 32 x 32 x 32 bytes:"
 chunk=t1/c/3/3/3
-say "\$ gzip --decompress --stdout $mnt/$chunk | wc -c"
-voxels=$(gzip --decompress --stdout "$mnt/$chunk" | wc -c)
-say "$voxels"
-[ "$voxels" -eq 32768 ] || die "the chunk $chunk should hold 32768 bytes"
+say "\$ gzip --decompress --stdout $mnt/$chunk > $work/voxels"
+gzip --decompress --stdout "$mnt/$chunk" >"$work/voxels"
+show wc -c "$work/voxels"
+[ "$(wc -c <"$work/voxels")" -eq 32768 ] || die "the chunk $chunk should hold 32768 bytes"
 
 say
 say "== 5. Copy chunks out and compare them with the bytes in the shards"
