@@ -1,0 +1,114 @@
+"""A cache bounded in bytes that loads each key once, however many threads ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar, cast
+
+T = TypeVar("T")
+
+
+def nothing() -> None:
+    """The default of every `waiting` hook."""
+
+
+class Entry(NamedTuple):
+    value: Any
+    nbytes: int
+    expires: float
+
+
+class _Flight:
+    """A load under way; the other threads wait for it."""
+
+    __slots__ = ("done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+OVERHEAD = 300
+"""What an entry costs besides its payload: key, tuple, slots of the dictionary, small Python objects."""
+
+
+class ByteLRU:
+    """Least recently used goes first once the payloads exceed `limit` bytes. Thread-safe.
+
+    Args:
+        waiting: called before a thread blocks on another thread's load.
+    """
+
+    def __init__(self, limit: int, waiting: Callable[[], None] = nothing) -> None:
+        self.limit, self._waiting = limit, waiting
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._flights: dict[Hashable, _Flight] = {}
+        self._lock = threading.Lock()
+        self.nbytes = 0
+
+    def peek(self, key: Hashable) -> Any:
+        """The value if it is there and fresh, else None. Takes no lock: the hot path."""
+        entry = self._entries.get(key)
+        if entry is None or entry.expires < time.monotonic():
+            return None
+        try:
+            self._entries.move_to_end(key)
+        except KeyError:  # evicted meanwhile; the value is good all the same
+            pass
+        return entry.value
+
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:
+        """The value, loaded if needed. `load` returns (value, bytes, seconds to live) and runs without a lock.
+
+        What `load` raises reaches every thread that waited for it, and is not kept.
+        """
+        value = self.peek(key)
+        if value is not None:
+            return cast("T", value)
+        with self._lock:
+            flight = self._flights.get(key)
+            mine = flight is None
+            if flight is None:
+                flight = self._flights[key] = _Flight()
+        if not mine:
+            self._waiting()
+            flight.done.wait()
+            if flight.error is not None:
+                raise flight.error
+            return cast("T", flight.value)
+        try:
+            flight.value, nbytes, seconds = load()
+            self._put(key, flight.value, nbytes, seconds)
+            return cast("T", flight.value)
+        except BaseException as e:
+            flight.error = e
+            raise
+        finally:
+            with self._lock:
+                del self._flights[key]
+            flight.done.set()
+
+    def _put(self, key: Hashable, value: object, nbytes: int, seconds: float) -> None:
+        nbytes += OVERHEAD
+        with self._lock:
+            self._drop(key)
+            if nbytes > self.limit:
+                return
+            self._entries[key] = Entry(value, nbytes, time.monotonic() + seconds)
+            self.nbytes += nbytes
+            while self.nbytes > self.limit:
+                _, old = self._entries.popitem(last=False)
+                self.nbytes -= old.nbytes
+
+    def _drop(self, key: Hashable) -> None:
+        old = self._entries.pop(key, None)
+        if old is not None:
+            self.nbytes -= old.nbytes
+
+    def drop(self, key: Hashable) -> None:
+        with self._lock:
+            self._drop(key)

@@ -1,0 +1,337 @@
+"""The virtual directories and files of one collection, numbered arithmetically: nothing is kept for a chunk.
+
+A number is `first` plus a position: all directories of the first level, then those of the second, ..., then the chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardfs.cache import ByteLRU
+from shardfs.chunks import ChunkStore, Found
+from shardfs.codecs import gunzip
+from shardfs.model import U64, Batch, Blob, ByteRange, Collection, Coords
+
+BATCH = 4096
+WINDOW = 8 << 20
+"""Bytes that cannot be sent from a local file are fetched in windows of this size: a chunk of up to 8 MiB in one
+request, however small the pieces in which it is read."""
+
+
+class Extent:
+    """Bytes shown exactly as they lie in a local file: byte i of the shown file is byte `start + i` of `fd`.
+
+    The descriptor stays open as long as this object lives.
+    """
+
+    __slots__ = ("_blob", "fd", "start")
+
+    def __init__(self, blob: Blob, start: int) -> None:
+        self._blob, self.fd, self.start = blob, blob.fd, blob.base + start
+
+
+class Attributes(NamedTuple):
+    """What `stat` tells of a file or directory. `extent` is given if its bytes may be read straight from a file."""
+
+    number: int
+    directory: bool
+    size: int
+    mtime_ns: int
+    extent: Extent | None = None
+
+
+class Place(NamedTuple):
+    """A node of the tree: `level` components deep, number `index` among the nodes of its level."""
+
+    level: int
+    index: int
+
+
+class ChunkTree:
+    """Files and directories of a collection.
+
+    Args:
+        path: of the directory in the store in which it lies.
+        first: the first of `count` numbers that it may use.
+        mtime_ns: of its directories; the chunks have their shard's.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        collection: Collection,
+        chunks: ChunkStore,
+        cache: ByteLRU,
+        first: int,
+        mtime_ns: int,
+        ttl_s: float = math.inf,
+    ) -> None:
+        self.path, self.collection, self.chunks = path, collection, chunks
+        self.first, self.mtime_ns = first, mtime_ns
+        self._cache, self._ttl = cache, ttl_s
+        self._names = collection.names
+        self._dims = self._names.dims
+        self.depth = len(self._dims)
+        *self._bases, self._count = _bases(self._dims, bool(self._names.prefix))
+        self._raw = collection.encoding.container == "raw"
+
+    @staticmethod
+    def count(collection: Collection) -> int:
+        """How many numbers its nodes need."""
+        return _bases(collection.names.dims, bool(collection.names.prefix))[-1]
+
+    # ---- numbers ----
+
+    @property
+    def root(self) -> int | None:
+        """The number of its own top directory (`c`); None if its names lie in the dataset's directory itself."""
+        return self.first if self._names.prefix else None
+
+    def place(self, number: int) -> Place:
+        position = number - self.first
+        level = bisect_right(self._bases, position, 1, self.depth + 1) - 1
+        return Place(level, position - self._bases[level])
+
+    def child(self, place: Place, name: bytes) -> int | None:
+        """The number of the node called `name` in a directory; None if nothing of this collection is called so.
+
+        A number says nothing about whether the chunk exists.
+        """
+        level, index = place
+        if level >= self.depth:
+            return None
+        value = self._names.parse(level, name)
+        if value is None:
+            return None
+        return self.first + self._bases[level + 1] + index * self._dims[level] + value
+
+    def coords(self, place: Place) -> Coords:
+        """Grid coordinates of a chunk."""
+        index, values = place.index, []
+        for d in reversed(self._dims):
+            index, v = divmod(index, d)
+            values.append(v)
+        return self._names.coords(tuple(reversed(values)))
+
+    def reserved(self, level: int, name: str) -> bool:
+        """Whether a name in the store belongs to the sharded form, or would be taken for a chunk."""
+        if self._names.reserved(level, name.encode(errors="surrogateescape")):
+            return True
+        if self._names.prefix:
+            return level == 0 and name.encode(errors="surrogateescape") == self._names.prefix
+        layer = self.collection.layers[0]
+        if layer.pair is not None:
+            for suffix in layer.pair[:2]:
+                if name.endswith(suffix):
+                    name = name.removesuffix(suffix) + "." + layer.format.key(0).rsplit(".", 1)[-1]
+        return layer.format.shard_of(name) is not None
+
+    def directory_path(self, place: Place) -> str:
+        """The path in the store that a virtual directory would have there."""
+        index, parts = place.index, []
+        for d in reversed(self._dims[: place.level]):
+            index, v = divmod(index, d)
+            parts.append(str(v))
+        prefix = [self._names.prefix.decode()] if self._names.prefix else []
+        return "/".join(filter(None, [self.path, *prefix, *reversed(parts)]))
+
+    def chunk_path(self, coords: Coords) -> str:
+        """The shown path of a chunk."""
+        values = self._names.values(np.array([coords], np.uint64).reshape(1, -1))[0]
+        parts = [self._names.render(level, values[level : level + 1])[0] for level in range(self.depth)]
+        prefix = [self._names.prefix] if self._names.prefix else []
+        return "/".join(filter(None, [self.path, b"/".join([*prefix, *parts]).decode()]))
+
+    # ---- attributes and bytes ----
+
+    def attributes(self, number: int) -> Attributes:
+        place = self.place(number)
+        if place.level < self.depth:
+            return Attributes(number, True, 0, self.mtime_ns)
+        coords = self.coords(place)
+        found = self._found(coords)
+        blob = found.blob
+        if blob.fd >= 0:
+            mtime = blob.stat().mtime_ns
+        else:
+            mtime = self.chunks.stat(self.chunks.place(coords).shard).mtime_ns
+        if self._raw:
+            return Attributes(
+                number, False, found.size, mtime, Extent(blob, found.start) if blob.fd >= 0 else None
+            )
+        return Attributes(number, False, self._shown_size(number, coords), mtime)
+
+    def _found(self, coords: Coords) -> Found:
+        found = self.chunks.locate(coords)
+        if found is None:
+            raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
+        return found
+
+    def _shown_size(self, number: int, coords: Coords) -> int:
+        known = self.collection.shown_sizes
+        if known is not None:
+            return int(known(np.array([coords], np.uint64))[0])
+        return len(self._decoded(number, coords))
+
+    def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
+        place = self.place(number)
+        coords = self.coords(place)
+        if not self._raw:
+            return memoryview(self._decoded(number, coords))[offset : offset + size]
+        found = self._found(coords)
+        size = min(size, max(found.size - offset, 0))
+        if found.blob.fd >= 0:
+            return self._part(coords, ByteRange(offset, offset + size))
+        return self._windowed(number, coords, offset, size)
+
+    def _part(self, coords: Coords, part: ByteRange) -> bytes:
+        data = self.chunks.read(coords, part)
+        if data is None:
+            raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
+        return data
+
+    def _windowed(self, number: int, coords: Coords, offset: int, size: int) -> bytes | memoryview:
+        pieces: list[bytes | memoryview] = []
+        while size > 0:
+            window = offset // WINDOW
+
+            def load(window: int = window) -> tuple[bytes, int, float]:
+                data = self._part(coords, ByteRange(window * WINDOW, (window + 1) * WINDOW))
+                return data, len(data), self._ttl
+
+            data = self._cache.get((number, window), load)
+            piece = memoryview(data)[offset % WINDOW : offset % WINDOW + size]
+            if not len(piece):
+                break
+            pieces.append(piece)
+            offset, size = offset + len(piece), size - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _decoded(self, number: int, coords: Coords) -> bytes:
+        """The shown bytes of a chunk that is stored in a container."""
+        known = self.collection.shown_sizes
+        wanted = None if known is None else int(known(np.array([coords], np.uint64))[0])
+
+        def decode(stored: bytes) -> bytes:
+            data = gunzip(stored) if wanted is None else gunzip(stored, wanted)
+            if wanted is not None and len(data) != wanted:
+                raise ValueError(f"{wanted} bytes expected after decompression, {len(data)} found")
+            return data
+
+        def load() -> tuple[bytes, int, float]:
+            data = self.chunks.read(coords, decode=decode)
+            if data is None:
+                raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
+            return data, len(data), self._ttl
+
+        return self._cache.get((number, "decoded"), load)
+
+    @property
+    def can_read_many(self) -> bool:
+        """Whether several chunks are better asked for at once: they come as they are, and not from a local file."""
+        return self._raw and not self.chunks.is_local
+
+    def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
+        """(number, offset, size) of chunks; those of one shard are fetched together."""
+        coords = [self.coords(self.place(number)) for number, _, _ in requests]
+        parts = [ByteRange(offset, offset + size) for _, offset, size in requests]
+        return self.chunks.read_many(coords, parts)
+
+    def covering(self, shard: str, offset: int) -> Coords | None:
+        """The chunk whose stored bytes cover `offset` of the shard object at this path of the store."""
+        prefix = f"{self.path}/" if self.path else ""
+        if len(self.collection.layers) > 1 or not shard.startswith(prefix):
+            return None
+        number = self.collection.layers[0].format.shard_of(shard.removeprefix(prefix))
+        return None if number is None else self.chunks.covering(number, offset)
+
+    def stored(self, number: int) -> tuple[Coords, Found]:
+        """Where the stored bytes of a chunk lie."""
+        coords = self.coords(self.place(number))
+        return coords, self._found(coords)
+
+    # ---- listing ----
+
+    def scan(self, place: Place, cookie: int) -> Iterator[Batch]:
+        """The entries of a directory of this collection, from behind `cookie`."""
+        if place.level + 1 < self.depth:
+            return self._scan_directories(place, cookie)
+        if self.depth == 1:
+            return self._scan_flat(cookie)
+        return self._scan_chunks(place, cookie)
+
+    def _numbers(self, place: Place, values: U64) -> U64:
+        begin = self.first + self._bases[place.level + 1] + place.index * self._dims[place.level]
+        return values + np.uint64(begin)
+
+    def _scan_directories(self, place: Place, cookie: int) -> Iterator[Batch]:
+        """By arithmetic alone: a directory may turn out to be empty."""
+        for start in range(cookie, self._dims[place.level], BATCH):
+            values = np.arange(start, min(start + BATCH, self._dims[place.level]), dtype=np.uint64)
+            n = len(values)
+            yield Batch(
+                self._names.render(place.level, values),
+                self._numbers(place, values),
+                np.ones(n, np.bool_),
+                np.zeros(n, np.int64),
+                np.full(n, self.mtime_ns, np.int64),
+                values + np.uint64(1),
+            )
+
+    def _scan_chunks(self, place: Place, cookie: int) -> Iterator[Batch]:
+        """The chunks of one row of the grid."""
+        if not self._dims[-1]:
+            return
+        row = self.coords(place._replace(index=place.index * self._dims[-1]))
+        for start in range(cookie, self._dims[-1], BATCH):
+            values = np.arange(start, min(start + BATCH, self._dims[-1]), dtype=np.uint64)
+            coords = np.empty((len(values), self.depth), np.uint64)
+            coords[:, :-1] = np.array(row[:-1], np.uint64)
+            coords[:, -1] = values
+            exists, sizes, mtimes = self.chunks.present(coords)
+            values = values[exists]
+            if len(values):
+                yield Batch(
+                    self._names.render(place.level, values),
+                    self._numbers(place, values),
+                    np.zeros(len(values), np.bool_),
+                    self._shown_sizes(coords[exists], sizes[exists]),
+                    mtimes[exists],
+                    values + np.uint64(1),
+                )
+
+    def _scan_flat(self, cookie: int) -> Iterator[Batch]:
+        """All chunks of the grid in one directory, shard by shard."""
+        for batch in self.chunks.scan(cookie):
+            values = self._names.values(batch.coords)[:, 0]
+            n = len(values)
+            yield Batch(
+                self._names.render(0, values),
+                self._numbers(Place(0, 0), values),
+                np.zeros(n, np.bool_),
+                self._shown_sizes(batch.coords, batch.sizes),
+                np.full(n, batch.mtime_ns, np.int64),
+                batch.cookies,
+            )
+
+    def _shown_sizes(self, coords: U64, stored: np.ndarray) -> np.ndarray:
+        if self._raw:
+            return stored
+        if self.collection.shown_sizes is None:
+            return np.full(len(stored), -1, np.int64)
+        return np.where(stored < 0, -1, self.collection.shown_sizes(coords).astype(np.int64))
+
+
+def _bases(dims: Coords, has_root: bool) -> list[int]:
+    """Positions at which the levels begin; and, last, how many nodes there are."""
+    bases, position, n = [0], int(has_root), 1
+    for d in dims:
+        bases.append(position)
+        n *= d
+        position += n
+    return [*bases, position]

@@ -1,0 +1,561 @@
+"""`ChunkStore`: one collection as a key-value store. The read path: coordinates in, byte ranges and bytes out."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs import codecs
+from shardfs.cache import ByteLRU
+from shardfs.errors import CorruptShardError, StaleShardError, UnsupportedError
+from shardfs.grid import unravel
+from shardfs.model import (
+    U64,
+    Blob,
+    Bool,
+    ByteRange,
+    ByteRequest,
+    Coords,
+    Layer,
+    Placement,
+    ShardFormat,
+    ShardIndex,
+    ShardSource,
+    Stat,
+    Version,
+)
+from shardfs.store import BytesBlob, EitherBlob, PairBlob, SliceBlob, Store
+
+log = logging.getLogger(__name__)
+
+DAMAGE_TTL_S = 5.0
+"""How long a page that could not be decoded is remembered as such, so that an `ls` of its chunks reads it once."""
+
+POSITION_BITS = 22
+"""A page has fewer entries than 2**22 (`shards.MAX_INDEX_BYTES`)."""
+
+Sizes = npt.NDArray[np.int64]
+
+
+class Found(NamedTuple):
+    """A chunk's stored bytes: `[start, start + size)` of `blob`."""
+
+    blob: Blob
+    start: int
+    size: int
+
+
+class ChunkBatch(NamedTuple):
+    """Chunks that exist: coordinates (n, d), stored sizes (-1 if the entry is broken), the shard's mtime, cookies."""
+
+    coords: U64
+    sizes: Sizes
+    mtime_ns: int
+    cookies: U64
+
+
+class Occupancy(NamedTuple):
+    shards: int
+    chunks: int
+    stored_bytes: int
+    shard_bytes: int
+
+
+class _Page:
+    """A decoded index page and the version of the shard it was read from."""
+
+    __slots__ = ("blob", "index", "version")
+
+    def __init__(self, index: ShardIndex, blob: Blob, version: Version) -> None:
+        self.index, self.version = index, version
+        # Weak: the store's own bound decides how many descriptors stay open, not the size of the index cache.
+        self.blob = weakref.ref(blob)
+
+
+class _Absent:
+    """The page of a shard that does not exist, or that holds nothing."""
+
+
+class _Damaged:
+    def __init__(self, error: CorruptShardError) -> None:
+        self.error = error
+
+
+ABSENT = _Absent()
+
+
+class StoreShards:
+    """Shards that are objects of a store."""
+
+    def __init__(self, store: Store, directory: str, layer: Layer, decoded: ByteLRU) -> None:
+        self._store, self._layer, self._decoded = store, layer, decoded
+        self._prefix = f"{directory}/" if directory else ""
+        self._directory = directory
+
+    @property
+    def is_local(self) -> bool:
+        return not self._store.remote
+
+    def key(self, shard: int) -> str:
+        return self._prefix + self._layer.format.key(shard)
+
+    def open(self, shard: int) -> Blob:
+        key = self.key(shard)
+        return _unwrapped(self._open_pair(key), self._layer, key, self._decoded)
+
+    def _open_pair(self, key: str) -> Blob:
+        pair = self._layer.pair
+        if pair is None:
+            return self._store.open(key)
+        stem = key.rsplit(".", 1)[0]
+
+        def open_pair() -> Blob:
+            return PairBlob(self._store.open(stem + pair.index), self._store.open(stem + pair.data), pair.head)
+
+        try:
+            return EitherBlob(self._store.open(key), open_pair)
+        except FileNotFoundError:
+            return open_pair()
+
+    def reopen(self, shard: int) -> None:
+        self._store.reopen(self.key(shard))
+
+    def existing(self) -> U64:
+        depth = self._layer.format.key(0).count("/")
+        found = sorted(set(self._walk("", depth)))
+        return np.array(found, np.uint64)
+
+    def _walk(self, below: str, depth: int) -> Iterator[int]:
+        for e in self._store.scan((self._prefix + below).rstrip("/")):
+            if depth and e.directory:
+                yield from self._walk(f"{below}{e.name}/", depth - 1)
+            elif not depth and not e.directory:
+                shard = self._layer.format.shard_of(below + self._main_name(e.name))
+                if shard is not None:
+                    yield shard
+
+    def _main_name(self, name: str) -> str:
+        """The name of the shard's single file, for that of one of a pair."""
+        pair = self._layer.pair
+        if pair is None or not name.endswith(pair.data):
+            return name
+        return name.removesuffix(pair.data) + "." + self._layer.format.key(0).rsplit(".", 1)[-1]
+
+
+class NestedShards:
+    """Shards that are chunks of an outer collection."""
+
+    def __init__(self, outer: ChunkStore, outer_grid: Sequence[int], layer: Layer, decoded: ByteLRU) -> None:
+        self._outer, self._grid, self._layer, self._decoded = outer, tuple(outer_grid), layer, decoded
+
+    @property
+    def is_local(self) -> bool:
+        return self._outer.is_local
+
+    def key(self, shard: int) -> str:
+        coords = unravel(shard, self._grid)
+        return f"{self._outer.key_of(coords)}[{','.join(map(str, coords))}]"
+
+    def open(self, shard: int) -> Blob:
+        coords = unravel(shard, self._grid)
+        found = self._outer.locate(coords)
+        if found is None:
+            raise FileNotFoundError(self.key(shard))
+        blob = SliceBlob(found.blob, found.start, found.size)
+        return _unwrapped(blob, self._layer, self.key(shard), self._decoded)
+
+    def reopen(self, shard: int) -> None:
+        self._outer.forget(unravel(shard, self._grid))
+
+    def existing(self) -> U64:
+        found = [0]
+        for batch in self._outer.scan(0):
+            for coords in batch.coords.tolist():
+                n = 0
+                for c, d in zip(coords, self._grid, strict=True):
+                    n = n * d + c
+                found.append(n)
+        return np.unique(np.array(found[1:], np.uint64))
+
+
+def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:
+    """The shard itself, without the codecs around it."""
+    if layer.trailer:
+        return SliceBlob(blob, 0, max(0, blob.stat().size - layer.trailer))
+    if not layer.codecs:
+        return blob
+    version = blob.stat().version
+
+    def load() -> tuple[bytes, int, float]:
+        data = codecs.decode(layer.codecs, blob.read([ByteRange(0, blob.stat().size)])[0])
+        return data, len(data), math.inf
+
+    if not blob.stat().size:
+        return blob
+    return BytesBlob(decoded.get((key, version, "decoded"), load), blob)
+
+
+class ChunkStore:
+    """The chunks of one layer of sharding. Thread-safe.
+
+    Args:
+        path: of the collection, for messages.
+        index_ttl_s: how long a page, or the absence of a shard, is trusted.
+    """
+
+    def __init__(
+        self, path: str, format: ShardFormat, source: ShardSource, cache: ByteLRU, index_ttl_s: float = math.inf
+    ) -> None:
+        self.path, self.format, self.source = path, format, source
+        self._cache, self._ttl = cache, index_ttl_s
+        self._id = next(_ids)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the shards are files of this machine."""
+        return self.source.is_local
+
+    # ---- finding ----
+
+    def locate(self, coords: Coords) -> Found | None:
+        """Where the chunk lies; None if there is none. No request if the index page is cached.
+
+        Raise CorruptShardError if the index cannot be read, or this chunk's entry cannot be true.
+        """
+        shard, number, slot = self.format.place(coords)
+        page = self._page(shard, number)
+        if page is None:
+            return None
+        i = page.index.position(slot)
+        if i < 0:
+            return None
+        try:
+            start, stop = page.index.range_at(i)
+        except ValueError as e:
+            raise CorruptShardError(self.path, self.source.key(shard), f"chunk {coords}: {e}", slot) from e
+        blob = page.blob()
+        if blob is None:
+            blob = self._open(shard, number, page)
+            if blob is None:
+                return self.locate(coords)
+        return Found(blob, start, stop - start)
+
+    def _open(self, shard: int, number: int, page: _Page) -> Blob | None:
+        """The shard's blob, if it is still what the page was read from; else the page is forgotten."""
+        try:
+            blob = self.source.open(shard)
+            if page.version is None or blob.stat().version == page.version:
+                page.blob = weakref.ref(blob)
+                return blob
+        except FileNotFoundError:
+            pass
+        self._cache.drop((self._id, shard, number))
+        return None
+
+    def _page(self, shard: int, number: int) -> _Page | None:
+        key = (self._id, shard, number)
+        page = self._cache.peek(key)
+        if page is None:
+            page = self._cache.get(key, lambda: self._load(shard, number))
+        if page is ABSENT:
+            return None
+        if type(page) is _Damaged:
+            raise page.error
+        return page  # type: ignore[no-any-return]
+
+    def _load(self, shard: int, number: int) -> tuple[object, int, float]:
+        if self._ttl != math.inf:
+            self.source.reopen(shard)
+        try:
+            page = self._read_page(shard, number)
+        except FileNotFoundError:
+            return ABSENT, 0, self._ttl
+        except (ValueError, UnsupportedError) as e:
+            error = CorruptShardError(self.path, self.source.key(shard), str(e))
+            log.warning("%s", error)
+            return _Damaged(error), 1000, DAMAGE_TTL_S
+        if page is None:
+            return ABSENT, 0, self._ttl
+        return page, page.index.nbytes, self._ttl
+
+    def _read_page(self, shard: int, number: int) -> _Page | None:
+        blob = self.source.open(shard)
+        root = self._root(shard, blob, self.format.block_of(number))
+        request = self.format.page_request(shard, number, root)
+        if request is None:
+            return None
+        local = blob.fd >= 0 or isinstance(blob, BytesBlob)
+        size = blob.stat().size if local else 2**63
+        if isinstance(request, ByteRange) and size and request.stop > size:
+            raise ValueError(f"an index is said to lie at [{request.start}, {request.stop}), beyond its {size} bytes")
+        raw = blob.read([request])[0]
+        if isinstance(request, ByteRange) and raw and len(raw) != request.stop - request.start:
+            raise ValueError(f"an index at [{request.start}, {request.stop}) is cut off after {len(raw)} bytes")
+        index = self.format.decode_page(shard, number, raw).checked(size)
+        return _Page(index, blob, blob.stat().version if local else None)
+
+    def _root(self, shard: int, blob: Blob, block: int) -> bytes | None:
+        where = self.format.root_request(block)
+        if where is None:
+            return None
+
+        def load() -> tuple[bytes, int, float]:
+            data = blob.read([where])[0]
+            return data, len(data), self._ttl
+
+        return self._cache.get((self._id, shard, "root", block), load)
+
+    def forget(self, coords: Coords) -> None:
+        """Drop what is cached of the chunk's shard, so that the next look sees what is there now."""
+        shard, number, _ = self.format.place(coords)
+        self._cache.drop((self._id, shard, number))
+        self._cache.drop((self._id, shard, "stat"))
+        self._cache.drop((self._id, shard, "root", self.format.block_of(number)))
+        self.source.reopen(shard)
+
+    def key_of(self, coords: Coords) -> str:
+        return self.source.key(self.format.place(coords).shard)
+
+    def stat(self, shard: int) -> Stat:
+        """Of the shard object; at most one request."""
+
+        def load() -> tuple[Stat, int, float]:
+            return self.source.open(shard).stat(), 100, self._ttl
+
+        return self._cache.get((self._id, shard, "stat"), load)
+
+    # ---- reading ----
+
+    def read(
+        self, coords: Coords, part: ByteRange | None = None, decode: Callable[[bytes], bytes] | None = None
+    ) -> bytes | None:
+        """Stored bytes of a chunk, or `part` of them, after `decode`; None if there is no such chunk.
+
+        If the bytes contradict the index (too few, or `decode` raises ValueError), index and version are looked up
+        again and the read is tried once more. Raise CorruptShardError if the shard is the same and still wrong,
+        StaleShardError if it keeps changing.
+        """
+        before: Version = None
+        for attempt in (1, 2):
+            found = self.locate(coords)
+            if found is None:
+                return None
+            try:
+                return self._read_found(found, part, decode)
+            except ValueError as e:
+                why = f"chunk {coords}: {e}"
+            place = self.format.place(coords)
+            if attempt == 1:
+                before = found.blob.stat().version
+                self.forget(coords)
+        after = self.stat(place.shard).version
+        key = self.source.key(place.shard)
+        if before != after:
+            raise StaleShardError(f"{self.path or '/'}: {key}: changes while it is read")
+        raise CorruptShardError(self.path, key, why, place.slot)
+
+    def _read_found(
+        self, found: Found, part: ByteRange | None, decode: Callable[[bytes], bytes] | None
+    ) -> bytes:
+        start, stop = found.start, found.start + found.size
+        if part is not None:
+            start, stop = min(start + part.start, stop), min(start + part.stop, stop)
+        try:
+            data = found.blob.read([ByteRange(start, stop)])[0]
+        except FileNotFoundError as e:
+            raise ValueError("its shard has gone") from e
+        if len(data) != stop - start:
+            raise ValueError(f"{stop - start} bytes expected at {start}, {len(data)} found")
+        return decode(data) if decode else data
+
+    def read_many(self, coords: Sequence[Coords], parts: Sequence[ByteRange]) -> list[bytes | Exception]:
+        """Stored bytes of parts of several chunks, or why not; those of one shard are fetched together."""
+        out: list[bytes | Exception] = [b""] * len(coords)
+        groups: dict[int, list[tuple[int, Blob, ByteRange]]] = {}
+        for i, (c, part) in enumerate(zip(coords, parts, strict=True)):
+            try:
+                found = self.locate(c)
+            except (CorruptShardError, OSError) as e:
+                out[i] = e
+                continue
+            if found is None:
+                out[i] = FileNotFoundError(f"{self.path or '/'}: no chunk {c}")
+                continue
+            stop = found.start + found.size
+            where = ByteRange(min(found.start + part.start, stop), min(found.start + part.stop, stop))
+            groups.setdefault(self.format.place(c).shard, []).append((i, found.blob, where))
+        for members in groups.values():
+            try:
+                got = members[0][1].read([where for _, _, where in members])
+            except OSError as e:
+                got = [e] * len(members)  # type: ignore[list-item]
+            for (i, _, where), data in zip(members, got, strict=True):
+                out[i] = data
+                if isinstance(data, bytes) and len(data) != where.stop - where.start:
+                    out[i] = self._read_or_error(coords[i], parts[i])  # the careful way retries and names the chunk
+        return out
+
+    def _read_or_error(self, coords: Coords, part: ByteRange) -> bytes | Exception:
+        try:
+            return self.read(coords, part) or b""
+        except (CorruptShardError, StaleShardError, OSError) as e:
+            return e
+
+    # ---- listing ----
+
+    def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
+        """For (n, d) coordinates: does the chunk exist, its stored size, its shard's mtime (ns).
+
+        The size is -1 where something is damaged: whether the chunk exists shows when it is opened.
+        """
+        n = len(coords)
+        exists, sizes = np.zeros(n, np.bool_), np.zeros(n, np.int64)
+        mtimes = np.zeros(n, np.int64)
+        places = self.format.place_many(coords)
+        homes = np.stack([places.shard, places.page], axis=1)
+        for shard, number in np.unique(homes, axis=0).tolist():
+            at = np.flatnonzero((homes[:, 0] == shard) & (homes[:, 1] == number))
+            try:
+                page = self._page(shard, number)
+            except CorruptShardError:
+                exists[at], sizes[at] = True, -1
+                continue
+            if page is None:
+                continue
+            i = page.index.positions(places.slot[at])
+            here = i >= 0
+            at, i = at[here], i[here]
+            exists[at] = True
+            sizes[at] = _sizes(page.index, i)
+            mtimes[at] = self.stat(shard).mtime_ns if len(at) else 0
+        return exists, sizes, mtimes
+
+    def existing_shards(self) -> U64:
+        """Numbers of the shards that exist, ascending; 8 bytes for each are kept."""
+
+        def load() -> tuple[U64, int, float]:
+            found = self.source.existing()
+            return found, found.nbytes, self._ttl
+
+        return self._cache.get((self._id, "existing"), load)
+
+    def scan(self, cookie: int) -> Iterator[ChunkBatch]:
+        """All chunks, shard by shard and page by page, from behind `cookie`; at most 4,096 in a batch.
+
+        Raise CorruptShardError at the very end if a page could not be read: its chunks are missing in the listing,
+        and who copies a directory must learn that.
+        """
+        shards, page_bits = self.existing_shards(), self.format.page_bits
+        if len(shards).bit_length() + page_bits + POSITION_BITS > 61:
+            raise UnsupportedError(f"{self.path}: too many index pages to list the chunks in one directory")
+        begin = cookie >> (page_bits + POSITION_BITS)
+        page = cookie >> POSITION_BITS & ((1 << page_bits) - 1)
+        skip = cookie & ((1 << POSITION_BITS) - 1)
+        damage: CorruptShardError | None = None
+        for ordinal in range(begin, len(shards)):
+            shard = int(shards[ordinal])
+            try:
+                for number in self._pages(shard, page):
+                    base = (ordinal << page_bits | number) << POSITION_BITS
+                    try:
+                        yield from self._scan_page(shard, number, base, skip if number == page else 0)
+                    except CorruptShardError as e:
+                        damage = e
+            except CorruptShardError as e:
+                damage = e
+            page = skip = 0
+        if damage is not None:
+            raise damage
+
+    def _pages(self, shard: int, first: int) -> Iterator[int]:
+        """The numbers of a shard's pages that hold entries, from `first` on."""
+        for block in range(self.format.block_of(first), self.format.blocks):
+            try:
+                root = self._root(shard, self.source.open(shard), block)
+                pages = self.format.nonempty_pages(block, root)
+            except FileNotFoundError:
+                return
+            except ValueError as e:
+                raise CorruptShardError(self.path, self.source.key(shard), str(e)) from e
+            yield from (n for n in pages.tolist() if n >= first)
+
+    def _scan_page(self, shard: int, number: int, base: int, skip: int) -> Iterator[ChunkBatch]:
+        page = self._page(shard, number)
+        if page is None:
+            return
+        slots = page.index.all_slots()
+        mtime_ns = self.stat(shard).mtime_ns
+        for start in range(skip, len(slots), 4096):
+            stop = min(start + 4096, len(slots))
+            coords, valid = self.format.coords(shard, number, slots[start:stop])
+            at = np.arange(start, stop)[valid]
+            if len(at):
+                cookies = np.uint64(base + 1) + at.astype(np.uint64)
+                yield ChunkBatch(coords[valid], _sizes(page.index, at), mtime_ns, cookies)
+
+    def occupancy(self) -> Occupancy:
+        """Counts over all shards; reads every index once."""
+        shards = self.existing_shards().tolist()
+        chunks = stored = 0
+        try:
+            for batch in self.scan(0):
+                chunks += len(batch.sizes)
+                stored += int(np.maximum(batch.sizes, 0).sum())
+        except CorruptShardError:
+            pass  # logged when the page was read; `info` counts what can be read
+        return Occupancy(len(shards), chunks, stored, sum(self.stat(s).size for s in shards))
+
+    def covering(self, shard: int, offset: int) -> Coords | None:
+        """The chunk whose stored bytes cover `offset` of a shard."""
+        for number in self._pages(shard, 0):
+            page = self._page(shard, number)
+            if page is None:
+                continue
+            at = np.uint64(offset)
+            starts, sizes = page.index.starts.astype(np.uint64), page.index.sizes.astype(np.uint64)
+            hits = np.flatnonzero((starts <= at) & (at - np.minimum(starts, at) < sizes))
+            if len(hits):
+                coords, valid = self.format.coords(shard, number, page.index.all_slots()[hits])
+                for c, ok in zip(coords.tolist(), valid.tolist(), strict=True):
+                    if ok:
+                        return tuple(c)
+        return None
+
+    def place(self, coords: Coords) -> Placement:
+        return self.format.place(coords)
+
+
+_ids = itertools.count()
+
+
+def _sizes(index: ShardIndex, at: npt.NDArray[np.intp]) -> Sizes:
+    sizes = index.sizes[at].astype(np.int64)
+    if index.broken:
+        bad = np.fromiter(index.broken, np.intp, len(index.broken))
+        sizes[np.isin(at, bad)] = -1
+    return sizes
+
+
+def open_chunks(
+    store: Store,
+    directory: str,
+    path: str,
+    layers: Sequence[Layer],
+    index_cache: ByteLRU,
+    chunk_cache: ByteLRU,
+    index_ttl_s: float = math.inf,
+) -> ChunkStore:
+    """The innermost chunks of nested layers, whose outermost shards lie in `directory` of the store."""
+    source: ShardSource = StoreShards(store, directory, layers[0], chunk_cache)
+    chunks = ChunkStore(path, layers[0].format, source, index_cache, index_ttl_s)
+    for outer, layer in itertools.pairwise(layers):
+        source = NestedShards(chunks, outer.format.grid, layer, chunk_cache)
+        chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s)
+    return chunks

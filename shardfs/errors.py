@@ -1,0 +1,72 @@
+"""What can go wrong, and the one table that turns it into an errno or an exit code."""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+log = logging.getLogger("shardfs")
+
+
+class ShardfsError(Exception):
+    """Base of the errors that are shardfs's own; path errors are the builtin `OSError` subclasses."""
+
+
+class CorruptShardError(ShardfsError):
+    """Stored bytes contradict the format: a bad index, checksum, range or document.
+
+    Args:
+        where: the collection (array, scale, ...) the bytes belong to.
+        key: the shard object or document that holds them.
+        why: what was expected and what was found.
+        slot: the chunk's number inside the shard's index, when one chunk is concerned.
+    """
+
+    def __init__(self, where: str, key: str, why: str, slot: int | None = None) -> None:
+        self.where, self.key, self.why, self.slot = where, key, why, slot
+        entry = "" if slot is None else f", slot {slot}"
+        super().__init__(f"{where or '/'}: {key}{entry}: {why}")
+
+
+class StaleShardError(ShardfsError):
+    """A shard kept changing under the reader: another writer replaced it more than once."""
+
+
+class UnsupportedError(ShardfsError):
+    """A layout cannot show this array, or this source is nothing shardfs can show."""
+
+
+class NotADatasetError(UnsupportedError):
+    """The source holds no sharded data that shardfs knows."""
+
+
+def errno_of(error: BaseException) -> int:
+    """The errno a program on the mount sees; the only such table.
+
+    A bug is `EIO` (and a traceback in the log, which is the caller's duty), never `EINVAL`: programs take
+    `EINVAL` for a statement about their own arguments.
+    """
+    if isinstance(error, CorruptShardError):
+        return errno.EIO
+    if isinstance(error, StaleShardError):
+        return errno.ESTALE
+    if isinstance(error, UnsupportedError):
+        return errno.ENOTSUP
+    if isinstance(error, FileNotFoundError):  # fsspec raises these without an errno
+        return errno.ENOENT
+    if isinstance(error, NotADirectoryError):
+        return errno.ENOTDIR
+    if isinstance(error, IsADirectoryError):
+        return errno.EISDIR
+    if isinstance(error, PermissionError):
+        return error.errno or errno.EACCES
+    if isinstance(error, TimeoutError):
+        return errno.ETIMEDOUT
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    return errno.EIO
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether `error` describes the data, the store or the request, and so is no bug of shardfs."""
+    return isinstance(error, ShardfsError | OSError)

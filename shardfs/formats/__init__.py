@@ -1,0 +1,65 @@
+"""Formats: what the documents of an ecosystem say. Parsing and printing only; nothing here reads anything.
+
+A format is a module-level value with the attributes of `Format`; it is registered in `FORMATS`, in order of detection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from shardfs.errors import CorruptShardError
+from shardfs.model import Dataset
+
+MAX_DOCUMENT_BYTES = 64 << 20
+MAX_CONTAINERS = 1_000_000
+MAX_ITEMS = 4_000_000
+"""A metadata document beyond these is taken for damage: parsing it could cost more memory than the mount may use."""
+
+
+class Format(Protocol):
+    """The source face of a format."""
+
+    name: str
+    documents: Sequence[str]
+    """The documents, by name, that `open` looks at."""
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        """What the documents found in directory `path` describe; None if they are not of this format.
+
+        `path` is for messages. Raise CorruptShardError for a document that cannot be what it claims to be.
+        """
+
+
+def parse_json(path: str, name: str, raw: bytes) -> Any:
+    """Exact JSON: integers stay integers, duplicate names are refused. Raise CorruptShardError with the reason."""
+    try:
+        if len(raw) > MAX_DOCUMENT_BYTES:
+            raise ValueError(f"more than {MAX_DOCUMENT_BYTES} bytes")
+        if raw.count(b"{") + raw.count(b"[") > MAX_CONTAINERS or raw.count(b",") > MAX_ITEMS:
+            raise ValueError("too many members")
+        return json.loads(raw, object_pairs_hook=_without_duplicates)
+    except RecursionError:
+        raise CorruptShardError(path, name, "nested too deeply") from None
+    except ValueError as e:
+        raise CorruptShardError(path, name, f"cannot be read: {e}") from e
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ValueError("a member occurs twice")
+    return out
+
+
+def print_json(document: Any) -> bytes:
+    return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def formats() -> Sequence[Format]:
+    """All formats, in the order in which a directory is asked for them."""
+    from shardfs.formats.precomputed import PRECOMPUTED
+    from shardfs.formats.zarr3 import ZARR3
+
+    return (ZARR3, PRECOMPUTED)

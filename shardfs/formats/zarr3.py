@@ -1,0 +1,330 @@
+"""Zarr v3 arrays with the `sharding_indexed` codec, shown as the same arrays without it.
+
+https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html and .../v3/codecs/sharding-indexed/index.html
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from shardfs.codecs import BytesCodec, can_decode
+from shardfs.formats import parse_json, print_json
+from shardfs.grid import FlatNames, NestedNames, ceil_div, decimal
+from shardfs.model import ChunkEncoding, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
+from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
+
+DOCUMENT = "zarr.json"
+
+VALUE_WISE = frozenset(
+    ("cast_value", "scale_offset", "bitround", "numcodecs.bitround", "numcodecs.fixedscaleoffset", "numcodecs.astype")
+)
+"""Array-to-array codecs that treat each element by itself: doing so before or after cutting chunks is the same."""
+
+MAX_EDGES = 1_000_000
+"""Shards along one axis of a rectilinear grid; their edges are kept in memory."""
+
+MAX_NESTING = 16
+
+
+class Zarr3:
+    name = "zarr3"
+    documents = (DOCUMENT,)
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        raw = documents.get(DOCUMENT)
+        if raw is None:
+            return None
+        doc = parse_json(path, DOCUMENT, raw)
+        if not isinstance(doc, dict) or doc.get("zarr_format") != 3:
+            return None  # the draft of 2022 has a URL there
+        if doc.get("node_type") == "array":
+            return _open_array(path, doc)
+        problems: list[Problem] = []
+        shown = _rewritten(path, doc, problems)
+        documents = {DOCUMENT: print_json(shown)} if shown is not doc else {}
+        return Dataset("zarr3", (), documents, tuple(problems))
+
+
+def _open_array(path: str, doc: dict[str, Any]) -> Dataset:
+    try:
+        unsharded = _unshard(doc)
+    except (ValueError, TypeError, KeyError, IndexError) as e:
+        return Dataset("zarr3", problems=(_problem(path, e),), closed=True)
+    if unsharded is None:
+        return Dataset("zarr3", closed=True)
+    collection, shown = unsharded
+    return Dataset("zarr3", (collection,), {DOCUMENT: print_json(shown)}, closed=True)
+
+
+def _problem(path: str, error: Exception) -> Problem:
+    why = f"no member {error}" if isinstance(error, KeyError) else str(error)
+    return Problem(path, f"{DOCUMENT}: {why}")
+
+
+def _rewritten(path: str, doc: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """A group's document with the arrays in its consolidated metadata unsharded; `doc` itself if there are none."""
+    consolidated = doc.get("consolidated_metadata")
+    members = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    if not isinstance(members, dict):
+        return doc
+    changed = {}
+    for name, member in members.items():
+        if not isinstance(member, dict):
+            continue
+        if member.get("node_type") == "array":
+            try:
+                unsharded = _unshard(member)
+            except (ValueError, TypeError, KeyError, IndexError):
+                continue  # the array's own document says so when it is opened
+            if unsharded is not None:
+                changed[name] = unsharded[1]
+        elif (inner := _rewritten(f"{path}/{name}", member, problems)) is not member:
+            changed[name] = inner
+    if not changed:
+        return doc
+    shown = {name: changed.get(name, member) for name, member in members.items()}
+    return {**doc, "consolidated_metadata": {**consolidated, "metadata": shown}}
+
+
+# ---- one array ----
+
+
+@dataclass
+class _Unsharding:
+    """The state of following a codec chain inwards. All shapes are in array axis order."""
+
+    shape: Coords
+    chunk: list[int]
+    order: list[int]  # axis i of the current codec is array axis order[i]
+    bounds: list[tuple[int, ...]]  # of a rectilinear grid: element positions of the outermost shards' edges
+    before: list[dict[str, Any]] = field(default_factory=list)  # array-to-array codecs met on the way
+    layers: list[Layer] = field(default_factory=list)
+
+
+def _unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
+    """The collection an array's document describes, and the document of the same array unsharded.
+
+    None if the array is not sharded. Raise ValueError, TypeError, KeyError or IndexError, with the reason, if it
+    cannot be shown unsharded.
+    """
+    codecs = _codec_list(doc["codecs"])
+    if not any(c["name"] == "sharding_indexed" for c in codecs):
+        return None
+    shape = _shape(doc["shape"], "shape", 0)
+    state = _start(shape, doc["chunk_grid"])
+    shard_shape = None if any(state.bounds) else tuple(state.chunk)
+    keys = _ChunkKeys(doc.get("chunk_key_encoding"), len(shape))
+    inner = codecs
+    for _ in range(MAX_NESTING):
+        step = _enter(state, inner, keys)
+        if step is None:
+            break
+        inner = step
+    else:
+        raise ValueError(f"shards are nested more than {MAX_NESTING} deep")
+    chain = [*state.before, *inner]
+    shown = {
+        **doc,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": state.chunk}},
+        "codecs": chain,
+    }
+    collection = Collection(
+        format="zarr3",
+        path="",
+        names=keys.names(state.layers[-1].format.grid),
+        layers=tuple(state.layers),
+        encoding=ChunkEncoding("raw", tuple(c["name"] for c in chain)),
+        facts=Facts(shape, tuple(state.chunk), shard_shape, _data_type(doc.get("data_type")), _describe(state)),
+    )
+    return collection, shown
+
+
+def _start(shape: Coords, grid: Any) -> _Unsharding:
+    name, configuration = _named(grid)
+    order = list(range(len(shape)))
+    if name == "regular":
+        chunk = _shape(configuration["chunk_shape"], "chunk_shape", 1)
+        _same_rank(chunk, shape, "chunk_grid")
+        return _Unsharding(shape, list(chunk), order, [() for _ in shape])
+    if name == "rectilinear":
+        edges = configuration["chunk_shapes"]
+        _same_rank(edges, shape, "chunk_grid")
+        bounds = [_bounds(e, n) for e, n in zip(edges, shape, strict=True)]
+        return _Unsharding(shape, [e if isinstance(e, int) else 0 for e in edges], order, bounds)
+    raise ValueError(f"unknown chunk grid {name!r}")
+
+
+def _bounds(edges: Any, extent: int) -> tuple[int, ...]:
+    """Element positions at which the shards of an axis begin, and the end of the last; () if they are regular."""
+    if isinstance(edges, int):
+        _integer(edges, "chunk_shapes", 1)
+        return ()
+    lengths: list[int] = []
+    for e in edges:
+        length, count = e if isinstance(e, list) else (e, 1)
+        _integer(length, "chunk_shapes", 1)
+        if _integer(count, "chunk_shapes", 1) + len(lengths) > MAX_EDGES:
+            raise ValueError(f"chunk_shapes: more than {MAX_EDGES} shards along one axis")
+        lengths += [length] * count
+    bounds = tuple(itertools.accumulate(lengths, initial=0))
+    if bounds[-1] < extent:
+        raise ValueError(f"chunk_shapes cover {bounds[-1]} of {extent} elements of an axis")
+    return bounds
+
+
+def _enter(state: _Unsharding, codecs: list[dict[str, Any]], keys: _ChunkKeys) -> list[dict[str, Any]] | None:
+    """Go inside the sharding codec of this chain: add a layer, return the chain of its chunks. None if there is none."""
+    at = next((i for i, c in enumerate(codecs) if c["name"] == "sharding_indexed"), None)
+    if at is None:
+        return None
+    for c in codecs[:at]:
+        _carry_over(state, c)
+    configuration = codecs[at]["configuration"]
+    state.layers.append(_layer(state, configuration, codecs[at + 1 :], keys))
+    return _codec_list(configuration["codecs"])
+
+
+def _carry_over(state: _Unsharding, codec: dict[str, Any]) -> None:
+    name = codec["name"]
+    if name == "transpose":
+        order = codec["configuration"]["order"]
+        if sorted(order) != list(range(len(state.shape))):
+            raise ValueError(f"transpose: order {order!r} is no permutation of the axes")
+        state.order = [state.order[i] for i in order]
+    elif name not in VALUE_WISE:
+        raise ValueError(f"codec {name!r} before sharding_indexed may depend on how the array is cut")
+    state.before.append(codec)
+
+
+def _layer(state: _Unsharding, configuration: Any, after: list[dict[str, Any]], keys: _ChunkKeys) -> Layer:
+    own = _shape(configuration["chunk_shape"], "chunk_shape", 1)
+    _same_rank(own, state.shape, "sharding_indexed chunk_shape")
+    inner = list(own)
+    for i, a in enumerate(state.order):
+        inner[a] = own[i]
+    axes = [_axis(state, a, c) for a, c in enumerate(inner)]
+    state.chunk, state.bounds = inner, [() for _ in inner]
+    shards = ShardingIndexed(axes, state.order, _index_encoding(configuration), keys.key, keys.coords)
+    if all(c["name"] == "crc32c" for c in after):
+        return Layer(shards, trailer=4 * len(after))
+    around = tuple(BytesCodec(c["name"], c.get("configuration", {})) for c in after)
+    for c in around:
+        if not can_decode(c):
+            raise ValueError(f"codec {c.name!r} around the shard is unknown")
+    return Layer(shards, codecs=around)
+
+
+def _axis(state: _Unsharding, a: int, inner: int) -> Axis:
+    chunks = ceil_div(state.shape[a], inner)
+    edges = state.bounds[a]
+    for outer in {b - a for a, b in itertools.pairwise(edges)} if edges else (state.chunk[a],):
+        if outer % inner:
+            raise ValueError(f"a shard of {outer} elements along axis {a} does not consist of chunks of {inner}")
+    return Axis(chunks, state.chunk[a] // inner, tuple(e // inner for e in edges))
+
+
+def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
+    location = configuration.get("index_location", "end")
+    if location not in ("start", "end"):
+        raise ValueError(f"index_location should be start or end, not {location!r}")
+    codecs = _codec_list(configuration["index_codecs"])
+    names = [c["name"] for c in codecs]
+    if names[:1] not in (["bytes"], ["endian"]) or names[1:] not in ([], ["crc32c"]):
+        raise ValueError(f"index_codecs {names} are none that shardfs knows")
+    endian = codecs[0].get("configuration", {}).get("endian", "little")
+    if endian not in ("little", "big"):
+        raise ValueError(f"index_codecs: endian should be little or big, not {endian!r}")
+    return IndexEncoding(endian, len(names) == 2, cast("Literal['start', 'end']", location))
+
+
+def _describe(state: _Unsharding) -> str:
+    first = cast("ShardingIndexed", state.layers[0].format)
+    words = [f"sharding_indexed, index at {first.index.location}"]
+    if len(state.layers) > 1:
+        words.append(f"nested {len(state.layers)} deep")
+    if state.layers[0].codecs:
+        words.append("inside " + ", ".join(c.name for c in state.layers[0].codecs))
+    return ", ".join(words)
+
+
+class _ChunkKeys:
+    """The `chunk_key_encoding` of an array: names of chunks, and of shards, which are named alike."""
+
+    def __init__(self, encoding: Any, rank: int) -> None:
+        name, configuration = _named(encoding)
+        if name not in ("default", "v2"):
+            raise ValueError(f"unknown chunk key encoding {name!r}")
+        self._separator = configuration.get("separator", "/" if name == "default" else ".")
+        if self._separator not in ("/", "."):
+            raise ValueError(f"chunk_key_encoding: separator should be / or ., not {self._separator!r}")
+        self._head = "c" + self._separator if name == "default" else ""
+        self._scalar = "c" if name == "default" else "0"
+        self._rank = rank
+
+    def names(self, grid: Coords) -> ChunkNames:
+        if self._separator == "/" and grid:
+            return NestedNames(grid, b"c" if self._head else b"")
+        return FlatNames(grid, self._head.encode(), self._separator.encode(), self._scalar.encode())
+
+    def key(self, coords: Coords) -> str:
+        return self._head + self._separator.join(map(str, coords)) if coords else self._scalar
+
+    def coords(self, key: str) -> Coords | None:
+        if not self._rank:
+            return () if key == self._scalar else None
+        if not key.startswith(self._head):
+            return None
+        parts = [decimal(p.encode()) for p in key[len(self._head) :].split(self._separator)]
+        if len(parts) != self._rank or any(p is None for p in parts):
+            return None
+        return tuple(cast("list[int]", parts))
+
+
+# ---- members ----
+
+
+def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
+    """An extension point: an object with a name, or (3.1) the bare name."""
+    if isinstance(value, str):
+        return value, {}
+    name, configuration = value["name"], value.get("configuration", {})
+    if not isinstance(name, str) or not isinstance(configuration, dict):
+        raise ValueError(f"should have a name and a configuration: {value!r:.80}")
+    return name, configuration
+
+
+def _codec_list(codecs: Any) -> list[dict[str, Any]]:
+    if not isinstance(codecs, list):
+        raise ValueError(f"codecs should be a list, not {type(codecs).__name__}")
+    for c in codecs:
+        _named(c)
+    return [{"name": c} if isinstance(c, str) else c for c in codecs]
+
+
+def _integer(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError(f"{name} should hold integers of at least {least}, not {value!r:.80}")
+    return value
+
+
+def _shape(value: Any, name: str, least: int) -> Coords:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} should be a list, not {type(value).__name__}")
+    return tuple(_integer(v, name, least) for v in value)
+
+
+def _same_rank(a: Sequence[Any], b: Sequence[Any], name: str) -> None:
+    if len(a) != len(b):
+        raise ValueError(f"{name} has {len(a)} axes, the array {len(b)}")
+
+
+def _data_type(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+ZARR3 = Zarr3()
+

@@ -1,0 +1,253 @@
+"""Chunk grid arithmetic: coordinates, Morton codes, chunk names. Pure; vectorised where listings need it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.model import U64, Bool, Coords
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def strides(dims: Sequence[int]) -> tuple[int, ...]:
+    """C-order strides, in items: the last axis has 1."""
+    out, n = [], 1
+    for d in reversed(dims):
+        out.append(n)
+        n *= d
+    return tuple(reversed(out))
+
+
+def ravel(coords: Coords, dims: Sequence[int]) -> int:
+    n = 0
+    for c, d in zip(coords, dims, strict=True):
+        n = n * d + c
+    return n
+
+
+def unravel(number: int, dims: Sequence[int]) -> Coords:
+    out = []
+    for d in reversed(dims):
+        number, c = divmod(number, d)
+        out.append(c)
+    return tuple(reversed(out))
+
+
+def ravel_many(coords: U64, dims: Sequence[int]) -> U64:
+    n = np.zeros(len(coords), np.uint64)
+    for axis, d in enumerate(dims):
+        n = n * np.uint64(d) + coords[:, axis]
+    return n
+
+
+def unravel_many(numbers: U64, dims: Sequence[int]) -> U64:
+    out = np.empty((len(numbers), len(dims)), np.uint64)
+    for axis in range(len(dims) - 1, -1, -1):
+        d = np.uint64(max(dims[axis], 1))
+        out[:, axis] = numbers % d
+        numbers = numbers // d
+    return out
+
+
+class MortonCode:
+    """Compressed Morton codes of the cells of a grid of any rank: interleaved bits, lowest first, each axis
+    leaving out once its bits are used up (Neuroglancer precomputed volume format, "compressed Morton code").
+
+    Raise ValueError if a code would not fit in 64 bits.
+    """
+
+    def __init__(self, grid: Sequence[int]) -> None:
+        self.grid = tuple(grid)
+        bits = [(max(n, 1) - 1).bit_length() for n in grid]
+        if sum(bits) > 64:
+            raise ValueError(f"chunk ids of a grid of {self.grid} need {sum(bits)} bits; 64 is the limit")
+        rounds = [(i, axis) for i in range(max(bits, default=0)) for axis, n in enumerate(bits) if i < n]
+        self._places: list[list[int]] = [[] for _ in grid]  # for each axis: the output bit of its bit i
+        for out, (_, axis) in enumerate(rounds):
+            self._places[axis].append(out)
+
+    def encode(self, cell: Coords) -> int:
+        code = 0
+        for c, places in zip(cell, self._places, strict=True):
+            for i, out in enumerate(places):
+                code |= (c >> i & 1) << out
+        return code
+
+    def encode_many(self, cells: U64) -> U64:
+        code = np.zeros(len(cells), np.uint64)
+        one = np.uint64(1)
+        for axis, places in enumerate(self._places):
+            for i, out in enumerate(places):
+                code |= (cells[:, axis] >> np.uint64(i) & one) << np.uint64(out)
+        return code
+
+    def decode_many(self, codes: U64) -> tuple[U64, Bool]:
+        """The cells, and which of them lie in the grid: a code can name cells beyond its edge."""
+        cells = np.zeros((len(codes), len(self.grid)), np.uint64)
+        one, used = np.uint64(1), 0
+        for axis, places in enumerate(self._places):
+            for i, out in enumerate(places):
+                cells[:, axis] |= (codes >> np.uint64(out) & one) << np.uint64(i)
+                used |= 1 << out
+        inside = (codes & ~np.uint64(used)) == 0
+        for axis, n in enumerate(self.grid):
+            inside &= cells[:, axis] < np.uint64(n)
+        return cells, inside
+
+
+def decimal(name: bytes) -> int | None:
+    """The number written as plain decimal digits without leading zeros, else None."""
+    if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > 19:
+        return None
+    return int(name)
+
+
+class NestedNames:
+    """One directory level for each axis: `c/1/23/45` or `1/23/45`."""
+
+    def __init__(self, grid: Sequence[int], prefix: bytes = b"") -> None:
+        self.prefix, self.dims = prefix, tuple(grid)
+
+    def parse(self, level: int, name: bytes) -> int | None:
+        value = decimal(name)
+        return value if value is not None and value < self.dims[level] else None
+
+    def reserved(self, level: int, name: bytes) -> bool:
+        return decimal(name) is not None
+
+    def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
+        return values.astype("S20")
+
+    def coords(self, values: Coords) -> Coords:
+        return values
+
+    def values(self, coords: U64) -> U64:
+        return coords
+
+
+class FlatNames:
+    """All chunks in one directory, coordinates joined by a separator: `c.1.23.45` or `1.23.45`.
+
+    A 0-d array has one chunk, called `scalar`.
+    """
+
+    prefix = b""
+
+    def __init__(self, grid: Sequence[int], head: bytes, separator: bytes, scalar: bytes) -> None:
+        self.grid = tuple(grid)
+        self.dims = (math.prod(grid),)
+        self._head, self._separator, self._scalar = head, separator, scalar
+
+    def _parts(self, name: bytes) -> list[int] | None:
+        if not name.startswith(self._head):
+            return None
+        parts = [decimal(p) for p in name[len(self._head) :].split(self._separator)]
+        found = [p for p in parts if p is not None]
+        return found if len(found) == len(parts) == len(self.grid) else None
+
+    def parse(self, level: int, name: bytes) -> int | None:
+        if not self.grid:
+            return 0 if name == self._scalar else None
+        parts, number = self._parts(name), 0
+        if parts is None:
+            return None
+        for c, n in zip(parts, self.grid, strict=True):
+            if c >= n:
+                return None
+            number = number * n + c
+        return number
+
+    def reserved(self, level: int, name: bytes) -> bool:
+        return name == self._scalar if not self.grid else self._parts(name) is not None
+
+    def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
+        if not self.grid:
+            return np.full(len(values), self._scalar)
+        columns = unravel_many(values, self.grid)
+        parts = [columns[:, axis].astype("S20").tolist() for axis in range(len(self.grid))]
+        return np.array([self._head + self._separator.join(row) for row in zip(*parts, strict=True)], "S")
+
+    def coords(self, values: Coords) -> Coords:
+        return unravel(values[0], self.grid)
+
+    def values(self, coords: U64) -> U64:
+        return ravel_many(coords, self.grid)[:, None]
+
+
+class BoxNames:
+    """The voxel box of each chunk, as precomputed volumes name them: `x0-x1_y0-y1_z0-z1`.
+
+    The end is clipped to the volume; numbers are negative where `offset` is.
+    """
+
+    prefix = b""
+
+    def __init__(self, size: Coords, chunk: Coords, offset: Coords) -> None:
+        self.grid = tuple(ceil_div(s, c) for s, c in zip(size, chunk, strict=True))
+        self.dims = (math.prod(self.grid),)
+        self._size, self._chunk, self._offset = size, chunk, offset
+
+    def reserved(self, level: int, name: bytes) -> bool:
+        return self.parse(level, name) is not None  # shards are called otherwise
+
+    def _interval(self, axis: int, g: int) -> bytes:
+        c, offset = self._chunk[axis], self._offset[axis]
+        return b"%d-%d" % (offset + g * c, offset + min((g + 1) * c, self._size[axis]))
+
+    def _cell(self, axis: int, text: bytes) -> int | None:
+        # The begin alone says which cell; that the whole is canonical shows in printing it again.
+        begin = text[: text.find(b"-", 1)]
+        if len(begin) > 20 or not begin.lstrip(b"-").isdigit():
+            return None
+        g, rest = divmod(int(begin) - self._offset[axis], self._chunk[axis])
+        if rest or not 0 <= g < self.grid[axis] or self._interval(axis, g) != text:
+            return None
+        return g
+
+    def parse(self, level: int, name: bytes) -> int | None:
+        parts = name.split(b"_")
+        if len(parts) != len(self.grid):
+            return None
+        number = 0
+        for axis, text in enumerate(parts):
+            g = self._cell(axis, text)
+            if g is None:
+                return None
+            number = number * self.grid[axis] + g
+        return number
+
+    def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
+        columns = unravel_many(values, self.grid)
+        parts = []
+        for axis in range(len(self.grid)):
+            cells, back = np.unique(columns[:, axis], return_inverse=True)
+            texts = np.array([self._interval(axis, g) for g in cells.tolist()], "S")
+            parts.append(texts[back].tolist())
+        return np.array([b"_".join(row) for row in zip(*parts, strict=True)], "S")
+
+    def coords(self, values: Coords) -> Coords:
+        return unravel(values[0], self.grid)
+
+    def values(self, coords: U64) -> U64:
+        return ravel_many(coords, self.grid)[:, None]
+
+    def shape(self, coords: Coords) -> Coords:
+        """The voxels of a chunk, clipped to the volume."""
+        return tuple(
+            min((g + 1) * c, s) - g * c for g, c, s in zip(coords, self._chunk, self._size, strict=True)
+        )
+
+    def voxels_many(self, coords: U64) -> U64:
+        """The number of voxels of each chunk of (n, 3) coordinates."""
+        n = np.ones(len(coords), np.uint64)
+        for axis in range(len(self.grid)):
+            c = np.uint64(self._chunk[axis])
+            start = coords[:, axis] * c
+            n *= np.minimum(start + c, np.uint64(self._size[axis])) - start
+        return n

@@ -1,0 +1,166 @@
+"""Two-level index of uint64 chunk ids: a hash names shard and minishard.
+
+Neuroglancer precomputed sharded format ("neuroglancer_uint64_sharded_v1"),
+https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sharded.md
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import mmh3
+import numpy as np
+
+from shardfs.model import U64, Bool, ByteRange, Coords, Placement, Placements, ShardIndex
+from shardfs.shards import MAX_INDEX_BYTES
+
+ENTRY = 16
+BLOCK_BITS = 16
+"""The shard index is read in blocks of 2**16 entries (1 MiB): whole in practice, bounded for absurd `minishard_bits`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSpec:
+    """The `sharding` member of an info document."""
+
+    preshift_bits: int
+    hash: Literal["identity", "murmurhash3_x86_128"]
+    minishard_bits: int
+    shard_bits: int
+    minishard_index_encoding: Literal["raw", "gzip"] = "raw"
+    data_encoding: Literal["raw", "gzip"] = "raw"
+
+
+class ChunkIds(Protocol):
+    """Which uint64 id stands for which coordinates."""
+
+    grid: Coords
+
+    def encode(self, cell: Coords) -> int: ...
+    def encode_many(self, cells: U64) -> U64: ...
+    def decode_many(self, codes: U64) -> tuple[U64, Bool]: ...
+
+
+def murmurhash3_x86_128(value: int) -> int:
+    """The low 8 bytes, as a little-endian number, of the 128-bit x86 hash of the 8 little-endian bytes of `value`."""
+    # mmh3 computes the x64 variant, which gives other numbers, unless told otherwise
+    return mmh3.hash64(value.to_bytes(8, "little"), 0, False, signed=False)[0]
+
+
+class Uint64Sharded:
+    """A `model.ShardFormat`: page = minishard, slot = chunk id."""
+
+    def __init__(self, spec: ShardingSpec, ids: ChunkIds, *, suffix: str = ".shard") -> None:
+        self.spec, self.ids = spec, ids
+        self.page_bits = spec.minishard_bits
+        self.blocks = max(1, (1 << spec.minishard_bits) >> BLOCK_BITS)
+        self._digits = max(1, -(-spec.shard_bits // 4))
+        self._suffix = suffix
+        self._header = ENTRY << spec.minishard_bits  # offsets in the file count from its end
+        self._minishard_mask = (1 << spec.minishard_bits) - 1
+        self._shard_mask = (1 << spec.shard_bits) - 1
+        self._murmur = spec.hash == "murmurhash3_x86_128"
+
+    @property
+    def grid(self) -> Coords:
+        return self.ids.grid
+
+    def place(self, coords: Coords) -> Placement:
+        chunk_id = self.ids.encode(coords)
+        h = chunk_id >> self.spec.preshift_bits
+        if self._murmur:
+            h = murmurhash3_x86_128(h)
+        return Placement(h >> self.spec.minishard_bits & self._shard_mask, h & self._minishard_mask, chunk_id)
+
+    def place_many(self, coords: U64) -> Placements:
+        ids = self.ids.encode_many(coords)
+        shard, page = self._homes(ids)
+        return Placements(shard, page, ids)
+
+    def _homes(self, ids: U64) -> tuple[U64, U64]:
+        h = _shift_right(ids, self.spec.preshift_bits)
+        if self._murmur:
+            h = np.fromiter((murmurhash3_x86_128(i) for i in h.tolist()), np.uint64, len(h))
+        shard = _shift_right(h, self.spec.minishard_bits) & np.uint64(self._shard_mask)
+        return shard, h & np.uint64(self._minishard_mask)
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        cells, inside = self.ids.decode_many(slots)
+        shards, pages = self._homes(slots)
+        return cells, inside & (shards == np.uint64(shard)) & (pages == np.uint64(page))
+
+    def block_of(self, page: int) -> int:
+        return page >> BLOCK_BITS
+
+    def root_request(self, block: int) -> ByteRange:
+        start = block * (ENTRY << BLOCK_BITS)
+        return ByteRange(start, min(start + (ENTRY << BLOCK_BITS), self._header))
+
+    def _entries(self, block: int, root: bytes | None) -> U64:
+        wanted = self.root_request(block)
+        if root is None or len(root) != wanted.stop - wanted.start:
+            raise ValueError(f"its shard index should have {self._header} bytes, but the shard is shorter")
+        return np.frombuffer(root, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+
+    def nonempty_pages(self, block: int, root: bytes | None) -> U64:
+        entries = self._entries(block, root)
+        return np.flatnonzero(entries[:, 0] != entries[:, 1]).astype(np.uint64) + np.uint64(block << BLOCK_BITS)
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRange | None:
+        entry = self._entries(page >> BLOCK_BITS, root)[page & ((1 << BLOCK_BITS) - 1)]
+        start, end = int(entry[0]), int(entry[1])
+        if start == end:
+            return None
+        if start > end or end >= 2**62:
+            raise ValueError(f"minishard {page} should have an index at [{start}, {end}), which is impossible")
+        if end - start > MAX_INDEX_BYTES:
+            raise ValueError(
+                f"the index of minishard {page} would have {end - start} bytes; {MAX_INDEX_BYTES} is the limit"
+            )
+        return ByteRange(self._header + start, self._header + end)
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+        if self.spec.minishard_index_encoding == "gzip":
+            raw = _gunzip(raw, page)
+        if len(raw) % 24:
+            raise ValueError(f"the index of minishard {page} has {len(raw)} bytes, which is no multiple of 24")
+        rows = np.frombuffer(raw, "<u8").astype(np.uint64, copy=False).reshape(3, -1)
+        # Deltas wrap modulo 2**64 on purpose: ids may be unsorted, offsets may run backwards.
+        ids = np.cumsum(rows[0], dtype=np.uint64)
+        ends = np.cumsum(rows[1] + rows[2], dtype=np.uint64) + np.uint64(self._header)
+        starts, sizes = ends - rows[2], rows[2]
+        if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
+            order = np.argsort(ids, kind="stable")
+            ids, starts, sizes = ids[order], starts[order], sizes[order]
+        return ShardIndex(ids, starts, sizes.copy())
+
+    def key(self, shard: int) -> str:
+        return f"{shard:0{self._digits}x}{self._suffix}"
+
+    def shard_of(self, key: str) -> int | None:
+        digits = key.removesuffix(self._suffix)
+        if len(key) - len(digits) != len(self._suffix) or len(digits) != self._digits:
+            return None
+        if not set(digits) <= set("0123456789abcdef"):
+            return None
+        shard = int(digits, 16)
+        return shard if shard <= self._shard_mask else None
+
+
+def _shift_right(values: U64, bits: int) -> U64:
+    return np.zeros_like(values) if bits >= 64 else values >> np.uint64(bits)
+
+
+def _gunzip(raw: bytes, page: int) -> bytes:
+    decoder = zlib.decompressobj(31)
+    try:
+        out = decoder.decompress(raw, MAX_INDEX_BYTES + 1)
+    except zlib.error as e:
+        raise ValueError(f"the index of minishard {page} is no gzip data: {e}") from e
+    if len(out) > MAX_INDEX_BYTES:
+        raise ValueError(f"the index of minishard {page} grows beyond {MAX_INDEX_BYTES} bytes when decompressed")
+    if not decoder.eof:
+        raise ValueError(f"the index of minishard {page} is a gzip member that ends too early")
+    return out

@@ -1,0 +1,485 @@
+"""Stores: keys to bytes. Local files by `pread` on cached descriptors, everything else through fsspec.
+
+A store hands out `Blob`s (one object, opened once) and lists directories. Whatever may wait for a disk or a network
+calls the store's `waiting` hook first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_module
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from shardfs.cache import nothing
+from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
+
+T = TypeVar("T")
+
+MAX_GAP = 1 << 20
+MAX_MERGED = 16 << 20
+"""Byte ranges of one object are fetched together across gaps of up to 1 MiB, up to 16 MiB at a time: the limits
+that zarr-python arrived at for object stores."""
+
+MAX_DESCRIPTORS = 1024
+
+
+class DirEntry(NamedTuple):
+    """One name in a directory of the store. `stat` is None where it would cost a request, or was refused."""
+
+    name: str
+    directory: bool
+    stat: Stat | None
+
+
+class Store(Protocol):
+    """What the tree needs of the source.
+
+    `remote`: asking costs a request over a network. `blind`: it cannot tell directories from missing names.
+    """
+
+    @property
+    def remote(self) -> bool: ...
+
+    @property
+    def blind(self) -> bool: ...
+
+    def open(self, key: str) -> Blob:
+        """Raise FileNotFoundError; a remote object may show that it is missing only when it is read."""
+
+    def reopen(self, key: str) -> None:
+        """Forget what is remembered of `key`, so that `open` sees what is there now."""
+
+    def entry(self, key: str) -> DirEntry:
+        """Raise FileNotFoundError, or PermissionError for what leaves the source."""
+
+    def scan(self, key: str) -> Iterator[DirEntry]:
+        """The names in a directory, in the store's own order. Nothing if there is no such directory."""
+
+    def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """The bytes of those files that exist, fetched together; `limit` + 1 bytes at most of each."""
+
+    def statvfs(self) -> os.statvfs_result | None: ...
+
+
+def _absolute(request: ByteRequest, size: int) -> ByteRange:
+    if isinstance(request, Suffix):
+        return ByteRange(max(0, size - request.size), size)
+    return ByteRange(min(request.start, size), min(request.stop, size))
+
+
+def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list[tuple[ByteRange, list[int]]]:
+    """Merged ranges, each with the positions in `ranges` that it covers."""
+    merged: list[tuple[ByteRange, list[int]]] = []
+    for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
+        r = ranges[i]
+        if merged:
+            last, members = merged[-1]
+            stop = max(last.stop, r.stop)
+            if r.start - last.stop <= max_gap and stop - last.start <= max_merged:
+                merged[-1] = (ByteRange(last.start, stop), [*members, i])
+                continue
+        merged.append((r, [i]))
+    return merged
+
+
+class LocalBlob:
+    """An open file. Keeps the version it was opened with, also when the file is replaced by rename."""
+
+    __slots__ = ("__weakref__", "_stat", "_waiting", "base", "fd")
+
+    def __init__(self, fd: int, info: os.stat_result, waiting: Callable[[], None]) -> None:
+        self.fd, self.base, self._waiting = fd, 0, waiting
+        self._stat = Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self.fd)
+
+    def stat(self) -> Stat:
+        return self._stat
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        out = []
+        for request in requests:
+            start, stop = _absolute(request, self._stat.size)
+            out.append(pread(self.fd, stop - start, start, self._waiting))
+        return out
+
+
+def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> bytes:
+    """`size` bytes, fewer at the end of the file. Calls `waiting` only if they are not in the page cache."""
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    flags = os.RWF_NOWAIT
+    while done < size:
+        try:
+            n = os.preadv(fd, [view[done:]], position + done, flags)
+        except OSError as e:
+            if not flags or e.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise
+            flags = 0
+            waiting()
+            continue
+        if n == 0:
+            break
+        done += n
+    return bytes(view[:done]) if done < size else bytes(data)
+
+
+class LocalStore:
+    """A directory of this machine. Symbolic links that lead out of it are refused unless `follow_symlinks`."""
+
+    remote = blind = False
+
+    def __init__(self, root: str, waiting: Callable[[], None] = nothing, *, follow_symlinks: bool = False) -> None:
+        self.root = os.path.realpath(root)
+        self._inside = self.root.rstrip("/") + "/"
+        self._follow, self._waiting = follow_symlinks, waiting
+        self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _path(self, key: str) -> str:
+        return self._inside + key if key else self.root
+
+    def _confined(self, fd: int, key: str) -> None:
+        # Asking the kernel where the open descriptor lies leaves no moment in which a link could be swapped.
+        if self._follow:
+            return
+        real = os.readlink(f"/proc/self/fd/{fd}")
+        if real != self.root and not real.startswith(self._inside):
+            raise PermissionError(errno.EACCES, f"a symbolic link leads out of the source to {real}", key)
+
+    def open(self, key: str) -> LocalBlob:
+        blob = self._blobs.get(key)
+        if blob is not None:
+            with suppress(KeyError):
+                self._blobs.move_to_end(key)
+            return blob
+        blob = self._open(key)
+        with self._lock:
+            self._blobs[key] = blob
+            while len(self._blobs) > MAX_DESCRIPTORS:
+                self._blobs.popitem(last=False)
+        return blob
+
+    def _open(self, key: str) -> LocalBlob:
+        fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+        try:
+            self._confined(fd, key)
+            info = os.fstat(fd)
+            if stat_module.S_ISDIR(info.st_mode):
+                raise IsADirectoryError(errno.EISDIR, "is a directory", key)
+            if not stat_module.S_ISREG(info.st_mode):
+                raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
+            return LocalBlob(fd, info, self._waiting)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def reopen(self, key: str) -> None:
+        """Forget the descriptor of `key`, so that the next `open` sees what is there now."""
+        with self._lock:
+            self._blobs.pop(key, None)
+
+    def entry(self, key: str) -> DirEntry:
+        fd = os.open(self._path(key), os.O_PATH | os.O_CLOEXEC)
+        try:
+            self._confined(fd, key)
+            info = os.fstat(fd)
+        finally:
+            os.close(fd)
+        directory = stat_module.S_ISDIR(info.st_mode)
+        if not directory and not stat_module.S_ISREG(info.st_mode):
+            raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
+        return DirEntry(key.rsplit("/", 1)[-1], directory, _stat_of(info))
+
+    def scan(self, key: str) -> Iterator[DirEntry]:
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        try:
+            self._confined(fd, key)
+            self._waiting()
+            with os.scandir(fd) as entries:
+                for e in entries:
+                    yield self._listed(key, e)
+        finally:
+            os.close(fd)
+
+    def _listed(self, directory: str, e: os.DirEntry[str]) -> DirEntry:
+        if e.is_symlink():
+            try:
+                return self.entry(f"{directory}/{e.name}" if directory else e.name)
+            except OSError:
+                return DirEntry(e.name, False, None)  # listed; whoever opens it learns why not
+        directory = e.is_dir(follow_symlinks=False)
+        with suppress(OSError):
+            return DirEntry(e.name, directory, _stat_of(e.stat(follow_symlinks=False)))
+        return DirEntry(e.name, directory, None)
+
+    def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        out = {}
+        for name in names:
+            key = f"{directory}/{name}" if directory else name
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                out[name] = self._open(key).read([ByteRange(0, limit + 1)])[0]
+        return out
+
+    def statvfs(self) -> os.statvfs_result:
+        return os.statvfs(self.root)
+
+
+def _stat_of(info: os.stat_result) -> Stat:
+    return Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))
+
+
+class FsspecBlob:
+    """One object of an fsspec file system; nothing is asked before it is needed."""
+
+    __slots__ = ("__weakref__", "_known", "_store", "base", "fd", "key")
+
+    def __init__(self, store: FsspecStore, key: str) -> None:
+        self.fd, self.base = -1, 0
+        self._store, self.key = store, key
+        self._known: Stat | None = None
+
+    def stat(self) -> Stat:
+        if self._known is None:
+            self._known = self._store.stat(self.key)
+        return self._known
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        return self._store.read(self.key, requests)
+
+
+class FsspecStore:
+    """Any fsspec file system. fsspec's event loop stays behind this class: every call here blocks."""
+
+    remote = True
+
+    def __init__(self, fs: Any, root: str, waiting: Callable[[], None] = nothing) -> None:
+        self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
+        self.blind = "http" in fs.protocol or "https" in fs.protocol
+
+    def _path(self, key: str) -> str:
+        if not key:
+            return self.root
+        return f"{self.root}/{key}" if self.root else key
+
+    def open(self, key: str) -> FsspecBlob:
+        return FsspecBlob(self, key)
+
+    def reopen(self, key: str) -> None:
+        """Forget what fsspec remembers of `key`."""
+        self.fs.invalidate_cache(self.fs._parent(self._path(key)))
+
+    def stat(self, key: str) -> Stat:
+        self._waiting()
+        info = self.fs.info(self._path(key))
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, "is a directory", key)
+        return _stat_of_info(info)
+
+    def read(self, key: str, requests: Sequence[ByteRequest]) -> list[bytes]:
+        self._waiting()
+        path = self._path(key)
+        if len(requests) == 1:
+            return [self._read_one(path, requests[0])]
+        out: list[bytes] = [b""] * len(requests)
+        ranges = []
+        for i, r in enumerate(requests):
+            if isinstance(r, Suffix):
+                out[i] = self._read_one(path, r)
+            else:
+                ranges.append((i, r))
+        merged = coalesce([r for _, r in ranges], MAX_GAP, MAX_MERGED)
+        starts, stops = [r.start for r, _ in merged], [r.stop for r, _ in merged]
+        if not merged:
+            return out
+        got = self.fs.cat_ranges([path] * len(merged), starts, stops, on_error="raise")
+        for (whole, members), data in zip(merged, got, strict=True):
+            for m in members:
+                i, r = ranges[m]
+                out[i] = bytes(data[r.start - whole.start : r.stop - whole.start])
+        return out
+
+    def _read_one(self, path: str, request: ByteRequest) -> bytes:
+        start, stop = (-request.size, None) if isinstance(request, Suffix) else request
+        if stop is not None and stop <= start:
+            return b""
+        return cast("bytes", self.fs.cat_file(path, start=start, end=stop))
+
+    def entry(self, key: str) -> DirEntry:
+        self._waiting()
+        info = self.fs.info(self._path(key))
+        directory = info.get("type") == "directory"
+        return DirEntry(key.rsplit("/", 1)[-1], directory, None if directory else _stat_of_info(info))
+
+    def scan(self, key: str) -> Iterator[DirEntry]:
+        self._waiting()
+        path = self._path(key)
+        try:
+            listed = self.fs.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for info in listed:
+            name = info["name"].rstrip("/").rsplit("/", 1)[-1]
+            if info["name"].rstrip("/") == path or not name:
+                continue  # some stores list the directory's own marker object
+            directory = info.get("type") == "directory"
+            yield DirEntry(name, directory, None if directory or info.get("size") is None else _stat_of_info(info))
+
+    def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        self._waiting()
+        paths = [self._path(f"{directory}/{n}" if directory else n) for n in names]
+        got = self.fs.cat(paths, on_error="return") if len(paths) > 1 else {paths[0]: self._cat(paths[0])}
+        out = {}
+        for name, path in zip(names, paths, strict=True):
+            data = got.get(path)
+            if isinstance(data, bytes):
+                out[name] = data[: limit + 1]
+            elif isinstance(data, Exception) and not isinstance(data, FileNotFoundError | IsADirectoryError):
+                raise data
+        return out
+
+    def _cat(self, path: str) -> object:
+        try:
+            return self.fs.cat_file(path)
+        except FileNotFoundError as e:
+            return e
+
+    def statvfs(self) -> None:
+        return None
+
+
+def _stat_of_info(info: Mapping[str, Any]) -> Stat:
+    when = info.get("mtime") or info.get("LastModified") or info.get("last_modified") or info.get("created")
+    if hasattr(when, "timestamp"):
+        when = when.timestamp()
+    ns = int(when * 1e9) if isinstance(when, int | float) else 0
+    size = info.get("size")
+    if size is None:
+        raise OSError(errno.EIO, "the store does not tell the size", info.get("name"))
+    return Stat(int(size), ns, (info.get("ETag") or info.get("etag") or info.get("generation"), ns, size))
+
+
+class SliceBlob:
+    """A byte range of another blob: a shard inside a shard."""
+
+    __slots__ = ("__weakref__", "_outer", "_size", "_start", "base", "fd")
+
+    def __init__(self, outer: Blob, start: int, size: int) -> None:
+        self._outer, self._start, self._size = outer, start, size
+        self.fd, self.base = outer.fd, outer.base + start
+
+    def stat(self) -> Stat:
+        return self._outer.stat()._replace(size=self._size)
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        inner = [_absolute(r, self._size) for r in requests]
+        return self._outer.read([ByteRange(self._start + r.start, self._start + r.stop) for r in inner])
+
+
+class BytesBlob:
+    """A decoded form of another blob, held in memory; time and version are the other's."""
+
+    __slots__ = ("__weakref__", "_data", "_origin", "base", "fd")
+
+    def __init__(self, data: bytes, origin: Blob) -> None:
+        self._data, self._origin = data, origin
+        self.fd, self.base = -1, 0
+
+    def stat(self) -> Stat:
+        return self._origin.stat()._replace(size=len(self._data))
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        return [self._data[slice(*_absolute(r, len(self._data)))] for r in requests]
+
+
+class PairBlob:
+    """The obsolete form of a precomputed shard, an index file and a data file, as their concatenation.
+
+    Neuroglancer sharded format, note on the earlier version: `.shard` = `.index` + `.data`.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_head", "_index", "base", "fd")
+
+    def __init__(self, index: Blob, data: Blob, head: int) -> None:
+        self._index, self._data, self._head = index, data, head
+        # Chunks lie in the data file alone, at positions that count from the end of the index.
+        self.fd, self.base = data.fd, data.base - head
+
+    def stat(self) -> Stat:
+        a, b = self._index.stat(), self._data.stat()
+        return Stat(self._head + b.size, max(a.mtime_ns, b.mtime_ns), (a.version, b.version))
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        out = []
+        for r in requests:
+            if isinstance(r, Suffix):
+                out += self._data.read([r])
+            elif r.stop <= self._head:
+                out += self._index.read([r])
+            else:
+                out += self._data.read([ByteRange(max(r.start - self._head, 0), r.stop - self._head)])
+        return out
+
+
+class EitherBlob:
+    """One blob, or another if reading shows that the first does not exist (a remote store tells only then)."""
+
+    __slots__ = ("__weakref__", "_blob", "_other", "base", "fd")
+
+    def __init__(self, blob: Blob, other: Callable[[], Blob]) -> None:
+        self._blob, self._other = blob, other
+        self.fd, self.base = blob.fd, blob.base
+
+    def _try(self, ask: Callable[[Blob], T]) -> T:
+        try:
+            return ask(self._blob)
+        except FileNotFoundError:
+            other = self._other()
+            answer = ask(other)
+            self._blob = other
+            return answer
+
+    def stat(self) -> Stat:
+        return self._try(lambda blob: blob.stat())
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        return self._try(lambda blob: blob.read(requests))
+
+
+def open_store(
+    source: str,
+    storage_options: Mapping[str, Any] | None = None,
+    waiting: Callable[[], None] = nothing,
+    *,
+    follow_symlinks: bool = False,
+) -> Store:
+    """The store behind a path or an fsspec URL (chained ones too).
+
+    Raise FileNotFoundError if a local directory does not exist.
+    """
+    if "://" not in source and "::" not in source:
+        return _open_local(source, waiting, follow_symlinks=follow_symlinks)
+    fs, path = url_to_fs(source, **(storage_options or {}))
+    if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+        return _open_local(path, waiting, follow_symlinks=follow_symlinks)
+    return FsspecStore(fs, path, waiting)
+
+
+def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:
+    if not os.path.isdir(path):
+        os.stat(path)  # says why, if it is not there
+        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", path)
+    return LocalStore(path, waiting, follow_symlinks=follow_symlinks)

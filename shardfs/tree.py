@@ -1,0 +1,648 @@
+"""The unsharded tree: what the mount, fsspec and the command line all show.
+
+Every file and directory has a number, which is its inode number as well. Directories and files of the store have
+numbers below `TABLE_END`, made from their path, and stand in a table for as long as the kernel knows them. Chunks and
+their virtual directories have arithmetic numbers from there on (`ChunkTree`); nothing is kept for them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import logging
+import math
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardfs.cache import ByteLRU, nothing
+from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
+from shardfs.chunks import open_chunks
+from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
+from shardfs.formats import MAX_DOCUMENT_BYTES, formats
+from shardfs.model import Batch, ByteRange, Collection, Coords, Dataset, Problem
+from shardfs.store import DirEntry, Store, open_store
+
+log = logging.getLogger(__name__)
+
+ROOT = 1
+TABLE_END = 1 << 48
+NUMBERS_END = 1 << 63
+REST = 1 << 61
+"""Cookies from here on stand for the names in a directory that are no chunks."""
+
+RECENT_NODES = 65_536
+"""Table nodes that were handed out without the kernel (yet) counting on them."""
+
+SEARCH_DIRECTORIES = 2_000
+"""How many directories are looked into before a source is mounted on trust."""
+
+
+class Located(NamedTuple):
+    """Where a shown chunk lies. `shard` is a path in the source; a shard in a shard has the slot in brackets."""
+
+    collection: str
+    coords: Coords
+    shard: str
+    offset: int
+    size: int
+    codecs: tuple[str, ...]
+
+
+class Summary(NamedTuple):
+    """What `info` tells of a collection."""
+
+    path: str
+    format: str
+    shape: Coords
+    chunk_shape: Coords
+    shard_shape: Coords | None
+    data_type: str
+    codecs: tuple[str, ...]
+    sharding: str
+    grid_chunks: int
+    shards: int
+    chunks: int
+    stored_bytes: int
+    shard_bytes: int
+
+
+class _Node:
+    """A file or directory of the store."""
+
+    __slots__ = ("lookups", "number", "path")
+
+    def __init__(self, number: int, path: str) -> None:
+        self.number, self.path, self.lookups = number, path, 0
+
+
+class _File(_Node):
+    """Shown as it is stored."""
+
+    __slots__ = ()
+
+
+class _Document(_Node):
+    """A metadata document that is shown otherwise than stored."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, number: int, path: str, data: bytes) -> None:
+        super().__init__(number, path)
+        self.data = data
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a directory turned out to hold.
+
+    `below` are collections whose directory is further down: the path there, in components, and the collection.
+    """
+
+    dataset: Dataset | None = None
+    chunks: ChunkTree | None = None
+    below: Mapping[str, Sequence[tuple[tuple[str, ...], Collection]]] = field(default_factory=dict)
+
+
+class _Directory(_Node):
+    __slots__ = ("content", "inherited")
+
+    def __init__(
+        self, number: int, path: str, inherited: Sequence[tuple[tuple[str, ...], Collection]] = ()
+    ) -> None:
+        super().__init__(number, path)
+        self.inherited = inherited
+        self.content: _Content | None = None
+
+
+class Tree:
+    """Thread-safe. Every method may block on the store, after calling the `waiting` hook."""
+
+    def __init__(
+        self, store: Store, index_cache: ByteLRU, chunk_cache: ByteLRU, index_ttl_s: float = math.inf
+    ) -> None:
+        self.store = store
+        self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
+        self._nodes: dict[int, _Node] = {}
+        self._recent: OrderedDict[int, _Node] = OrderedDict()
+        self._lock = threading.Lock()
+        self._firsts: list[int] = []
+        self._trees: list[ChunkTree] = []
+        self._tree_at: dict[str, ChunkTree] = {}
+        self._next_first = TABLE_END
+        self._problems: dict[Problem, None] = {}
+        self._root = _Directory(ROOT, "")
+        self._root.lookups = 1
+        self._nodes[ROOT] = self._root
+
+    # ---- numbers ----
+
+    def _node(self, number: int) -> _Node:
+        node = self._nodes.get(number) or self._recent.get(number)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
+        return node
+
+    def _chunks_of(self, number: int) -> ChunkTree:
+        i = bisect_right(self._firsts, number) - 1
+        if i < 0:
+            raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
+        return self._trees[i]
+
+    def _intern(self, path: str, make: Callable[[int], _Node]) -> _Node:
+        """The node for a path: the known one, or a new one. Its number follows from the path."""
+        number = _number_of(path)
+        while True:
+            node = self._nodes.get(number) or self._recent.get(number)
+            if node is None:
+                node = make(number)
+                with self._lock:
+                    self._recent[number] = node
+                    while len(self._recent) > RECENT_NODES:
+                        self._recent.popitem(last=False)
+                return node
+            if node.path == path:
+                return node
+            number = number % (TABLE_END - 1) + 2  # two paths with one hash: about never
+
+    def remember(self, number: int) -> None:
+        """The kernel (or a handle) was given this number once more and counts on it until `forget`."""
+        if number >= TABLE_END:
+            return
+        with self._lock:
+            node = self._nodes.get(number)
+            if node is None:
+                node = self._recent.pop(number, None)
+                if node is None:
+                    return
+                self._nodes[number] = node
+            node.lookups += 1
+
+    def forget(self, number: int, count: int) -> None:
+        """`count` times less."""
+        if number >= TABLE_END or number == ROOT:
+            return
+        with self._lock:
+            node = self._nodes.get(number)
+            if node is None:
+                return
+            node.lookups -= count
+            if node.lookups <= 0:
+                del self._nodes[number]
+
+    # ---- the calls of a file system ----
+
+    def lookup(self, parent: int, name: bytes) -> Attributes:
+        """The child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
+        if parent >= TABLE_END:
+            chunks = self._chunks_of(parent)
+            place = chunks.place(parent)
+            number = chunks.child(place, name)
+            if number is not None:
+                return chunks.attributes(number)
+            if place.level >= chunks.depth:
+                raise NotADirectoryError(errno.ENOTDIR, "is a chunk", name)
+            return self._lookup_foreign(chunks, place, os.fsdecode(name))
+        node = self._node(parent)
+        if not isinstance(node, _Directory):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
+        return self._lookup_in(node, name)
+
+    def _lookup_foreign(self, chunks: ChunkTree, place: Place, name: str) -> Attributes:
+        """Something that is no chunk, in a directory of chunks."""
+        if chunks.reserved(place.level, name):
+            raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
+        path = f"{chunks.directory_path(place)}/{name}"
+        return self._listed(path, self.store.entry(path), ())
+
+    def _lookup_in(self, directory: _Directory, raw: bytes) -> Attributes:
+        content = self._open(directory)
+        name = os.fsdecode(raw)
+        if content.dataset is not None and name in content.dataset.documents:
+            return self._document(directory, name, content.dataset.documents[name])
+        if (chunks := content.chunks) is not None:
+            top = chunks.root
+            if top is not None and raw == chunks.collection.names.prefix:
+                return chunks.attributes(top)
+            number = chunks.child(Place(0, 0), raw) if top is None else None
+            if number is not None:
+                return chunks.attributes(number)
+            if chunks.reserved(0, name):
+                raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
+        return self._child(directory, content, name)
+
+    def _child(self, directory: _Directory, content: _Content, name: str) -> Attributes:
+        path = f"{directory.path}/{name}" if directory.path else name
+        below = content.below.get(name, ())
+        try:
+            entry = self.store.entry(path)
+        except FileNotFoundError:
+            # A volume's directory may have no shard yet; and some stores know no directories, only objects.
+            if not below and not (self.store.blind and self._documents(path)):
+                raise
+            entry = DirEntry(name, True, None)
+        return self._listed(path, entry, below)
+
+    def _listed(
+        self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]
+    ) -> Attributes:
+        mtime = entry.stat.mtime_ns if entry.stat else 0
+        if entry.directory:
+            node = self._intern(path, lambda number: _Directory(number, path, below))
+            return Attributes(node.number, True, 0, mtime)
+        node = self._intern(path, lambda number: _File(number, path))
+        return self._file_attributes(node)
+
+    def _document(self, directory: _Directory, name: str, data: bytes) -> Attributes:
+        path = f"{directory.path}/{name}" if directory.path else name
+        node = self._intern(path, lambda number: _Document(number, path, data))
+        return Attributes(node.number, False, len(data), self._mtime(path))
+
+    def _mtime(self, path: str) -> int:
+        try:
+            stat = self.store.entry(path).stat
+        except OSError:
+            return 0
+        return stat.mtime_ns if stat else 0
+
+    def _directory_mtime(self, path: str) -> int:
+        return 0 if self.store.remote else self._mtime(path)  # object stores have no directories to ask for
+
+    def _file_attributes(self, node: _Node) -> Attributes:
+        blob = self.store.open(node.path)
+        stat = blob.stat()
+        extent = Extent(blob, 0) if blob.fd >= 0 else None
+        return Attributes(node.number, False, stat.size, stat.mtime_ns, extent)
+
+    def attributes(self, number: int) -> Attributes:
+        if number >= TABLE_END:
+            return self._chunks_of(number).attributes(number)
+        node = self._node(number)
+        if isinstance(node, _Document):
+            return Attributes(number, False, len(node.data), self._mtime(node.path))
+        if isinstance(node, _Directory):
+            return Attributes(number, True, 0, self._directory_mtime(node.path))
+        return self._file_attributes(node)
+
+    def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
+        """Bytes of a file; fewer than `size` only at its end."""
+        if number >= TABLE_END:
+            return self._chunks_of(number).read(number, offset, size)
+        node = self._node(number)
+        if isinstance(node, _Document):
+            return memoryview(node.data)[offset : offset + size]
+        if isinstance(node, _Directory):
+            raise IsADirectoryError(errno.EISDIR, "is a directory", node.path)
+        blob = self.store.open(node.path)
+        if blob.fd >= 0:
+            return blob.read([ByteRange(offset, offset + size)])[0]
+        return self._read_window(node, blob.stat().size, offset, size)
+
+    def _read_window(self, node: _Node, end: int, offset: int, size: int) -> bytes | memoryview:
+        stop = min(offset + size, end)
+        if stop <= offset:
+            return b""
+        window = offset // WINDOW
+
+        def load() -> tuple[bytes, int, float]:
+            where = ByteRange(window * WINDOW, min((window + 1) * WINDOW, end))
+            data = self.store.open(node.path).read([where])[0]
+            return data, len(data), self._ttl
+
+        data = self._chunk_cache.get((node.path, window), load)
+        head = memoryview(data)[offset % WINDOW : offset % WINDOW + stop - offset]
+        rest = stop - offset - len(head)
+        if not len(head) or not rest:
+            return head
+        return b"".join([head, self._read_window(node, end, stop - rest, rest)])
+
+    def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
+        """(number, offset, size) of several files; chunks that are neighbours in a shard are fetched together."""
+        out: list[bytes | Exception] = [b""] * len(requests)
+        groups: dict[ChunkTree, list[int]] = {}
+        for i, (number, offset, size) in enumerate(requests):
+            chunks = self._chunks_of(number) if number >= TABLE_END else None
+            if chunks is not None and chunks.can_read_many:
+                groups.setdefault(chunks, []).append(i)
+                continue
+            try:
+                out[i] = bytes(self.read(number, offset, size))
+            except Exception as e:
+                if not is_expected(e):
+                    log.exception("read of %d", number)
+                out[i] = e
+        for chunks, members in groups.items():
+            for i, data in zip(members, chunks.read_many([requests[i] for i in members]), strict=True):
+                out[i] = data
+        return out
+
+    def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
+        """The entries of a directory, without . and .., from behind `cookie` on; in constant memory."""
+        if number >= TABLE_END:
+            chunks = self._chunks_of(number)
+            place = chunks.place(number)
+            if place.level >= chunks.depth:
+                raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
+            if cookie < REST:
+                yield from chunks.scan(place, cookie)
+            foreign = self._foreign(chunks, place)
+            yield from self._scan_rest(foreign, cookie)
+            return
+        node = self._node(number)
+        if not isinstance(node, _Directory):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
+        content = self._open(node)
+        damage: CorruptShardError | None = None
+        if content.chunks is not None and content.chunks.root is None and cookie < REST:
+            try:
+                yield from content.chunks.scan(Place(0, 0), cookie)
+            except CorruptShardError as e:  # told at the end, after all that can be listed
+                damage = e
+        yield from self._scan_rest(self._others(node, content), cookie)
+        if damage is not None:
+            raise damage
+
+    def _foreign(self, chunks: ChunkTree, place: Place) -> Iterator[tuple[str, Attributes | None]]:
+        path = chunks.directory_path(place)
+        for entry in self.store.scan(path):
+            if not chunks.reserved(place.level, entry.name):
+                yield entry.name, self._quick(f"{path}/{entry.name}", entry, ())
+
+    def _others(self, directory: _Directory, content: _Content) -> Iterator[tuple[str, Attributes | None]]:
+        """What a directory shows besides chunks; without attributes where they cannot be had for nothing."""
+        dataset, chunks = content.dataset, content.chunks
+        documents = dataset.documents if dataset is not None else {}
+        for name, data in documents.items():
+            yield name, self._document(directory, name, data)
+        if chunks is not None and chunks.root is not None:
+            yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
+        seen = set()
+        for entry in self.store.scan(directory.path):
+            if entry.name in documents or (chunks is not None and chunks.reserved(0, entry.name)):
+                continue
+            if entry.name in content.below:
+                seen.add(entry.name)
+            path = f"{directory.path}/{entry.name}" if directory.path else entry.name
+            yield entry.name, self._quick(path, entry, content.below.get(entry.name, ()))
+        for name in content.below:
+            if name not in seen:
+                yield name, self._child(directory, content, name)
+
+    def _quick(
+        self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]
+    ) -> Attributes | None:
+        if entry.directory:
+            return self._listed(path, entry, below)
+        if entry.stat is None:
+            return None
+        node = self._intern(path, lambda number: _File(number, path))
+        return Attributes(node.number, False, entry.stat.size, entry.stat.mtime_ns)
+
+    def _scan_rest(self, entries: Iterator[tuple[str, Attributes | None]], cookie: int) -> Iterator[Batch]:
+        skip = max(cookie - REST, 0)
+        rest = itertools.islice(entries, skip, None)
+        position = REST + skip
+        while part := list(itertools.islice(rest, BATCH)):
+            yield _batch(part, position)
+            position += len(part)
+
+    def xattrs(self, number: int) -> dict[str, bytes]:
+        """`user.shardfs.*` of a chunk: where it lies."""
+        if number < TABLE_END:
+            return {}
+        chunks = self._chunks_of(number)
+        if chunks.place(number).level < chunks.depth:
+            return {}
+        where = self._located(chunks, number)
+        return {
+            "user.shardfs.shard": os.fsencode(where.shard),
+            "user.shardfs.offset": b"%d" % where.offset,
+            "user.shardfs.nbytes": b"%d" % where.size,
+            "user.shardfs.codecs": ",".join(where.codecs).encode(),
+        }
+
+    def statvfs(self) -> os.statvfs_result | None:
+        """Of a local source."""
+        return self.store.statvfs()
+
+    # ---- directories ----
+
+    def _documents(self, path: str) -> dict[str, bytes]:
+        names = [name for f in formats() for name in f.documents]
+        return self.store.documents(path, names, MAX_DOCUMENT_BYTES)
+
+    def _open(self, directory: _Directory) -> _Content:
+        """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
+        if directory.content is None:
+            directory.content = self._content(directory)
+        return directory.content
+
+    def _content(self, directory: _Directory) -> _Content:
+        path, found = directory.path, None
+        documents = self._documents(path)
+        for f in formats():
+            found = f.open(path, documents)
+            if found is not None:
+                break
+        here: Collection | None = None
+        below: dict[str, list[tuple[tuple[str, ...], Collection]]] = {}
+        own = [(tuple(filter(None, c.path.split("/"))), c) for c in (found.collections if found else ())]
+        for parts, collection in [*directory.inherited, *own]:
+            if parts:
+                below.setdefault(parts[0], []).append((parts[1:], collection))
+            elif here is None:
+                here = collection
+            else:
+                self._report(Problem(path, "a second sharded collection in the same directory"))
+        for problem in found.problems if found else ():
+            self._report(problem)
+        return _Content(found, self._chunk_tree(path, here) if here else None, below)
+
+    def _report(self, problem: Problem) -> None:
+        if problem not in self._problems:
+            self._problems[problem] = None
+            log.warning("%s: shown as it is stored: %s", problem.path or "/", problem.why)
+
+    def _chunk_tree(self, path: str, collection: Collection) -> ChunkTree:
+        """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""
+        known = self._tree_at.get(path)
+        if known is not None:
+            return known
+        chunks = open_chunks(
+            self.store, path, path, collection.layers, self._index_cache, self._chunk_cache, self._ttl
+        )
+        mtime = self._directory_mtime(path)
+        with self._lock:
+            known = self._tree_at.get(path)
+            if known is not None:
+                return known
+            first, count = self._next_first, ChunkTree.count(collection)
+            if count >= NUMBERS_END - first:
+                raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
+            tree = ChunkTree(path, collection, chunks, self._chunk_cache, first, mtime, self._ttl)
+            self._next_first = first + count
+            self._tree_at[path] = tree
+            self._trees.append(tree)
+            self._firsts.append(first)
+        return tree
+
+    # ---- paths ----
+
+    def resolve(self, path: str) -> Attributes:
+        """Walk from the root. Raise FileNotFoundError or NotADirectoryError as `stat` would."""
+        found = Attributes(ROOT, True, 0, 0)
+        parts = [p for p in path.split("/") if p and p != "."]
+        if ".." in parts:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        for part in parts:
+            found = self.lookup(found.number, os.fsencode(part))
+        return found if parts else self.attributes(ROOT)
+
+    # ---- looking into it ----
+
+    def _located(self, chunks: ChunkTree, number: int) -> Located:
+        coords, found = chunks.stored(number)
+        codecs = chunks.collection.encoding.codecs
+        if chunks.collection.encoding.container != "raw":
+            codecs = (*codecs, chunks.collection.encoding.container)
+        offset = found.start + max(found.blob.base, 0)
+        return Located(chunks.path, coords, chunks.chunks.key_of(coords), offset, found.size, codecs)
+
+    def locate(self, path: str) -> Located:
+        """Where a shown chunk lies. Raise FileNotFoundError for what is no chunk."""
+        number = self.resolve(path).number
+        chunks = self._chunks_of(number) if number >= TABLE_END else None
+        if chunks is None or chunks.place(number).level < chunks.depth:
+            raise FileNotFoundError(errno.ENOENT, "is not a chunk", path)
+        return self._located(chunks, number)
+
+    def chunk_at(self, shard: str, offset: int) -> str | None:
+        """The shown path of the chunk that covers byte `offset` of a shard object; None if none does."""
+        for directory in self._directories():
+            chunks = directory.content.chunks if directory.content else None
+            if chunks is not None and (coords := chunks.covering(shard, offset)) is not None:
+                return chunks.chunk_path(coords)
+        return None
+
+    def problems(self) -> list[Problem]:
+        """What was not expanded so far, and why."""
+        return list(self._problems)
+
+    def summaries(self) -> Iterator[Summary]:
+        """One for each collection; reads every shard index."""
+        for directory in self._directories():
+            content = directory.content
+            if content is None or content.chunks is None:
+                continue
+            tree = content.chunks
+            facts, occupancy = tree.collection.facts, tree.chunks.occupancy()
+            yield Summary(
+                path=tree.path,
+                format=tree.collection.format,
+                shape=facts.shape,
+                chunk_shape=facts.chunk_shape,
+                shard_shape=facts.shard_shape,
+                data_type=facts.data_type,
+                codecs=tree.collection.encoding.codecs,
+                sharding=facts.sharding,
+                grid_chunks=math.prod(tree.chunks.format.grid),
+                **occupancy._asdict(),
+            )
+
+    def _directories(self, limit: int | None = None) -> Iterator[_Directory]:
+        """Directories that may hold datasets, opened, breadth first; damaged ones are reported and passed over."""
+        queue, count = deque([self._root]), 0
+        while queue:
+            directory = queue.popleft()
+            count += 1
+            if limit is not None and count > limit:
+                return
+            try:
+                content = self._open(directory)
+                yield directory
+                queue += self._subdirectories(directory, content)
+            except CorruptShardError as e:
+                self._report(Problem(directory.path, f"{e.key}: {e.why}"))
+
+    def _subdirectories(self, directory: _Directory, content: _Content) -> list[_Directory]:
+        out = []
+        if content.chunks is None and (content.dataset is None or not content.dataset.closed):
+            for entry in self.store.scan(directory.path):
+                if entry.directory and entry.name not in content.below:
+                    out.append(self._subdirectory(directory, entry.name, ()))
+        for name, below in content.below.items():
+            out.append(self._subdirectory(directory, name, below))
+        return out
+
+    def _subdirectory(
+        self, directory: _Directory, name: str, below: Sequence[tuple[tuple[str, ...], Collection]]
+    ) -> _Directory:
+        path = f"{directory.path}/{name}" if directory.path else name
+        node = self._intern(path, lambda number: _Directory(number, path, below))
+        return node if isinstance(node, _Directory) else _Directory(node.number, path, below)
+
+    def require_dataset(self) -> None:
+        """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there."""
+        opened = 0
+        for directory in self._directories(SEARCH_DIRECTORIES + 1):
+            opened += 1
+            content = directory.content
+            if content is not None and (content.chunks is not None or content.below):
+                return
+        if opened > SEARCH_DIRECTORIES:
+            log.warning("nothing sharded among the first %d directories; mounted all the same", SEARCH_DIRECTORIES)
+            return
+        if self._problems:
+            problem = next(iter(self._problems))
+            raise NotADatasetError(f"{problem.path or 'the source'} cannot be shown unsharded: {problem.why}")
+        root = self._root.content
+        if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
+            self.store.entry("")  # says so if it does not exist
+        raise NotADatasetError("no sharded Zarr v3 array and no sharded precomputed volume found in the source")
+
+
+def _number_of(path: str) -> int:
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=6).digest()
+    return int.from_bytes(digest, "little") % (TABLE_END - 2) + 2
+
+
+def _batch(entries: Sequence[tuple[str, Attributes | None]], position: int) -> Batch:
+    names = np.array([os.fsencode(name) for name, _ in entries], "S")
+    rows = [a or Attributes(0, False, -1, 0) for _, a in entries]
+    return Batch(
+        names,
+        np.array([a.number for a in rows], np.uint64),
+        np.array([a.directory for a in rows], np.bool_),
+        np.array([a.size for a in rows], np.int64),
+        np.array([a.mtime_ns for a in rows], np.int64),
+        np.arange(position + 1, position + 1 + len(rows), dtype=np.uint64),
+    )
+
+
+def open_tree(
+    source: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    index_cache_bytes: int = 256 << 20,
+    chunk_cache_bytes: int = 256 << 20,
+    index_ttl_s: float = math.inf,
+    follow_symlinks: bool = False,
+    waiting: Callable[[], None] = nothing,
+) -> Tree:
+    """The unsharded tree of a path or fsspec URL.
+
+    Raise FileNotFoundError or another OSError if the source cannot be read, NotADatasetError if it holds nothing
+    sharded.
+    """
+    store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks)
+    caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting)
+    tree = Tree(store, *caches, index_ttl_s)
+    tree.require_dataset()
+    return tree
