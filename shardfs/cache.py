@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
 
 T = TypeVar("T")
 
@@ -16,6 +19,8 @@ def nothing() -> None:
 
 
 class Entry(NamedTuple):
+    """A value and what it costs; `expires` in `time.monotonic` seconds."""
+
     value: Any
     nbytes: int
     expires: float
@@ -55,10 +60,8 @@ class ByteLRU:
         entry = self._entries.get(key)
         if entry is None or entry.expires < time.monotonic():
             return None
-        try:
+        with suppress(KeyError):  # evicted meanwhile; the value is good all the same
             self._entries.move_to_end(key)
-        except KeyError:  # evicted meanwhile; the value is good all the same
-            pass
         return entry.value
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:

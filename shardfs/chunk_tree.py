@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardfs.cache import ByteLRU
-from shardfs.chunks import ChunkStore, Found
 from shardfs.codecs import gunzip
 from shardfs.model import U64, Batch, Blob, ByteRange, Collection, Coords
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardfs.cache import ByteLRU
+    from shardfs.chunks import ChunkStore, Found
 
 BATCH = 4096
 WINDOW = 8 << 20
@@ -46,10 +49,10 @@ class Attributes(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A node of the tree: `level` components deep, number `index` among the nodes of its level."""
+    """A node of the tree: `level` components deep, the `nth` of the nodes of its level."""
 
     level: int
-    index: int
+    nth: int
 
 
 class ChunkTree:
@@ -102,19 +105,19 @@ class ChunkTree:
 
         A number says nothing about whether the chunk exists.
         """
-        level, index = place
+        level, nth = place
         if level >= self.depth:
             return None
         value = self._names.parse(level, name)
         if value is None:
             return None
-        return self.first + self._bases[level + 1] + index * self._dims[level] + value
+        return self.first + self._bases[level + 1] + nth * self._dims[level] + value
 
     def coords(self, place: Place) -> Coords:
         """Grid coordinates of a chunk."""
-        index, values = place.index, []
+        nth, values = place.nth, []
         for d in reversed(self._dims):
-            index, v = divmod(index, d)
+            nth, v = divmod(nth, d)
             values.append(v)
         return self._names.coords(tuple(reversed(values)))
 
@@ -133,9 +136,9 @@ class ChunkTree:
 
     def directory_path(self, place: Place) -> str:
         """The path in the store that a virtual directory would have there."""
-        index, parts = place.index, []
+        nth, parts = place.nth, []
         for d in reversed(self._dims[: place.level]):
-            index, v = divmod(index, d)
+            nth, v = divmod(nth, d)
             parts.append(str(v))
         prefix = [self._names.prefix.decode()] if self._names.prefix else []
         return "/".join(filter(None, [self.path, *prefix, *reversed(parts)]))
@@ -155,15 +158,11 @@ class ChunkTree:
             return Attributes(number, True, 0, self.mtime_ns)
         coords = self.coords(place)
         found = self._found(coords)
-        blob = found.blob
-        if blob.fd >= 0:
-            mtime = blob.stat().mtime_ns
-        else:
-            mtime = self.chunks.stat(self.chunks.place(coords).shard).mtime_ns
+        blob, local = found.blob, found.blob.fd >= 0
+        stat = blob.stat() if local else self.chunks.stat(self.chunks.place(coords).shard)
+        mtime = stat.mtime_ns
         if self._raw:
-            return Attributes(
-                number, False, found.size, mtime, Extent(blob, found.start) if blob.fd >= 0 else None
-            )
+            return Attributes(number, False, found.size, mtime, Extent(blob, found.start) if local else None)
         return Attributes(number, False, self._shown_size(number, coords), mtime)
 
     def _found(self, coords: Coords) -> Found:
@@ -266,7 +265,7 @@ class ChunkTree:
         return self._scan_chunks(place, cookie)
 
     def _numbers(self, place: Place, values: U64) -> U64:
-        begin = self.first + self._bases[place.level + 1] + place.index * self._dims[place.level]
+        begin = self.first + self._bases[place.level + 1] + place.nth * self._dims[place.level]
         return values + np.uint64(begin)
 
     def _scan_directories(self, place: Place, cookie: int) -> Iterator[Batch]:
@@ -287,7 +286,7 @@ class ChunkTree:
         """The chunks of one row of the grid."""
         if not self._dims[-1]:
             return
-        row = self.coords(place._replace(index=place.index * self._dims[-1]))
+        row = self.coords(place._replace(nth=place.nth * self._dims[-1]))
         for start in range(cookie, self._dims[-1], BATCH):
             values = np.arange(start, min(start + BATCH, self._dims[-1]), dtype=np.uint64)
             coords = np.empty((len(values), self.depth), np.uint64)

@@ -6,14 +6,12 @@ import itertools
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardfs import codecs
-from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError, StaleShardError, UnsupportedError
 from shardfs.grid import unravel
 from shardfs.model import (
@@ -21,7 +19,6 @@ from shardfs.model import (
     Blob,
     Bool,
     ByteRange,
-    ByteRequest,
     Coords,
     Layer,
     Placement,
@@ -32,6 +29,11 @@ from shardfs.model import (
     Version,
 )
 from shardfs.store import BytesBlob, EitherBlob, PairBlob, SliceBlob, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shardfs.cache import ByteLRU
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class ChunkBatch(NamedTuple):
 
 
 class Occupancy(NamedTuple):
+    """How many shards and chunks exist, and their bytes."""
+
     shards: int
     chunks: int
     stored_bytes: int
@@ -117,7 +121,7 @@ class StoreShards:
         stem = key.rsplit(".", 1)[0]
 
         def open_pair() -> Blob:
-            return PairBlob(self._store.open(stem + pair.index), self._store.open(stem + pair.data), pair.head)
+            return PairBlob(self._store.open(stem + pair.head), self._store.open(stem + pair.body), pair.head_bytes)
 
         try:
             return EitherBlob(self._store.open(key), open_pair)
@@ -144,9 +148,9 @@ class StoreShards:
     def _main_name(self, name: str) -> str:
         """The name of the shard's single file, for that of one of a pair."""
         pair = self._layer.pair
-        if pair is None or not name.endswith(pair.data):
+        if pair is None or not name.endswith(pair.body):
             return name
-        return name.removesuffix(pair.data) + "." + self._layer.format.key(0).rsplit(".", 1)[-1]
+        return name.removesuffix(pair.body) + "." + self._layer.format.key(0).rsplit(".", 1)[-1]
 
 
 class NestedShards:
@@ -211,7 +215,12 @@ class ChunkStore:
     """
 
     def __init__(
-        self, path: str, format: ShardFormat, source: ShardSource, cache: ByteLRU, index_ttl_s: float = math.inf
+        self,
+        path: str,
+        format: ShardFormat,
+        source: ShardSource,
+        cache: ByteLRU,
+        index_ttl_s: float = math.inf,
     ) -> None:
         self.path, self.format, self.source = path, format, source
         self._cache, self._ttl = cache, index_ttl_s
@@ -361,9 +370,7 @@ class ChunkStore:
             raise StaleShardError(f"{self.path or '/'}: {key}: changes while it is read")
         raise CorruptShardError(self.path, key, why, place.slot)
 
-    def _read_found(
-        self, found: Found, part: ByteRange | None, decode: Callable[[bytes], bytes] | None
-    ) -> bytes:
+    def _read_found(self, found: Found, part: ByteRange | None, decode: Callable[[bytes], bytes] | None) -> bytes:
         start, stop = found.start, found.start + found.size
         if part is not None:
             start, stop = min(start + part.start, stop), min(start + part.stop, stop)
@@ -395,11 +402,12 @@ class ChunkStore:
             try:
                 got = members[0][1].read([where for _, _, where in members])
             except OSError as e:
-                got = [e] * len(members)  # type: ignore[list-item]
+                for i, _, _ in members:
+                    out[i] = e
+                continue
             for (i, _, where), data in zip(members, got, strict=True):
-                out[i] = data
-                if isinstance(data, bytes) and len(data) != where.stop - where.start:
-                    out[i] = self._read_or_error(coords[i], parts[i])  # the careful way retries and names the chunk
+                whole = len(data) == where.stop - where.start
+                out[i] = data if whole else self._read_or_error(coords[i], parts[i])  # which retries, and explains
         return out
 
     def _read_or_error(self, coords: Coords, part: ByteRange) -> bytes | Exception:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 MAX_DECODED = 1 << 30
 """A chunk or shard that decodes to more than this is refused, so that a small hostile file cannot fill the memory."""
@@ -75,6 +77,7 @@ DECODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
 
 
 def can_decode(codec: BytesCodec) -> bool:
+    """Whether `decode` knows this codec."""
     return codec.name in DECODERS
 
 

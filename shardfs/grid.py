@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.model import U64, Bool, Coords
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardfs.model import U64, Bool, Coords
 
 
 def ceil_div(a: int, b: int) -> int:
+    """The quotient, rounded up."""
     return -(-a // b)
 
 
@@ -25,6 +29,7 @@ def strides(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def ravel(coords: Coords, dims: Sequence[int]) -> int:
+    """The C-order number of a cell."""
     n = 0
     for c, d in zip(coords, dims, strict=True):
         n = n * d + c
@@ -32,6 +37,7 @@ def ravel(coords: Coords, dims: Sequence[int]) -> int:
 
 
 def unravel(number: int, dims: Sequence[int]) -> Coords:
+    """The inverse of `ravel`."""
     out = []
     for d in reversed(dims):
         number, c = divmod(number, d)
@@ -40,6 +46,7 @@ def unravel(number: int, dims: Sequence[int]) -> Coords:
 
 
 def ravel_many(coords: U64, dims: Sequence[int]) -> U64:
+    """`ravel` of (n, d) cells."""
     n = np.zeros(len(coords), np.uint64)
     for axis, d in enumerate(dims):
         n = n * np.uint64(d) + coords[:, axis]
@@ -47,6 +54,7 @@ def ravel_many(coords: U64, dims: Sequence[int]) -> U64:
 
 
 def unravel_many(numbers: U64, dims: Sequence[int]) -> U64:
+    """The inverse of `ravel_many`."""
     out = np.empty((len(numbers), len(dims)), np.uint64)
     for axis in range(len(dims) - 1, -1, -1):
         d = np.uint64(max(dims[axis], 1))
@@ -239,9 +247,7 @@ class BoxNames:
 
     def shape(self, coords: Coords) -> Coords:
         """The voxels of a chunk, clipped to the volume."""
-        return tuple(
-            min((g + 1) * c, s) - g * c for g, c, s in zip(coords, self._chunk, self._size, strict=True)
-        )
+        return tuple(min((g + 1) * c, s) - g * c for g, c, s in zip(coords, self._chunk, self._size, strict=True))
 
     def voxels_many(self, coords: U64) -> U64:
         """The number of voxels of each chunk of (n, 3) coordinates."""

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.errors import CorruptShardError
-
 Coords: TypeAlias = tuple[int, ...]
 U64: TypeAlias = npt.NDArray[np.uint64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
@@ -239,11 +237,11 @@ class ChunkEncoding:
 
 
 class Pair(NamedTuple):
-    """A shard in two files: its first `head` bytes in one, the rest in the other. Suffixes of their names."""
+    """A shard in two files, named by suffix: its first `head_bytes` in one, the rest in the other."""
 
-    index: str
-    data: str
-    head: int
+    head: str
+    body: str
+    head_bytes: int
 
 
 @dataclass(frozen=True)
@@ -331,8 +329,11 @@ class ChunkNames(Protocol):
     `dims[k]` values, and a chunk's coordinates follow from the values of all of them (`coords`).
     """
 
-    prefix: bytes
-    dims: tuple[int, ...]
+    @property
+    def prefix(self) -> bytes: ...
+
+    @property
+    def dims(self) -> tuple[int, ...]: ...
 
     def parse(self, level: int, name: bytes) -> int | None:
         """The value of component `level` called `name`; None if no chunk is called so."""

@@ -11,15 +11,18 @@ import os
 import stat as stat_module
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import fsspec
 from fsspec.core import url_to_fs
 
 from shardfs.cache import nothing
 from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -215,10 +218,10 @@ class LocalStore:
         finally:
             os.close(fd)
 
-    def _listed(self, directory: str, e: os.DirEntry[str]) -> DirEntry:
+    def _listed(self, parent: str, e: os.DirEntry[str]) -> DirEntry:
         if e.is_symlink():
             try:
-                return self.entry(f"{directory}/{e.name}" if directory else e.name)
+                return self.entry(f"{parent}/{e.name}" if parent else e.name)
             except OSError:
                 return DirEntry(e.name, False, None)  # listed; whoever opens it learns why not
         directory = e.is_dir(follow_symlinks=False)
@@ -363,9 +366,8 @@ class FsspecStore:
 
 def _stat_of_info(info: Mapping[str, Any]) -> Stat:
     when = info.get("mtime") or info.get("LastModified") or info.get("last_modified") or info.get("created")
-    if hasattr(when, "timestamp"):
-        when = when.timestamp()
-    ns = int(when * 1e9) if isinstance(when, int | float) else 0
+    seconds = when.timestamp() if isinstance(when, datetime) else when
+    ns = int(seconds * 1e9) if isinstance(seconds, int | float) else 0
     size = info.get("size")
     if size is None:
         raise OSError(errno.EIO, "the store does not tell the size", info.get("name"))

@@ -16,9 +16,8 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +28,9 @@ from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats
 from shardfs.model import Batch, ByteRange, Collection, Coords, Dataset, Problem
 from shardfs.store import DirEntry, Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +116,7 @@ class _Content:
 class _Directory(_Node):
     __slots__ = ("content", "inherited")
 
-    def __init__(
-        self, number: int, path: str, inherited: Sequence[tuple[tuple[str, ...], Collection]] = ()
-    ) -> None:
+    def __init__(self, number: int, path: str, inherited: Sequence[tuple[tuple[str, ...], Collection]] = ()) -> None:
         super().__init__(number, path)
         self.inherited = inherited
         self.content: _Content | None = None
@@ -125,9 +125,7 @@ class _Directory(_Node):
 class Tree:
     """Thread-safe. Every method may block on the store, after calling the `waiting` hook."""
 
-    def __init__(
-        self, store: Store, index_cache: ByteLRU, chunk_cache: ByteLRU, index_ttl_s: float = math.inf
-    ) -> None:
+    def __init__(self, store: Store, index_cache: ByteLRU, chunk_cache: ByteLRU, index_ttl_s: float = math.inf) -> None:
         self.store = store
         self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
         self._nodes: dict[int, _Node] = {}
@@ -250,9 +248,7 @@ class Tree:
             entry = DirEntry(name, True, None)
         return self._listed(path, entry, below)
 
-    def _listed(
-        self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]
-    ) -> Attributes:
+    def _listed(self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]) -> Attributes:
         mtime = entry.stat.mtime_ns if entry.stat else 0
         if entry.directory:
             node = self._intern(path, lambda number: _Directory(number, path, below))
@@ -475,9 +471,7 @@ class Tree:
         known = self._tree_at.get(path)
         if known is not None:
             return known
-        chunks = open_chunks(
-            self.store, path, path, collection.layers, self._index_cache, self._chunk_cache, self._ttl
-        )
+        chunks = open_chunks(self.store, path, path, collection.layers, self._index_cache, self._chunk_cache, self._ttl)
         mtime = self._directory_mtime(path)
         with self._lock:
             known = self._tree_at.get(path)
@@ -572,14 +566,11 @@ class Tree:
                 self._report(Problem(directory.path, f"{e.key}: {e.why}"))
 
     def _subdirectories(self, directory: _Directory, content: _Content) -> list[_Directory]:
-        out = []
+        out: list[_Directory] = []
         if content.chunks is None and (content.dataset is None or not content.dataset.closed):
-            for entry in self.store.scan(directory.path):
-                if entry.directory and entry.name not in content.below:
-                    out.append(self._subdirectory(directory, entry.name, ()))
-        for name, below in content.below.items():
-            out.append(self._subdirectory(directory, name, below))
-        return out
+            names = (e.name for e in self.store.scan(directory.path) if e.directory)
+            out = [self._subdirectory(directory, name, ()) for name in names if name not in content.below]
+        return out + [self._subdirectory(directory, name, below) for name, below in content.below.items()]
 
     def _subdirectory(
         self, directory: _Directory, name: str, below: Sequence[tuple[tuple[str, ...], Collection]]

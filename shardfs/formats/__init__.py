@@ -6,11 +6,14 @@ A format is a module-level value with the attributes of `Format`; it is register
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardfs.errors import CorruptShardError
-from shardfs.model import Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.model import Dataset
 
 MAX_DOCUMENT_BYTES = 64 << 20
 MAX_CONTAINERS = 1_000_000
@@ -21,9 +24,9 @@ MAX_ITEMS = 4_000_000
 class Format(Protocol):
     """The source face of a format."""
 
-    name: str
-    documents: Sequence[str]
-    """The documents, by name, that `open` looks at."""
+    @property
+    def documents(self) -> Sequence[str]:
+        """The documents, by name, that `open` looks at."""
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         """What the documents found in directory `path` describe; None if they are not of this format.
@@ -54,6 +57,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def print_json(document: Any) -> bytes:
+    """The document as a file, members in their order."""
     return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 

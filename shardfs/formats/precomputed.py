@@ -6,8 +6,7 @@ https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/vo
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -17,6 +16,9 @@ from shardfs.grid import BoxNames, MortonCode
 from shardfs.model import U64, ChunkEncoding, Collection, Coords, Dataset, Facts, Layer, Pair, Problem
 from shardfs.shards.uint64_sharded import ENTRY, ShardingSpec, Uint64Sharded
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ITEM_SIZES = {
     "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8, "float32": 4,
 }  # fmt: skip
@@ -24,7 +26,8 @@ SHARDED = "neuroglancer_uint64_sharded_v1"
 
 
 class Precomputed:
-    name = "precomputed"
+    """See `formats.Format`."""
+
     documents = ("info",)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:

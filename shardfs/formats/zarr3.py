@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from shardfs.codecs import BytesCodec, can_decode
 from shardfs.formats import parse_json, print_json
@@ -17,10 +16,20 @@ from shardfs.grid import FlatNames, NestedNames, ceil_div, decimal
 from shardfs.model import ChunkEncoding, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 DOCUMENT = "zarr.json"
 
 VALUE_WISE = frozenset(
-    ("cast_value", "scale_offset", "bitround", "numcodecs.bitround", "numcodecs.fixedscaleoffset", "numcodecs.astype")
+    (
+        "cast_value",
+        "scale_offset",
+        "bitround",
+        "numcodecs.bitround",
+        "numcodecs.fixedscaleoffset",
+        "numcodecs.astype",
+    )
 )
 """Array-to-array codecs that treat each element by itself: doing so before or after cutting chunks is the same."""
 
@@ -31,7 +40,8 @@ MAX_NESTING = 16
 
 
 class Zarr3:
-    name = "zarr3"
+    """See `formats.Format`."""
+
     documents = (DOCUMENT,)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
@@ -68,9 +78,9 @@ def _problem(path: str, error: Exception) -> Problem:
 def _rewritten(path: str, doc: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """A group's document with the arrays in its consolidated metadata unsharded; `doc` itself if there are none."""
     consolidated = doc.get("consolidated_metadata")
-    members = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    if not isinstance(members, dict):
+    if not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
         return doc
+    members: dict[str, Any] = consolidated["metadata"]
     changed = {}
     for name, member in members.items():
         if not isinstance(member, dict):
@@ -177,7 +187,7 @@ def _bounds(edges: Any, extent: int) -> tuple[int, ...]:
 
 
 def _enter(state: _Unsharding, codecs: list[dict[str, Any]], keys: _ChunkKeys) -> list[dict[str, Any]] | None:
-    """Go inside the sharding codec of this chain: add a layer, return the chain of its chunks. None if there is none."""
+    """Go inside the sharding codec of a chain: add a layer, return the chain of its chunks; None if there is none."""
     at = next((i for i, c in enumerate(codecs) if c["name"] == "sharding_indexed"), None)
     if at is None:
         return None
@@ -327,4 +337,3 @@ def _data_type(value: Any) -> str:
 
 
 ZARR3 = Zarr3()
-

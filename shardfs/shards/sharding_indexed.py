@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import google_crc32c
 import numpy as np
@@ -17,6 +16,9 @@ import numpy as np
 from shardfs.grid import ceil_div, strides, unravel, unravel_many
 from shardfs.model import U64, Bool, ByteRange, ByteRequest, Coords, Placement, Placements, ShardIndex, Suffix
 from shardfs.shards import MAX_INDEX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 MISSING = 2**64 - 1
 

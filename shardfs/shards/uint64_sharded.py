@@ -18,7 +18,7 @@ from shardfs.shards import MAX_INDEX_BYTES
 
 ENTRY = 16
 BLOCK_BITS = 16
-"""The shard index is read in blocks of 2**16 entries (1 MiB): whole in practice, bounded for absurd `minishard_bits`."""
+"""The shard index is read in blocks of 2**16 entries (1 MiB): whole in practice, bounded if the bits are absurd."""
 
 
 @dataclass(frozen=True, slots=True)
