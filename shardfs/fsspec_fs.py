@@ -1,0 +1,226 @@
+"""The unsharded tree as an fsspec file system, protocol `shardfs`: what a mount shows, without FUSE."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from fsspec import AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from shardfs import options
+from shardfs.chunk_tree import Attributes
+from shardfs.tree import Tree, open_tree
+
+
+class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """The chunks of sharded datasets as files. Read-only; errors are those of `Tree`.
+
+    The source is given as `source`, or by chaining: `shardfs://c/0/0::s3://bucket/x.zarr`. It is opened at once,
+    and what cannot be read, or holds nothing sharded, is refused here. Usable after a fork and from any thread.
+
+    Args:
+        source: a path or an fsspec URL.
+        layout: "native": what a writer of the same format leaves without sharding.
+        storage_options: for the file system of `source`.
+        index_cache, chunk_cache: bytes, or a text such as "256M".
+        index_ttl: seconds for which an index, or the absence of a shard, is trusted.
+        symlinks: "inside" or "follow", for a local source.
+        fo, target_protocol, target_options: how fsspec hands on the rest of a chained URL.
+    """
+
+    protocol = "shardfs"
+    # As in fsspec's own memory file system: names begin with a slash, and the root is "". zarr-python's
+    # FsspecStore strips `prefix + "/"` off what `ls` returns, and so cannot list a subdirectory without the slash.
+    root_marker = "/"
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | None = None,
+        layout: str = "native",
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        index_cache: int | str = "256M",
+        chunk_cache: int | str = "256M",
+        index_ttl: float = math.inf,
+        symlinks: str = "inside",
+        fo: str | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        given = {"layout": layout, "symlinks": symlinks}
+        given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
+        self.options = options.merged(options.from_flags(given))
+        self.source = _source(source, fo, target_protocol)
+        self._source_options = storage_options if storage_options is not None else target_options
+        self._index_ttl = index_ttl
+        self._opened = self._open_tree()
+
+    def _open_tree(self) -> tuple[int, Tree]:
+        tree = open_tree(
+            self.source,
+            storage_options=self._source_options,
+            index_cache_bytes=self.options.index_cache,
+            chunk_cache_bytes=self.options.chunk_cache,
+            index_ttl_s=self._index_ttl,
+            follow_symlinks=self.options.symlinks == "follow",
+        )
+        return os.getpid(), tree
+
+    @property
+    def tree(self) -> Tree:
+        """The tree of this process: locks and connections made before a fork are of no use behind it."""
+        pid, tree = self._opened
+        if pid != os.getpid():
+            self._opened = pid, tree = self._open_tree()
+        return tree
+
+    @property
+    def fsid(self) -> str:
+        return f"shardfs-{self._fs_token}"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(p) for p in path]
+        name = os.fspath(path).removeprefix("shardfs://").strip("/")
+        return f"/{name}" if name else ""
+
+    # ---- names ----
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        return _info(path, self.tree.resolve(path))
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        try:
+            self.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def modified(self, path: str) -> datetime:
+        return datetime.fromtimestamp(self.info(path)["mtime"], UTC)
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        found = self.tree.resolve(path)
+        if not found.directory:
+            return [_info(path, found) if detail else path]
+        if detail:
+            return list(self._entries(path, found.number))
+        return [f"{path}/{name}" for batch in self.tree.scan(found.number) for name in _texts(batch.names.tolist())]
+
+    def _entries(self, path: str, number: int) -> Iterator[dict[str, Any]]:
+        for batch in self.tree.scan(number):
+            columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
+            for name, *known in zip(*(column.tolist() for column in columns), strict=True):
+                yield _info(f"{path}/{os.fsdecode(name)}", self._attributes(number, name, Attributes(*known)))
+
+    def _attributes(self, parent: int, name: bytes, listed: Attributes) -> Attributes:
+        """A listing leaves out what is not free: -1 for a size, 0 for a number."""
+        return self.tree.lookup(parent, name) if listed.size < 0 else listed
+
+    # ---- bytes ----
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        number, offset, size = self._request(path, start, end)
+        return bytes(self.tree.read(number, offset, size))
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[bytes | Exception]:
+        """Chunks that are neighbours in a shard are fetched together, whatever `max_gap` says."""
+        out: list[bytes | Exception] = [b""] * len(paths)
+        requests: dict[int, tuple[int, int, int]] = {}
+        for i, wanted in enumerate(zip(paths, _each(starts, paths), _each(ends, paths), strict=True)):
+            try:
+                requests[i] = self._request(*wanted)
+            except OSError as e:
+                out[i] = e
+        for i, data in zip(requests, self.tree.read_many(list(requests.values())), strict=True):
+            out[i] = data
+        if on_error == "raise":
+            for data in out:
+                if isinstance(data, Exception):
+                    raise data
+        return out
+
+    def _request(self, path: str, start: int | None, end: int | None) -> tuple[int, int, int]:
+        """(number, offset, size) of a part of a file, given as in a slice."""
+        path = self._strip_protocol(path)
+        found = self.tree.resolve(path)
+        if found.directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        first, last, _ = slice(start, end).indices(found.size)
+        return found.number, first, max(last - first, 0)
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | str | None = None,
+        autocommit: bool = True,
+        cache_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> ShardedFile:
+        if mode != "rb":
+            self._refuse(path)
+        size = self.blocksize if block_size is None else block_size
+        return ShardedFile(self, path, mode, size, autocommit, cache_options=cache_options, **kwargs)
+
+    # ---- what a read-only file system refuses ----
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        path = next((a for a in args if isinstance(a, str)), None)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    mkdir = makedirs = rmdir = cp_file = mv = rm = rm_file = _rm = touch = pipe_file = put_file = _refuse
+
+
+class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]
+    """A file of the tree, read by ranges."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        data: bytes = self.fs.cat_file(self.path, start, end)
+        return data
+
+
+def _source(source: str | os.PathLike[str] | None, fo: str | None, protocol: str | None) -> str:
+    """One URL or path, from either of the two ways in which it can be given."""
+    if source is not None:
+        return os.fspath(source)
+    if protocol is None and not fo:
+        raise ValueError("shardfs needs a source: shardfs::s3://bucket/path, or source='/path'")
+    # Some file systems leave the protocol on their paths (http), most take it away.
+    return fo if fo and (protocol is None or "://" in fo) else f"{protocol}://{fo or ''}"
+
+
+def _info(path: str, found: Attributes) -> dict[str, Any]:
+    return {
+        "name": path,
+        "size": found.size,
+        "type": "directory" if found.directory else "file",
+        "mtime": found.mtime_ns / 1e9,
+    }
+
+
+def _texts(names: Iterable[bytes]) -> Iterator[str]:
+    return map(os.fsdecode, names)
+
+
+def _each(value: Any, like: list[str]) -> Iterable[int | None]:
+    """fsspec takes one bound for all, or one for each."""
+    return value if isinstance(value, Iterable) else [value] * len(like)

@@ -1,0 +1,459 @@
+"""One table of options with several ways in: environment, `-o`, flags.
+
+A loader turns what it reads into `Values` (field name -> parsed value, only of what was given); `merged` lays
+them over each other. One more way in is one more function that returns `Values`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypeAlias
+
+Values: TypeAlias = dict[str, Any]
+
+
+class OptionError(ValueError):
+    """An option that does not exist, or a value it cannot have. The message is for the user."""
+
+
+# ---- values ----
+
+
+def size(text: str) -> int:
+    """Bytes: 65536, 64K, 256M, 1GiB; K is 1024."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise OptionError(f"{text!r} is not a size such as 64K, 256M or 1GiB")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def seconds(text: str) -> float:
+    """Seconds, or with a unit: 90, 0.5, 10m, 2h, 1d, forever."""
+    if text == "forever":
+        return math.inf
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})([smhd]?)", text)
+    if match is None:
+        raise OptionError(f"{text!r} is not a time such as 90, 0.5, 10m, 2h or forever")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def finite_seconds(text: str) -> float:
+    """As `seconds`, without forever."""
+    value = seconds(text)
+    if value == math.inf:
+        raise OptionError("forever is not possible here")
+    return value
+
+
+def octal(text: str) -> int:
+    """Permission bits."""
+    if not re.fullmatch(r"(0o)?[0-7]{1,4}", text):
+        raise OptionError(f"{text!r} is not an octal mode such as 022 or 0444")
+    mode = int(text, 8)
+    if mode > 0o777:
+        raise OptionError(f"{text!r} has more than the nine permission bits")
+    return mode
+
+
+def natural(text: str) -> int:
+    """0, 1, 2, ..., as far as a 32-bit number goes."""
+    if not re.fullmatch(r"\d{1,10}", text) or int(text) >= 2**32 - 1:
+        raise OptionError(f"{text!r} is not a number from 0 to {2**32 - 2}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """1, 2, 3, ..."""
+    if natural(text) == 0:
+        raise OptionError("must be at least 1")
+    return int(text)
+
+
+def switch(text: str) -> bool:
+    """A yes or no; an empty text, as of a bare word, is yes."""
+    if text.lower() in ("", "1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise OptionError(f"{text!r} is neither true nor false")
+
+
+def read_only(text: str) -> bool:
+    """The switch that can only be on."""
+    if not switch(text):
+        raise OptionError("writing is not supported yet: mount with ro")
+    return True
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """A parser that takes one of these words."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise OptionError(f"{text!r} is not one of {', '.join(words)}{_suggestion(text, words)}")
+        return text
+
+    return parse
+
+
+def file_path(text: str) -> str:
+    """An absolute path, since a daemon has no current directory of its own."""
+    if not text:
+        raise OptionError("needs a path")
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+# ---- the table ----
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a field's metadata says of it. In `-o` it is called as the field is; `-` and `_` are equal there.
+
+    Args:
+        value: what a value is, in a word for the help text; empty for a switch, which needs none.
+        default: as a user would write it, or what happens otherwise.
+        scope: the heading under which it is explained.
+    """
+
+    name: str
+    help: str
+    parse: Callable[[str], Any]
+    value: str
+    default: str
+    scope: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "SHARDFS_" + self.name.upper()
+
+
+VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
+
+
+def _option(
+    default: str, parse: Callable[[str], Any], value: str, scope: str, help: str, *, unset: str = ""
+) -> Any:
+    """A field whose default is `default` parsed; None if `unset` says in words what happens then."""
+    told = {"parse": parse, "value": value, "scope": scope, "help": help, "default": unset or default}
+    return field(default=None if unset else parse(default), metadata=told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Everything a mount can be told. `settings()` explains each field."""
+
+    layout: str = _option(
+        "native",
+        one_of("native"),
+        "NAME",
+        VIEW,
+        "How datasets are shown: native is what a writer of the same format leaves without sharding.",
+    )
+    ro: bool = _option("true", read_only, "", VIEW, "Read-only, which every mount is.")
+    symlinks: str = _option(
+        "inside",
+        one_of("inside", "follow"),
+        "inside|follow",
+        VIEW,
+        "Follow symbolic links of a local source only as long as they stay inside it, or wherever they lead.",
+    )
+    allow_other: bool = _option("false", switch, "", USERS, "Let other users use the mount.")
+    allow_root: bool = _option("false", switch, "", USERS, "Let root use the mount, besides you.")
+    default_permissions: bool = _option(
+        "false", switch, "", USERS, "Let the kernel check the shown owner and mode of files."
+    )
+    uid: int | None = _option("", natural, "NUMBER", USERS, "The owner of all files.", unset="your own")
+    gid: int | None = _option("", natural, "NUMBER", USERS, "The group of all files.", unset="your own")
+    umask: int = _option("0", octal, "OCTAL", USERS, "Permission bits to take away from all modes.")
+    file_mode: int = _option("0444", octal, "OCTAL", USERS, "The mode of files.")
+    dir_mode: int = _option("0555", octal, "OCTAL", USERS, "The mode of directories.")
+    attr_timeout: float = _option(
+        "1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may remember size, mode and times."
+    )
+    entry_timeout: float = _option(
+        "1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may remember names."
+    )
+    negative_timeout: float = _option(
+        "1h",
+        finite_seconds,
+        "SECONDS",
+        KERNEL,
+        "How long the kernel may remember that a name does not exist.",
+    )
+    max_read: int = _option("0", size, "SIZE", KERNEL, "The largest read request; 0 leaves it to the kernel.")
+    max_readahead: int = _option(
+        "0", size, "SIZE", KERNEL, "How far the kernel may read ahead; 0 leaves it to the kernel."
+    )
+    direct_io: bool = _option(
+        "false",
+        switch,
+        "",
+        KERNEL,
+        "Read chunks over 128 KiB past the page cache: faster once, but they cannot be mapped shared.",
+    )
+    fsname: str | None = _option(
+        "", str, "NAME", KERNEL, "The source that findmnt and df show.", unset="the source, without secrets"
+    )
+    index_cache: int = _option("256M", size, "SIZE", CACHE, "Memory for decoded shard indices.")
+    chunk_cache: int = _option(
+        "256M", size, "SIZE", CACHE, "Memory for chunks and shards that had to be decoded."
+    )
+    index_ttl: float = _option(
+        "forever", seconds, "SECONDS", CACHE, "How long an index, or the absence of a shard, is trusted."
+    )
+    threads: int = _option(
+        "16", positive, "NUMBER", DAEMON, "Requests that may wait for the source at the same time, plus one."
+    )
+    poll_us: int = _option(
+        "0",
+        natural,
+        "MICROSECONDS",
+        DAEMON,
+        "Look for the next request this long before going to sleep, while requests come densely.",
+    )
+    ready_timeout: float = _option(
+        "60", finite_seconds, "SECONDS", DAEMON, "How long `shardfs mount` waits until the mount answers."
+    )
+    log_file: str | None = _option(
+        "", file_path, "PATH", DAEMON, "Append the log to this file.", unset="stderr with -f, else syslog"
+    )
+    log_level: str = _option(
+        "warning",
+        one_of("debug", "info", "warning", "error"),
+        "LEVEL",
+        DAEMON,
+        "The least grave thing to log.",
+    )
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    kernel: tuple[str, ...] = ()
+
+
+def settings() -> Iterator[Setting]:
+    """The table, in its own order; without the fields that `-o` fills by rules of their own."""
+    for f in fields(Options):
+        if f.metadata:
+            yield _setting(f)
+
+
+def _setting(f: Field[Any]) -> Setting:
+    m = f.metadata
+    return Setting(f.name, m["help"], m["parse"], m["value"], m["default"], m["scope"])
+
+
+_BY_NAME = {s.name: s for s in settings()}
+
+FORWARDED = ("nodev", "nosuid", "noexec", "noatime", "sync", "dirsync")
+"""Words of mount(8) that the kernel understands on a FUSE mount."""
+
+# fmt: off
+ACCEPTED = frozenset((
+    "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group", "defaults",
+    "dev", "suid", "exec", "async", "atime", "diratime", "nodiratime", "relatime", "norelatime",
+    "strictatime", "nostrictatime", "lazytime", "nolazytime", "iversion", "noiversion",
+    "mand", "nomand", "silent", "loud",
+))
+# fmt: on
+"""Words of fstab and mount(8) that are none of our business; so is everything that begins with `x-`."""
+
+
+# ---- the ways in ----
+
+
+def from_environment(environ: Mapping[str, str]) -> Values:
+    """`SHARDFS_NAME` for each option, and `SHARDFS_STORAGE_OPTIONS` as a JSON object. Empty means not given.
+
+    Other variables that begin so are none of ours: scripts and services have some.
+    """
+    values: Values = {
+        s.name: _parsed(s, environ[s.variable], s.variable) for s in settings() if environ.get(s.variable)
+    }
+    text = environ.get("SHARDFS_STORAGE_OPTIONS")
+    if text:
+        values["storage_options"] = _json_object(text, "SHARDFS_STORAGE_OPTIONS")
+    return values
+
+
+def from_mount_options(texts: Iterable[str]) -> Values:
+    """The arguments of `-o`: words and `name=value`, separated by commas. `\\,` is a comma in a value."""
+    values: Values = {}
+    for text in texts:
+        for word in split_words(text):
+            _add_word(values, word)
+    return values
+
+
+def split_words(text: str) -> list[str]:
+    """Split at commas; a backslash takes a comma or a backslash literally. Empty words are dropped."""
+    words = re.findall(r"(?:\\[,\\]|[^,])+", text)
+    return [re.sub(r"\\([,\\])", r"\1", word) for word in words]
+
+
+def _add_word(values: Values, word: str) -> None:
+    name, equals, text = word.partition("=")
+    prefix, dot, key = name.partition(".")
+    known = name.replace("-", "_")
+    if dot and prefix.replace("-", "_") == "storage_option":
+        _add_storage_option(values, f"{key}={text}" if equals else key)
+    elif dot and prefix == "env":
+        _add_variable(values, f"{key}={text}" if equals else key)
+    elif known in _BY_NAME:
+        _add_value(values, _BY_NAME[known], text, bare=not equals)
+    elif name in FORWARDED:
+        values["kernel"] = (*values.get("kernel", ()), name)
+    elif name == "rw":
+        read_only("false")
+    elif name not in ACCEPTED and not name.lower().startswith("x-"):
+        hint = _suggestion(known, (*_BY_NAME, *FORWARDED, *ACCEPTED))
+        raise OptionError(f"unknown option {name!r}{hint}")
+
+
+def _add_value(values: Values, setting: Setting, text: str, *, bare: bool) -> None:
+    if bare and setting.value:
+        raise OptionError(f"option {setting.name!r} needs a value: {setting.name}={setting.value}")
+    values[setting.name] = _parsed(setting, text, setting.name)
+
+
+def from_flags(
+    given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()
+) -> Values:
+    """Command line flags: field name -> text, or True or False of a switch; None means not given."""
+    values: Values = {}
+    for s in settings():
+        text = given.get(s.name)
+        if text is not None:
+            values[s.name] = _parsed(s, str(text), s.flag)
+    for pair in storage:
+        _add_storage_option(values, pair)
+    for pair in env:
+        _add_variable(values, pair)
+    return values
+
+
+def merged(*layers: Values) -> Options:
+    """Later layers win; storage options and variables are joined key by key."""
+    values: Values = {}
+    for layer in layers:
+        for name, value in layer.items():
+            values[name] = _joined(values[name], value) if name in values else value
+    return Options(**values)
+
+
+def _joined(old: Any, new: Any) -> Any:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {**old, **{k: _joined(old[k], v) if k in old else v for k, v in new.items()}}
+    return new
+
+
+def _parsed(setting: Setting, text: str, called: str) -> Any:
+    try:
+        return setting.parse(text)
+    except OptionError as e:
+        raise OptionError(f"{called}: {e}") from None
+
+
+def _add_storage_option(values: Values, pair: str) -> None:
+    """`KEY=VALUE`, or `OUTER.INNER=VALUE` for an object in an object. The value is JSON, or else a string."""
+    key, equals, text = pair.partition("=")
+    if not key or not equals:
+        raise OptionError(f"storage option {pair!r} is not of the form KEY=VALUE")
+    value: Any = _json_or_text(text)
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    values["storage_options"] = _joined(values.get("storage_options", {}), value)
+
+
+def _add_variable(values: Values, pair: str) -> None:
+    name, equals, text = pair.partition("=")
+    if not name or not equals:
+        raise OptionError(f"variable {pair!r} is not of the form NAME=VALUE")
+    values["env"] = {**values.get("env", {}), name: text}
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _json_object(text: str, called: str) -> Values:
+    value = _json_or_text(text)
+    if not isinstance(value, dict):
+        raise OptionError(f"{called}: not a JSON object")
+    return value
+
+
+# ---- for people ----
+
+_INTRODUCTION = """\
+# Options
+
+<!-- Written by shardfs.options.as_markdown(). Change the table in shardfs/options.py, then run
+     python -c 'from shardfs.options import as_markdown; print(as_markdown(), end="")' > docs/options.md -->
+
+Every option can be given in three ways. Where two of them disagree, the later one in this list wins.
+
+1. A variable: `SHARDFS_ATTR_TIMEOUT=10`. Other variables that begin with `SHARDFS_` are ignored.
+2. A mount option: `-o attr_timeout=10,allow_other`. `-` and `_` are the same. A comma in a value is
+   written `\\,` and a backslash `\\\\`.
+3. A flag: `--attr-timeout 10 --allow-other`. A switch has a `--no-` form.
+
+Sizes are bytes, or 64K, 256M, 1GiB, where K is 1024. Times are seconds, or 10m, 2h, 1d. Modes are octal.
+An option that shardfs does not know is an error, and the message names the nearest one that it knows.
+"""
+
+_REST = """\
+## The source
+
+`-o storage_option.KEY=VALUE` or `--storage-option KEY=VALUE` goes to the fsspec file system of the source.
+A value that reads as JSON is taken as JSON (`true`, `3`, `{"a": 1}`), else it is a string; write `"3"` for
+a string of digits. Dots in a key make objects:
+`storage_option.client_kwargs.endpoint_url=http://localhost:9000`. All of them at once:
+`SHARDFS_STORAGE_OPTIONS='{"anon": true}'`.
+
+`-o env.NAME=VALUE` or `--env NAME=VALUE` sets a variable of the environment before the source is opened,
+for instance `env.AWS_PROFILE=lab`. Everybody on the machine can read the command line of a process: leave
+secrets to the files and variables that the stores read by themselves.
+
+## Words of mount(8) and fstab
+
+- `ro` is what every mount is. `rw` is refused, since writing is not supported yet. mount(8) adds `rw` by
+  itself when `ro` is missing, also for `defaults`, so a line in fstab needs `ro`.
+- Passed on to the kernel: {forwarded}.
+- Accepted, without effect here: {accepted}, and all that begin with `x-`.
+"""
+
+
+def as_markdown() -> str:
+    """The text of docs/options.md."""
+    parts = [_INTRODUCTION]
+    for scope in (VIEW, USERS, KERNEL, CACHE, DAEMON):
+        rows = "".join(_row(s) for s in settings() if s.scope == scope)
+        parts.append(f"## {scope}\n\n| `-o` | value | default | |\n|---|---|---|---|\n{rows}")
+    words = {"forwarded": FORWARDED, "accepted": sorted(ACCEPTED)}
+    rest = _REST
+    for key, listed in words.items():
+        rest = rest.replace("{" + key + "}", ", ".join(f"`{word}`" for word in listed))
+    return "\n".join([*parts, rest])
+
+
+def _row(s: Setting) -> str:
+    value = s.value.replace("|", " or ") or "switch"
+    return f"| `{s.name}` | {value} | {s.default} | {s.help} |\n"
