@@ -5,6 +5,7 @@ A number is `first` plus a position: all directories of the first level, then th
 
 from __future__ import annotations
 
+import errno
 import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardfs.codecs import gunzip
+from shardfs.grid import unravel
 from shardfs.model import U64, Batch, Blob, ByteRange, Collection, Coords
 
 if TYPE_CHECKING:
@@ -97,29 +99,40 @@ class ChunkTree:
 
     def place(self, number: int) -> Place:
         position = number - self.first
-        level = bisect_right(self._bases, position, 1, self.depth + 1) - 1
+        level = bisect_right(self._bases, position, 1) - 1
         return Place(level, position - self._bases[level])
 
-    def child(self, place: Place, name: bytes) -> int | None:
-        """The number of the node called `name` in a directory; None if nothing of this collection is called so.
+    def lookup(self, parent: int, name: bytes) -> Attributes | None:
+        """The child of one of its directories; None if nothing of this collection is called so.
 
-        A number says nothing about whether the chunk exists.
+        Raise FileNotFoundError for a chunk that does not exist, and NotADirectoryError if `parent` is a chunk.
         """
-        level, nth = place
+        position, bases = parent - self.first, self._bases
+        level = bisect_right(bases, position, 1) - 1
         if level >= self.depth:
-            return None
+            raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(parent))
+        return self._lookup(level, position - bases[level], name)
+
+    def lookup_top(self, name: bytes) -> Attributes | None:
+        """`lookup` in the dataset's directory, where names lie that have no directory of their own."""
+        return self._lookup(0, 0, name)
+
+    def _lookup(self, level: int, nth: int, name: bytes) -> Attributes | None:
         value = self._names.parse(level, name)
         if value is None:
             return None
-        return self.first + self._bases[level + 1] + nth * self._dims[level] + value
+        nth = nth * self._dims[level] + value
+        number = self.first + self._bases[level + 1] + nth
+        if level + 1 < self.depth:
+            return Attributes(number, True, 0, self.mtime_ns)
+        return self._chunk_attributes(number, self._coords(nth))
 
-    def coords(self, place: Place) -> Coords:
+    def coords(self, number: int) -> Coords:
         """Grid coordinates of a chunk."""
-        nth, values = place.nth, []
-        for d in reversed(self._dims):
-            nth, v = divmod(nth, d)
-            values.append(v)
-        return self._names.coords(tuple(reversed(values)))
+        return self._coords(number - self.first - self._bases[-1])
+
+    def _coords(self, nth: int) -> Coords:
+        return self._names.coords(unravel(nth, self._dims))
 
     def reserved(self, level: int, name: str) -> bool:
         """Whether a name in the store belongs to the sharded form, or would be taken for a chunk."""
@@ -153,17 +166,20 @@ class ChunkTree:
     # ---- attributes and bytes ----
 
     def attributes(self, number: int) -> Attributes:
-        place = self.place(number)
-        if place.level < self.depth:
+        """Of a directory or a chunk. Raise FileNotFoundError for a chunk that does not exist."""
+        if number - self.first < self._bases[-1]:
             return Attributes(number, True, 0, self.mtime_ns)
-        coords = self.coords(place)
-        found = self._found(coords)
-        blob, local = found.blob, found.blob.fd >= 0
-        stat = blob.stat() if local else self.chunks.stat(self.chunks.place(coords).shard)
-        mtime = stat.mtime_ns
+        return self._chunk_attributes(number, self.coords(number))
+
+    def _chunk_attributes(self, number: int, coords: Coords) -> Attributes:
+        blob, start, size = self._found(coords)
+        if blob.fd < 0:
+            mtime_ns = self.chunks.stat(self.chunks.shard_of(coords)).mtime_ns
+            return Attributes(number, False, size if self._raw else self._shown_size(number, coords), mtime_ns)
+        mtime_ns = blob.stat().mtime_ns
         if self._raw:
-            return Attributes(number, False, found.size, mtime, Extent(blob, found.start) if local else None)
-        return Attributes(number, False, self._shown_size(number, coords), mtime)
+            return Attributes(number, False, size, mtime_ns, Extent(blob, start))
+        return Attributes(number, False, self._shown_size(number, coords), mtime_ns)
 
     def _found(self, coords: Coords) -> Found:
         found = self.chunks.locate(coords)
@@ -178,8 +194,7 @@ class ChunkTree:
         return len(self._decoded(number, coords))
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
-        place = self.place(number)
-        coords = self.coords(place)
+        coords = self.coords(number)
         if not self._raw:
             return memoryview(self._decoded(number, coords))[offset : offset + size]
         found = self._found(coords)
@@ -237,7 +252,7 @@ class ChunkTree:
 
     def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
         """(number, offset, size) of chunks; those of one shard are fetched together."""
-        coords = [self.coords(self.place(number)) for number, _, _ in requests]
+        coords = [self.coords(number) for number, _, _ in requests]
         parts = [ByteRange(offset, offset + size) for _, offset, size in requests]
         return self.chunks.read_many(coords, parts)
 
@@ -251,7 +266,7 @@ class ChunkTree:
 
     def stored(self, number: int) -> tuple[Coords, Found]:
         """Where the stored bytes of a chunk lie."""
-        coords = self.coords(self.place(number))
+        coords = self.coords(number)
         return coords, self._found(coords)
 
     # ---- listing ----
@@ -286,7 +301,7 @@ class ChunkTree:
         """The chunks of one row of the grid."""
         if not self._dims[-1]:
             return
-        row = self.coords(place._replace(nth=place.nth * self._dims[-1]))
+        row = self._coords(place.nth * self._dims[-1])
         for start in range(cookie, self._dims[-1], BATCH):
             values = np.arange(start, min(start + BATCH, self._dims[-1]), dtype=np.uint64)
             coords = np.empty((len(values), self.depth), np.uint64)

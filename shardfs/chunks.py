@@ -21,7 +21,6 @@ from shardfs.model import (
     ByteRange,
     Coords,
     Layer,
-    Placement,
     ShardFormat,
     ShardIndex,
     ShardSource,
@@ -246,7 +245,7 @@ class ChunkStore:
         if i < 0:
             return None
         try:
-            start, stop = page.index.range_at(i)
+            start, size = page.index.extent_at(i)
         except ValueError as e:
             raise CorruptShardError(self.path, self.source.key(shard), f"chunk {coords}: {e}", slot) from e
         blob = page.blob()
@@ -254,7 +253,7 @@ class ChunkStore:
             blob = self._open(shard, number, page)
             if blob is None:
                 return self.locate(coords)
-        return Found(blob, start, stop - start)
+        return Found(blob, start, size)
 
     def _open(self, shard: int, number: int, page: _Page) -> Blob | None:
         """The shard's blob, if it is still what the page was read from; else the page is forgotten."""
@@ -329,8 +328,12 @@ class ChunkStore:
         self._cache.drop((self._id, shard, "root", self.format.block_of(number)))
         self.source.reopen(shard)
 
+    def shard_of(self, coords: Coords) -> int:
+        """The number of the shard in which a chunk lies, or would lie."""
+        return self.format.place(coords)[0]
+
     def key_of(self, coords: Coords) -> str:
-        return self.source.key(self.format.place(coords).shard)
+        return self.source.key(self.format.place(coords)[0])
 
     def stat(self, shard: int) -> Stat:
         """Of the shard object; at most one request."""
@@ -360,15 +363,15 @@ class ChunkStore:
                 return self._read_found(found, part, decode)
             except ValueError as e:
                 why = f"chunk {coords}: {e}"
-            place = self.format.place(coords)
+            shard, _, slot = self.format.place(coords)
             if attempt == 1:
                 before = found.blob.stat().version
                 self.forget(coords)
-        after = self.stat(place.shard).version
-        key = self.source.key(place.shard)
+        after = self.stat(shard).version
+        key = self.source.key(shard)
         if before != after:
             raise StaleShardError(f"{self.path or '/'}: {key}: changes while it is read")
-        raise CorruptShardError(self.path, key, why, place.slot)
+        raise CorruptShardError(self.path, key, why, slot)
 
     def _read_found(self, found: Found, part: ByteRange | None, decode: Callable[[bytes], bytes] | None) -> bytes:
         start, stop = found.start, found.start + found.size
@@ -397,7 +400,7 @@ class ChunkStore:
                 continue
             stop = found.start + found.size
             where = ByteRange(min(found.start + part.start, stop), min(found.start + part.stop, stop))
-            groups.setdefault(self.format.place(c).shard, []).append((i, found.blob, where))
+            groups.setdefault(self.format.place(c)[0], []).append((i, found.blob, where))
         for members in groups.values():
             try:
                 got = members[0][1].read([where for _, _, where in members])
@@ -535,9 +538,6 @@ class ChunkStore:
                     if ok:
                         return tuple(c)
         return None
-
-    def place(self, coords: Coords) -> Placement:
-        return self.format.place(coords)
 
 
 _ids = itertools.count()

@@ -123,8 +123,10 @@ class NestedNames:
         self.prefix, self.dims = prefix, tuple(grid)
 
     def parse(self, level: int, name: bytes) -> int | None:
-        value = decimal(name)
-        return value if value is not None and value < self.dims[level] else None
+        if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > 19:  # `decimal`, without the call
+            return None
+        value = int(name)
+        return value if value < self.dims[level] else None
 
     def reserved(self, level: int, name: bytes) -> bool:
         return decimal(name) is not None

@@ -78,12 +78,8 @@ class ShardSource(Protocol):
         """The shard's name in its store, for messages and for people."""
 
 
-class Placement(NamedTuple):
-    """Where a chunk lies: which shard, which page of the shard's index, which slot of that page."""
-
-    shard: int
-    page: int
-    slot: int
+Placement: TypeAlias = tuple[int, int, int]
+"""Where a chunk lies: which shard, which page of the shard's index, which slot of that page."""
 
 
 class Placements(NamedTuple):
@@ -140,12 +136,11 @@ class ShardIndex:
         i[i == len(self.slots)] = 0
         return np.where(self.slots[i] == slots, i, -1)
 
-    def range_at(self, i: int) -> ByteRange:
-        """The byte range of entry `i`. Raise ValueError, with the reason, if the entry cannot be true."""
+    def extent_at(self, i: int) -> tuple[int, int]:
+        """Start and size of entry `i`. Raise ValueError, with the reason, if the entry cannot be true."""
         if self.broken and i in self.broken:
             raise ValueError(self.broken[i])
-        start = self.starts.item(i)
-        return ByteRange(start, start + self.sizes.item(i))
+        return self.starts.item(i), self.sizes.item(i)
 
     def checked(self, object_size: int) -> ShardIndex:
         """The same index, with ranges that leave the object marked broken, and in as little memory as it can be."""

@@ -146,9 +146,7 @@ class Setting:
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
 
 
-def _option(
-    default: str, parse: Callable[[str], Any], value: str, scope: str, help: str, *, unset: str = ""
-) -> Any:
+def _option(default: str, parse: Callable[[str], Any], value: str, scope: str, help: str, *, unset: str = "") -> Any:
     """A field whose default is `default` parsed; None if `unset` says in words what happens then."""
     told = {"parse": parse, "value": value, "scope": scope, "help": help, "default": unset or default}
     return field(default=None if unset else parse(default), metadata=told)
@@ -186,9 +184,7 @@ class Options:
     attr_timeout: float = _option(
         "1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may remember size, mode and times."
     )
-    entry_timeout: float = _option(
-        "1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may remember names."
-    )
+    entry_timeout: float = _option("1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may remember names.")
     negative_timeout: float = _option(
         "1h",
         finite_seconds,
@@ -211,9 +207,7 @@ class Options:
         "", str, "NAME", KERNEL, "The source that findmnt and df show.", unset="the source, without secrets"
     )
     index_cache: int = _option("256M", size, "SIZE", CACHE, "Memory for decoded shard indices.")
-    chunk_cache: int = _option(
-        "256M", size, "SIZE", CACHE, "Memory for chunks and shards that had to be decoded."
-    )
+    chunk_cache: int = _option("256M", size, "SIZE", CACHE, "Memory for chunks and shards that had to be decoded.")
     index_ttl: float = _option(
         "forever", seconds, "SECONDS", CACHE, "How long an index, or the absence of a shard, is trusted."
     )
@@ -330,9 +324,7 @@ def _add_value(values: Values, setting: Setting, text: str, *, bare: bool) -> No
     values[setting.name] = _parsed(setting, text, setting.name)
 
 
-def from_flags(
-    given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()
-) -> Values:
+def from_flags(given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:
     """Command line flags: field name -> text, or True or False of a switch; None means not given."""
     values: Values = {}
     for s in settings():

@@ -201,13 +201,8 @@ class Tree:
         """The child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
         if parent >= TABLE_END:
             chunks = self._chunks_of(parent)
-            place = chunks.place(parent)
-            number = chunks.child(place, name)
-            if number is not None:
-                return chunks.attributes(number)
-            if place.level >= chunks.depth:
-                raise NotADirectoryError(errno.ENOTDIR, "is a chunk", name)
-            return self._lookup_foreign(chunks, place, os.fsdecode(name))
+            found = chunks.lookup(parent, name)
+            return found or self._lookup_foreign(chunks, chunks.place(parent), os.fsdecode(name))
         node = self._node(parent)
         if not isinstance(node, _Directory):
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
@@ -229,9 +224,9 @@ class Tree:
             top = chunks.root
             if top is not None and raw == chunks.collection.names.prefix:
                 return chunks.attributes(top)
-            number = chunks.child(Place(0, 0), raw) if top is None else None
-            if number is not None:
-                return chunks.attributes(number)
+            found = chunks.lookup_top(raw) if top is None else None
+            if found is not None:
+                return found
             if chunks.reserved(0, name):
                 raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
         return self._child(directory, content, name)

@@ -72,7 +72,7 @@ class Uint64Sharded:
         h = chunk_id >> self.spec.preshift_bits
         if self._murmur:
             h = murmurhash3_x86_128(h)
-        return Placement(h >> self.spec.minishard_bits & self._shard_mask, h & self._minishard_mask, chunk_id)
+        return h >> self.spec.minishard_bits & self._shard_mask, h & self._minishard_mask, chunk_id
 
     def place_many(self, coords: U64) -> Placements:
         ids = self.ids.encode_many(coords)
