@@ -11,7 +11,8 @@ import os
 import stat as stat_module
 import threading
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -22,7 +23,7 @@ from shardfs.cache import nothing
 from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -287,7 +288,8 @@ class FsspecStore:
 
     def stat(self, key: str) -> Stat:
         self._waiting()
-        info = self.fs.info(self._path(key))
+        with _store_errors(key):
+            info = self.fs.info(self._path(key))
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
         return _stat_of_info(info)
@@ -308,7 +310,8 @@ class FsspecStore:
         starts, stops = [r.start for r, _ in merged], [r.stop for r, _ in merged]
         if not merged:
             return out
-        got = self.fs.cat_ranges([path] * len(merged), starts, stops, on_error="raise")
+        with _store_errors(path):
+            got = self.fs.cat_ranges([path] * len(merged), starts, stops, on_error="raise")
         for (whole, members), data in zip(merged, got, strict=True):
             for m in members:
                 i, r = ranges[m]
@@ -317,13 +320,24 @@ class FsspecStore:
 
     def _read_one(self, path: str, request: ByteRequest) -> bytes:
         start, stop = (-request.size, None) if isinstance(request, Suffix) else request
-        if stop is not None and stop <= start:
+        wanted = request.size if isinstance(request, Suffix) else request.stop - request.start
+        if wanted <= 0:
             return b""
-        return cast("bytes", self.fs.cat_file(path, start=start, end=stop))
+        with _store_errors(path):
+            try:
+                data = cast("bytes", self.fs.cat_file(path, start=start, end=stop))
+            except Exception as e:
+                if _http_status(e) == 416:  # the range begins behind the end of the object
+                    return b""
+                raise
+        if len(data) > wanted:
+            raise OSError(errno.EOPNOTSUPP, "the store ignores byte ranges and sends whole objects", path)
+        return data
 
     def entry(self, key: str) -> DirEntry:
         self._waiting()
-        info = self.fs.info(self._path(key))
+        with _store_errors(key):
+            info = self.fs.info(self._path(key))
         directory = info.get("type") == "directory"
         return DirEntry(key.rsplit("/", 1)[-1], directory, None if directory else _stat_of_info(info))
 
@@ -331,7 +345,8 @@ class FsspecStore:
         self._waiting()
         path = self._path(key)
         try:
-            listed = self.fs.ls(path, detail=True)
+            with _store_errors(path):
+                listed = self.fs.ls(path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return
         for info in listed:
@@ -344,14 +359,16 @@ class FsspecStore:
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         self._waiting()
         paths = [self._path(f"{directory}/{n}" if directory else n) for n in names]
-        got = self.fs.cat(paths, on_error="return") if len(paths) > 1 else {paths[0]: self._cat(paths[0])}
+        with _store_errors(directory):
+            got = self.fs.cat(paths, on_error="return") if len(paths) > 1 else {paths[0]: self._cat(paths[0])}
         out = {}
         for name, path in zip(names, paths, strict=True):
             data = got.get(path)
             if isinstance(data, bytes):
                 out[name] = data[: limit + 1]
             elif isinstance(data, Exception) and not isinstance(data, FileNotFoundError | IsADirectoryError):
-                raise data
+                with _store_errors(path):
+                    raise data
         return out
 
     def _cat(self, path: str) -> object:
@@ -362,6 +379,29 @@ class FsspecStore:
 
     def statvfs(self) -> None:
         return None
+
+
+@contextmanager
+def _store_errors(path: str) -> Iterator[None]:
+    """Whatever a store's client raises leaves as an OSError: clients have exceptions of their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as e:
+        number = errno.EACCES if _http_status(e) in (401, 403) else errno.EIO
+        raise OSError(number, f"{type(e).__name__}: {e}", path) from e
+
+
+def _http_status(error: BaseException) -> int | None:
+    """The status behind an exception of aiohttp (an attribute) or botocore (in the response, as the cause)."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return status
+    response = getattr(error.__cause__ or error, "response", None)
+    if isinstance(response, Mapping):
+        return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    return None
 
 
 def _stat_of_info(info: Mapping[str, Any]) -> Stat:
