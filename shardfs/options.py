@@ -209,7 +209,11 @@ class Options:
     index_cache: int = _option("256M", size, "SIZE", CACHE, "Memory for decoded shard indices.")
     chunk_cache: int = _option("256M", size, "SIZE", CACHE, "Memory for chunks and shards that had to be decoded.")
     index_ttl: float = _option(
-        "forever", seconds, "SECONDS", CACHE, "How long an index, or the absence of a shard, is trusted."
+        "forever",
+        seconds,
+        "SECONDS",
+        CACHE,
+        "How long an index, or the absence of a shard, is trusted. The kernel remembers no longer either.",
     )
     threads: int = _option(
         "16", positive, "NUMBER", DAEMON, "Requests that may wait for the source at the same time, plus one."

@@ -1,0 +1,5 @@
+"""`python -m shardfs`."""
+
+from shardfs.cli import main
+
+main()
