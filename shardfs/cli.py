@@ -275,7 +275,7 @@ def locate(source: str, path: str | None, shard: str | None, offset: int | None,
         _write_json(answer)
     else:
         for key, value in answer.items():
-            click.echo(f"{key}: {','.join(map(str, value)) if isinstance(value, tuple) else value}")
+            click.echo(f"{key}: {','.join(map(str, value)) if isinstance(value, tuple) else value}".rstrip())
 
 
 def _covering(tree: Tree, shard: str, offset: int) -> dict[str, Any]:
