@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -320,13 +321,16 @@ def _names(batch: Batch) -> bytes:
 
 
 def _entries(tree: Tree, parent: int, batch: Batch, *, exact: bool) -> Iterator[tuple[str, Attributes]]:
-    """Names and attributes; a size that is not free costs a look-up if it has to be `exact`, else it is -1."""
+    """Names and attributes. A size that is not free costs a look-up if it has to be `exact`; unknown, it is -1."""
     from shardfs.chunk_tree import Attributes
 
     columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
     for name, *known in zip(*(column.tolist() for column in columns), strict=True):
         found = Attributes(*known)
-        yield os.fsdecode(name), tree.lookup(parent, name) if exact and found.size < 0 else found
+        if exact and found.size < 0:
+            with suppress(OSError, ShardfsError):  # one bad entry must not hide the others
+                found = tree.lookup(parent, name)
+        yield os.fsdecode(name), found
 
 
 def _json_entries(entries: Iterable[tuple[str, Attributes]]) -> bytes:
@@ -352,7 +356,7 @@ def _long_entry(a: Attributes) -> bytes:
     from time import localtime, strftime
 
     when = strftime("%Y-%m-%d %H:%M", localtime(a.mtime_ns // 10**9))
-    return f"{'d' if a.directory else '-'} {a.size:>12} {when} ".encode()
+    return f"{'d' if a.directory else '-'} {a.size if a.size >= 0 else '?':>12} {when} ".encode()
 
 
 def _print_info(collections: list[dict[str, Any]], problems: list[dict[str, str]]) -> None:

@@ -14,6 +14,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from shardfs import options
 from shardfs.chunk_tree import Attributes
+from shardfs.errors import ShardfsError
 from shardfs.tree import Tree, open_tree
 
 
@@ -121,11 +122,16 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         for batch in self.tree.scan(number):
             columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
             for name, *known in zip(*(column.tolist() for column in columns), strict=True):
-                yield _info(f"{path}/{os.fsdecode(name)}", self._attributes(number, name, Attributes(*known)))
+                yield self._entry(f"{path}/{os.fsdecode(name)}", number, name, Attributes(*known))
 
-    def _attributes(self, parent: int, name: bytes, listed: Attributes) -> Attributes:
-        """A listing leaves out what is not free: -1 for a size, 0 for a number."""
-        return self.tree.lookup(parent, name) if listed.size < 0 else listed
+    def _entry(self, path: str, parent: int, name: bytes, listed: Attributes) -> dict[str, Any]:
+        """A listing leaves out what is not free: then its size is -1. One bad entry must not hide the others."""
+        if listed.size >= 0:
+            return _info(path, listed)
+        try:
+            return _info(path, self.tree.lookup(parent, name))
+        except (OSError, ShardfsError):  # a damaged chunk, or a link that leads nowhere; whoever opens it learns why
+            return {"name": path, "size": None, "type": "file", "mtime": listed.mtime_ns / 1e9}
 
     # ---- bytes ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -72,6 +73,17 @@ def test_ls_long_shows_sizes(source: str) -> None:
     assert (kind, name) == ("-", "1")
     assert int(size) == os.stat(f"{source}/deep/plain/c/0/1").st_size
     assert invoke("ls", "-l", source, "deep/sharded").splitlines()[-1].startswith("d            0 ")
+
+
+def test_ls_shows_what_cannot_be_opened_too(source: str, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(f"{source}/deep/sharded", copied)
+    (copied / "broken").symlink_to("nowhere")
+    lines = {line.split()[-1]: line for line in invoke("ls", "-l", str(copied)).splitlines()}
+    assert set(lines) == {"zarr.json", "c", "broken"}
+    assert lines["broken"].startswith("-            ? ")
+    by_name = {line["name"]: line for line in map(json.loads, invoke("ls", "--json", str(copied)).splitlines())}
+    assert by_name["broken"]["size"] is None
 
 
 def test_ls_as_json_is_one_object_per_line(source: str) -> None:

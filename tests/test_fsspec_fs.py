@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 import tomllib
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,14 @@ def test_info(fs: ShardFileSystem, source: str) -> None:
     assert fs.exists("")
     assert fs.ls("deep/sharded/c/0/1") == [entry]
     assert fs.ls("deep/sharded/c/0/1", detail=False) == ["/deep/sharded/c/0/1"]
+
+
+def test_one_bad_entry_does_not_hide_the_others(source: str, tmp_path: Path) -> None:
+    shutil.copytree(f"{source}/deep/sharded", tmp_path / "x")
+    (tmp_path / "x" / "broken").symlink_to("nowhere")
+    entries = {entry["name"]: entry for entry in ShardFileSystem(source=str(tmp_path / "x")).ls("")}
+    assert set(entries) == {"/zarr.json", "/c", "/broken"}
+    assert entries["/broken"]["size"] is None
 
 
 @pytest.mark.parametrize("path", ["nothing", "deep/sharded/c/4/4", "deep/sharded/c/10/0", "zarr.json/x", "../x.zarr"])
@@ -186,8 +195,6 @@ def test_a_source_in_another_fsspec_file_system(source: str) -> None:
 
 
 def test_a_source_in_an_archive(source: str, tmp_path: Path) -> None:
-    import shutil
-
     archive = shutil.make_archive(str(tmp_path / "x"), "zip", source)
     data = ShardFileSystem(source=source).cat_file("deep/sharded/c/0/1")
     with fsspec.open(f"shardfs://deep/sharded/c/0/1::zip://::file://{archive}") as file:
