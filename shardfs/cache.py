@@ -75,6 +75,9 @@ class ByteLRU:
         if value is not None:
             return cast("T", value)
         with self._lock:
+            value = self.peek(key)  # another thread's load may have ended since
+            if value is not None:
+                return cast("T", value)
             flight = self._flights.get(key)
             mine = flight is None
             if flight is None:
@@ -87,23 +90,26 @@ class ByteLRU:
             return cast("T", flight.value)
         try:
             flight.value, nbytes, seconds = load()
-            self._put(key, flight.value, nbytes, seconds)
+            self._put(key, flight, nbytes, seconds)
             return cast("T", flight.value)
         except BaseException as e:
             flight.error = e
             raise
         finally:
             with self._lock:
-                del self._flights[key]
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
             flight.done.set()
 
-    def _put(self, key: Hashable, value: object, nbytes: int, seconds: float) -> None:
+    def _put(self, key: Hashable, flight: _Flight, nbytes: int, seconds: float) -> None:
         nbytes += OVERHEAD
         with self._lock:
+            if self._flights.get(key) is not flight:
+                return  # dropped while it was loaded: what it loaded may be what had to be forgotten
             self._drop(key)
             if nbytes > self.limit:
                 return
-            self._entries[key] = Entry(value, nbytes, time.monotonic() + seconds)
+            self._entries[key] = Entry(flight.value, nbytes, time.monotonic() + seconds)
             self.nbytes += nbytes
             while self.nbytes > self.limit:
                 _, old = self._entries.popitem(last=False)
@@ -115,5 +121,7 @@ class ByteLRU:
             self.nbytes -= old.nbytes
 
     def drop(self, key: Hashable) -> None:
+        """Forget the value; a load under way is not kept, and who asks from now on does not wait for it."""
         with self._lock:
             self._drop(key)
+            self._flights.pop(key, None)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardfs import codecs
 from shardfs.errors import CorruptShardError, StaleShardError, UnsupportedError
-from shardfs.grid import unravel
+from shardfs.grid import ravel_many, unravel
 from shardfs.model import (
     U64,
     Blob,
@@ -123,17 +123,18 @@ class StoreShards:
             return PairBlob(self._store.open(stem + pair.head), self._store.open(stem + pair.body), pair.head_bytes)
 
         try:
-            return EitherBlob(self._store.open(key), open_pair)
+            blob = self._store.open(key)
         except FileNotFoundError:
             return open_pair()
+        return EitherBlob(blob, open_pair) if self._store.remote else blob
 
     def reopen(self, shard: int) -> None:
         self._store.reopen(self.key(shard))
 
-    def existing(self) -> U64:
+    def existing(self) -> tuple[U64, None]:
         depth = self._layer.format.key(0).count("/")
         found = sorted(set(self._walk("", depth)))
-        return np.array(found, np.uint64)
+        return np.array(found, np.uint64), None
 
     def _walk(self, below: str, depth: int) -> Iterator[int]:
         for e in self._store.scan((self._prefix + below).rstrip("/")):
@@ -177,15 +178,13 @@ class NestedShards:
     def reopen(self, shard: int) -> None:
         self._outer.forget(unravel(shard, self._grid))
 
-    def existing(self) -> U64:
-        found = [0]
-        for batch in self._outer.scan(0):
-            for coords in batch.coords.tolist():
-                n = 0
-                for c, d in zip(coords, self._grid, strict=True):
-                    n = n * d + c
-                found.append(n)
-        return np.unique(np.array(found[1:], np.uint64))
+    def existing(self) -> tuple[U64, CorruptShardError | None]:
+        found, damage = [np.empty(0, np.uint64)], None
+        try:
+            found.extend(ravel_many(batch.coords, self._grid) for batch in self._outer.scan(0))
+        except CorruptShardError as e:
+            damage = e
+        return np.unique(np.concatenate(found)), damage
 
 
 def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:
@@ -262,7 +261,7 @@ class ChunkStore:
             if page.version is None or blob.stat().version == page.version:
                 page.blob = weakref.ref(blob)
                 return blob
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # gone, or can no longer be decoded: reading the page again tells
             pass
         self._cache.drop((self._id, shard, number))
         return None
@@ -275,23 +274,34 @@ class ChunkStore:
         if page is ABSENT:
             return None
         if type(page) is _Damaged:
-            raise page.error
+            raise page.error.with_traceback(None)  # raised many times, it must not collect the frames of all
         return page  # type: ignore[no-any-return]
 
     def _load(self, shard: int, number: int) -> tuple[object, int, float]:
         if self._ttl != math.inf:
-            self.source.reopen(shard)
+            self._forget_shard(shard, number)  # page, root and time must be those of one version
         try:
             page = self._read_page(shard, number)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ABSENT, 0, self._ttl
         except (ValueError, UnsupportedError) as e:
-            error = CorruptShardError(self.path, self.source.key(shard), str(e))
-            log.warning("%s", error)
-            return _Damaged(error), 1000, DAMAGE_TTL_S
+            return _Damaged(self._damage(shard, str(e))), 1000, DAMAGE_TTL_S
+        except (IsADirectoryError, PermissionError) as e:
+            return _Damaged(self._unreadable(shard, e)), 1000, DAMAGE_TTL_S
         if page is None:
             return ABSENT, 0, self._ttl
         return page, page.index.nbytes, self._ttl
+
+    def _damage(self, shard: int, why: str) -> CorruptShardError:
+        error = CorruptShardError(self.path, self.source.key(shard), why)
+        log.warning("%s", error)
+        return error
+
+    def _unreadable(self, shard: int, error: OSError) -> CorruptShardError:
+        """Not for remote stores, which may refuse an object for a while only."""
+        if not self.is_local:
+            raise error
+        return self._damage(shard, f"should be a file that can be read, but {error.strerror}")
 
     def _read_page(self, shard: int, number: int) -> _Page | None:
         blob = self.source.open(shard)
@@ -314,16 +324,25 @@ class ChunkStore:
         if where is None:
             return None
 
-        def load() -> tuple[bytes, int, float]:
-            data = blob.read([where])[0]
+        def load() -> tuple[bytes | _Absent, int, float]:
+            try:
+                data = blob.read([where])[0]
+            except FileNotFoundError:
+                return ABSENT, 0, self._ttl
             return data, len(data), self._ttl
 
-        return self._cache.get((self._id, shard, "root", block), load)
+        root = self._cache.get((self._id, shard, "root", block), load)
+        if isinstance(root, _Absent):
+            raise FileNotFoundError(self.source.key(shard))
+        return root
 
     def forget(self, coords: Coords) -> None:
         """Drop what is cached of the chunk's shard, so that the next look sees what is there now."""
         shard, number, _ = self.format.place(coords)
         self._cache.drop((self._id, shard, number))
+        self._forget_shard(shard, number)
+
+    def _forget_shard(self, shard: int, number: int) -> None:
         self._cache.drop((self._id, shard, "stat"))
         self._cache.drop((self._id, shard, "root", self.format.block_of(number)))
         self.source.reopen(shard)
@@ -445,15 +464,24 @@ class ChunkStore:
             at, i = at[here], i[here]
             exists[at] = True
             sizes[at] = _sizes(page.index, i)
-            mtimes[at] = self.stat(shard).mtime_ns if len(at) else 0
+            mtimes[at] = self._mtime_ns(shard) if len(at) else 0
         return exists, sizes, mtimes
+
+    def _mtime_ns(self, shard: int) -> int:
+        try:
+            return self.stat(shard).mtime_ns
+        except FileNotFoundError:  # its index is still known
+            return 0
 
     def existing_shards(self) -> U64:
         """Numbers of the shards that exist, ascending; 8 bytes for each are kept."""
 
-        def load() -> tuple[U64, int, float]:
-            found = self.source.existing()
-            return found, found.nbytes, self._ttl
+        return self._existing()[0]
+
+    def _existing(self) -> tuple[U64, CorruptShardError | None]:
+        def load() -> tuple[tuple[U64, CorruptShardError | None], int, float]:
+            found, damage = self.source.existing()
+            return (found, damage), found.nbytes, self._ttl if damage is None else DAMAGE_TTL_S
 
         return self._cache.get((self._id, "existing"), load)
 
@@ -463,13 +491,12 @@ class ChunkStore:
         Raise CorruptShardError at the very end if a page could not be read: its chunks are missing in the listing,
         and who copies a directory must learn that.
         """
-        shards, page_bits = self.existing_shards(), self.format.page_bits
+        (shards, damage), page_bits = self._existing(), self.format.page_bits
         if len(shards).bit_length() + page_bits + POSITION_BITS > 61:
             raise UnsupportedError(f"{self.path}: too many index pages to list the chunks in one directory")
         begin = cookie >> (page_bits + POSITION_BITS)
         page = cookie >> POSITION_BITS & ((1 << page_bits) - 1)
         skip = cookie & ((1 << POSITION_BITS) - 1)
-        damage: CorruptShardError | None = None
         for ordinal in range(begin, len(shards)):
             shard = int(shards[ordinal])
             try:
@@ -483,7 +510,7 @@ class ChunkStore:
                 damage = e
             page = skip = 0
         if damage is not None:
-            raise damage
+            raise damage.with_traceback(None)
 
     def _pages(self, shard: int, first: int) -> Iterator[int]:
         """The numbers of a shard's pages that hold entries, from `first` on."""
@@ -491,10 +518,12 @@ class ChunkStore:
             try:
                 root = self._root(shard, self.source.open(shard), block)
                 pages = self.format.nonempty_pages(block, root)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return
             except ValueError as e:
-                raise CorruptShardError(self.path, self.source.key(shard), str(e)) from e
+                raise self._damage(shard, str(e)) from e
+            except (IsADirectoryError, PermissionError) as e:
+                raise self._unreadable(shard, e) from e
             yield from (n for n in pages.tolist() if n >= first)
 
     def _scan_page(self, shard: int, number: int, base: int, skip: int) -> Iterator[ChunkBatch]:
@@ -502,7 +531,7 @@ class ChunkStore:
         if page is None:
             return
         slots = page.index.all_slots()
-        mtime_ns = self.stat(shard).mtime_ns
+        mtime_ns = self._mtime_ns(shard)
         for start in range(skip, len(slots), 4096):
             stop = min(start + 4096, len(slots))
             coords, valid = self.format.coords(shard, number, slots[start:stop])

@@ -40,7 +40,7 @@ def unravel(number: int, dims: Sequence[int]) -> Coords:
     """The inverse of `ravel`."""
     out = []
     for d in reversed(dims):
-        number, c = divmod(number, d)
+        number, c = divmod(number, max(d, 1))  # an axis of length 0 has no cells, but shards are named all the same
         out.append(c)
     return tuple(reversed(out))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from shardfs.errors import CorruptShardError
 
 Coords: TypeAlias = tuple[int, ...]
 U64: TypeAlias = npt.NDArray[np.uint64]
@@ -68,8 +71,8 @@ class ShardSource(Protocol):
         On a remote store a missing shard may show only at the first `read`, as the same error.
         """
 
-    def existing(self) -> U64:
-        """The numbers of the shards that exist, ascending."""
+    def existing(self) -> tuple[U64, CorruptShardError | None]:
+        """The numbers of the shards that exist, ascending; and the damage for which some may be missing."""
 
     def reopen(self, shard: int) -> None:
         """Forget what is remembered of the shard object, so that `open` sees what is there now."""

@@ -106,7 +106,7 @@ def _key_path(key: Any) -> str:
     if not isinstance(key, str) or not key:
         raise ValueError(f"key should be a relative path, not {key!r}")
     path = posixpath.normpath(key)
-    if path.startswith(("/", "..")) or path == "." or "\0" in path:
+    if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path:
         raise ValueError(f"key {key!r} leads out of the volume's directory")
     return path
 
