@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 ROOT = 1
 TABLE_END = 1 << 48
 NUMBERS_END = 1 << 63
+MAX_NODES = 1 << 56
+"""Numbers that one collection may use: more than any real array needs, and never all that there are."""
+
 REST = 1 << 61
 """Cookies from here on stand for the names in a directory that are no chunks."""
 
@@ -341,22 +344,25 @@ class Tree:
             place = chunks.place(number)
             if place.level >= chunks.depth:
                 raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
-            if cookie < REST:
-                yield from chunks.scan(place, cookie)
-            foreign = self._foreign(chunks, place)
-            yield from self._scan_rest(foreign, cookie)
+            yield from self._scan_both(chunks, place, self._foreign(chunks, place), cookie)
             return
         node = self._node(number)
         if not isinstance(node, _Directory):
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
         content = self._open(node)
+        top = content.chunks if content.chunks is not None and content.chunks.root is None else None
+        yield from self._scan_both(top, Place(0, 0), self._others(node, content), cookie)
+
+    def _scan_both(
+        self, chunks: ChunkTree | None, place: Place, others: Iterator[tuple[str, Attributes | None]], cookie: int
+    ) -> Iterator[Batch]:
         damage: CorruptShardError | None = None
-        if content.chunks is not None and content.chunks.root is None and cookie < REST:
+        if chunks is not None and cookie < REST:
             try:
-                yield from content.chunks.scan(Place(0, 0), cookie)
+                yield from chunks.scan(place, cookie)
             except CorruptShardError as e:  # told at the end, after all that can be listed
                 damage = e
-        yield from self._scan_rest(self._others(node, content), cookie)
+        yield from self._scan_rest(others, cookie)
         if damage is not None:
             raise damage
 
@@ -383,7 +389,7 @@ class Tree:
             path = f"{directory.path}/{entry.name}" if directory.path else entry.name
             yield entry.name, self._quick(path, entry, content.below.get(entry.name, ()))
         for name in content.below:
-            if name not in seen:
+            if name not in seen and name not in documents:
                 yield name, self._child(directory, content, name)
 
     def _quick(
@@ -473,7 +479,7 @@ class Tree:
             if known is not None:
                 return known
             first, count = self._next_first, ChunkTree.count(collection)
-            if count >= NUMBERS_END - first:
+            if count > MAX_NODES or count >= NUMBERS_END - first:
                 raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
             tree = ChunkTree(path, collection, chunks, self._chunk_cache, first, mtime, self._ttl)
             self._next_first = first + count
@@ -559,6 +565,10 @@ class Tree:
                 queue += self._subdirectories(directory, content)
             except CorruptShardError as e:
                 self._report(Problem(directory.path, f"{e.key}: {e.why}"))
+            except OSError as e:
+                if directory is self._root:
+                    raise
+                self._report(Problem(directory.path, f"cannot be looked into: {e}"))
 
     def _subdirectories(self, directory: _Directory, content: _Content) -> list[_Directory]:
         out: list[_Directory] = []

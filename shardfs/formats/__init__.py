@@ -57,8 +57,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def print_json(document: Any) -> bytes:
-    """The document as a file, members in their order."""
-    return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    """The document as a file, members in their order. Raise ValueError if it is nested too deeply."""
+    try:
+        text = json.dumps(document, indent=2, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair stays the escape that it was
 
 
 def formats() -> Sequence[Format]:

@@ -64,7 +64,10 @@ def _open_volume(path: str, info: dict[str, Any]) -> Dataset:
         scales[-1] = {k: v for k, v in scale.items() if k != "sharding"}
     if not collections:
         return Dataset("precomputed", problems=tuple(problems), closed=True)
-    shown = print_json({**info, "scales": scales})
+    try:
+        shown = print_json({**info, "scales": scales})
+    except ValueError as e:
+        raise CorruptShardError(path, "info", str(e)) from e
     return Dataset("precomputed", tuple(collections), {"info": shown}, tuple(problems), closed=True)
 
 

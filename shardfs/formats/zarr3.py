@@ -53,21 +53,23 @@ class Zarr3:
             return None  # the draft of 2022 has a URL there
         if doc.get("node_type") == "array":
             return _open_array(path, doc)
-        problems: list[Problem] = []
-        shown = _rewritten(path, doc, problems)
-        documents = {DOCUMENT: print_json(shown)} if shown is not doc else {}
-        return Dataset("zarr3", (), documents, tuple(problems))
+        try:
+            shown = _rewritten(doc)
+            documents = {DOCUMENT: print_json(shown)} if shown is not doc else {}
+        except (ValueError, RecursionError):
+            return Dataset("zarr3", problems=(Problem(path, f"{DOCUMENT}: nested too deeply"),))
+        return Dataset("zarr3", (), documents)
 
 
 def _open_array(path: str, doc: dict[str, Any]) -> Dataset:
     try:
         unsharded = _unshard(doc)
+        if unsharded is None:
+            return Dataset("zarr3", closed=True)
+        collection, shown = unsharded
+        return Dataset("zarr3", (collection,), {DOCUMENT: print_json(shown)}, closed=True)
     except (ValueError, TypeError, KeyError, IndexError) as e:
         return Dataset("zarr3", problems=(_problem(path, e),), closed=True)
-    if unsharded is None:
-        return Dataset("zarr3", closed=True)
-    collection, shown = unsharded
-    return Dataset("zarr3", (collection,), {DOCUMENT: print_json(shown)}, closed=True)
 
 
 def _problem(path: str, error: Exception) -> Problem:
@@ -75,7 +77,7 @@ def _problem(path: str, error: Exception) -> Problem:
     return Problem(path, f"{DOCUMENT}: {why}")
 
 
-def _rewritten(path: str, doc: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+def _rewritten(doc: dict[str, Any]) -> dict[str, Any]:
     """A group's document with the arrays in its consolidated metadata unsharded; `doc` itself if there are none."""
     consolidated = doc.get("consolidated_metadata")
     if not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
@@ -92,7 +94,7 @@ def _rewritten(path: str, doc: dict[str, Any], problems: list[Problem]) -> dict[
                 continue  # the array's own document says so when it is opened
             if unsharded is not None:
                 changed[name] = unsharded[1]
-        elif (inner := _rewritten(f"{path}/{name}", member, problems)) is not member:
+        elif (inner := _rewritten(member)) is not member:
             changed[name] = inner
     if not changed:
         return doc
@@ -124,6 +126,8 @@ def _unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None
     codecs = _codec_list(doc["codecs"])
     if not any(c["name"] == "sharding_indexed" for c in codecs):
         return None
+    if doc.get("storage_transformers"):
+        raise ValueError("storage transformers may store chunks elsewhere")
     shape = _shape(doc["shape"], "shape", 0)
     state = _start(shape, doc["chunk_grid"])
     shard_shape = None if any(state.bounds) else tuple(state.chunk)
