@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardfs.codecs import gunzip
+from shardfs.codecs import MAX_DECODED, MAX_STORED, gunzip
 from shardfs.grid import unravel
 from shardfs.model import U64, Batch, Blob, ByteRange, Collection, Coords
 
@@ -232,13 +232,13 @@ class ChunkTree:
         wanted = None if known is None else int(known(np.array([coords], np.uint64))[0])
 
         def decode(stored: bytes) -> bytes:
-            data = gunzip(stored) if wanted is None else gunzip(stored, wanted)
+            data = gunzip(stored) if wanted is None else gunzip(stored, min(wanted, MAX_DECODED))
             if wanted is not None and len(data) != wanted:
                 raise ValueError(f"{wanted} bytes expected after decompression, {len(data)} found")
             return data
 
         def load() -> tuple[bytes, int, float]:
-            data = self.chunks.read(coords, decode=decode)
+            data = self.chunks.read(coords, decode=decode, most=MAX_STORED)
             if data is None:
                 raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
             return data, len(data), self._ttl

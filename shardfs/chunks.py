@@ -193,14 +193,16 @@ def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:
         return SliceBlob(blob, 0, max(0, blob.stat().size - layer.trailer))
     if not layer.codecs:
         return blob
-    version = blob.stat().version
+    size, _, version = blob.stat()
 
     def load() -> tuple[bytes, int, float]:
-        data = codecs.decode(layer.codecs, blob.read([ByteRange(0, blob.stat().size)])[0])
+        data = codecs.decode(layer.codecs, blob.read([ByteRange(0, size)])[0])
         return data, len(data), math.inf
 
-    if not blob.stat().size:
+    if not size:
         return blob
+    if size > codecs.MAX_STORED:
+        raise ValueError(f"a shard of {size} bytes that is decoded as a whole; {codecs.MAX_STORED} is the limit")
     return BytesBlob(decoded.get((key, version, "decoded"), load), blob)
 
 
@@ -358,16 +360,25 @@ class ChunkStore:
         """Of the shard object; at most one request."""
 
         def load() -> tuple[Stat, int, float]:
-            return self.source.open(shard).stat(), 100, self._ttl
+            try:
+                return self.source.open(shard).stat(), 100, self._ttl
+            except ValueError as e:
+                raise self._damage(shard, str(e)) from e
 
         return self._cache.get((self._id, shard, "stat"), load)
 
     # ---- reading ----
 
     def read(
-        self, coords: Coords, part: ByteRange | None = None, decode: Callable[[bytes], bytes] | None = None
+        self,
+        coords: Coords,
+        part: ByteRange | None = None,
+        decode: Callable[[bytes], bytes] | None = None,
+        most: float = math.inf,
     ) -> bytes | None:
         """Stored bytes of a chunk, or `part` of them, after `decode`; None if there is no such chunk.
+
+        A chunk of more than `most` stored bytes counts as damage.
 
         If the bytes contradict the index (too few, or `decode` raises ValueError), index and version are looked up
         again and the read is tried once more. Raise CorruptShardError if the shard is the same and still wrong,
@@ -379,6 +390,8 @@ class ChunkStore:
             if found is None:
                 return None
             try:
+                if found.size > most:
+                    raise ValueError(f"{found.size} stored bytes; {most} is the limit")
                 return self._read_found(found, part, decode)
             except ValueError as e:
                 why = f"chunk {coords}: {e}"
@@ -470,7 +483,7 @@ class ChunkStore:
     def _mtime_ns(self, shard: int) -> int:
         try:
             return self.stat(shard).mtime_ns
-        except FileNotFoundError:  # its index is still known
+        except (FileNotFoundError, CorruptShardError):  # its index is still known
             return 0
 
     def existing_shards(self) -> U64:

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-MAX_DECODED = 1 << 30
+MAX_DECODED = 128 << 20
 """A chunk or shard that decodes to more than this is refused, so that a small hostile file cannot fill the memory."""
+
+MAX_STORED = MAX_DECODED + (MAX_DECODED >> 6)
+"""What is larger before decoding cannot be smaller after it, but for what a codec adds to incompressible data."""
+
+PIECE = 16 << 20
 
 
 class BytesCodec(NamedTuple):
@@ -25,16 +30,18 @@ def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
     total = 0
     while data:
         decoder = zlib.decompressobj(31)
-        try:
-            part = decoder.decompress(data, limit - total + 1)
-        except zlib.error as e:
-            raise ValueError(f"not gzip data: {e}") from e
-        total += len(part)
-        if total > limit:
-            raise ValueError(f"grows beyond {limit} bytes when decompressed")
-        if not decoder.eof:
-            raise ValueError("a gzip member ends too early")
-        out.append(part)
+        while not decoder.eof:
+            try:
+                part = decoder.decompress(data, PIECE)  # at once, zlib would take twice the memory of the result
+            except zlib.error as e:
+                raise ValueError(f"not gzip data: {e}") from e
+            data = decoder.unconsumed_tail
+            total += len(part)
+            if total > limit:
+                raise ValueError(f"grows beyond {limit} bytes when decompressed")
+            if not part and not data and not decoder.eof:
+                raise ValueError("a gzip member ends too early")
+            out.append(part)
         data = decoder.unused_data
     if not out:
         raise ValueError("not gzip data: empty")
@@ -57,7 +64,22 @@ def _gzip(data: bytes, _: Mapping[str, Any]) -> bytes:
 def _zstd(data: bytes, _: Mapping[str, Any]) -> bytes:
     from numcodecs.zstd import Zstd
 
+    if not 0 <= _zstd_size(data) <= MAX_DECODED:
+        raise ValueError(f"no zstd frame that tells a size of at most {MAX_DECODED} bytes")
     return bytes(Zstd().decode(data))
+
+
+def _zstd_size(data: bytes) -> int:
+    """The size that a frame tells its content to have, -1 if it does not (RFC 8878, section 3.1.1.1)."""
+    if data[:4] != b"\x28\xb5\x2f\xfd":
+        return -1
+    descriptor = int.from_bytes(data[4:5])
+    single = descriptor >> 5 & 1
+    size = (single, 2, 4, 8)[descriptor >> 6]
+    start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
+    if not size:
+        return -1
+    return int.from_bytes(data[start : start + size], "little") + (256 if size == 2 else 0)
 
 
 def _blosc(data: bytes, _: Mapping[str, Any]) -> bytes:

@@ -88,7 +88,8 @@ def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list
             last, members = merged[-1]
             stop = max(last.stop, r.stop)
             if r.start - last.stop <= max_gap and stop - last.start <= max_merged:
-                merged[-1] = (ByteRange(last.start, stop), [*members, i])
+                members.append(i)
+                merged[-1] = (ByteRange(last.start, stop), members)
                 continue
         merged.append((r, [i]))
     return merged
@@ -304,7 +305,7 @@ class FsspecStore:
         for i, r in enumerate(requests):
             if isinstance(r, Suffix):
                 out[i] = self._read_one(path, r)
-            else:
+            elif r.stop > r.start:
                 ranges.append((i, r))
         merged = coalesce([r for _, r in ranges], MAX_GAP, MAX_MERGED)
         starts, stops = [r.start for r, _ in merged], [r.stop for r, _ in merged]
