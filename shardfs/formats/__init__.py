@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from shardfs.model import Dataset
 
 MAX_DOCUMENT_BYTES = 64 << 20
-MAX_CONTAINERS = 1_000_000
-MAX_ITEMS = 4_000_000
+MAX_CONTAINERS = 500_000
+MAX_ITEMS = 1_000_000
 """A metadata document beyond these is taken for damage: parsing it could cost more memory than the mount may use."""
+
+MAX_PRETTY = 64 << 10
 
 
 class Format(Protocol):
@@ -59,7 +61,9 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def print_json(document: Any) -> bytes:
     """The document as a file, members in their order. Raise ValueError if it is nested too deeply."""
     try:
-        text = json.dumps(document, indent=2, ensure_ascii=False)
+        text = json.dumps(document, ensure_ascii=False)
+        if len(text) <= MAX_PRETTY:  # indentation can make a large, deep document a thousand times as large
+            text = json.dumps(document, indent=2, ensure_ascii=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair stays the escape that it was
