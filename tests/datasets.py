@@ -138,7 +138,11 @@ def sharding(
     location: str | None = None,
 ) -> Json:
     """The codec; `location` None leaves the member out, which means the end."""
-    configuration: dict[str, Json] = {"chunk_shape": list(inner), "codecs": list(codecs), "index_codecs": list(index)}
+    configuration: dict[str, Json] = {
+        "chunk_shape": list(inner),
+        "codecs": list(codecs),
+        "index_codecs": list(index),
+    }
     if location is not None:
         configuration["index_location"] = location
     return {"name": "sharding_indexed", "configuration": configuration}
@@ -251,7 +255,11 @@ _VARIANTS: dict[str, _Zarr] = {
         unread_sharded=_ZARR_PYTHON,
     ),
     "transpose_inside": _Zarr(
-        *_CUBE, (2, 3, 4), [sharding((2, 3, 4), [transpose(2, 0, 1), LITTLE])], [transpose(2, 0, 1), LITTLE], unread=_Z5
+        *_CUBE,
+        (2, 3, 4),
+        [sharding((2, 3, 4), [transpose(2, 0, 1), LITTLE])],
+        [transpose(2, 0, 1), LITTLE],
+        unread=_Z5,
     ),
     "nested": _Zarr(
         (17, 15), (8, 8), (2, 2), [sharding((4, 4), [sharding((2, 2), location="start")])], unread_sharded=_Z5
@@ -310,7 +318,11 @@ _VARIANTS: dict[str, _Zarr] = {
         [sharding((2, 3))],
         members={
             "dimension_names": ["y", None],
-            "attributes": {"big": 2**64 - 1, "text": "µm \u2028", "nested": {"z": [1, {"a": None}], "a": 1.5}},
+            "attributes": {
+                "big": 2**64 - 1,
+                "text": "µm \u2028",
+                "nested": {"z": [1, {"a": None}], "a": 1.5},
+            },
             "storage_transformers": [],
             "example_extension": {"must_understand": False, "level": 3},
         },
@@ -371,7 +383,10 @@ _AFTER: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
         [BytesCodec()],
     ),
     # Each inner shard of 4x3 is compressed as a whole inside the outer shard.
-    "nested_gzip_after_inner": ([ShardingCodec(chunk_shape=(4, 3), codecs=[_PLAIN, GzipCodec()])], [BytesCodec()]),
+    "nested_gzip_after_inner": (
+        [ShardingCodec(chunk_shape=(4, 3), codecs=[_PLAIN, GzipCodec()])],
+        [BytesCodec()],
+    ),
     "nested_crc32c_after_both": (
         [ShardingCodec(chunk_shape=(4, 3), codecs=[_PLAIN, Crc32cCodec()]), Crc32cCodec()],
         [BytesCodec()],
@@ -409,8 +424,11 @@ def _rectilinear(root: Path, name: str) -> Dataset:
     path, twin = root / "sharded", root / "plain"
     data = ramp((10, 12), "uint8")
     handmade.write_rectilinear(path, data.tobytes())
-    variant = _Zarr((10, 12), (2, 3), (2, 3), [{"name": "bytes"}], dtype="uint8", members={"attributes": {}})
+    variant = _Zarr((10, 12), (2, 3), (2, 3), [{"name": "bytes"}], dtype="uint8")
     _write_tensorstore(twin, variant, variant.inner, variant.codecs)
+    # tensorstore leaves out what is the default; the document by hand says it.
+    keys = {"name": "default", "configuration": {"separator": "/"}}
+    _add_members(twin / "zarr.json", {"attributes": {}, "chunk_key_encoding": keys})
     return Dataset(name, "zarr3", path, twin, {"": data}, _ZARR_CLIENTS, frozenset())
 
 
@@ -441,7 +459,11 @@ def _add_members(path: Path, members: Mapping[str, Json]) -> None:
 
 def _write_group(root: Path, sharded: bool) -> dict[str, Array]:
     """root: `raw` (never sharded), `labels/` with `cells` and `deep/er` (sharded), consolidated at two levels."""
-    arrays = {"labels/cells": ramp((7, 10)), "labels/deep/er": ramp((20,), "uint32"), "raw": ramp((8, 8), "uint8")}
+    arrays = {
+        "labels/cells": ramp((7, 10)),
+        "labels/deep/er": ramp((20,), "uint32"),
+        "raw": ramp((8, 8), "uint8"),
+    }
     top = zarr.create_group(root, attributes={"title": "a group", "size": 2**64 - 1})
     labels = top.create_group("labels", attributes={"source": {"by": "hand"}})
     cells = labels.create_array(
@@ -507,7 +529,12 @@ def _ome_pyramid(root: Path, name: str) -> Dataset:
         group = zarr.create_group(target, attributes={"ome": ome})
         for path, data in arrays.items():
             group.create_array(
-                path, shape=data.shape, chunks=(8, 8), shards=shards, dtype="uint8", dimension_names=["y", "x"]
+                path,
+                shape=data.shape,
+                chunks=(8, 8),
+                shards=shards,
+                dtype="uint8",
+                dimension_names=["y", "x"],
             )[...] = data
     return Dataset(name, "zarr3", root / "sharded", root / "plain", arrays, _ZARR_CLIENTS, _ZARR_CLIENTS)
 
@@ -602,7 +629,9 @@ _VOLUMES: dict[str, _Volume] = {
     },
     **{
         f"index_{index}_data_{data}": _Volume(
-            _spec(preshift=1, minishard=2, shard=1, index=index, data=data), size=(17, 9, 10), offset=(-5, 3, 0)
+            _spec(preshift=1, minishard=2, shard=1, index=index, data=data),
+            size=(17, 9, 10),
+            offset=(-5, 3, 0),
         )
         for index in ("raw", "gzip")
         for data in ("raw", "gzip")
@@ -655,7 +684,11 @@ def _two_scales(root: Path, name: str) -> Dataset:
     """Only the coarse scale is sharded, and other directories and files lie beside the scales."""
     fine = _Volume(None, offset=(-4, 2, 0))
     coarse = _Volume(
-        _spec(minishard=1, shard=1), size=(5, 4, 5), chunk=(2, 2, 2), offset=(-2, 1, 0), resolution=(16, 16, 40)
+        _spec(minishard=1, shard=1),
+        size=(5, 4, 5),
+        chunk=(2, 2, 2),
+        offset=(-2, 1, 0),
+        resolution=(16, 16, 40),
     )
     arrays: dict[str, Array] = {}
     foreign: dict[str, bytes] = {

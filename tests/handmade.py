@@ -109,7 +109,10 @@ def zarr_metadata(
     inner: Sequence[int],
     *,
     location: Location = "end",
-    index_codecs: Sequence[Json] = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}),
+    index_codecs: Sequence[Json] = (
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "crc32c"},
+    ),
     codecs: Sequence[Json] = ({"name": "bytes"},),
     data_type: str = "uint8",
     separator: str = "/",
@@ -878,7 +881,10 @@ def _zarr_documents() -> dict[str, Json]:
     for _ in range(60):
         nested = zarr_metadata((1, 1), (1, 1), (1, 1), codecs=nested)["codecs"]
     huge = zarr_metadata((2**63, 2**63), (2**62, 2**62), (2**61, 2**61))
-    rectilinear = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[[2, 2**62]], 4]}}
+    rectilinear = {
+        "name": "rectilinear",
+        "configuration": {"kind": "inline", "chunk_shapes": [[[2, 2**62]], 4]},
+    }
     return {
         "shape_2_63": huge,
         "shape_beyond_64_bits": zarr_metadata((2**64, 10**40), (4, 4), (2, 2)),

@@ -1,0 +1,405 @@
+"""Fixtures: datasets written once per session, clients in processes of their own, and real mounts.
+
+A test must never wait on its own mount for ever: every command has a time-out, a watchdog ends the daemon of a mount
+that is held too long (reads on it then fail instead of hanging), and a mount left behind fails the test that left it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pytest
+
+from tests import datasets
+from tests.datasets import ROOT, Array, Client, Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+MOUNT_SECONDS = 30.0
+CLIENT_SECONDS = 60.0
+HELD_SECONDS = 100.0  # below the time-out of a test, so that a hang ends as a failed test
+
+
+# ----------------------------------------------------------------------------------------------- processes
+
+
+def _run(command: Sequence[str | Path], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command and give up on it after `timeout`, even if it hangs in a file system and cannot be killed.
+
+    `subprocess.run` would wait for the killed process. Output goes to a file: a daemon that the command leaves behind
+    would keep a pipe open.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, **options
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+            code = -signal.SIGALRM
+        out.seek(0)
+        err.seek(0)
+        text = err.read()
+        if code == -signal.SIGALRM:
+            text += f"\nno end within {timeout:g} s"
+        return subprocess.CompletedProcess(command, code, out.read(), text)
+
+
+class ClientError(Exception):
+    """A client could not read; `error` and `message` are those of the exception it met."""
+
+    def __init__(self, script: str, run: subprocess.CompletedProcess[str]) -> None:
+        line = run.stdout.strip().rsplit("\n", 1)[-1]
+        try:
+            told = json.loads(line)
+        except json.JSONDecodeError:
+            told = {"error": f"status {run.returncode}", "message": line}
+        self.error = str(told["error"])
+        self.message = str(told["message"])
+        super().__init__(f"{script}: {self.error}: {self.message}\n{run.stderr}")
+
+
+def run_client(
+    script: str,
+    *args: str | Path,
+    python: str | Path = sys.executable,
+    timeout: float = CLIENT_SECONDS,
+) -> subprocess.CompletedProcess[str]:
+    """Run `tests/clients/<script>.py` with `python`; ClientError if it fails or takes too long."""
+    command = [python, "-m", f"tests.clients.{script}", *map(str, args)]
+    run = _run(command, timeout, cwd=ROOT)
+    if run.returncode:
+        raise ClientError(script, run)
+    return run
+
+
+def find_python_cv() -> Path:
+    """The Python of the virtualenv that has cloud-volume; skips the test if there is none."""
+    python = datasets.cloudvolume_python()
+    if not python.exists():
+        pytest.skip(f"cloud-volume: no {python} (see SHARDFS_CV_PYTHON)")
+    return python
+
+
+def read_with(client: Client, dataset: Dataset, path: Path, member: str | None = None) -> Array:
+    """What `client` reads from the tree at `path`: the dataset itself, its twin or a mount of it."""
+    name = next(iter(dataset.arrays)) if member is None else member
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory, "out.npy")
+        if client == "cloudvolume":
+            missing = ["--fill-missing"] if dataset.fill_missing else []
+            run_client("read_cloudvolume", path, out, "--mip", name, *missing, python=find_python_cv())
+        elif client == "tensorstore" and dataset.format == "precomputed":
+            run_client("read_tensorstore", "neuroglancer_precomputed", path, out, "--scale", name)
+        elif client == "tensorstore":
+            run_client("read_tensorstore", "zarr3", path / name, out)
+        else:
+            run_client(f"read_{client}", path, out, "--member", name)
+        array: Array = np.load(out)
+        return array
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever mounts is marked so, before `-m` chooses."""
+    for item in items:
+        if {"mounted", "fuse_requests"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.fuse)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("fuse"):
+        need_fuse()
+
+
+@pytest.fixture(scope="session")
+def python_cv() -> Path:
+    return find_python_cv()
+
+
+# ------------------------------------------------------------------------------------------------ datasets
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Dataset]:
+    """`dataset("zarr3", "nested")`: written on first use, shared by the session, not to be written to."""
+    written: dict[tuple[str, str], Dataset] = {}
+
+    def get(kind: str, name: str) -> Dataset:
+        if (kind, name) not in written:
+            registry = {"zarr3": datasets.ZARR3, "precomputed": datasets.PRECOMPUTED}[kind]
+            written[kind, name] = registry[name](tmp_path_factory.mktemp(f"{kind}-{name}"))
+        return written[kind, name]
+
+    return get
+
+
+@pytest.fixture(params=sorted(datasets.ZARR3))
+def zarr3_dataset(request: pytest.FixtureRequest, dataset: Callable[[str, str], Dataset]) -> Dataset:
+    """Each Zarr variant in turn."""
+    return dataset("zarr3", request.param)
+
+
+@pytest.fixture(params=sorted(datasets.PRECOMPUTED))
+def precomputed_dataset(request: pytest.FixtureRequest, dataset: Callable[[str, str], Dataset]) -> Dataset:
+    """Each precomputed variant in turn."""
+    return dataset("precomputed", request.param)
+
+
+# -------------------------------------------------------------------------------------------------- mounts
+
+
+@dataclass(frozen=True)
+class MountEntry:
+    """A line of /proc/self/mountinfo; reading it asks nothing of the mounted file system."""
+
+    path: Path
+    major: int
+    minor: int
+    fstype: str
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def mount_entries() -> list[MountEntry]:
+    entries = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        words = before.split(" ")
+        major, minor = words[2].split(":")
+        entries.append(MountEntry(Path(_unescape(words[4])), int(major), int(minor), after.split(" ")[0]))
+    return entries
+
+
+def mount_entry(path: Path) -> MountEntry | None:
+    """The topmost mount on `path`."""
+    found = [entry for entry in mount_entries() if entry.path == path]
+    return found[-1] if found else None
+
+
+class MountFailed(Exception):
+    """`shardfs mount` gave an error; `returncode` and `stderr` are what it left."""
+
+    def __init__(self, run: subprocess.CompletedProcess[str]) -> None:
+        self.returncode = run.returncode
+        self.stderr = run.stderr
+        super().__init__(f"shardfs mount: status {run.returncode}\n{run.stdout}{run.stderr}")
+
+
+def _start_time(pid: int) -> str | None:
+    """What tells a process from a later one with its number; None when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def daemon_pid(mountpoint: Path) -> int:
+    """The process that serves a mount, as the mount itself tells; asked in a process that may hang."""
+    ask = "import os, sys; print(os.getxattr(sys.argv[1], 'user.shardfs.pid').decode())"
+    run = _run([sys.executable, "-IS", "-c", ask, mountpoint], 10)
+    if run.returncode:
+        raise AssertionError(f"{mountpoint} does not tell user.shardfs.pid: {run.stderr}")
+    return int(run.stdout)
+
+
+def _wait_gone(pid: int, started: str | None, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while started is not None and _start_time(pid) == started:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _kill(pid: int, started: str | None) -> None:
+    if started is not None and _start_time(pid) == started:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def unmount(mountpoint: Path) -> None:
+    """`fusermount3 -u`, tried again while the mount is busy for a moment, at last lazily."""
+    run = None
+    for _ in range(20):
+        if mount_entry(mountpoint) is None:
+            return
+        run = _run(["fusermount3", "-u", mountpoint], 10)
+        if run.returncode:
+            time.sleep(0.1)
+    _run(["fusermount3", "-uz", mountpoint], 10)
+    if mount_entry(mountpoint) is not None:
+        raise AssertionError(f"{mountpoint} cannot be unmounted: {run.stderr if run else ''}")
+
+
+def need_fuse() -> None:
+    """Skip the test where nothing can be mounted."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no /dev/fuse")
+    if shutil.which("fusermount3") is None:
+        pytest.skip("no fusermount3")
+
+
+class Mounted(Protocol):
+    """`with mounted(source, "--layout", "native") as path:`."""
+
+    def __call__(
+        self, source: str | Path, *cli_args: str, env: dict[str, str] | None = None
+    ) -> AbstractContextManager[Path]: ...
+
+
+@contextmanager
+def _mounted(
+    mountpoint: Path, source: str | Path, cli_args: Sequence[str], env: dict[str, str] | None
+) -> Iterator[Path]:
+    mountpoint.mkdir()
+    command = [sys.executable, "-m", "shardfs", "mount", str(source), str(mountpoint), *cli_args]
+    run = _run(command, MOUNT_SECONDS, cwd=ROOT, env={**os.environ, **(env or {})})
+    if run.returncode:
+        unmount(mountpoint)
+        mountpoint.rmdir()
+        raise MountFailed(run)
+    try:
+        pid = daemon_pid(mountpoint)
+    except BaseException:
+        unmount(mountpoint)
+        raise
+    started = _start_time(pid)
+    watchdog = threading.Timer(HELD_SECONDS, _kill, (pid, started))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield mountpoint
+    finally:
+        watchdog.cancel()
+        _end_mount(mountpoint, pid, started)
+
+
+def _end_mount(mountpoint: Path, pid: int, started: str | None) -> None:
+    try:
+        unmount(mountpoint)
+        if not _wait_gone(pid, started, 10):
+            raise AssertionError(f"the daemon {pid} of {mountpoint} outlives its mount; is a file on it still open?")
+    finally:
+        _kill(pid, started)
+    mountpoint.rmdir()
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Mounted:
+    """Mount a source for the length of a `with` block with `shardfs mount`, in a daemon as users have it."""
+    need_fuse()
+    numbers = count()
+
+    def mount(source: str | Path, *cli_args: str, env: dict[str, str] | None = None) -> AbstractContextManager[Path]:
+        return _mounted(tmp_path / f"mnt{next(numbers)}", source, cli_args, env)
+
+    return mount
+
+
+@pytest.fixture(autouse=True)
+def no_mount_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail a test that leaves a mount; only this session's directory counts, for others may run beside it."""
+    base = tmp_path_factory.getbasetemp()
+    before = {entry.path for entry in mount_entries()}  # those of fixtures that outlive the test
+    yield
+    left = [entry.path for entry in mount_entries() if entry.path.is_relative_to(base) and entry.path not in before]
+    for path in reversed(left):
+        _run(["fusermount3", "-uz", path], 10)
+    if left:
+        pytest.fail(f"mounts left behind: {', '.join(map(str, left))}")
+
+
+# ------------------------------------------------------------------------------------------- FUSE requests
+
+
+class FuseRequests(Protocol):
+    """`with fuse_requests(path) as counts:`; the counts are there when the block is left."""
+
+    def __call__(self, mount_path: Path) -> AbstractContextManager[Counter[str]]: ...
+
+
+_INSTANCES = count()
+_REQUEST = re.compile(r"fuse_request_send: .*\(FUSE_(\w+)\)")
+
+
+@contextmanager
+def _tracefs() -> Iterator[Path]:
+    """tracefs, mounted for us alone: where it usually is another test run may be unmounting it."""
+    if os.geteuid() != 0:
+        pytest.skip("counting FUSE requests needs root")
+    directory = Path(tempfile.mkdtemp(prefix="tracefs-"))
+    try:
+        if _run(["mount", "-t", "tracefs", "tracefs", directory], 10).returncode:
+            pytest.skip("tracefs cannot be mounted")
+        try:
+            if not (directory / "events/fuse/fuse_request_send").is_dir():
+                pytest.skip("the kernel has no tracepoint for FUSE requests")
+            yield directory
+        finally:
+            _run(["umount", directory], 10)
+    finally:
+        directory.rmdir()
+
+
+def _lost(instance: Path) -> int:
+    """Events that did not fit into the buffers."""
+    stats = (path.read_text() for path in instance.glob("per_cpu/cpu*/stats"))
+    return sum(int(number) for text in stats for number in re.findall(r"(?:overrun|dropped events): (\d+)", text))
+
+
+@contextmanager
+def _fuse_requests(mount_path: Path) -> Iterator[Counter[str]]:
+    entry = mount_entry(mount_path)
+    if entry is None:
+        raise AssertionError(f"{mount_path} is not a mountpoint")
+    counts: Counter[str] = Counter()
+    with _tracefs() as root:
+        # An instance has buffers and filters of its own, so concurrent tests do not disturb each other.
+        instance = root / "instances" / f"shardfs-{os.getpid()}-{next(_INSTANCES)}"
+        instance.mkdir()
+        try:
+            event = instance / "events/fuse/fuse_request_send"
+            (instance / "buffer_size_kb").write_text("8192")
+            # The kernel packs a device number as major << 20 | minor.
+            (event / "filter").write_text(f"connection == {entry.major << 20 | entry.minor}")
+            (event / "enable").write_text("1")
+            try:
+                yield counts
+            finally:
+                (event / "enable").write_text("0")
+            counts.update(_REQUEST.findall((instance / "trace").read_text()))
+            if lost := _lost(instance):
+                raise AssertionError(f"{lost} FUSE requests were not counted")
+        finally:
+            instance.rmdir()
+
+
+@pytest.fixture
+def fuse_requests() -> FuseRequests:
+    """Count the requests that the kernel sends for one mount, by name: LOOKUP, READ, ... (FORGET is not traced)."""
+    return _fuse_requests
