@@ -499,9 +499,7 @@ def _group(root: Path, name: str) -> Dataset:
     return Dataset(name, "zarr3", root / "sharded", root / "plain", arrays, clients, clients, foreign=foreign)
 
 
-@_register(ZARR3, "group_consolidated")
-def _group_consolidated(root: Path, name: str) -> Dataset:
-    """Every array's document is in `labels/zarr.json` and again in the root's: all copies must be rewritten."""
+def _write_consolidated(root: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for target, sharded in ((root / "sharded", True), (root / "plain", False)):
         arrays = _write_group(target, sharded)
@@ -509,9 +507,28 @@ def _group_consolidated(root: Path, name: str) -> Dataset:
             warnings.simplefilter("ignore")
             zarr.consolidate_metadata(str(target / "labels"))
             zarr.consolidate_metadata(str(target))
-        # zarr-python drops members it does not know, so this one comes last.
-        _add_members(target / "zarr.json", {"example_extension": {"must_understand": False}})
+    return arrays
+
+
+@_register(ZARR3, "group_consolidated")
+def _group_consolidated(root: Path, name: str) -> Dataset:
+    """Every array's document is in `labels/zarr.json` and again in the root's: all copies must be rewritten."""
+    arrays = _write_consolidated(root)
     return Dataset(name, "zarr3", root / "sharded", root / "plain", arrays, _ZARR_CLIENTS, _ZARR_CLIENTS)
+
+
+@_register(ZARR3, "group_members")
+def _group_members(root: Path, name: str) -> Dataset:
+    """Unknown members in groups and in consolidated documents; zarr-python opens no group that has any."""
+    arrays = _write_consolidated(root)
+    extension = {"example_extension": {"must_understand": False, "big": 2**64 - 1}}
+    for target in (root / "sharded", root / "plain"):
+        document = json.loads((target / "zarr.json").read_text())
+        document["consolidated_metadata"]["metadata"]["labels/cells"].update(extension)
+        (target / "zarr.json").write_text(json.dumps({**document, **extension}))
+        _add_members(target / "labels/zarr.json", extension)
+    clients = _ZARR_CLIENTS - {"zarr3"}
+    return Dataset(name, "zarr3", root / "sharded", root / "plain", arrays, clients, clients)
 
 
 @_register(ZARR3, "ome_pyramid")
