@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from shardfs import __version__, options
-from shardfs.errors import ShardfsError, UnsupportedError, is_expected
+from shardfs import __version__, errors, options
+from shardfs.errors import ShardfsError, is_expected
 
 if TYPE_CHECKING:
     from shardfs.chunk_tree import Attributes
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-OK, UNEXPECTED, USAGE, NOT_FOUND, NOT_A_DATASET = 0, 1, 2, 3, 4
-"""Exit codes; `mount` adds 5, the mount failed, and 6, it was not ready in time."""
+OK, USAGE = 0, 2
+"""Exit codes of its own; the others are in `errors.exit_code`."""
 
 PIECE = 8 << 20
 
@@ -405,24 +405,14 @@ def _bytes(n: float) -> str:
 
 def exit_code(error: BaseException) -> int:
     """What the shell is told of an error that ended a verb."""
-    if isinstance(error, click.UsageError | options.OptionError):
-        return USAGE
-    if isinstance(error, UnsupportedError):
-        return NOT_A_DATASET
-    return NOT_FOUND if isinstance(error, OSError) else UNEXPECTED
+    return USAGE if isinstance(error, click.UsageError | options.OptionError) else errors.exit_code(error)
 
 
 def message(error: BaseException) -> str:
     """One line for the user."""
     if isinstance(error, click.ClickException):
-        text = error.format_message()
-    elif isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    elif isinstance(error, OSError | ShardfsError | options.OptionError):
-        text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error}"
-    return " ".join(text.split())
+        return " ".join(error.format_message().split())
+    return str(error) if isinstance(error, options.OptionError) else errors.message(error)
 
 
 def _is_bug(error: BaseException) -> bool:

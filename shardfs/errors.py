@@ -40,6 +40,10 @@ class NotADatasetError(UnsupportedError):
     """The source holds no sharded data that shardfs knows."""
 
 
+class MountError(OSError):
+    """The mountpoint is no good, or the kernel, fusermount3 or libfuse refused; the message says which."""
+
+
 def errno_of(error: BaseException) -> int:
     """The errno a program on the mount sees; the only such table.
 
@@ -70,3 +74,26 @@ def errno_of(error: BaseException) -> int:
 def is_expected(error: BaseException) -> bool:
     """Whether `error` describes the data, the store or the request, and so is no bug of shardfs."""
     return isinstance(error, ShardfsError | OSError)
+
+
+def exit_code(error: BaseException) -> int:
+    """What the shell is told of an error that ended the program.
+
+    1 unexpected, 3 source not found or unreadable, 4 not a supported sharded dataset, 5 mount failed.
+    """
+    if isinstance(error, MountError):
+        return 5
+    if isinstance(error, UnsupportedError):
+        return 4
+    return 3 if isinstance(error, OSError) else 1
+
+
+def message(error: BaseException) -> str:
+    """One line for the user."""
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    elif is_expected(error):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split())

@@ -1,0 +1,361 @@
+"""libfuse 3 and the kernel's FUSE protocol: mount, negotiate, decode requests, encode replies. No policy.
+
+libfuse mounts (through fusermount3 where that is needed), negotiates the protocol, unmounts, and answers whatever
+nobody here knows. Requests are read from the session's descriptor and answered on it directly, as packed structs:
+that costs half a microsecond where a ctypes callback and reply cost three, and the kernel's structs never change,
+while libfuse's (`fuse_file_info`, `fuse_conn_info`) moved fields in 3.15 and 3.17.
+
+Struct layouts are those of `include/uapi/linux/fuse.h`, protocol 7.23 and later, in the byte order of the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.errors import MountError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import ModuleType
+
+    from shardfs.model import U64, Batch
+
+# Opcodes. What is not here is answered by libfuse, which says ENOSYS; the kernel mostly does not ask again.
+LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, GETXATTR, LISTXATTR = 1, 2, 3, 14, 15, 17, 18, 22, 23
+INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, IOCTL, BATCH_FORGET, READDIRPLUS = 26, 27, 28, 29, 36, 39, 42, 44
+SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE = 4, 6, 8, 9, 10, 11, 12, 13, 16
+SETXATTR, REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE = 21, 24, 35, 43, 45, 47, 51
+MODIFYING = (SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR, CREATE,
+             FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE)  # fmt: skip
+
+OPEN_DIRECT_IO, OPEN_KEEP_CACHE = 1, 2  # of fuse_open_out
+
+MAX_TRANSFER = 1 << 20
+"""The most bytes one request can carry; libfuse derives the kernel's pages per request from it."""
+
+REQUEST_BUFFER = MAX_TRANSFER + 4096
+"""What a buffer for requests must hold: the kernel refuses smaller ones, though only WRITE would fill it."""
+
+# Requests. Offsets count from the start of the request, whose header has 40 bytes.
+BODY = 40
+HEADER_IN = Struct("=IIQQ")  # length, opcode, unique, node
+FORGET_IN = Struct("=Q")  # how often
+BATCH_FORGET_IN = Struct("=I4x")  # count; then pairs of node, how often
+READ_IN = Struct("=8xQI")  # offset, size (of READ, READDIR, READDIRPLUS)
+GETXATTR_IN = Struct("=I4x")  # size; then the name
+
+# Replies
+HEADER_OUT = Struct("=IiQ")  # length, -errno, unique
+HEADER_SIZE = HEADER_OUT.size
+_ATTR = "QQQqqqIIIIIIIIII"  # ino size blocks atime mtime ctime their-nsec*3 mode nlink uid gid rdev blksize flags
+_ENTRY_OUT = Struct("=IiQ" + "QQQQII" + _ATTR)  # node, generation, entry and attribute timeout, their nsec
+_ATTR_OUT = Struct("=IiQ" + "QII" + _ATTR)  # attribute timeout, its nsec
+_OPEN_OUT = Struct("=IiQ" + "QI4x")  # handle, flags
+_STATFS_OUT = Struct("=IiQ" + "QQQQQIII28x")  # blocks free available files ffree bsize namelen frsize
+_XATTR_SIZE_OUT = Struct("=IiQ" + "I4x")
+
+BLOCK = 4096  # st_blksize: what programs take for a good size of a read
+
+# What we ask of INIT (FUSE_CAP_*; the numbers are part of libfuse's ABI)
+_CAP_READDIRPLUS, _CAP_READDIRPLUS_AUTO = 1 << 13, 1 << 14
+_CAP_SPLICE = 1 << 7 | 1 << 8 | 1 << 9
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What INIT settles with the kernel. 0 means: as the kernel likes."""
+
+    max_read: int = 0
+    max_readahead: int = 0
+    max_background: int = 0
+
+
+class Session:
+    """One mount. Use it in this order: construct, `mount`, `negotiate`, serve `fd`, `unmount`, `close`."""
+
+    def __init__(self, options: Sequence[str], limits: Limits) -> None:
+        """`options` are mount options, `key` or `key=value`, as mount.fuse3(8) knows them."""
+        self._fuse = _libfuse()
+        self._limits = limits
+        self._negotiated = False
+        if limits.max_read:
+            options = [*options, f"max_read={limits.max_read}"]  # libfuse wants it here and in INIT
+        argv = (ctypes.c_char_p * 3)(b"shardfs", b"-o", ",".join(map(_escaped, options)).encode("utf8", "surrogateescape"))
+        self._arguments = (_Arguments(3, argv, 0), argv)
+        # The table of operations is a list of pointers that begins with `init`; a shorter one is allowed.
+        self._init = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(self._on_init)
+        operations = ctypes.cast(self._init, ctypes.c_void_p)
+        with _stderr() as said:
+            self._handle = self._fuse.new(self._arguments[0], ctypes.byref(operations), ctypes.sizeof(operations), None)
+        if not self._handle:
+            raise MountError(errno.EINVAL, said() or "libfuse refused the mount options")
+        self.fd = -1
+
+    def mount(self, mountpoint: str) -> None:
+        """Mount; requests can be read from `fd` afterwards, INIT first (`negotiate` does that)."""
+        with _stderr() as said:
+            failed = self._fuse.mount(self._handle, os.fsencode(mountpoint))
+        if failed:
+            raise MountError(errno.EIO, said() or f"cannot mount on {mountpoint}")
+        # Our own descriptor: libfuse closes its one in `unmount`, while a thread may still be reading.
+        self.fd = os.dup(self._fuse.fd(self._handle))
+
+    def negotiate(self) -> None:
+        """Answer INIT. The mount serves from then on."""
+        buffer = RequestBuffer()
+        while not self._negotiated:
+            self.answer(buffer, os.readv(self.fd, [buffer.view]))
+
+    def answer(self, request: RequestBuffer, size: int) -> None:
+        """Let libfuse answer a request."""
+        self._fuse.process(self._handle, ctypes.byref(self._fuse.Buffer(size=size, mem=request.address)))
+
+    def unmount(self) -> None:
+        """Detach the mount, if it is still there. Programs that have files open on it keep it alive."""
+        self._fuse.unmount(self._handle)
+
+    def close(self) -> None:
+        """Free everything. No thread may be serving `fd` any more."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self._fuse.destroy(self._handle)
+
+    def _on_init(self, _userdata: int, connection: int) -> None:
+        conn = ctypes.cast(connection, self._fuse.Connection).contents
+        # Not READDIRPLUS_AUTO: find, du and cp list first and stat later, which makes the kernel guess wrong.
+        conn.want = (conn.want | conn.capable & _CAP_READDIRPLUS) & ~(_CAP_READDIRPLUS_AUTO | _CAP_SPLICE)
+        conn.max_write = MAX_TRANSFER
+        conn.max_read = self._limits.max_read
+        if self._limits.max_readahead:
+            conn.max_readahead = min(conn.max_readahead, self._limits.max_readahead)
+        if self._limits.max_background:
+            conn.max_background = self._limits.max_background
+        self._negotiated = True
+
+
+class RequestBuffer:
+    """Memory that requests are read into: page-aligned, and warm because it is used again."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, REQUEST_BUFFER)
+        self.view = memoryview(self._memory)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+
+class _Arguments(ctypes.Structure):
+    _fields_ = (("argc", ctypes.c_int), ("argv", ctypes.POINTER(ctypes.c_char_p)), ("allocated", ctypes.c_int))
+
+
+class _Library:
+    """The functions of libfuse that are needed, and the two structs that mfusepy knows for every version of it."""
+
+    def __init__(self, mfusepy: ModuleType, library: ctypes.CDLL) -> None:
+        pointer, integer = ctypes.c_void_p, ctypes.c_int
+        self.Buffer: Any = mfusepy.fuse_buf
+        self.Connection: Any = ctypes.POINTER(mfusepy.fuse_conn_info)
+
+        def function(name: str, result: Any, *arguments: Any) -> Any:
+            found = getattr(library, f"fuse_session_{name}")
+            found.restype, found.argtypes = result, arguments
+            return found
+
+        self.new = function("new", pointer, ctypes.POINTER(_Arguments), pointer, ctypes.c_size_t, pointer)
+        self.mount = function("mount", integer, pointer, ctypes.c_char_p)
+        self.fd = function("fd", integer, pointer)
+        self.process = function("process_buf", None, pointer, ctypes.POINTER(mfusepy.fuse_buf))
+        self.unmount = function("unmount", None, pointer)
+        self.destroy = function("destroy", None, pointer)
+
+
+@functools.cache
+def _libfuse() -> _Library:
+    """Load libfuse 3. mfusepy left alone takes libfuse 2 if that is there, and runs compilers to look for it."""
+    for name in ("libfuse3.so.4", "libfuse3.so.3"):
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(name)
+            break
+    else:
+        raise MountError(errno.ENOENT, "libfuse 3 is not installed: apt install fuse3")
+    before = os.environ.get("FUSE_LIBRARY_PATH")
+    os.environ["FUSE_LIBRARY_PATH"] = name
+    try:
+        import mfusepy
+    finally:
+        if before is None:
+            del os.environ["FUSE_LIBRARY_PATH"]
+        else:
+            os.environ["FUSE_LIBRARY_PATH"] = before
+    return _Library(mfusepy, library)
+
+
+def _escaped(option: str) -> str:
+    return option.replace("\\", "\\\\").replace(",", "\\,")
+
+
+@contextlib.contextmanager
+def _stderr() -> Iterator[Any]:
+    """Catch what libfuse and fusermount3 say: standard error is the only place where they give reasons."""
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+
+        def said() -> str:
+            file.seek(0)
+            return file.read().decode("utf8", "replace").strip()
+
+        try:
+            yield said
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+# ---- replies
+
+
+def error(unique: int, number: int) -> bytes:
+    """A reply that carries an errno, or with 0 plain success."""
+    return HEADER_OUT.pack(HEADER_SIZE, -number, unique)
+
+
+def data(unique: int, size: int) -> bytes:
+    """The header of a reply that `size` bytes of data follow."""
+    return HEADER_OUT.pack(HEADER_SIZE + size, 0, unique)
+
+
+def opened(unique: int, flags: int) -> bytes:
+    """A reply to OPEN and OPENDIR."""
+    return _OPEN_OUT.pack(_OPEN_OUT.size, 0, unique, 0, flags)
+
+
+def xattr_size(unique: int, size: int) -> bytes:
+    """A reply to GETXATTR and LISTXATTR from a program that asks how much memory it needs."""
+    return _XATTR_SIZE_OUT.pack(_XATTR_SIZE_OUT.size, 0, unique, size)
+
+
+def filesystem(unique: int, s: os.statvfs_result) -> bytes:
+    """A reply to STATFS."""
+    return _STATFS_OUT.pack(
+        _STATFS_OUT.size, 0, unique, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_bsize, s.f_namemax,
+        s.f_frsize,
+    )  # fmt: skip
+
+
+class Timeout:
+    """Seconds, as the protocol wants them: whole, and nanoseconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = min(int(seconds), 1 << 62) if seconds != float("inf") else 1 << 62
+        self.nanoseconds = int((seconds - int(seconds)) * 1e9) if seconds < 1 << 31 else 0
+
+
+class Encoder:
+    """Makes the replies that describe files; holds what all files of a mount have in common."""
+
+    def __init__(
+        self, *, file_mode: int, dir_mode: int, uid: int, gid: int, attr_timeout: float, entry_timeout: float,
+        negative_timeout: float,
+    ) -> None:  # fmt: skip
+        """Modes are complete, with the type of the file."""
+        self._file, self._dir = (file_mode, 1, uid, gid, 0, BLOCK, 0), (dir_mode, 2, uid, gid, 0, BLOCK, 0)
+        attr, entry, negative = Timeout(attr_timeout), Timeout(entry_timeout), Timeout(negative_timeout)
+        self._attr_timeout = (attr.seconds, attr.nanoseconds, 0)
+        self._timeouts = (entry.seconds, attr.seconds, entry.nanoseconds, attr.nanoseconds)
+        self._absent = (negative.seconds, 0, negative.nanoseconds, 0, *(0,) * 16)
+
+    def entry(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytes:
+        """A reply to LOOKUP."""
+        seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
+        return _ENTRY_OUT.pack(
+            144, 0, unique, number, 0, *self._timeouts, number, size, (size + 511) >> 9, seconds, seconds, seconds,
+            nanoseconds, nanoseconds, nanoseconds, *(self._dir if directory else self._file),
+        )  # fmt: skip
+
+    def absent(self, unique: int) -> bytes:
+        """A reply to LOOKUP of a name that does not exist; the kernel remembers that, if there is a time-out."""
+        if not self._absent[0] and not self._absent[2]:
+            return error(unique, errno.ENOENT)
+        return _ENTRY_OUT.pack(144, 0, unique, 0, 0, *self._absent)
+
+    def attributes(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytes:
+        """A reply to GETATTR."""
+        seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
+        return _ATTR_OUT.pack(
+            120, 0, unique, *self._attr_timeout, number, size, (size + 511) >> 9, seconds, seconds, seconds,
+            nanoseconds, nanoseconds, nanoseconds, *(self._dir if directory else self._file),
+        )  # fmt: skip
+
+    def records(
+        self, batch: Batch, nodes: U64, offsets: U64, *, plus: bool
+    ) -> tuple[memoryview, npt.NDArray[np.int64]]:
+        """The body of replies to READDIRPLUS or READDIR: all records one behind the other, and where each ends.
+
+        Args:
+            batch: what the records say; its cookies are not looked at.
+            nodes: the numbers the kernel is to keep with the attributes; 0 gives an entry that is only a name.
+            offsets: the positions behind each entry, as the kernel will name them in the next request.
+            plus: with attributes, for READDIRPLUS.
+        """
+        width = -(-batch.names.itemsize // 8)
+        records = np.zeros(len(batch.names), _record(width))
+        records["node"], records["ino"], records["dirent_ino"] = nodes, batch.numbers, batch.numbers
+        records["dirent_offset"] = offsets
+        for field, value in zip(_TIMEOUT_FIELDS, self._timeouts, strict=True):
+            records[field] = value
+        self._fill_attributes(records, batch)
+        octets = np.ascontiguousarray(batch.names).view(np.uint8).reshape(len(records), -1)
+        records["name"][:, : octets.shape[1]] = octets
+        lengths = np.count_nonzero(octets, axis=1)
+        records["dirent_namelen"] = lengths
+        words = records.view(np.uint64).reshape(len(records), -1)[:, 0 if plus else _PLUS_WORDS :]
+        fixed = words.shape[1] - width
+        used = fixed + (lengths + 7) // 8
+        # Names differ in length and records do not keep their padding beyond 8 bytes.
+        body = words[np.arange(fixed + width) < used[:, None]]
+        return memoryview(body).cast("B"), np.cumsum(used) * 8
+
+    def _fill_attributes(self, records: npt.NDArray[Any], batch: Batch) -> None:
+        sizes = np.maximum(batch.sizes, 0)
+        records["size"], records["blocks"] = sizes, (sizes + 511) >> 9
+        seconds, nanoseconds = np.divmod(batch.mtimes_ns, 1_000_000_000)
+        for field in ("atime", "mtime", "ctime"):
+            records[field], records[f"{field}_nsec"] = seconds, nanoseconds
+        for field, of_dir, of_file in zip(_SHARED_FIELDS, self._dir, self._file, strict=True):
+            same = of_dir == of_file
+            records[field] = of_file if same else np.where(batch.directories, np.uint32(of_dir), np.uint32(of_file))
+        records["dirent_type"] = records["mode"] >> 12
+
+
+_TIMEOUT_FIELDS = ("entry_valid", "attr_valid", "entry_valid_nsec", "attr_valid_nsec")
+_SHARED_FIELDS = ("mode", "nlink", "uid", "gid", "rdev", "blksize", "flags")
+_PLUS_WORDS = 16  # 64-bit words of a record that READDIRPLUS has and READDIR has not
+
+
+@functools.lru_cache(maxsize=32)
+def _record(name_words: int) -> np.dtype[np.void]:
+    """A fuse_direntplus: fuse_entry_out, then fuse_dirent."""
+    wide = ["node", "generation", "entry_valid", "attr_valid"]
+    times = ["atime", "mtime", "ctime"]
+    return np.dtype(
+        [(name, "u8") for name in wide]
+        + [(name, "u4") for name in ("entry_valid_nsec", "attr_valid_nsec")]
+        + [(name, "u8") for name in ("ino", "size", "blocks")]
+        + [(name, "i8") for name in times]
+        + [(f"{name}_nsec", "u4") for name in times]
+        + [(name, "u4") for name in _SHARED_FIELDS]
+        + [("dirent_ino", "u8"), ("dirent_offset", "u8"), ("dirent_namelen", "u4"), ("dirent_type", "u4")]
+        + [("name", "u1", (8 * name_words,))]
+    )

@@ -1,0 +1,519 @@
+"""FUSE requests -> `Tree`: what the kernel is told, what it may remember, and which thread asks.
+
+Exactly one thread, the leader, reads requests and answers them. Before a request has to wait (for the store, or for a
+disk) its thread passes leadership on to another one and finishes the request aside. So requests that can be answered
+from memory never pay for a switch of threads, and never queue behind one that waits. See docs/concurrency.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import select
+import stat
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import inf
+from threading import get_ident
+from time import monotonic as clock
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from shardfs import __version__
+from shardfs.errors import ShardfsError, errno_of
+from shardfs.fuse import lowlevel
+from shardfs.model import U64, Batch
+from shardfs.tree import ROOT, TABLE_END
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardfs.chunk_tree import Attributes, Extent
+    from shardfs.tree import Tree
+
+log = logging.getLogger("shardfs.fuse")
+
+RECENT = 512  # attributes kept between the LOOKUP of a file and its READs
+DIRECT_IO_OVER = 128 << 10  # up to the kernel's readahead one READ fills the page cache, and that pays
+LISTINGS = 64  # directories being listed at the same time, before some must start over at their position
+
+NODES_PER_LISTING = 1 << 20
+"""Entries of one directory that the kernel is given inodes for while it lists. It keeps about 1 KiB for each until it
+is short of memory; behind that many only names are sent, and a `stat` of one costs a request."""
+
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuseSettings:
+    """How a mount behaves towards the kernel and its users; names as mount.fuse3(8) has them.
+
+    Args:
+        file_mode, dir_mode: permission bits, before `umask`.
+        attr_timeout, entry_timeout, negative_timeout: seconds the kernel may remember attributes, names, and that
+            a name does not exist. The source of a read-only mount is taken not to change.
+        max_read, max_readahead: bytes; 0 leaves the kernel's own.
+        threads: requests that may wait for the store at the same time, plus one.
+        poll_us: microseconds to look for the next request before going to sleep, while requests come densely.
+        direct_io: read chunks over 128 KiB past the page cache: faster once, but they cannot be mapped shared.
+        kernel: further mount options for the kernel, such as nodev or noexec.
+    """
+
+    allow_other: bool = False
+    allow_root: bool = False
+    default_permissions: bool = False
+    uid: int | None = None
+    gid: int | None = None
+    umask: int = 0
+    file_mode: int = 0o444
+    dir_mode: int = 0o555
+    attr_timeout: float = 3600.0
+    entry_timeout: float = 3600.0
+    negative_timeout: float = 3600.0
+    max_read: int = 0
+    max_readahead: int = 0
+    threads: int = 16
+    poll_us: int = 0
+    direct_io: bool = False
+    kernel: tuple[str, ...] = ()
+
+    def options(self) -> list[str]:
+        """The mount options for libfuse. A mount is read-only to the kernel too, so that it asks for no changes."""
+        flags = ("allow_other", "allow_root", "default_permissions")
+        return ["ro", *(name for name in flags if getattr(self, name)), *self.kernel]
+
+    def encoder(self) -> lowlevel.Encoder:
+        """The encoder of replies that shows files as these settings want them."""
+        return lowlevel.Encoder(
+            file_mode=stat.S_IFREG | self.file_mode & ~self.umask,
+            dir_mode=stat.S_IFDIR | self.dir_mode & ~self.umask,
+            uid=os.getuid() if self.uid is None else self.uid,
+            gid=os.getgid() if self.gid is None else self.gid,
+            attr_timeout=self.attr_timeout,
+            entry_timeout=self.entry_timeout,
+            negative_timeout=self.negative_timeout,
+        )
+
+    def limits(self) -> lowlevel.Limits:
+        """What INIT settles. Readahead is a background request, of which the kernel sends few at a time by itself."""
+        return lowlevel.Limits(self.max_read, self.max_readahead, max(64, 2 * self.threads))
+
+
+class Server:
+    """Serves one tree on one session."""
+
+    def __init__(self, settings: FuseSettings) -> None:
+        self.settings = settings
+        self.encoder = settings.encoder()
+        self.recent: dict[int, Attributes] = {}
+        self.listings = _Listings(self.encoder)
+        self.complaints = _Complaints()
+        self._leader: _Worker | None = None
+        self._ended = False
+        self._workers = self._idle = 0
+        self._mutex = threading.Lock()  # guards the two counts
+        self._leadership = threading.Semaphore(0)
+
+    def waiting(self) -> None:
+        """Called in the thread of a request right before it waits: another thread shall read the next request.
+
+        In any other thread, and when all threads are waiting already, this does nothing.
+        """
+        leader = self._leader
+        if leader is not None and leader.ident == get_ident() and self._find_follower():
+            leader.leading = False
+            self._leader = None
+            self._leadership.release()
+
+    def run(self, tree: Tree, session: lowlevel.Session) -> None:
+        """Serve until the mount is gone. The threads that helped end too, but are not waited for."""
+        self.tree, self.session = tree, session
+        self._workers = self._idle = 1
+        self._leadership.release()
+        self._work()
+
+    def _find_follower(self) -> bool:
+        with self._mutex:
+            if self._idle:
+                return True
+            if self._workers == self.settings.threads:
+                return False
+            self._workers += 1
+            self._idle += 1
+        threading.Thread(target=self._work, name=f"shardfs-{self._workers}", daemon=True).start()
+        return True
+
+    def _work(self) -> None:
+        worker = _Worker(self)
+        while True:
+            self._leadership.acquire()
+            with self._mutex:
+                self._idle -= 1
+            if not self._ended:
+                self._leader = worker
+                worker.leading = True
+                self._ended = not worker.lead()
+            if self._ended:
+                self._leadership.release()  # the next one shall see it and end, too
+                return
+            with self._mutex:
+                self._idle += 1
+
+
+class _Worker:
+    """One thread's buffers, and the requests it knows to answer."""
+
+    def __init__(self, server: Server) -> None:
+        self.ident = get_ident()
+        self.leading = False
+        self._server, self._tree, self._session = server, server.tree, server.session
+        self._encoder, self._recent = server.encoder, server.recent
+        self._fd = server.session.fd
+        self._inbox = lowlevel.RequestBuffer()
+        self._request = self._inbox.view
+        # A reply with data lies behind its header, so that it leaves in one piece; the data begins on a page.
+        self._outbox = memoryview(mmap.mmap(-1, _PAGE + lowlevel.MAX_TRANSFER))
+        self._buffers = (self._request,)
+        self._poll_s = server.settings.poll_us / 1e6
+        self._poller = select.poll()
+        self._poller.register(self._fd, select.POLLIN)
+        self._dense = False
+        self._handlers = self._table()
+
+    def _table(self) -> list[Callable[[int, int, int], None]]:
+        table: list[Callable[[int, int, int], None]] = [self._leave_to_libfuse] * 256
+        nosys = self._refusal(errno.ENOSYS)
+        known = {
+            lowlevel.LOOKUP: self._lookup,
+            lowlevel.FORGET: self._forget,
+            lowlevel.BATCH_FORGET: self._batch_forget,
+            lowlevel.GETATTR: self._getattr,
+            lowlevel.READ: self._read,
+            lowlevel.READDIR: self._readdir,
+            lowlevel.READDIRPLUS: self._readdirplus,
+            lowlevel.STATFS: self._statfs,
+            lowlevel.GETXATTR: self._getxattr,
+            lowlevel.LISTXATTR: self._listxattr,
+            # Told so once, the kernel opens files by itself, and keeps listings and pages from one open to the next.
+            lowlevel.OPEN: self._open if self._server.settings.direct_io else nosys,
+            lowlevel.OPENDIR: nosys,
+            lowlevel.RELEASE: self._refusal(0),
+            # Nobody could be told in time: see docs/concurrency.md.
+            lowlevel.INTERRUPT: nosys,
+            lowlevel.IOCTL: self._refusal(errno.ENOTTY),  # Python asks every file whether it is a terminal
+            **dict.fromkeys(lowlevel.MODIFYING, self._refusal(errno.EROFS)),
+        }
+        for opcode, handler in known.items():
+            table[opcode] = handler
+        return table
+
+    # ---- the loop
+
+    def lead(self) -> bool:
+        """Serve until leadership was passed on (then True) or the mount is gone (then False)."""
+        request, header, handlers, receive = self._request, lowlevel.HEADER_IN.unpack_from, self._handlers, self._receive
+        while self.leading:
+            size = receive()
+            if not size:
+                return False
+            _, opcode, unique, node = header(request)
+            try:
+                handlers[opcode & 255](unique, node, size)
+            except (OSError, ShardfsError) as failure:
+                self._send(lowlevel.error(unique, errno_of(failure)))
+                self._server.complaints.about(failure)
+            except Exception as bug:
+                self._send(lowlevel.error(unique, errno.EIO))
+                if self._server.complaints.are_due(repr(bug)):
+                    log.exception("request %d of node %d failed: this is a bug", opcode, node)
+        return True
+
+    def _receive(self) -> int:
+        """Read the next request, and say how long it is; 0 if the mount is gone."""
+        while True:
+            try:
+                return os.readv(self._fd, self._buffers)
+            except BlockingIOError:
+                self._await_request()
+            except OSError as failure:
+                if failure.errno == errno.ENOENT:  # whoever asked was interrupted in that moment
+                    continue
+                if failure.errno != errno.ENODEV:
+                    log.error("cannot read requests: %s", failure)
+                return 0
+
+    def _await_request(self) -> None:
+        """Return when a request may be there. Looks for it without sleeping only while they come densely."""
+        began = clock()
+        if self._dense:
+            while clock() - began < self._poll_s:
+                os.sched_yield()
+                if self._poller.poll(0):
+                    return
+        self._poller.poll()
+        self._dense = clock() - began < self._poll_s
+
+    def _send(self, reply: memoryview | bytes) -> bool:
+        """Send a reply; False if nobody waits for it any more."""
+        try:
+            os.write(self._fd, reply)
+        except OSError as failure:
+            return self._lost(failure)
+        return True
+
+    def _send_data(self, unique: int, body: memoryview | bytes) -> bool:
+        try:
+            os.writev(self._fd, (lowlevel.data(unique, len(body)), body))
+        except OSError as failure:
+            return self._lost(failure)
+        return True
+
+    def _lost(self, failure: OSError) -> bool:
+        if failure.errno not in (errno.ENOENT, errno.ENODEV):  # whoever asked was interrupted, or the mount is gone
+            log.error("cannot send a reply: %s", failure)
+        return False
+
+    # ---- names and attributes
+
+    def _lookup(self, unique: int, parent: int, size: int) -> None:
+        try:
+            found = self._tree.lookup(parent, bytes(self._request[lowlevel.BODY : size - 1]))
+        except FileNotFoundError:
+            self._send(self._encoder.absent(unique))
+            return
+        number = found.number
+        if number < TABLE_END:
+            self._tree.remember(number)
+        self._keep(found)
+        reply = self._encoder.entry(unique, number, found.directory, found.size, found.mtime_ns)
+        if not self._send(reply) and number < TABLE_END:
+            self._tree.forget(number, 1)
+
+    def _keep(self, attributes: Attributes) -> None:
+        if len(self._recent) >= RECENT:
+            self._recent.clear()
+        self._recent[attributes.number] = attributes
+
+    def _getattr(self, unique: int, number: int, _size: int) -> None:
+        found = self._tree.attributes(number)
+        self._keep(found)
+        self._send(self._encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns))
+
+    def _forget(self, _unique: int, number: int, _size: int) -> None:
+        if number < TABLE_END:
+            self._tree.forget(number, *lowlevel.FORGET_IN.unpack_from(self._request, lowlevel.BODY))
+
+    def _batch_forget(self, _unique: int, _number: int, _size: int) -> None:
+        (count,) = lowlevel.BATCH_FORGET_IN.unpack_from(self._request, lowlevel.BODY)
+        start = lowlevel.BODY + lowlevel.BATCH_FORGET_IN.size
+        pairs = np.frombuffer(self._request, np.uint64, 2 * count, start).reshape(-1, 2)
+        for number, times in pairs[pairs[:, 0] < TABLE_END].tolist():
+            self._tree.forget(number, times)
+
+    # ---- bytes
+
+    def _open(self, unique: int, number: int, _size: int) -> None:
+        found = self._recent.get(number) or self._tree.attributes(number)
+        direct = found.extent is not None and found.size > DIRECT_IO_OVER
+        self._send(lowlevel.opened(unique, lowlevel.OPEN_DIRECT_IO if direct else lowlevel.OPEN_KEEP_CACHE))
+
+    def _read(self, unique: int, number: int, _size: int) -> None:
+        offset, size = lowlevel.READ_IN.unpack_from(self._request, lowlevel.BODY)
+        found = self._recent.get(number)
+        if found is None:
+            found = self._tree.attributes(number)
+            self._keep(found)
+        if found.extent is None:
+            self._send_data(unique, self._tree.read(number, offset, size))
+            return
+        if size > found.size - offset:
+            size = max(found.size - offset, 0)
+        data, position = self._outbox[_PAGE : _PAGE + size], found.extent.start + offset
+        try:
+            got = os.preadv(found.extent.fd, (data,), position, os.RWF_NOWAIT)
+        except OSError:  # not in the page cache, or a file system that cannot say
+            got = -1
+        if got != size:
+            self._read_slowly(found, data, position)
+        begin = _PAGE - lowlevel.HEADER_SIZE
+        lowlevel.HEADER_OUT.pack_into(self._outbox, begin, size + lowlevel.HEADER_SIZE, 0, unique)
+        self._send(self._outbox[begin : _PAGE + size])
+
+    def _read_slowly(self, file: Attributes, data: memoryview, position: int) -> None:
+        """Read from a disk or a server, while another thread leads."""
+        extent = cast("Extent", file.extent)
+        self._server.waiting()
+        got = os.preadv(extent.fd, (data,), position)
+        if got != len(data):
+            message = f"file {file.number} ends early: {len(data)} bytes wanted at {position} of its shard, {got} there"
+            raise OSError(errno.EIO, message)
+
+    # ---- directories
+
+    def _readdirplus(self, unique: int, number: int, _size: int) -> None:
+        self._list(unique, number, plus=True)
+
+    def _readdir(self, unique: int, number: int, _size: int) -> None:
+        self._list(unique, number, plus=False)
+
+    def _list(self, unique: int, number: int, *, plus: bool) -> None:
+        offset, size = lowlevel.READ_IN.unpack_from(self._request, lowlevel.BODY)
+        page, remembered = self._server.listings.page(self._tree, number, offset, size, plus=plus)
+        for entry in remembered:
+            self._tree.remember(entry)
+        if not self._send_data(unique, page):
+            for entry in remembered:
+                self._tree.forget(entry, 1)
+
+    # ---- everything else
+
+    def _statfs(self, unique: int, _number: int, _size: int) -> None:
+        self._send(lowlevel.filesystem(unique, self._tree.statvfs()))
+
+    def _getxattr(self, unique: int, number: int, size: int) -> None:
+        start = lowlevel.BODY + lowlevel.GETXATTR_IN.size
+        name = str(self._request[start : size - 1], "utf8", "surrogateescape")
+        if not name.startswith("user."):
+            # ENODATA would be true as well, but on this answer `ls -l` stops asking every file for its ACL.
+            raise OSError(errno.EOPNOTSUPP, name)
+        value = self._xattrs(number).get(name)
+        if value is None:
+            raise OSError(errno.ENODATA, name)
+        self._send_xattr(unique, value)
+
+    def _listxattr(self, unique: int, number: int, _size: int) -> None:
+        self._send_xattr(unique, b"".join(name.encode() + b"\0" for name in self._xattrs(number)))
+
+    def _xattrs(self, number: int) -> dict[str, bytes]:
+        own = {}
+        if number == ROOT:
+            own = {"user.shardfs.pid": b"%d" % os.getpid(), "user.shardfs.version": __version__.encode()}
+        return {**self._tree.xattrs(number), **own}
+
+    def _send_xattr(self, unique: int, value: bytes) -> None:
+        (room,) = lowlevel.GETXATTR_IN.unpack_from(self._request, lowlevel.BODY)
+        if room == 0:
+            self._send(lowlevel.xattr_size(unique, len(value)))
+        elif room < len(value):
+            raise OSError(errno.ERANGE, "no room for the extended attribute")
+        else:
+            self._send_data(unique, value)
+
+    def _leave_to_libfuse(self, _unique: int, _number: int, size: int) -> None:
+        self._session.answer(self._inbox, size)
+
+    def _refusal(self, number: int) -> Callable[[int, int, int], None]:
+        """A handler that always answers the same errno."""
+
+        def refuse(unique: int, _number: int, _size: int) -> None:
+            self._send(lowlevel.error(unique, number))
+
+        return refuse
+
+
+class _Listings:
+    """Directories being listed: what was built of them but not sent yet, by node and position.
+
+    There are no directory handles, as OPENDIR is not answered. A listing that is not found here goes on with a new
+    scan from its position.
+    """
+
+    def __init__(self, encoder: lowlevel.Encoder) -> None:
+        self._encoder = encoder
+        self._streams: OrderedDict[tuple[int, int, bool], _Stream] = OrderedDict()
+
+    def page(self, tree: Tree, number: int, offset: int, size: int, *, plus: bool) -> tuple[memoryview, list[int]]:
+        """At most `size` bytes of records from position `offset`, and which table nodes they tell the kernel of."""
+        # Taking the stream out makes this thread its only user.
+        stream = self._streams.pop((number, offset, plus), None)
+        if stream is None:
+            stream = _Stream(self._encoder, tree, number, offset, plus=plus)
+        page, remembered, offset = stream.take(size)
+        self._streams[number, offset, plus] = stream
+        if len(self._streams) > LISTINGS:
+            with contextlib.suppress(KeyError):  # two threads may be here
+                self._streams.popitem(last=False)
+        return page, remembered
+
+
+class _Stream:
+    """One directory, as records, from one position on."""
+
+    def __init__(self, encoder: lowlevel.Encoder, tree: Tree, number: int, offset: int, *, plus: bool) -> None:
+        self._encoder, self._plus = encoder, plus
+        self._batches = self._scan(tree, number, offset)
+        self._room = NODES_PER_LISTING if plus else 0
+        self._body, self._nodes = memoryview(b""), np.empty(0, np.uint64)
+        self._ends = self._offsets = np.empty(0, np.int64)
+        self._at, self._sent = 0, 0  # records and bytes of this body that were sent
+        self._offset = offset
+
+    @staticmethod
+    def _scan(tree: Tree, number: int, offset: int) -> Iterator[tuple[Batch, U64]]:
+        """Positions are cookies plus 2: `.` is at 0, `..` at 1."""
+        if offset < 2:
+            none, zero = np.full(2, -1), np.zeros(2, np.int64)
+            names, numbers = np.array([b".", b".."]), np.full(2, number, np.uint64)
+            dots = Batch(names, numbers, np.ones(2, bool), none, zero, np.array([1, 2], np.uint64))
+            yield Batch(*(column[offset:] for column in dots)), dots.cookies[offset:]
+        for batch in tree.scan(number, max(offset - 2, 0)):
+            if len(batch.names):
+                yield batch, batch.cookies + np.uint64(2)
+
+    def take(self, size: int) -> tuple[memoryview, list[int], int]:
+        """The next records that fit into `size` bytes, the table nodes among them, and the position behind them."""
+        if self._at == len(self._ends) and not self._build():
+            return memoryview(b""), [], self._offset
+        last = int(self._ends.searchsorted(self._sent + size, "right"))
+        end = int(self._ends[last - 1])
+        nodes = self._nodes[self._at : last]
+        page, self._offset = self._body[self._sent : end], int(self._offsets[last - 1])
+        self._at, self._sent = last, end
+        return page, nodes[(nodes != 0) & (nodes < TABLE_END)].tolist(), self._offset
+
+    def _build(self) -> bool:
+        batch, self._offsets = next(self._batches, (None, self._offsets))
+        if batch is None:
+            return False
+        self._nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
+        self._nodes[self._room :] = 0
+        self._room = max(self._room - len(self._nodes), 0)
+        self._body, self._ends = self._encoder.records(batch, self._nodes, self._offsets, plus=self._plus)
+        self._at = self._sent = 0
+        return True
+
+
+class _Complaints:
+    """Says each thing once in a while: a broken shard that is read in a loop must not fill the log."""
+
+    AGAIN_S = 60.0
+    KEPT = 1000
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def about(self, failure: Exception) -> None:
+        """Log what stands behind an errno, unless it is an ordinary answer."""
+        if isinstance(failure, OSError) and failure.errno in _ORDINARY or isinstance(failure, FileNotFoundError):
+            return
+        message = str(failure) or repr(failure)
+        if self.are_due(message):
+            log.warning("%s", message)
+
+    def are_due(self, message: str) -> bool:
+        """Whether this was not said for a while."""
+        now = clock()
+        if now - self._said.get(message, -inf) < self.AGAIN_S:
+            return False
+        if len(self._said) >= self.KEPT:
+            self._said.clear()
+        self._said[message] = now
+        return True
+
+
+_ORDINARY = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENODATA, errno.EOPNOTSUPP, errno.ERANGE}

@@ -1,0 +1,310 @@
+"""Start and end of a mount: check the mountpoint, fork, open the source, mount, report that it answers; unmount.
+
+A daemon forks before anything touches fsspec or starts a thread: fsspec's event loop does not survive a fork. What goes
+wrong in the child travels through a pipe to the parent, which prints it and exits with its code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import logging
+import logging.handlers
+import os
+import resource
+import select
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from shardfs.errors import MountError, exit_code, is_expected, message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.fuse.server import FuseSettings
+    from shardfs.tree import Tree
+
+log = logging.getLogger(__name__)
+
+NOT_READY = 6
+"""Exit code: the mount did not answer in time."""
+
+FS_TYPE = "fuse.shardfs"
+DETACH = 2  # umount2(2): MNT_DETACH
+
+LAST_ANSWERS_S = 5.0
+"""After SIGTERM, how long programs that still use the mount are served before the daemon ends under them."""
+
+
+def mount(
+    source: str,
+    mountpoint: str,
+    *,
+    foreground: bool,
+    ready_timeout: float,
+    open_tree: Callable[[Callable[[], None]], Tree],
+    fuse: FuseSettings,
+    fsname: str | None = None,
+    log_file: str | None = None,
+    log_level: str = "warning",
+) -> int:
+    """Mount a source; the exit code. In the foreground, returns when it is unmounted, else when the mount answers.
+
+    Args:
+        open_tree: opens the source, given the hook to call before waiting. Called in the daemon.
+        ready_timeout: seconds until a daemon that does not answer is ended.
+        fsname: what findmnt shows as the source.
+    """
+    mountpoint = os.path.abspath(mountpoint)
+    _check_mountpoint(mountpoint)
+
+    def serve(ready: Callable[[], None]) -> None:
+        _serve(mountpoint, open_tree, fuse, fsname or public_name(source), ready)
+
+    if foreground:
+        _log_to(None if log_file is None else _file_handler(log_file), log_level)
+        serve(lambda: log.info("%s is mounted on %s", source, mountpoint))
+        return 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    receive, send = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(receive)
+        _daemon(serve, send, log_file, log_level)
+    os.close(send)
+    return _await_daemon(pid, receive, ready_timeout, mountpoint)
+
+
+# ---- the mountpoint ----
+
+
+def mount_type(mountpoint: str) -> str | None:
+    """The type of the topmost file system mounted exactly there; None if there is none. Does not touch the path."""
+    found = None
+    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape") as lines:
+        for line in lines:
+            words = line.split()
+            if _unescaped(words[4]) == mountpoint:
+                found = words[words.index("-") + 1]
+    return found
+
+
+def _unescaped(path: str) -> str:
+    for code in ("040", "011", "012", "134"):
+        path = path.replace("\\" + code, chr(int(code, 8)))
+    return path
+
+
+def _check_mountpoint(mountpoint: str) -> None:
+    # A look at an autofs trigger would wait for the very mount that is being made.
+    if mount_type(mountpoint) == "autofs":
+        return
+    try:
+        is_directory = stat.S_ISDIR(os.stat(mountpoint).st_mode)
+    except OSError as e:
+        if e.errno != errno.ENOTCONN:
+            raise MountError(e.errno, e.strerror, mountpoint) from e
+        log.warning("%s: clearing the mount that a dead daemon left", mountpoint)
+        _unmount(mountpoint, lazy=True)
+        is_directory = os.path.isdir(mountpoint)
+    if not is_directory:
+        raise MountError(errno.ENOTDIR, "is not a directory", mountpoint)
+    if mount_type(os.path.realpath(mountpoint)) == FS_TYPE:
+        raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
+
+
+def public_name(source: str) -> str:
+    """The source without what may be secret: user names and passwords, queries, fragments."""
+    return "::".join(_public_part(part) for part in source.split("::"))
+
+
+def _public_part(part: str) -> str:
+    if "://" not in part:
+        return part
+    url = urlsplit(part)
+    return urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))
+
+
+# ---- serving ----
+
+
+def _serve(
+    mountpoint: str,
+    open_tree: Callable[[Callable[[], None]], Tree],
+    fuse: FuseSettings,
+    fsname: str,
+    ready: Callable[[], None],
+) -> None:
+    """Open, mount, answer requests until unmounted."""
+    from shardfs.fuse.lowlevel import Session
+    from shardfs.fuse.server import Server
+
+    _raise_descriptor_limit()
+    server = Server(fuse)
+    tree = open_tree(server.waiting)
+    session = Session([*fuse.options(), f"fsname={fsname}", "subtype=shardfs"], fuse.limits())
+    session.mount(mountpoint)
+
+    def stop(signum: int, _frame: object) -> None:
+        log.info("%s: unmounting %s", signal.Signals(signum).name, mountpoint)
+        session.unmount()
+        timer = threading.Timer(LAST_ANSWERS_S, os._exit, [0])
+        timer.daemon = True
+        timer.start()
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, stop)
+        session.negotiate()
+        ready()
+        server.run(tree, session)
+    finally:
+        # Threads may still wait for the store, so what they use is left for the end of the process to free.
+        session.unmount()
+
+
+def _raise_descriptor_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _daemon(serve: Callable[[Callable[[], None]], None], send: int, log_file: str | None, log_level: str) -> None:
+    """The child's life; does not return."""
+    code = 0
+    try:
+        os.setsid()
+        _log_to(_daemon_handler(log_file), log_level)
+
+        def ready() -> None:
+            _report(send, 0, "")
+            _detach()
+
+        serve(ready)
+    except BaseException as e:
+        code = exit_code(e)
+        if not is_expected(e):
+            log.exception("the daemon ends")
+        _report(send, code, message(e))
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _report(send: int, code: int, text: str) -> None:
+    with suppress(OSError):  # the parent has gone, or has been told before
+        os.write(send, json.dumps([code, text]).encode()[:4096])
+        os.close(send)
+
+
+def _detach() -> None:
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    if null > 2:
+        os.close(null)
+
+
+def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str) -> int:
+    """What the child reports; 6 if it reports nothing in time."""
+    if not select.select([receive], [], [], seconds)[0]:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if mount_type(mountpoint) == FS_TYPE:
+            _unmount(mountpoint, lazy=True)
+        sys.stderr.write(f"shardfs: {mountpoint}: not ready within {seconds:g} s\n")
+        return NOT_READY
+    told = os.read(receive, 4096)
+    code, text = json.loads(told) if told else (1, "the daemon ended without a word")
+    if text:
+        sys.stderr.write(f"shardfs: {text}\n")
+    return int(code)
+
+
+# ---- log ----
+
+
+def _file_handler(path: str) -> logging.Handler:
+    return logging.FileHandler(path, encoding="utf8", errors="backslashreplace")
+
+
+def _daemon_handler(log_file: str | None) -> logging.Handler:
+    if log_file is not None:
+        return _file_handler(log_file)
+    if os.path.exists("/dev/log"):
+        return logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
+    return logging.NullHandler()
+
+
+def _log_to(handler: logging.Handler | None, level: str) -> None:
+    handler = handler or logging.StreamHandler()
+    form = "shardfs[%(process)d]: %(message)s"
+    if isinstance(handler, logging.FileHandler):
+        form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=level.upper(), handlers=[handler], format=form, force=True)
+
+
+# ---- unmounting ----
+
+
+def umount(mountpoint: str, *, timeout: float, lazy: bool) -> int:
+    """Unmount and wait until the daemon has gone; the exit code, 1 if the mount is busy or no mount of shardfs."""
+    mountpoint = os.path.abspath(mountpoint)
+    if mount_type(mountpoint) != FS_TYPE:
+        mountpoint = os.path.realpath(mountpoint)
+    if mount_type(mountpoint) != FS_TYPE:
+        raise MountError(errno.EINVAL, "is not a mount of shardfs", mountpoint)
+    pid = _daemon_of(mountpoint)
+    daemon = _process(pid)
+    try:
+        _unmount(mountpoint, lazy=lazy or pid == 0)
+    except OSError as e:
+        if e.errno != errno.EBUSY:
+            raise
+        sys.stderr.write(f"shardfs: {mountpoint}: busy: a program has a file or its current directory there\n")
+        return 1
+    if daemon < 0 or lazy:
+        return 0
+    if not select.select([daemon], [], [], timeout)[0]:
+        sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {pid} has not ended within {timeout:g} s\n")
+        return 1
+    return 0
+
+
+def _daemon_of(mountpoint: str) -> int:
+    """The daemon's process number, as it says itself; 0 if it does not answer."""
+    try:
+        return int(os.getxattr(mountpoint, "user.shardfs.pid"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _process(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 if there is none."""
+    with suppress(OSError):
+        return os.pidfd_open(pid) if pid else -1
+    return -1
+
+
+def _unmount(mountpoint: str, *, lazy: bool) -> None:
+    """Raise OSError with what the kernel says, EBUSY among it."""
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount2(os.fsencode(mountpoint), DETACH if lazy else 0):
+            number = ctypes.get_errno()
+            raise MountError(number, os.strerror(number), mountpoint)
+        return
+    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if ended.returncode:  # it says why in words only; a mount of ours that it leaves in place is in use
+        busy = mount_type(mountpoint) == FS_TYPE
+        raise MountError(errno.EBUSY if busy else errno.EPERM, ended.stderr.strip(), mountpoint)
