@@ -46,6 +46,9 @@ REST = 1 << 61
 RECENT_NODES = 65_536
 """Table nodes that were handed out without the kernel (yet) counting on them."""
 
+MAX_FOREIGN = 1000
+"""Up to so many names that are no chunks are kept for a directory of chunks, so that missing ones cost no request."""
+
 SEARCH_DIRECTORIES = 2_000
 """How many directories are looked into before a source is mounted on trust."""
 
@@ -204,19 +207,33 @@ class Tree:
         """The child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
         if parent >= TABLE_END:
             chunks = self._chunks_of(parent)
-            found = chunks.lookup(parent, name)
-            return found or self._lookup_foreign(chunks, chunks.place(parent), os.fsdecode(name))
+            return chunks.lookup(parent, name) or self._lookup_foreign(chunks, parent, os.fsdecode(name))
         node = self._node(parent)
         if not isinstance(node, _Directory):
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
         return self._lookup_in(node, name)
 
-    def _lookup_foreign(self, chunks: ChunkTree, place: Place, name: str) -> Attributes:
-        """Something that is no chunk, in a directory of chunks."""
-        if chunks.reserved(place.level, name):
-            raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
+    def _lookup_foreign(self, chunks: ChunkTree, parent: int, name: str) -> Attributes:
+        """Something that is no chunk, in a directory of chunks. Hardly ever there, and often asked for."""
+        names = self._foreign_names(chunks, parent)
+        place = chunks.place(parent)
+        if (names is not None and name not in names) or chunks.reserved(place.level, name):
+            raise FileNotFoundError(errno.ENOENT, "no such file", name)
         path = f"{chunks.directory_path(place)}/{name}"
         return self._listed(path, self.store.entry(path), ())
+
+    def _foreign_names(self, chunks: ChunkTree, directory: int) -> frozenset[str] | None:
+        """The names in a directory of chunks that are no chunks and no shards; None if there are too many to keep."""
+
+        def load() -> tuple[frozenset[str], int, float]:
+            place = chunks.place(directory)
+            listed = self.store.scan(chunks.directory_path(place))
+            foreign = (e.name for e in listed if not chunks.reserved(place.level, e.name))
+            names = frozenset(itertools.islice(foreign, MAX_FOREIGN + 1))
+            return names, 100 * len(names), self._ttl
+
+        names = self._index_cache.get(("foreign", directory), load)
+        return names if len(names) <= MAX_FOREIGN else None
 
     def _lookup_in(self, directory: _Directory, raw: bytes) -> Attributes:
         content = self._open(directory)
