@@ -680,12 +680,15 @@ def volume_ids_outside_the_grid(path: Path) -> Case:
 
 
 @_case
-def volume_ids_of_64_bits(path: Path) -> Case:
-    """A grid of 2^22 x 2^21 x 2^21: its last cell has the id 2^64 - 1, and no listing may count cells."""
-    grid = (2**22, 2**21, 2**21)
+def volume_ids_of_62_bits(path: Path) -> Case:
+    """A grid of 2^22 x 2^20 x 2^20: its last cell has the id 2^62 - 1, and no listing may count cells.
+
+    Inode numbers are positions in the grid, so this is about as large as a grid can be.
+    """
+    grid = (2**22, 2**20, 2**20)
     spec = sharding(preshift=1, minishard=2, shard=9, index="gzip")
     write_json(path / "info", volume_info(grid, (1, 1, 1), spec))
-    cells = [(0, 0, 0), (1, 0, 0), (5, 7, 11), (2**21, 2**20, 2**20), (2**22 - 1, 2**21 - 1, 2**21 - 1)]
+    cells = [(0, 0, 0), (1, 0, 0), (5, 7, 11), (2**21, 2**19, 2**19), (2**22 - 1, 2**20 - 1, 2**20 - 1)]
     placed: dict[int, list[list[Entry]]] = {}
     good = {}
     for number, cell in enumerate(cells, 1):
