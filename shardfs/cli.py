@@ -127,6 +127,12 @@ def _open(source: str, found: Options, **hooks: Any) -> Tree:
             follow_symlinks=found.symlinks == "follow",
             **hooks,
         )
+    except OSError as e:
+        if e.filename is not None:
+            raise
+        number = errors.errno_of(e)  # fsspec's FileNotFoundErrors have neither errno nor words
+        words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))
+        raise OSError(number, words, source) from e
     except (ImportError, ValueError) as e:  # how fsspec says that it knows no such file system, or misses a package
         raise OSError(errno.EIO, f"cannot be opened: {e}", source) from e
     except Exception as e:

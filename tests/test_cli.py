@@ -193,6 +193,48 @@ def test_variables_are_set_before_the_source_is_opened(mounted: list[Any], monke
     assert os.environ["SHARDFS_TEST_VARIABLE"] == "a"
 
 
+# ---- a real mount ----
+
+
+@pytest.mark.fuse
+def test_mount_locate_umount(source: str, tmp_path: Path) -> None:
+    """Called as mount.fuse3(8) does it; `locate` asks the mount."""
+    assert shardfs(source, str(tmp_path), "-o", "ro,index_ttl=60,dev,suid").returncode == 0
+    try:
+        chunk = tmp_path / "deep/sharded/c/5/1"
+        assert chunk.read_bytes() == Path(source, "deep/plain/c/5/1").read_bytes()
+        told = json.loads(shardfs("locate", "--json", str(chunk)).stdout)
+        wanted = json.loads(invoke("locate", "--json", source, "deep/sharded/c/5/1"))
+        assert told == {key: wanted[key] for key in ("shard", "offset", "size", "codecs")}
+        again = shardfs(source, str(tmp_path))
+        assert (again.returncode, b"mounted here already" in again.stderr) == (5, True)
+        with chunk.open("rb"):
+            busy = shardfs("umount", str(tmp_path))
+            assert (busy.returncode, b"busy" in busy.stderr) == (1, True)
+    finally:
+        ended = shardfs("umount", str(tmp_path))
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.fuse
+def test_what_the_daemon_meets_is_told_by_the_program_that_started_it(source: str, tmp_path: Path) -> None:
+    for code, told, args in [
+        (3, "No such file", [f"{tmp_path}/none", str(tmp_path)]),
+        (3, "Protocol not known", ["nope://x", str(tmp_path)]),
+        (3, "memory://none: No such file", ["memory://none", str(tmp_path)]),
+        (4, "no sharded", [str(tmp_path), str(tmp_path)]),
+        (5, "No such file", [source, f"{tmp_path}/none"]),
+        (5, "is not a directory", [source, f"{source}/zarr.json"]),
+        (5, "is not a mount of shardfs", ["umount", str(tmp_path)]),
+        (6, "not ready within", [source, str(tmp_path), "-o", "ready_timeout=0.001"]),
+    ]:
+        done = shardfs(*args)
+        assert (done.returncode, told in done.stderr.decode()) == (code, True), (args, done.stderr)
+        assert done.stderr.count(b"\n") == 1, args
+    assert os.listdir(tmp_path) == []
+
+
 # ---- what goes wrong ----
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs import options
+from shardfs import codecs, formats, options, shards, tree
+from shardfs.formats import zarr3
 from shardfs.options import OptionError, Options, from_environment, from_flags, from_mount_options, merged
 
 
@@ -167,3 +168,16 @@ def test_the_document_is_what_the_table_says() -> None:
     document = Path(__file__).parent.parent / "docs" / "options.md"
     how = next(line for line in options.as_markdown().splitlines() if "python -c" in line)
     assert document.read_text() == options.as_markdown(), f"run: {shlex.join(['sh', '-c', how.strip(' ->')])}"
+
+
+def test_the_limits_in_the_documents_are_those_of_the_code() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "formats.md").read_text()
+    for told in (
+        f"{formats.MAX_DOCUMENT_BYTES >> 20} MiB, {formats.MAX_ITEMS} members, {formats.MAX_CONTAINERS} objects",
+        f"decoded | {shards.MAX_INDEX_BYTES >> 20} MiB",
+        f"must be decoded | {codecs.MAX_DECODED >> 20} MiB",
+        f"of one array | 2^{tree.MAX_NODES.bit_length() - 1} ",
+        f"rectilinear grid | {zarr3.MAX_EDGES} ",
+        f"to a depth of {zarr3.MAX_NESTING} ",
+    ):
+        assert told in text
