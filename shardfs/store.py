@@ -312,8 +312,9 @@ class FsspecStore:
         if not merged:
             return out
         with _store_errors(path):
-            got = self.fs.cat_ranges([path] * len(merged), starts, stops, on_error="raise")
-        for (whole, members), data in zip(merged, got, strict=True):
+            got = self.fs.cat_ranges([path] * len(merged), starts, stops, on_error="return")
+            parts = [_bytes_or_raise(data) for data in got]
+        for (whole, members), data in zip(merged, parts, strict=True):
             for m in members:
                 i, r = ranges[m]
                 out[i] = bytes(data[r.start - whole.start : r.stop - whole.start])
@@ -327,10 +328,8 @@ class FsspecStore:
         with _store_errors(path):
             try:
                 data = cast("bytes", self.fs.cat_file(path, start=start, end=stop))
-            except Exception as e:
-                if _http_status(e) == 416:  # the range begins behind the end of the object
-                    return b""
-                raise
+            except Exception as e:  # noqa: BLE001 - raised again, but for one
+                data = _bytes_or_raise(e)
         if len(data) > wanted:
             raise OSError(errno.EOPNOTSUPP, "the store ignores byte ranges and sends whole objects", path)
         return data
@@ -360,23 +359,17 @@ class FsspecStore:
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         self._waiting()
         paths = [self._path(f"{directory}/{n}" if directory else n) for n in names]
-        with _store_errors(directory):
-            got = self.fs.cat(paths, on_error="return") if len(paths) > 1 else {paths[0]: self._cat(paths[0])}
+        nothing: list[int | None] = [None] * len(paths)
+        with _store_errors(directory):  # `cat` would take brackets in a path for a pattern
+            got = self.fs.cat_ranges(paths, nothing, nothing, on_error="return")
         out = {}
-        for name, path in zip(names, paths, strict=True):
-            data = got.get(path)
-            if isinstance(data, bytes):
-                out[name] = data[: limit + 1]
-            elif isinstance(data, Exception) and not isinstance(data, FileNotFoundError | IsADirectoryError):
-                with _store_errors(path):
-                    raise data
+        for name, path, data in zip(names, paths, got, strict=True):
+            with (
+                suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+                _store_errors(path),
+            ):
+                out[name] = _bytes_or_raise(data)[: limit + 1]
         return out
-
-    def _cat(self, path: str) -> object:
-        try:
-            return self.fs.cat_file(path)
-        except FileNotFoundError as e:
-            return e
 
     def statvfs(self) -> None:
         return None
@@ -392,6 +385,14 @@ def _store_errors(path: str) -> Iterator[None]:
     except Exception as e:
         number = errno.EACCES if _http_status(e) in (401, 403) else errno.EIO
         raise OSError(number, f"{type(e).__name__}: {e}", path) from e
+
+
+def _bytes_or_raise(data: bytes | Exception) -> bytes:
+    if isinstance(data, Exception):
+        if _http_status(data) == 416:  # the range begins behind the end of the object
+            return b""
+        raise data
+    return data
 
 
 def _http_status(error: BaseException) -> int | None:

@@ -1,0 +1,198 @@
+"""What every `ShardFormat` must do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.model import ByteRange, Coords, ShardFormat, ShardIndex, Suffix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Extents = Mapping[Coords, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A format beside an independent idea of it.
+
+    `shard` makes the whole shard object in which chunks lie at the extents given, all of them of one shard;
+    `home` says in which shard object, by key, a chunk lies.
+    """
+
+    format: ShardFormat
+    cells: st.SearchStrategy[Coords]
+    home: Callable[[Coords], str]
+    shard: Callable[[Extents], bytes]
+
+
+def read_index(sample: Sample, coords: Coords, stored: bytes) -> ShardIndex | None:
+    """The index page in which a chunk of a shard object stands, as a reader would fetch it."""
+    fmt = sample.format
+    shard, page, _ = fmt.place(coords)
+    where = fmt.root_request(fmt.block_of(page))
+    root = None if where is None else stored[where.start : where.stop]
+    request = fmt.page_request(shard, page, root)
+    if request is None:
+        return None
+    raw = stored[-request.size :] if isinstance(request, Suffix) else stored[request.start : request.stop]
+    return fmt.decode_page(shard, page, raw).checked(len(stored))
+
+
+class ShardFormatSuite:
+    """Subclass it with a strategy for `Sample`s."""
+
+    def samples(self) -> st.SearchStrategy[Sample]:
+        raise NotImplementedError
+
+    @given(st.data())
+    def test_coords_is_the_inverse_of_place(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        cell = data.draw(sample.cells)
+        shard, page, slot = sample.format.place(cell)
+        found, valid = sample.format.coords(shard, page, np.array([slot], np.uint64))
+        assert valid.tolist() == [True]
+        assert tuple(found[0].tolist()) == cell
+
+    @given(st.data())
+    def test_place_many_is_place(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        cells = data.draw(st.lists(sample.cells, max_size=20))
+        many = sample.format.place_many(np.array(cells, np.uint64).reshape(len(cells), len(sample.format.grid)))
+        one_by_one = [sample.format.place(cell) for cell in cells]
+        assert list(zip(many.shard.tolist(), many.page.tolist(), many.slot.tolist(), strict=True)) == one_by_one
+
+    @given(st.data())
+    def test_a_chunk_lies_in_the_shard_object_that_the_specification_says(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        cell = data.draw(sample.cells)
+        assert sample.format.key(sample.format.place(cell)[0]) == sample.home(cell)
+
+    @given(st.data())
+    def test_shard_of_is_the_inverse_of_key(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        shard = sample.format.place(data.draw(sample.cells))[0]
+        key = sample.format.key(shard)
+        assert sample.format.shard_of(key) == shard
+        for other in (f"0{key}", f"{key}0", f"{key}/", key.upper() + "x", f" {key}", ""):
+            assert (
+                sample.format.shard_of(other) in (None, shard)
+                or sample.format.key(sample.format.shard_of(other) or 0) == other
+            )
+
+    @given(st.data())
+    def test_an_index_says_what_was_put_into_the_shard(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        extents = data.draw(_extents(sample))
+        stored = sample.shard(extents)
+        for cell, extent in extents.items():
+            index = read_index(sample, cell, stored)
+            assert index is not None
+            assert index.extent_at(index.position(sample.format.place(cell)[2])) == extent
+            slots = np.array([sample.format.place(cell)[2]], np.uint64)
+            assert index.positions(slots).tolist() == [index.position(int(slots[0]))]
+
+    @given(st.data())
+    def test_what_was_not_put_into_the_shard_is_absent(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        extents = data.draw(_extents(sample))
+        other = data.draw(sample.cells)
+        if other in extents or not extents or sample.home(other) != sample.home(next(iter(extents))):
+            return
+        index = read_index(sample, other, sample.shard(extents))
+        assert index is None or index.position(sample.format.place(other)[2]) == -1
+
+    @given(st.data())
+    def test_listing_the_pages_of_a_shard_gives_its_chunks(self, data: st.DataObject) -> None:
+        sample, fmt = (drawn := data.draw(self.samples())), drawn.format
+        extents = data.draw(_extents(sample))
+        if not extents:
+            return
+        stored, shard = sample.shard(extents), fmt.place(next(iter(extents)))[0]
+        where = fmt.root_request(0)
+        pages = fmt.nonempty_pages(0, None if where is None else stored[where.start : where.stop])
+        found = []
+        for page in pages.tolist():
+            request = fmt.page_request(shard, page, None if where is None else stored[where.start : where.stop])
+            if request is None:
+                continue
+            raw = stored[-request.size :] if isinstance(request, Suffix) else stored[request.start : request.stop]
+            coords, valid = fmt.coords(shard, page, fmt.decode_page(shard, page, raw).all_slots())
+            found += [tuple(c) for c, ok in zip(coords.tolist(), valid.tolist(), strict=True) if ok]
+        assert sorted(found) == sorted(extents)
+
+    @given(st.data())
+    def test_any_bytes_for_an_index_give_an_index_or_a_reason(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        cell = data.draw(sample.cells)
+        stored = data.draw(st.binary(max_size=400))
+        try:
+            index = read_index(sample, cell, stored)
+        except ValueError:
+            return
+        for i in range(0 if index is None else len(index)):
+            assert index is not None
+            with suppress(ValueError):
+                start, size = index.extent_at(i)
+                assert 0 <= start <= start + size <= len(stored)
+
+    @given(st.data())
+    def test_a_cut_or_changed_shard_never_shows_bytes_outside_of_it(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        extents = data.draw(_extents(sample))
+        stored = bytearray(sample.shard(extents))
+        cell = data.draw(st.sampled_from(sorted(extents)) if extents else sample.cells)
+        for _ in range(data.draw(st.integers(0, 4))):
+            if stored:
+                stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
+        del stored[data.draw(st.integers(0, len(stored))) :]
+        try:
+            index = read_index(sample, cell, bytes(stored))
+            at = -1 if index is None else index.position(sample.format.place(cell)[2])
+            start, size = (0, 0) if index is None or at < 0 else index.extent_at(at)
+        except ValueError:
+            return
+        assert start + size <= len(stored)
+
+    @given(st.data())
+    def test_a_request_stays_below_the_limit_and_is_not_negative(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        shard, page, _ = sample.format.place(data.draw(sample.cells))
+        where = sample.format.root_request(sample.format.block_of(page))
+        root = None if where is None else data.draw(_bytes_of(where.stop - where.start))
+        try:
+            request = sample.format.page_request(shard, page, root)
+        except ValueError:
+            return
+        size = 0 if request is None else request.size if isinstance(request, Suffix) else request.stop - request.start
+        assert 0 <= size <= 33 << 20
+        assert not isinstance(request, ByteRange) or request.start >= 0
+
+
+def _bytes_of(size: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=16, max_size=16).map(lambda entry: (entry * (size // 16 + 1))[:size])
+
+
+def _extents(sample: Sample) -> st.SearchStrategy[Extents]:
+    """Chunks of one shard, without overlap; the shard object has their bytes first (see `Sample.shard`)."""
+
+    def of_one_shard(drawn: list[tuple[Coords, int]]) -> Extents:
+        extents, position = {}, 0
+        for cell, size in drawn:
+            if cell in extents or sample.home(cell) != sample.home(drawn[0][0]):
+                continue
+            extents[cell] = (position, size)
+            position += size
+        return extents
+
+    return st.lists(st.tuples(sample.cells, st.integers(0, 9)), max_size=12).map(of_one_shard)
+
+
+__all__ = ["Sample", "ShardFormatSuite"]

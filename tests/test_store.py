@@ -1,0 +1,340 @@
+"""Stores: the conformance suite over local files, memory, zip and http; and what only one of them has."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import threading
+import zipfile
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs import store as store_module
+from shardfs.model import ByteRange, Suffix
+from shardfs.store import BytesBlob, FsspecStore, LocalStore, PairBlob, SliceBlob, coalesce, open_store
+from tests.handmade import write_files
+from tests.suites.store import DIGITS, FILES, StoreSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.model import ByteRequest
+    from shardfs.store import Store
+
+
+class RangeHandler(SimpleHTTPRequestHandler):
+    """The standard library's server, with byte ranges; `requests` of the server collects what was asked."""
+
+    ranges = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        path = Path(self.translate_path(self.path))
+        self.server.requests.append((self.command, unquote(self.path), self.headers.get("Range")))  # type: ignore[attr-defined]
+        if wanted is None or not self.ranges or not path.is_file():
+            super().do_GET()
+            return
+        data = path.read_bytes()
+        first, last = wanted.groups()
+        start = max(len(data) - int(last), 0) if not first else int(first)
+        stop = min(int(last) + 1, len(data)) if first and last else len(data)
+        if start >= len(data):
+            self.send_error(416)
+            return
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        self.wfile.write(data[start:stop])
+
+    def do_HEAD(self) -> None:
+        self.server.requests.append((self.command, unquote(self.path), None))  # type: ignore[attr-defined]
+        super().do_HEAD()
+
+
+class WithoutRanges(RangeHandler):
+    ranges = False
+
+
+@contextmanager
+def http_server(root: Path, handler: type[RangeHandler] = RangeHandler) -> Iterator[tuple[str, list[Any]]]:
+    """The URL of a server of a directory, and the list of requests it was sent."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(root)))
+    server.requests = []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", server.requests  # type: ignore[attr-defined]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class TestLocal(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        write_files(tmp_path, FILES)
+        return open_store(str(tmp_path))
+
+
+class TestFileUrl(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        write_files(tmp_path, FILES)
+        return open_store(f"file://{tmp_path}")
+
+
+class TestMemory(StoreSuite):
+    @pytest.fixture
+    def store(self) -> Iterator[Store]:
+        fs = fsspec.filesystem("memory")
+        for name, data in FILES.items():
+            fs.pipe_file(f"/suite/{name}", data)
+        yield open_store("memory://suite")
+        fs.rm("/suite", recursive=True)
+
+
+class TestZip(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as z:
+            for name, data in FILES.items():
+                z.writestr(name, data)
+        return open_store(f"zip://::file://{tmp_path}/x.zip")
+
+
+class TestZipDirectory(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        with zipfile.ZipFile(tmp_path / "x.zip", "w") as z:
+            for name, data in FILES.items():
+                z.writestr(f"deep/in/{name}", data)
+        return open_store(f"zip://deep/in::file://{tmp_path}/x.zip")
+
+
+class TestHttp(StoreSuite):
+    lists = False
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        write_files(tmp_path, FILES)
+        with http_server(tmp_path) as (url, _):
+            yield open_store(url)
+
+
+def test_a_server_without_ranges_is_named(tmp_path: Path) -> None:
+    write_files(tmp_path, FILES)
+    with http_server(tmp_path, WithoutRanges) as (url, _), pytest.raises(OSError, match="ignores byte ranges"):
+        open_store(url).open("a/digits").read([ByteRange(5, 9)])
+
+
+def test_http_asks_one_range_for_neighbours(tmp_path: Path) -> None:
+    write_files(tmp_path, FILES)
+    with http_server(tmp_path) as (url, requests):
+        parts = open_store(url).open("a/digits").read([ByteRange(100, 110), ByteRange(10, 20), ByteRange(300, 310)])
+        assert parts == [DIGITS[100:110], DIGITS[10:20], DIGITS[300:310]]
+        assert [r for _, _, r in requests] == ["bytes=10-309"]
+
+
+def test_paths_with_pattern_characters_are_names(tmp_path: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file("/x[1]*?/info", b"{}")
+    assert open_store("memory://x[1]*?").documents("", ["zarr.json", "info"], 10) == {"info": b"{}"}
+    fs.rm_file("/x[1]*?/info")
+
+
+def test_the_source_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_store(str(tmp_path / "missing"))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError):
+        open_store(str(tmp_path / "file"))
+
+
+class BrokenClient:
+    """A store's client with exceptions of its own."""
+
+    protocol = "broken"
+
+    def _fail(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("the client has fallen over")
+
+    info = cat_file = cat_ranges = ls = cat = _fail
+
+
+def test_what_a_client_raises_becomes_an_os_error() -> None:
+    store = FsspecStore(BrokenClient(), "root")
+    blob = store.open("a")
+    for call in (
+        lambda: blob.read([ByteRange(0, 1)]),
+        lambda: blob.read([ByteRange(0, 1), ByteRange(3, 5)]),
+        lambda: blob.read([Suffix(4)]),
+        blob.stat,
+        lambda: store.entry("a"),
+        lambda: list(store.scan("a")),
+        lambda: store.documents("a", ["x", "y"], 5),
+        lambda: store.documents("a", ["x"], 5),
+    ):
+        with pytest.raises(OSError, match="fallen over") as e:
+            call()
+        assert e.value.errno == errno.EIO
+
+
+# ---- coalescing ----
+
+ranges = st.builds(lambda a, n: ByteRange(a, a + n), st.integers(0, 200), st.integers(0, 30))
+
+
+@given(st.lists(ranges, max_size=30), st.integers(0, 20), st.integers(1, 60))
+def test_coalesced_ranges_cover_all_and_keep_the_limits(wanted: list[ByteRange], gap: int, most: int) -> None:
+    merged = coalesce(wanted, gap, most)
+    assert sorted(m for _, members in merged for m in members) == list(range(len(wanted)))
+    for whole, members in merged:
+        assert all(whole.start <= wanted[m].start and wanted[m].stop <= whole.stop for m in members)
+        assert whole.stop - whole.start <= max(most, *(wanted[m].stop - wanted[m].start for m in members))
+        covered = {b for m in members for b in range(wanted[m].start, wanted[m].stop + gap + 1)}
+        assert covered >= set(range(whole.start, whole.stop))
+
+
+def test_coalescing_many_ranges_is_not_quadratic() -> None:
+    merged = coalesce([ByteRange(i, i + 1) for i in range(100_000)], 0, 1 << 30)
+    assert [(whole, len(members)) for whole, members in merged] == [((0, 100_000), 100_000)]
+
+
+# ---- parts of blobs ----
+
+
+def test_slices_bytes_and_pairs(tmp_path: Path) -> None:
+    write_files(tmp_path, {"whole": DIGITS, "x.index": DIGITS[:100], "x.data": DIGITS[100:]})
+    store = LocalStore(str(tmp_path))
+    whole = store.open("whole")
+    pair = PairBlob(store.open("x.index"), store.open("x.data"), 100)
+    n = len(DIGITS)
+    requests: list[ByteRequest] = [ByteRange(10, 20), ByteRange(100, 130), Suffix(7), ByteRange(n - 2, n + 9)]
+    assert pair.read(requests) == whole.read(requests)
+    assert pair.stat().size == n
+    assert os.pread(pair.fd, 5, pair.base + 200) == DIGITS[200:205]
+    part = SliceBlob(SliceBlob(whole, 50, 1000), 10, 100)
+    assert part.stat().size == 100
+    assert part.read([ByteRange(0, 5), Suffix(5), ByteRange(90, 400), ByteRange(500, 600)]) == [
+        DIGITS[60:65],
+        DIGITS[155:160],
+        DIGITS[150:160],
+        b"",
+    ]
+    assert os.pread(part.fd, 5, part.base) == DIGITS[60:65]
+    held = BytesBlob(b"0123456789", whole)
+    assert held.read([ByteRange(2, 4), Suffix(3), Suffix(100), ByteRange(8, 20)]) == [
+        b"23",
+        b"789",
+        b"0123456789",
+        b"89",
+    ]
+    assert (held.stat().size, held.stat().version) == (10, whole.stat().version)
+
+
+# ---- local files ----
+
+
+def test_links_that_leave_the_source_are_refused(tmp_path: Path) -> None:
+    write_files(tmp_path, {"secret": b"s", "root/inside": b"i", "rootsibling/x": b"s"})
+    root = tmp_path / "root"
+    (root / "file").symlink_to("../secret")
+    (root / "dir").symlink_to("..")
+    (root / "sibling").symlink_to("../rootsibling")
+    (root / "absolute").symlink_to("/etc/passwd")
+    (root / "fine").symlink_to("inside")
+    (root / "dangling").symlink_to("nowhere")
+    (root / "loop").symlink_to("loop")
+    store = LocalStore(str(root))
+    for key in ("file", "dir", "sibling", "absolute", "dir/secret", "sibling/x", "..", "../secret"):
+        with pytest.raises(PermissionError):
+            store.entry(key)
+        with pytest.raises(PermissionError):
+            store.open(key).stat()
+        if key in ("dir", "sibling", ".."):
+            with pytest.raises(PermissionError):
+                list(store.scan(key))
+    with pytest.raises(PermissionError):
+        store.documents("", ["file"], 10)
+    assert store.open("fine").read([ByteRange(0, 9)]) == [b"i"]
+    listed = {e.name: e for e in store.scan("")}
+    assert set(listed) == {"inside", "file", "dir", "sibling", "absolute", "fine", "dangling", "loop"}
+    assert {n for n, e in listed.items() if e.stat is not None} == {"inside", "fine"}
+    assert not any(e.directory for e in listed.values())
+    following = LocalStore(str(root), follow_symlinks=True)
+    assert following.open("file").read([ByteRange(0, 9)]) == [b"s"]
+
+
+def test_a_link_to_the_source_itself_is_followed(tmp_path: Path) -> None:
+    write_files(tmp_path / "real", {"x": b"1"})
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real/self").symlink_to(".")
+    store = LocalStore(str(tmp_path / "link"))
+    assert store.open("self/self/x").read([ByteRange(0, 1)]) == [b"1"]
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as s:
+        s.bind(str(tmp_path / "socket"))
+    (tmp_path / "null").symlink_to("/dev/null")
+    store = LocalStore(str(tmp_path))
+    for key in ("fifo", "socket", "null"):
+        with pytest.raises(OSError) as e:  # noqa: PT011 - the errno is what counts
+            store.open(key)
+        assert e.value.errno in (errno.EACCES, errno.ENXIO)
+        with pytest.raises(PermissionError):
+            store.entry(key)
+
+
+def test_descriptors_are_bounded_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_DESCRIPTORS", 10)
+    write_files(tmp_path, {str(i): b"%d" % i for i in range(50)})
+    store, before = LocalStore(str(tmp_path)), len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for i in range(50):
+            assert store.open(str(i)).read([ByteRange(0, 9)]) == [b"%d" % i]
+    assert len(os.listdir("/proc/self/fd")) <= before + 10
+    del store
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_an_open_blob_keeps_the_version_it_was_opened_with(tmp_path: Path) -> None:
+    write_files(tmp_path, {"x": b"old"})
+    store = LocalStore(str(tmp_path))
+    blob = store.open("x")
+    write_files(tmp_path, {"y": b"new!"})
+    (tmp_path / "y").rename(tmp_path / "x")
+    assert blob.read([ByteRange(0, 9)]) == store.open("x").read([ByteRange(0, 9)]) == [b"old"]
+    store.reopen("x")
+    assert store.open("x").read([ByteRange(0, 9)]) == [b"new!"]
+    assert store.open("x").stat().version != blob.stat().version
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\xfe")
+    write_files(tmp_path, {name: b"x"})
+    store = LocalStore(str(tmp_path))
+    assert [e.name for e in store.scan("")] == [name]
+    assert store.open(name).read([Suffix(1)]) == [b"x"]
+
+
+def test_waiting_is_called_before_a_directory_is_read(tmp_path: Path) -> None:
+    calls: list[int] = []
+    store = LocalStore(str(tmp_path), lambda: calls.append(1))
+    list(store.scan(""))
+    assert calls
