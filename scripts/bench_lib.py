@@ -1,0 +1,607 @@
+"""What bench_read.py stands on: data sets, mounts, a machine that is shared, and the clients that are timed.
+
+Run as a program this is one client: `bench_lib.py read|scan|array|requests ...` does its work in a fresh process and
+prints one JSON object. Clients import no more than they need. Nothing but `scan` and `requests` uses code of shardfs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import math
+import mmap
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+HERE = Path(__file__).resolve().parent
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python has no name for
+CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent), "LC_ALL": "C.UTF-8"}
+
+# ---- data ----
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One Zarr v3 array of uint8 whose `grid` of chunks is a multiple of `per_shard`.
+
+    Args:
+        twin: whether the unsharded form is written too. Without it the shards are written without a library, since
+            only the number of chunks matters.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    chunk: tuple[int, ...]
+    per_shard: tuple[int, ...]
+    twin: bool = True
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return math.prod(self.chunk)
+
+    @property
+    def bytes(self) -> int:
+        return self.count * self.chunk_bytes
+
+    def metadata(self, *, sharded: bool) -> dict[str, Any]:
+        per = self.per_shard if sharded else (1,) * len(self.grid)
+        raw = [{"name": "bytes"}]
+        index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        inside = {"chunk_shape": self.chunk, "codecs": raw, "index_codecs": index, "index_location": "end"}
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": _times(self.grid, self.chunk),
+            "data_type": "uint8",
+            "fill_value": 0,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": _times(per, self.chunk)}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "codecs": [{"name": "sharding_indexed", "configuration": inside}] if sharded else raw,
+            "attributes": {},
+        }
+
+
+def _times(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    return [x * y for x, y in zip(a, b, strict=True)]
+
+
+class Data:
+    """Makes data sets in one directory, each when it is first wanted."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.made: list[Path] = []
+
+    def path(self, of: DataSet, form: str) -> Path:
+        """`form`: `sharded`, `plain` (its unsharded twin), or `table` for least_fuse."""
+        return self.home / of.name / form
+
+    def need(self, of: DataSet) -> None:
+        root = self.home / of.name
+        if root in self.made:
+            return
+        self.made.append(root)
+        if not (root / "complete").exists():
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir(parents=True)
+            write_with_tensorstore(of, root) if of.twin else write_shards(of, root)
+            write_table(of, root)
+            (root / "complete").touch()
+        os.sync()  # or else the disk is busy with it later
+
+    def remove(self) -> None:
+        for root in self.made:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def write_with_tensorstore(of: DataSet, root: Path) -> None:
+    """Both forms by the same writer; then their bytes are compared."""
+    import numpy as np
+    import tensorstore
+
+    data = np.random.default_rng(3).integers(1, 256, _times(of.grid, of.chunk), np.uint8)
+    for form in ("sharded", "plain"):
+        store = {"driver": "file", "path": f"{root / form}/", "file_io_sync": False}
+        spec = {"driver": "zarr3", "kvstore": store, "metadata": of.metadata(sharded=form == "sharded")}
+        tensorstore.open(spec, create=True).result().write(data).result()
+    starts, shards, paths = locations(of, root)
+    opened = [os.open(path, os.O_RDONLY) for path in paths]
+    for key in itertools.product(*map(range, of.grid)):
+        plain = (root / "plain" / "c" / "/".join(map(str, key))).read_bytes()
+        if plain != os.pread(opened[shards[key]], of.chunk_bytes, int(starts[key])):
+            raise SystemExit(f"{of.name}: chunk {key} differs between the sharded array and its unsharded twin")
+    for fd in opened:
+        os.close(fd)
+
+
+def write_shards(of: DataSet, root: Path) -> None:
+    """Every chunk is there; all shards hold the same bytes."""
+    import google_crc32c
+    import numpy as np
+
+    n = math.prod(of.per_shard)
+    index = np.full((n, 2), of.chunk_bytes, "<u8")
+    index[:, 0] *= np.arange(n, dtype="<u8")
+    tail = index.tobytes()
+    tail += google_crc32c.value(tail).to_bytes(4, "little")
+    shard = np.random.default_rng(3).integers(1, 256, n * of.chunk_bytes, np.uint8).tobytes() + tail
+    for path in shard_paths(of, root):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(shard)
+    (root / "sharded" / "zarr.json").write_text(json.dumps(of.metadata(sharded=True)))
+    (root / "zarr.json").write_text(json.dumps(of.metadata(sharded=False)))
+
+
+def shard_paths(of: DataSet, root: Path) -> list[Path]:
+    grid = [g // p for g, p in zip(of.grid, of.per_shard, strict=True)]
+    return [root / "sharded" / "c" / "/".join(map(str, key)) for key in itertools.product(*map(range, grid))]
+
+
+def locations(of: DataSet, root: Path) -> tuple[Any, Any, list[Path]]:
+    """Where the shard indices say that each chunk begins, and in which of the paths; arrays as large as the grid."""
+    import numpy as np
+
+    starts, shards = np.empty(of.grid, "<u8"), np.empty(of.grid, "<u4")
+    size = 16 * math.prod(of.per_shard)
+    paths = shard_paths(of, root)
+    for i, path in enumerate(paths):
+        key = [int(part) for part in path.relative_to(root / "sharded" / "c").parts]
+        here = tuple(slice(k * p, (k + 1) * p) for k, p in zip(key, of.per_shard, strict=True))
+        with path.open("rb") as file:
+            file.seek(-size - 4, os.SEEK_END)
+            index = np.frombuffer(file.read(size), "<u8").reshape(*of.per_shard, 2)
+        starts[here], shards[here] = index[..., 0], i
+        if not (index[..., 1] == of.chunk_bytes).all():
+            raise SystemExit(f"{path}: not all of its chunks are {of.chunk_bytes} bytes")
+    return starts, shards, paths
+
+
+def write_table(of: DataSet, root: Path) -> None:
+    """What least_fuse.c wants to know. The unsharded metadata document is its last shard."""
+    import numpy as np
+
+    document = root / ("plain/zarr.json" if of.twin else "zarr.json")
+    starts, shards, paths = locations(of, root)
+    node = np.dtype([("start", "<u8"), ("size", "<u4"), ("shard", "<u4"), ("first", "<u4"), ("entries", "<u4")])
+    levels = [math.prod(of.grid[:i]) for i in range(len(of.grid) + 1)]  # `c`, what is in it, ...
+    nodes = np.zeros(3 + sum(levels), node)
+    nodes[1]["first"], nodes[1]["entries"] = 2, 2
+    nodes[2]["size"], nodes[2]["shard"] = document.stat().st_size, len(paths)
+    at = 3
+    for entries, n in zip(of.grid, levels, strict=False):
+        nodes["first"][at : at + n] = at + n + np.arange(n) * entries
+        nodes["entries"][at : at + n] = entries
+        at += n
+    nodes["start"][at:], nodes["shard"][at:], nodes["size"][at:] = starts.ravel(), shards.ravel(), of.chunk_bytes
+    with (root / "table").open("wb") as file:
+        np.array([len(nodes), len(paths) + 1], "<u8").tofile(file)
+        nodes.tofile(file)
+        file.write(b"".join(os.fsencode(path) + b"\0" for path in [*paths, document]))
+
+
+def warm(path: Path) -> None:
+    """Read every file below: what backs a mount shall lie in the page cache."""
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with open(os.path.join(directory, name), "rb", buffering=0) as file:
+                while file.read(1 << 22):
+                    pass
+
+
+# ---- the machine ----
+
+
+def prefault(size: int) -> None:
+    """Touch that much memory and give it back.
+
+    A virtual machine may have returned its free pages to the host. Then the first touch of each costs more than what
+    is to be measured.
+    """
+    area = mmap.mmap(-1, size + (64 << 20))
+    try:
+        area.madvise(POPULATE_WRITE)
+    except OSError:
+        for page in range(0, len(area), mmap.PAGESIZE):
+            area[page] = 1
+    area.close()
+
+
+class Calm:
+    """Waits for the work of others to pause, `budget_s` in all, and counts how often it did not."""
+
+    def __init__(self, budget_s: float) -> None:
+        self.budget_s = budget_s
+        self.asked = self.disturbed = 0
+
+    def wait(self) -> None:
+        self.asked += 1
+        while busy_share() > 0.2:
+            if self.budget_s <= 0:
+                self.disturbed += 1
+                return
+            time.sleep(0.25)
+            self.budget_s -= 0.3
+
+
+def busy_share() -> float:
+    """Of all CPU time during a twentieth of a second, what was used."""
+    (idle, total), _, (idle_after, total_after) = _cpu_ticks(), time.sleep(0.05), _cpu_ticks()
+    return 1 - (idle_after - idle) / max(1, total_after - total)
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    with open("/proc/stat") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+@contextlib.contextmanager
+def on_cpus(cpus: set[int] | None) -> Iterator[None]:
+    """What is started here runs on these CPUs only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def adopt_daemons() -> None:
+    """From now on daemons become children of this process, so that their numbers are known."""
+    if ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise SystemExit("prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def descendants() -> set[int]:
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    level = {os.getpid()}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found |= level
+    return found
+
+
+def resident_mib(pids: set[int]) -> float:
+    """Resident memory of these processes."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+            total += sum(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+    return total / 1024
+
+
+class Mount:
+    """One mount, from its command to the end of its processes.
+
+    Args:
+        probe: a file in the mount. `ready_s` is the time from the start of the command until its first byte was read
+            and, if the command returns, it has returned.
+    """
+
+    def __init__(self, command: Sequence[str], mountpoint: Path, probe: str, *, stays: bool) -> None:
+        self.root, self._probe, self._stays = mountpoint, mountpoint / probe, stays
+        if os.path.ismount(mountpoint):
+            raise SystemExit(f"{mountpoint} is mounted already")
+        before = descendants()
+        began = time.perf_counter()
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=ENVIRONMENT)
+        try:
+            self._await(began + 90)
+            self.ready_s = time.perf_counter() - began
+        except BaseException:
+            self.pids = descendants() - before
+            self.close()
+            raise
+        self.pids = descendants() - before
+
+    def _await(self, deadline: float) -> None:
+        if not self._stays and self._process.wait(90):
+            raise RuntimeError(f"exit code {self._process.returncode}: {self._process.args!r}")
+        while not self._answers():
+            if time.perf_counter() > deadline or self._process.poll():
+                raise RuntimeError(f"does not answer: {self._process.args!r}")
+            time.sleep(0.001)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), open(self._probe, "rb", buffering=0) as file:
+            return len(file.read(1)) == 1
+        return False
+
+    def close(self) -> None:
+        """Unmount, lazily if somebody is in the way; end its own processes, by their numbers."""
+        helper = "umount" if os.getuid() == 0 else "fusermount3"
+        for flags in ([],) * 20 + (["-l" if helper == "umount" else "-z"],):
+            if not os.path.ismount(self.root):
+                break
+            verb = [] if helper == "umount" else ["-u"]
+            subprocess.run([helper, *verb, *flags, str(self.root)], stderr=subprocess.DEVNULL, check=False)
+            time.sleep(0.02)
+        deadline = time.monotonic() + 5
+        while self._alive() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        for pid in self._alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._alive()
+
+    def _alive(self) -> set[int]:
+        self._process.poll()
+        for pid in self.pids - {self._process.pid}:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return {pid for pid in self.pids if os.path.exists(f"/proc/{pid}")}
+
+
+@contextlib.contextmanager
+def tracer(tracing: Path) -> Iterator[Tracer]:
+    """Needs root. What others trace is not touched."""
+    tracing.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tracefs", "tracefs", str(tracing)], check=True)
+    try:
+        instance = tracing / "instances" / f"bench-{os.getpid()}"
+        instance.mkdir()
+        try:
+            (instance / "buffer_size_kb").write_text("8192")
+            yield Tracer(instance)
+        finally:
+            instance.rmdir()
+    finally:
+        subprocess.run(["umount", "-l", str(tracing)], check=True)
+
+
+class Tracer:
+    """Counts the FUSE requests of one mount by kind. The kernel does not trace FORGET."""
+
+    def __init__(self, instance: Path) -> None:
+        self._trace = instance / "trace"
+        self._event = instance / "events" / "fuse" / "fuse_request_send"
+
+    def count(self, root: Path, action: Callable[[], object]) -> dict[str, int]:
+        device = root.stat().st_dev
+        (self._event / "filter").write_text(f"connection == {os.major(device) << 20 | os.minor(device)}")
+        self._trace.write_text("")
+        (self._event / "enable").write_text("1")
+        action()
+        (self._event / "enable").write_text("0")
+        found: dict[str, int] = {}
+        with self._trace.open() as lines:
+            for line in lines:
+                kind = line.partition("(FUSE_")[2].partition(")")[0]
+                if kind:
+                    found[kind] = found.get(kind, 0) + 1
+        return found
+
+
+# ---- clients ----
+
+
+def client(*arguments: object) -> Any:
+    """Run one in a fresh process, and return what it prints."""
+    command = [sys.executable, str(HERE / "bench_lib.py"), *map(str, arguments)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=ENVIRONMENT).stdout)
+
+
+def read_chunks(root: str, grid: str, limit: str, processes: str) -> dict[str, Any]:
+    """Two passes over `limit` chunks by key, in random order and without listing; what each chunk took."""
+    keys = itertools.product(*(map(str, range(int(n))) for n in grid.split(",")))
+    paths = [f"{root}/c/{'/'.join(key)}" for key in keys]
+    random.Random(5).shuffle(paths)
+    del paths[int(limit) :]
+    parts = [paths[i :: int(processes)] for i in range(int(processes))]
+    timed = [_read_alone(paths) if len(parts) == 1 else _read_together(parts) for _ in range(2)]
+    return {"us": [seconds / len(paths) * 1e6 for seconds, _ in timed], "bytes": [size for _, size in timed]}
+
+
+def _read_alone(paths: list[str]) -> tuple[float, int]:
+    began = time.perf_counter()
+    size = _read_files(paths)
+    return time.perf_counter() - began, size
+
+
+def _read_together(parts: list[list[str]]) -> tuple[float, int]:
+    """One process for each part. They begin together, and it is over when the last one is through."""
+    context = multiprocessing.get_context("fork")
+    gate, total = context.Barrier(len(parts) + 1), context.Value("q", 0)
+
+    def work(part: list[str]) -> None:
+        gate.wait()
+        size = _read_files(part)
+        gate.wait()
+        with total.get_lock():
+            total.value += size
+
+    workers = [context.Process(target=work, args=(part,)) for part in parts]
+    for worker in workers:
+        worker.start()
+    time.sleep(0.1)
+    gate.wait()
+    began = time.perf_counter()
+    gate.wait()
+    seconds = time.perf_counter() - began
+    for worker in workers:
+        worker.join()
+    return seconds, total.value
+
+
+def _read_files(paths: list[str]) -> int:
+    """As cat and tensorstore do: open, fstat, read until all is there, close."""
+    total = 0
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        left = os.fstat(fd).st_size
+        while left > 0 and (got := len(os.read(fd, left))):
+            left -= got
+            total += got
+        os.close(fd)
+    return total
+
+
+def read_array(library: str, root: str) -> dict[str, float]:
+    """Seconds for a whole array, without importing and opening."""
+    if library == "tensorstore":
+        import tensorstore
+
+        store = {"driver": "file", "path": f"{root}/"}
+        array = tensorstore.open({"driver": "zarr3", "kvstore": store}, recheck_cached_data="open").result()
+        began = time.perf_counter()
+        data = array.read().result()
+    else:
+        import zarr
+
+        opened = zarr.open_array(root, mode="r")
+        began = time.perf_counter()
+        data = opened[...]
+    return {"s": time.perf_counter() - began, "sum": int(data[::5, ::3].sum(dtype="u8"))}
+
+
+def scan_tree(source: str) -> dict[str, float]:
+    """Names of the directory `c`, as `shardfs ls` gets them, and by how much this process grew."""
+    from shardfs.tree import open_tree
+
+    tree = open_tree(source)
+    directory = tree.resolve("c").number
+    names, before = len(next(tree.scan(directory)).names), _own_mib()
+    began = time.perf_counter()
+    names = sum(len(batch.names.tolist()) for batch in tree.scan(directory))
+    return {"names": names, "s": time.perf_counter() - began, "grown_mib": _own_mib() - before}
+
+
+def _own_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+REQUESTS: list[str] = []
+
+
+def store_requests(zarr: str, precomputed: str) -> dict[str, list[str]]:
+    """What an fsspec store is asked for cold, warm, missing and neighbouring chunks."""
+    import fsspec
+
+    fsspec.register_implementation("counted", _counting_file_system())
+    return {**_zarr_requests(zarr), **_precomputed_requests(precomputed)}
+
+
+def _counting_file_system() -> type:
+    """Local files as a store that is far away: each operation stands for one request."""
+    from fsspec import AbstractFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Counted(AbstractFileSystem):  # type: ignore[misc]
+        protocol = "counted"
+        root_marker = "/"
+        near = LocalFileSystem()
+
+        def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+            REQUESTS.append("GET")
+            return self.near.cat_file(self._strip_protocol(path), start, end, **options)
+
+        def info(self, path: str, **options: Any) -> Any:
+            REQUESTS.append("HEAD")
+            return self.near.info(self._strip_protocol(path))
+
+        def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+            REQUESTS.append("LIST")
+            return self.near.ls(self._strip_protocol(path), detail=detail)
+
+    return Counted
+
+
+def _asked(tree: Any, directory: str, *names: str) -> list[str]:
+    """What it costs to read these files in a directory that the kernel knows: kinds of requests, as HEAD or GET."""
+    parent = tree.resolve(directory).number
+    REQUESTS.clear()
+    with contextlib.suppress(FileNotFoundError):
+        found = [tree.lookup(parent, name.encode()) for name in names]
+        tree.read_many([(f.number, 0, f.size) for f in found])
+    return list(REQUESTS)
+
+
+def _zarr_requests(source: str) -> dict[str, list[str]]:
+    from shardfs.tree import open_tree
+
+    tree = open_tree(f"counted://{source}")
+    _asked(tree, "c", "16")  # what is asked once for the whole array is not counted
+    return {
+        "zarr3, cold index": _asked(tree, "c", "0"),
+        "zarr3, warm index": _asked(tree, "c", "1"),
+        "zarr3, missing chunk, warm index": _asked(tree, "c", str(MISSING)),
+        "zarr3, 8 neighbours, warm index": _asked(tree, "c", *map(str, range(8, 16))),
+    }
+
+
+def _precomputed_requests(source: str) -> dict[str, list[str]]:
+    from shardfs.tree import open_tree
+
+    tree = open_tree(f"counted://{source}")
+    _asked(tree, "s0", "0-32_0-32_0-32")
+    return {
+        "precomputed, cold index": _asked(tree, "s0", "0-32_64-96_64-96"),
+        "precomputed, warm index": _asked(tree, "s0", "32-64_64-96_64-96"),
+    }
+
+
+MISSING = 3
+
+
+def write_for_requests(root: Path) -> tuple[Path, Path]:
+    """A Zarr array with 16 chunks a shard of which one is missing, and a precomputed volume of 4 shards."""
+    import numpy as np
+    import tensorstore
+
+    of = DataSet("small", (64,), (1024,), (16,))
+    values = np.ones(64 * 1024, np.uint8)
+    values[MISSING * 1024 : (MISSING + 1) * 1024] = 0
+    store = {"driver": "file", "path": f"{root / 'zarr'}/"}
+    spec = {"driver": "zarr3", "kvstore": store, "metadata": of.metadata(sharded=True)}
+    tensorstore.open(spec, create=True).result().write(values).result()
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "preshift_bits": 3, "minishard_bits": 1, "shard_bits": 2}
+    scale = {"key": "s0", "size": [128] * 3, "resolution": [1, 1, 1], "chunk_size": [32] * 3, "encoding": "raw"}
+    volume = tensorstore.open(
+        {
+            "driver": "neuroglancer_precomputed",
+            "kvstore": {"driver": "file", "path": f"{root / 'precomputed'}/"},
+            "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 1},
+            "scale_metadata": {**scale, "sharding": {**sharding, "hash": "identity"}},
+        },
+        create=True,
+    ).result()
+    volume.write(np.ones((128, 128, 128, 1), np.uint8)).result()
+    return root / "zarr", root / "precomputed"
+
+
+def main() -> None:
+    clients: dict[str, Callable[..., object]] = {
+        "read": read_chunks,
+        "array": read_array,
+        "scan": scan_tree,
+        "requests": store_requests,
+    }
+    print(json.dumps(clients[sys.argv[1]](*sys.argv[2:])))
+
+
+if __name__ == "__main__":
+    main()
