@@ -107,18 +107,26 @@ def _check_mountpoint(mountpoint: str) -> None:
     # A look at an autofs trigger would wait for the very mount that is being made.
     if mount_type(mountpoint) == "autofs":
         return
+    if mount_type(mountpoint) == FS_TYPE and _is_dead(mountpoint):
+        log.warning("%s: clearing the mount that a dead daemon left", mountpoint)
+        _unmount(mountpoint, lazy=True)
     try:
         is_directory = stat.S_ISDIR(os.stat(mountpoint).st_mode)
     except OSError as e:
-        if e.errno != errno.ENOTCONN:
-            raise MountError(e.errno, e.strerror, mountpoint) from e
-        log.warning("%s: clearing the mount that a dead daemon left", mountpoint)
-        _unmount(mountpoint, lazy=True)
-        is_directory = os.path.isdir(mountpoint)
+        raise MountError(e.errno, e.strerror, mountpoint) from e
     if not is_directory:
         raise MountError(errno.ENOTDIR, "is not a directory", mountpoint)
     if mount_type(os.path.realpath(mountpoint)) == FS_TYPE:
         raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
+
+
+def _is_dead(mountpoint: str) -> bool:
+    """Whether nobody answers for a mount any more. `stat` would not tell: the kernel knows the answer by heart."""
+    try:
+        os.getxattr(mountpoint, "user.shardfs.pid")
+    except OSError as e:
+        return e.errno == errno.ENOTCONN
+    return False
 
 
 def public_name(source: str) -> str:

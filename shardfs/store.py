@@ -228,7 +228,9 @@ class LocalStore:
                 return DirEntry(e.name, False, None)  # listed; whoever opens it learns why not
         directory = e.is_dir(follow_symlinks=False)
         with suppress(OSError):
-            return DirEntry(e.name, directory, _stat_of(e.stat(follow_symlinks=False)))
+            info = e.stat(follow_symlinks=False)
+            if directory or stat_module.S_ISREG(info.st_mode):
+                return DirEntry(e.name, directory, _stat_of(info))
         return DirEntry(e.name, directory, None)
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:

@@ -371,7 +371,7 @@ class Tree:
         yield from self._scan_both(top, Place(0, 0), self._others(node, content), cookie)
 
     def _scan_both(
-        self, chunks: ChunkTree | None, place: Place, others: Iterator[tuple[str, Attributes | None]], cookie: int
+        self, chunks: ChunkTree | None, place: Place, others: Iterator[tuple[str, Attributes]], cookie: int
     ) -> Iterator[Batch]:
         damage: CorruptShardError | None = None
         if chunks is not None and cookie < REST:
@@ -383,14 +383,14 @@ class Tree:
         if damage is not None:
             raise damage
 
-    def _foreign(self, chunks: ChunkTree, place: Place) -> Iterator[tuple[str, Attributes | None]]:
+    def _foreign(self, chunks: ChunkTree, place: Place) -> Iterator[tuple[str, Attributes]]:
         path = chunks.directory_path(place)
         for entry in self.store.scan(path):
             if not chunks.reserved(place.level, entry.name):
                 yield entry.name, self._quick(f"{path}/{entry.name}", entry, ())
 
-    def _others(self, directory: _Directory, content: _Content) -> Iterator[tuple[str, Attributes | None]]:
-        """What a directory shows besides chunks; without attributes where they cannot be had for nothing."""
+    def _others(self, directory: _Directory, content: _Content) -> Iterator[tuple[str, Attributes]]:
+        """What a directory shows besides chunks; with a size of -1 where it cannot be had for nothing."""
         dataset, chunks = content.dataset, content.chunks
         documents = dataset.documents if dataset is not None else {}
         for name, data in documents.items():
@@ -409,17 +409,15 @@ class Tree:
             if name not in seen and name not in documents:
                 yield name, self._child(directory, content, name)
 
-    def _quick(
-        self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]
-    ) -> Attributes | None:
+    def _quick(self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]) -> Attributes:
         if entry.directory:
             return self._listed(path, entry, below)
         if entry.stat is None:
-            return None
+            return Attributes(_number_of(path), False, -1, 0)  # by name alone
         node = self._intern(path, lambda number: _File(number, path))
         return Attributes(node.number, False, entry.stat.size, entry.stat.mtime_ns)
 
-    def _scan_rest(self, entries: Iterator[tuple[str, Attributes | None]], cookie: int) -> Iterator[Batch]:
+    def _scan_rest(self, entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator[Batch]:
         skip = max(cookie - REST, 0)
         rest = itertools.islice(entries, skip, None)
         position = REST + skip
@@ -626,9 +624,9 @@ def _number_of(path: str) -> int:
     return int.from_bytes(digest, "little") % (TABLE_END - 2) + 2
 
 
-def _batch(entries: Sequence[tuple[str, Attributes | None]], position: int) -> Batch:
+def _batch(entries: Sequence[tuple[str, Attributes]], position: int) -> Batch:
     names = np.array([os.fsencode(name) for name, _ in entries], "S")
-    rows = [a or Attributes(0, False, -1, 0) for _, a in entries]
+    rows = [a for _, a in entries]
     return Batch(
         names,
         np.array([a.number for a in rows], np.uint64),

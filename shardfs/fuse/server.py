@@ -373,7 +373,10 @@ class _Worker:
     # ---- everything else
 
     def _statfs(self, unique: int, _number: int, _size: int) -> None:
-        self._send(lowlevel.filesystem(unique, self._tree.statvfs()))
+        known = self._tree.statvfs()
+        if known is None:  # nobody knows how large a bucket is
+            known = os.statvfs_result((lowlevel.BLOCK, lowlevel.BLOCK, 0, 0, 0, 0, 0, 0, 0, 255))
+        self._send(lowlevel.filesystem(unique, known))
 
     def _getxattr(self, unique: int, number: int, size: int) -> None:
         start = lowlevel.BODY + lowlevel.GETXATTR_IN.size
