@@ -194,6 +194,8 @@ class ChunkTree:
         return len(self._decoded(number, coords))
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
+        if number - self.first < self._bases[-1]:
+            raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", str(number))
         coords = self.coords(number)
         if not self._raw:
             return memoryview(self._decoded(number, coords))[offset : offset + size]

@@ -340,7 +340,8 @@ class FsspecStore:
         self._waiting()
         with _store_errors(key):
             info = self.fs.info(self._path(key))
-        directory = info.get("type") == "directory"
+        # A web server knows files only, but asked for a directory most answer from the address with a slash.
+        directory = info.get("type") == "directory" or str(info.get("url", "")).endswith("/")
         return DirEntry(key.rsplit("/", 1)[-1], directory, None if directory else _stat_of_info(info))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
