@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from urllib.parse import quote, unquote
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -95,18 +96,32 @@ def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list
     return merged
 
 
-class LocalBlob:
-    """An open file. Keeps the version it was opened with, also when the file is replaced by rename."""
+class _Descriptor:
+    """Closes a descriptor once nobody uses it.
 
-    __slots__ = ("__weakref__", "_stat", "_waiting", "base", "fd")
+    Apart from `LocalBlob`, to which there are weak references: while `__del__` runs, those still lead to the object,
+    and another thread would read from a descriptor that is closed, or is another file's by now.
+    """
 
-    def __init__(self, fd: int, info: os.stat_result, waiting: Callable[[], None]) -> None:
-        self.fd, self.base, self._waiting = fd, 0, waiting
-        self._stat = Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
 
     def __del__(self) -> None:
         with suppress(OSError):
             os.close(self.fd)
+
+
+class LocalBlob:
+    """An open file. Keeps the version it was opened with, also when the file is replaced by rename."""
+
+    __slots__ = ("__weakref__", "_owner", "_stat", "_waiting", "base", "fd")
+
+    def __init__(self, fd: int, info: os.stat_result, waiting: Callable[[], None]) -> None:
+        self.fd, self.base, self._waiting = fd, 0, waiting
+        self._owner = _Descriptor(fd)
+        self._stat = Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))
 
     def stat(self) -> Stat:
         return self._stat
@@ -280,6 +295,8 @@ class FsspecStore:
     def _path(self, key: str) -> str:
         if not key:
             return self.root
+        if self.blind:
+            key = quote(key, errors="surrogateescape")  # a URL: `?` and `#` would end the path
         return f"{self.root}/{key}" if self.root else key
 
     def open(self, key: str) -> FsspecBlob:
@@ -338,11 +355,17 @@ class FsspecStore:
 
     def entry(self, key: str) -> DirEntry:
         self._waiting()
-        with _store_errors(key):
-            info = self.fs.info(self._path(key))
+        name = key.rsplit("/", 1)[-1]
+        try:
+            with _store_errors(key):
+                info = self.fs.info(self._path(key))
+        except FileNotFoundError as e:
+            if _redirected_to_directory(e):
+                return DirEntry(name, True, None)
+            raise
         # A web server knows files only, but asked for a directory most answer from the address with a slash.
         directory = info.get("type") == "directory" or str(info.get("url", "")).endswith("/")
-        return DirEntry(key.rsplit("/", 1)[-1], directory, None if directory else _stat_of_info(info))
+        return DirEntry(name, directory, None if directory else _stat_of_info(info))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         self._waiting()
@@ -356,6 +379,12 @@ class FsspecStore:
             name = info["name"].rstrip("/").rsplit("/", 1)[-1]
             if info["name"].rstrip("/") == path or not name:
                 continue  # some stores list the directory's own marker object
+            if self.blind:
+                if "?" in name or "#" in name:
+                    continue  # a page's own links, as to sort it otherwise
+                name = unquote(name, errors="surrogateescape")
+            if name in (".", "..") or "/" in name or "\0" in name:
+                continue
             directory = info.get("type") == "directory"
             yield DirEntry(name, directory, None if directory or info.get("size") is None else _stat_of_info(info))
 
@@ -409,10 +438,29 @@ def _http_status(error: BaseException) -> int | None:
     return None
 
 
-def _stat_of_info(info: Mapping[str, Any]) -> Stat:
+def _redirected_to_directory(error: BaseException) -> bool:
+    """Whether a web server led us to the address with a slash, as for directories, and then refused to list it."""
+    refused = error.__cause__
+    url = getattr(getattr(refused, "request_info", None), "real_url", "")
+    return refused is not None and _http_status(refused) in (401, 403) and str(url).endswith("/")
+
+
+def _mtime_ns(info: Mapping[str, Any]) -> int:
+    """As fsspec's file systems tell it: seconds, a datetime, a header of HTTP, or the fields of a zip's directory."""
     when = info.get("mtime") or info.get("LastModified") or info.get("last_modified") or info.get("created")
+    with suppress(ValueError, TypeError):
+        if when is None and "Last-Modified" in info:
+            from email.utils import parsedate_to_datetime  # takes a while to import
+
+            when = parsedate_to_datetime(info["Last-Modified"])
+        elif when is None and "date_time" in info:
+            when = datetime(*info["date_time"])
     seconds = when.timestamp() if isinstance(when, datetime) else when
-    ns = int(seconds * 1e9) if isinstance(seconds, int | float) else 0
+    return int(seconds * 1e9) if isinstance(seconds, int | float) else 0
+
+
+def _stat_of_info(info: Mapping[str, Any]) -> Stat:
+    ns = _mtime_ns(info)
     size = info.get("size")
     if size is None:
         raise OSError(errno.EIO, "the store does not tell the size", info.get("name"))
