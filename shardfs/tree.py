@@ -385,7 +385,7 @@ class Tree:
 
     def _foreign(self, chunks: ChunkTree, place: Place) -> Iterator[tuple[str, Attributes]]:
         path = chunks.directory_path(place)
-        for entry in self.store.scan(path):
+        for entry in self._listed_by_store(path):
             if not chunks.reserved(place.level, entry.name):
                 yield entry.name, self._quick(f"{path}/{entry.name}", entry, ())
 
@@ -398,7 +398,8 @@ class Tree:
         if chunks is not None and chunks.root is not None:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
         seen = set()
-        for entry in self.store.scan(directory.path):
+        named = chunks is not None or bool(content.below)
+        for entry in self._listed_by_store(directory.path) if named else self.store.scan(directory.path):
             if entry.name in documents or (chunks is not None and chunks.reserved(0, entry.name)):
                 continue
             if entry.name in content.below:
@@ -408,6 +409,14 @@ class Tree:
         for name in content.below:
             if name not in seen and name not in documents:
                 yield name, self._child(directory, content, name)
+
+    def _listed_by_store(self, path: str) -> Iterator[DirEntry]:
+        """Of a directory of which the metadata names all that matters: a web server need not list it, too."""
+        try:
+            yield from self.store.scan(path)
+        except PermissionError:
+            if not self.store.blind:
+                raise
 
     def _quick(self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]) -> Attributes:
         if entry.directory:
@@ -602,11 +611,18 @@ class Tree:
     def require_dataset(self) -> None:
         """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there."""
         opened = 0
-        for directory in self._directories(SEARCH_DIRECTORIES + 1):
-            opened += 1
-            content = directory.content
-            if content is not None and (content.chunks is not None or content.below):
-                return
+        try:
+            for directory in self._directories(SEARCH_DIRECTORIES + 1):
+                opened += 1
+                content = directory.content
+                if content is not None and (content.chunks is not None or content.below):
+                    return
+        except PermissionError as e:
+            root = self._root.content
+            if not self.store.blind or root is None or root.dataset is None:
+                raise
+            log.warning("a group whose members are not listed; mounted all the same: %s", e)
+            return
         if opened > SEARCH_DIRECTORIES:
             log.warning("nothing sharded among the first %d directories; mounted all the same", SEARCH_DIRECTORIES)
             return
