@@ -199,10 +199,9 @@ class ChunkTree:
         coords = self.coords(number)
         if not self._raw:
             return memoryview(self._decoded(number, coords))[offset : offset + size]
-        found = self._found(coords)
-        size = min(size, max(found.size - offset, 0))
-        if found.blob.fd >= 0:
+        if self.chunks.is_local:
             return self._part(coords, ByteRange(offset, offset + size))
+        size = min(size, max(self._found(coords).size - offset, 0))
         return self._windowed(number, coords, offset, size)
 
     def _part(self, coords: Coords, part: ByteRange) -> bytes:

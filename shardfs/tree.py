@@ -26,7 +26,7 @@ from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Pla
 from shardfs.chunks import open_chunks
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats
-from shardfs.model import Batch, ByteRange, Collection, Coords, Dataset, Problem
+from shardfs.model import Batch, Blob, ByteRange, Collection, Coords, Dataset, Problem, Stat
 from shardfs.store import DirEntry, Store, open_store
 
 if TYPE_CHECKING:
@@ -215,9 +215,11 @@ class Tree:
 
     def _lookup_foreign(self, chunks: ChunkTree, parent: int, name: str) -> Attributes:
         """Something that is no chunk, in a directory of chunks. Hardly ever there, and often asked for."""
-        names = self._foreign_names(chunks, parent)
         place = chunks.place(parent)
-        if (names is not None and name not in names) or chunks.reserved(place.level, name):
+        if chunks.reserved(place.level, name):
+            raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
+        names = self._foreign_names(chunks, parent)
+        if names is not None and name not in names:
             raise FileNotFoundError(errno.ENOENT, "no such file", name)
         path = f"{chunks.directory_path(place)}/{name}"
         return self._listed(path, self.store.entry(path), ())
@@ -287,10 +289,18 @@ class Tree:
         return 0 if self.store.remote else self._mtime(path)  # object stores have no directories to ask for
 
     def _file_attributes(self, node: _Node) -> Attributes:
+        if self._ttl != math.inf:
+            self.store.reopen(node.path)
         blob = self.store.open(node.path)
-        stat = blob.stat()
+        stat = self._stat(node.path, blob)
         extent = Extent(blob, 0) if blob.fd >= 0 else None
         return Attributes(node.number, False, stat.size, stat.mtime_ns, extent)
+
+    def _stat(self, path: str, blob: Blob) -> Stat:
+        """Of a file that is shown as it is stored; a remote store is not asked for each piece that is read."""
+        if blob.fd >= 0:
+            return blob.stat()
+        return self._chunk_cache.get((path, "stat"), lambda: (blob.stat(), 100, self._ttl))
 
     def attributes(self, number: int) -> Attributes:
         if number >= TABLE_END:
@@ -314,7 +324,7 @@ class Tree:
         blob = self.store.open(node.path)
         if blob.fd >= 0:
             return blob.read([ByteRange(offset, offset + size)])[0]
-        return self._read_window(node, blob.stat().size, offset, size)
+        return self._read_window(node, self._stat(node.path, blob).size, offset, size)
 
     def _read_window(self, node: _Node, end: int, offset: int, size: int) -> bytes | memoryview:
         stop = min(offset + size, end)
