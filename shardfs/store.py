@@ -394,13 +394,18 @@ class FsspecStore:
         nothing: list[int | None] = [None] * len(paths)
         with _store_errors(directory):  # `cat` would take brackets in a path for a pattern
             got = self.fs.cat_ranges(paths, nothing, nothing, on_error="return")
-        out = {}
+        out: dict[str, bytes] = {}
+        refused: PermissionError | None = None
         for name, path, data in zip(names, paths, got, strict=True):
-            with (
-                suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-                _store_errors(path),
-            ):
-                out[name] = _bytes_or_raise(data)[: limit + 1]
+            try:
+                with _store_errors(path):
+                    out[name] = _bytes_or_raise(data)[: limit + 1]
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue
+            except PermissionError as e:  # what a store also says of missing names to those who may not list
+                refused = e
+        if refused is not None and not out and not directory:
+            raise refused
         return out
 
     def statvfs(self) -> None:

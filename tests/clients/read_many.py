@@ -1,7 +1,7 @@
 """Several trees in one process, for start-up costs more than reading: `read_many READER JOBS.json`.
 
-A job has `arguments` for the function `read` of `tests.clients.<READER>`, a file `out` for the array and a file `failed`
-for the message if there is none. One failure does not stop the others.
+A job has `arguments` for the function `read` of `tests.clients.<READER>`, a file `out` for the array and a file
+`failed` for the message if there is none. One failure does not stop the others.
 """
 
 from __future__ import annotations

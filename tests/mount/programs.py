@@ -1,0 +1,113 @@
+"""What the tests of real mounts share: programs with time-outs, and trees to mount."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests import conftest
+from tests.conftest import find_python_cv, run_client
+from tests.datasets import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.datasets import Array, Client, Dataset
+
+READERS: dict[Client, str] = {
+    "tensorstore": "read_tensorstore",
+    "zarr3": "read_zarr3",
+    "dask": "read_dask",
+    "z5": "read_z5",
+    "cloudvolume": "read_cloudvolume",
+}
+
+PLAIN_ENVIRONMENT = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC", "QUOTING_STYLE": "literal"}
+
+
+def attempt(*command: str | Path, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program of the system, whatever its exit status."""
+    return conftest._run(list(command), timeout, **{"env": PLAIN_ENVIRONMENT, **options})
+
+
+def run(*command: str | Path, timeout: float = 60, **options: Any) -> str:
+    """The output of a program that must succeed and say nothing on standard error."""
+    done = attempt(*command, timeout=timeout, **options)
+    assert done.returncode == 0, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.stderr == "", f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def lines(*command: str | Path, **options: Any) -> list[str]:
+    """The sorted lines that a program writes."""
+    return sorted(run(*command, **options).splitlines())
+
+
+def shardfs(*arguments: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    python = sys.executable
+    return conftest._run([python, "-m", "shardfs", *arguments], timeout, cwd=ROOT)
+
+
+def end(process: subprocess.Popen[Any], number: int = signal.SIGTERM) -> None:
+    """End a process that a test started, and its children if it leads a group; wait for it."""
+    with suppress(ProcessLookupError):
+        process.send_signal(number)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+
+
+def link_tree(source: Path, target: Path) -> Path:
+    """The same files once more, by hard links: contents and times without the cost of copying."""
+    shutil.copytree(source, target, copy_function=os.link)
+    return target
+
+
+def copy_tree(source: Path, target: Path) -> Path:
+    """A tree of its own, to be changed."""
+    shutil.copytree(source, target)
+    return target
+
+
+def read_many(client: Client, wanted: Iterable[tuple[Dataset, str, Path]], scratch: Path) -> list[Array | str]:
+    """What one process of `client` reads: for each dataset, member and root an array, or the message of its failure."""
+    jobs: list[dict[str, Any]] = []
+    for number, (dataset, member, root) in enumerate(wanted):
+        out, failed = scratch / f"{number}.npy", scratch / f"{number}.failed"
+        jobs.append({"arguments": _arguments(client, dataset, member, root), "out": str(out), "failed": str(failed)})
+    (scratch / "jobs.json").write_text(json.dumps(jobs))
+    python = find_python_cv() if client == "cloudvolume" else sys.executable
+    run_client("read_many", READERS[client], scratch / "jobs.json", python=python, timeout=90)
+    return [_outcome(Path(job["out"]), Path(job["failed"])) for job in jobs]
+
+
+def _arguments(client: Client, dataset: Dataset, member: str, root: Path) -> list[Any]:
+    """Of the function `read` of the client."""
+    if client == "cloudvolume":
+        return [str(root), int(member), dataset.fill_missing]
+    if client != "tensorstore":
+        return [str(root), member]
+    if dataset.format == "precomputed":
+        return ["neuroglancer_precomputed", str(root), int(member)]
+    return ["zarr3", str(root / member), None]
+
+
+def _outcome(out: Path, failed: Path) -> Array | str:
+    if failed.exists():
+        return failed.read_text()
+    if not out.exists():
+        return "the client ended before"
+    array: Array = np.load(out)
+    return array

@@ -1,0 +1,337 @@
+"""Mounts of what lies behind a network: a web server, an object store, archives."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+
+from shardfs.fsspec_fs import ShardFileSystem
+from tests.datasets import read_tree, same
+from tests.mount.programs import attempt, lines, link_tree, read_many, run
+from tests.mount.web import GUARDED, LISTED, UNLISTED, WHOLE, find_nginx, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.conftest import Mounted
+    from tests.datasets import Dataset
+    from tests.mount.web import Request, Web
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+
+SERVED = [
+    ("zarr3", "zarr_python"),
+    ("zarr3", "sparse"),
+    ("zarr3", "group"),
+    ("zarr3", "keys_v2_dot"),
+    ("zarr3", "nested_gzip_after_inner"),
+    ("zarr3", "ome_pyramid"),
+    ("precomputed", "index_gzip_data_gzip"),
+    ("precomputed", "index_raw_data_raw"),
+    ("precomputed", "sparse_murmur"),
+    ("precomputed", "two_scales"),
+    ("precomputed", "legacy_pair"),
+]
+
+
+@pytest.fixture(scope="module")
+def served(
+    dataset: Callable[[str, str], Dataset], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Mapping[str, Dataset]]:
+    """A directory with datasets, each under its name."""
+    root = tmp_path_factory.mktemp("served")
+    variants = {name: dataset(kind, name) for kind, name in SERVED}
+    for name, variant in variants.items():
+        link_tree(variant.path, root / name)
+        with zipfile.ZipFile(root / f"{name}.zip", "w") as archive:
+            for path in sorted(variant.path.rglob("*")):
+                archive.write(path, path.relative_to(variant.path))
+    return root, variants
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file below a directory of a mount, byte by byte."""
+    found = {}
+    for directory, _, names in os.walk(root, onerror=raise_it):
+        for name in names:
+            path = Path(directory, name)
+            found[str(path.relative_to(root))] = path.read_bytes()
+    return found
+
+
+def raise_it(error: OSError) -> None:
+    raise error
+
+
+def through_fsspec(source: str, storage_options: Mapping[str, Any] | None = None) -> dict[str, bytes]:
+    """The same without a mount."""
+    fs = ShardFileSystem(source=source, storage_options=storage_options, skip_instance_cache=True)
+    assert isinstance(fs, fsspec.AbstractFileSystem)
+    return {name.lstrip("/"): fs.cat_file(name) for name in fs.find("")}
+
+
+def assert_clients_read(variants: Mapping[str, Dataset], mount: Path, scratch: Path) -> None:
+    """tensorstore reads every array through the mount."""
+    jobs = [(d, member, mount / name) for name, d in variants.items() for member in d.arrays]
+    for (variant, member, _), found in zip(jobs, read_many("tensorstore", jobs, scratch), strict=True):
+        assert not isinstance(found, str), (variant.name, member, found)
+        assert same(found, variant.arrays[member]), (variant.name, member)
+
+
+def mount_line(mount: Path) -> str:
+    """What everybody on this machine may see of a mount."""
+    return next(line for line in Path("/proc/mounts").read_text().splitlines() if line.split(" ")[1] == str(mount))
+
+
+# ------------------------------------------------------------------------------------------------------- nginx
+
+
+@pytest.fixture(scope="module")
+def web(served: tuple[Path, Mapping[str, Dataset]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    if find_nginx() is None:
+        pytest.skip("no nginx")
+    with serving(served[0], tmp_path_factory.mktemp("nginx")) as web:
+        yield web
+
+
+@pytest.mark.parametrize("name", [name for _, name in SERVED])
+def test_http_with_listings(
+    name: str, web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted, tmp_path: Path
+) -> None:
+    variant = served[1][name]
+    with mounted(web.url(name)) as mount:
+        hidden = (".hidden/notes",)  # nginx does not list such names
+        wanted = {path: content for path, content in read_tree(variant.twin).items() if path not in hidden}
+        assert read_tree(mount) == wanted
+        assert read_tree(mount) == wanted  # from the page cache
+        run("cp", "-r", mount, tmp_path / "copy")
+        shown = contents(mount)
+    assert contents(tmp_path / "copy") == shown
+    assert through_fsspec(web.url(name)) == shown
+    run("chmod", "-R", "u+w", tmp_path / "copy")
+
+
+@pytest.mark.parametrize("server", [LISTED, UNLISTED, GUARDED])
+def test_http_read_by_tensorstore(
+    server: str, web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted, tmp_path: Path
+) -> None:
+    for name, variant in served[1].items():
+        scratch = tmp_path / name
+        scratch.mkdir()
+        if name in ("zarr_python", "group", "index_gzip_data_gzip", "two_scales"):
+            with mounted(web.url(name, server)) as mount:
+                assert_clients_read({"": variant}, mount, scratch)
+
+
+def test_http_without_listings(web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) -> None:
+    """What the metadata names can be listed and read; what only a listing would tell is reached by its name."""
+    variants = served[1]
+    with mounted(web.url("sparse", UNLISTED)) as mount:
+        twin = variants["sparse"].twin
+        for name in lines("find", "c", "-type", "f", cwd=twin):
+            assert (mount / name).read_bytes() == (twin / name).read_bytes()
+        assert not (mount / "c/1/1").exists()
+        assert lines("ls", mount / "c/0") == sorted(os.listdir(twin / "c/0"))
+    with mounted(web.url("group", UNLISTED)) as mount:
+        twin = variants["group"].twin
+        for name in ("labels/cells/c/0/0", "labels/cells/zarr.json", "raw/c/0/0", "README.md", "tables/cells.csv"):
+            if name.endswith("zarr.json"):
+                assert json.loads((mount / name).read_text()) == json.loads((twin / name).read_text())
+            else:
+                assert (mount / name).read_bytes() == (twin / name).read_bytes()
+
+
+def test_http_without_ranges(web: Web, mounted: Mounted) -> None:
+    """A server that sends whole objects would cost a shard for each chunk, if not worse: this is an error."""
+    for name, chunk in (("zarr_python", "c/0/0/0"), ("index_raw_data_raw", "8_8_40/-5--1_3-7_0-4")):
+        with mounted(web.url(name, WHOLE)) as mount:
+            with pytest.raises(OSError, match="not supported") as refused:
+                (mount / chunk).read_bytes()
+            assert refused.value.errno == errno.EOPNOTSUPP
+            copied = attempt("cp", mount / chunk, "/dev/null")
+            assert copied.returncode != 0
+
+
+def data_requests(requests: list[Request], shard: str) -> int:
+    """How often bytes of a shard were asked for; one HEAD for its size and time is allowed."""
+    heads = [r for r in requests if r.method == "HEAD"]
+    assert len(heads) <= len({r.path for r in heads})
+    assert {r.path for r in requests} <= {shard}, requests
+    assert all(r.range != "-" and r.status == 206 for r in requests if r.method == "GET")
+    return len(requests) - len(heads)
+
+
+def test_http_requests_for_a_chunk_of_a_zarr_array(web: Web, mounted: Mounted) -> None:
+    with mounted(web.url("zarr_python")) as mount:
+        (mount / "zarr.json").read_bytes()
+        os.stat(mount / "c")
+        with web.requests() as cold:
+            (mount / "c/1/2/0").read_bytes()
+        assert data_requests(cold, "/zarr_python/c/0/0/0") == 2
+        with web.requests() as warm:
+            (mount / "c/3/0/1").read_bytes()
+        assert [r.method for r in warm] == ["GET"]
+        with web.requests() as again:
+            (mount / "c/3/0/1").read_bytes()
+            os.stat(mount / "c/2/2/1")
+        assert again == []
+
+
+def test_http_requests_for_a_chunk_of_a_volume(
+    web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted
+) -> None:
+    name = "index_raw_data_raw"
+    scale = served[1][name].twin / "8_8_40"
+    with mounted(web.url(name)) as mount:
+        places: dict[str, list[str]] = {}
+        with web.requests() as cold:
+            first = sorted(os.listdir(scale))[0]
+            (mount / "8_8_40" / first).read_bytes()
+            shard = os.getxattr(mount / "8_8_40" / first, "user.shardfs.shard").decode()
+        about_shards = [r for r in cold if r.path.endswith(".shard")]
+        assert data_requests(about_shards, f"/{name}/{shard}") == 3
+        # Every other chunk costs one request, and one more if its minishard was not met yet (4 of them in 2 shards).
+        for chunk in sorted(os.listdir(scale))[1:]:
+            with web.requests() as next_:
+                (mount / "8_8_40" / chunk).read_bytes()
+            gets = sum(r.method == "GET" for r in next_)
+            places.setdefault(str(gets), []).append(chunk)
+        counted = {int(gets): len(chunks) for gets, chunks in places.items()}
+        assert counted.keys() <= {1, 2, 3}
+        assert counted.get(3, 0) <= 1  # the other shard
+        assert counted.get(2, 0) + counted.get(3, 0) <= 7
+        assert counted[1] > 20
+
+
+def test_http_missing_chunks_cost_nothing(web: Web, mounted: Mounted) -> None:
+    with mounted(web.url("sparse")) as mount:
+        os.stat(mount / "c/0/0")
+        with web.requests() as warm:
+            assert not (mount / "c/3/1").exists()
+            assert not (mount / "c/2/0").exists()
+        assert warm == []
+        with web.requests() as absent_shard:
+            assert not (mount / "c/5/0").exists()
+            assert not (mount / "c/6/1").exists()
+            assert not (mount / "c/5/0").exists()
+        assert {r.status for r in absent_shard} == {404}
+        assert len(absent_shard) <= 2
+
+
+def test_http_passwords_are_not_shown(web: Web, mounted: Mounted) -> None:
+    url = web.url("zarr_python").replace("http://", "http://me:hush@")
+    with mounted(url) as mount:
+        assert (mount / "c/0/0/0").stat().st_size
+        assert "hush" not in mount_line(mount)
+
+
+# ------------------------------------------------------------------------------------------------------ S3
+
+SECRETS = ("not-a-real-key-id", "not-a-real-secret")
+
+
+@pytest.fixture(scope="module")
+def endpoint(served: tuple[Path, Mapping[str, Dataset]]) -> Iterator[str]:
+    """moto's server with the datasets in the bucket `data`."""
+    moto = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    boto3 = pytest.importorskip("boto3")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        url = f"http://{host}:{port}"
+        client = boto3.client(
+            "s3",
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id=SECRETS[0],
+            aws_secret_access_key=SECRETS[1],
+        )
+        client.create_bucket(Bucket="data")
+        root = served[0]
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                client.put_object(Bucket="data", Key=str(path.relative_to(root)), Body=path.read_bytes())
+        client.close()
+        yield url
+    finally:
+        server.stop()
+
+
+def s3_options(endpoint: str) -> dict[str, Any]:
+    return {"key": SECRETS[0], "secret": SECRETS[1], "client_kwargs": {"endpoint_url": endpoint}}
+
+
+def in_words(options: Mapping[str, Any]) -> list[str]:
+    """Storage options as `-o` takes them."""
+    words = [f"storage_option.{key}={value}" for key, value in options.items() if isinstance(value, str)]
+    inner = [(key, value) for key, value in options.items() if isinstance(value, dict)]
+    words += [f"storage_option.{key}.{name}={text}" for key, value in inner for name, text in value.items()]
+    return ["-o", ",".join(words)]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    "name", ["zarr_python", "group", "sparse", "index_gzip_data_gzip", "two_scales", "legacy_pair"]
+)
+def test_s3(
+    name: str, endpoint: str, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted, tmp_path: Path
+) -> None:
+    variant = served[1][name]
+    with mounted(f"s3://data/{name}", *in_words(s3_options(endpoint))) as mount:
+        assert not any(secret in mount_line(mount) for secret in SECRETS)
+        assert read_tree(mount) == read_tree(variant.twin)
+        assert lines("ls", "-A", mount) == lines("ls", "-A", variant.twin)
+        run("cp", "-r", mount, tmp_path / "copy")
+        shown = contents(mount)
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        assert_clients_read({"": variant}, mount, scratch)
+    assert contents(tmp_path / "copy") == shown
+    assert through_fsspec(f"s3://data/{name}", s3_options(endpoint)) == shown
+    run("chmod", "-R", "u+w", tmp_path / "copy")
+
+
+@pytest.mark.s3
+def test_s3_options_from_the_environment(
+    endpoint: str, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted
+) -> None:
+    env = {"SHARDFS_STORAGE_OPTIONS": json.dumps(s3_options(endpoint))}
+    with mounted("s3://data", env=env) as mount:
+        assert {*served[1]} <= {*os.listdir(mount)}
+        twin = served[1]["zarr_python"].twin
+        assert (mount / "zarr_python/c/1/0/1").read_bytes() == (twin / "c/1/0/1").read_bytes()
+        when = mount.joinpath("zarr_python/c/0/0/0").stat().st_mtime
+        assert when > 1_600_000_000  # when the object was put there
+        assert not any(secret in mount_line(mount) for secret in SECRETS)
+
+
+# --------------------------------------------------------------------------------------------- chained sources
+
+
+def test_archives(served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) -> None:
+    root, variants = served
+    for name in ("zarr_python", "group", "index_gzip_data_gzip"):
+        source = f"zip://::{root / name}.zip"
+        with mounted(source) as mount:
+            shown = contents(mount)
+            assert read_tree(mount) == read_tree(variants[name].twin)
+        assert through_fsspec(source) == shown
+
+
+def test_archives_on_a_web_server(web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) -> None:
+    for source in (
+        f"zip://::{web.url('zarr_python.zip')}",
+        f"zip://::simplecache::{web.url('zarr_python.zip')}",
+    ):
+        with mounted(source) as mount:
+            assert read_tree(mount) == read_tree(served[1]["zarr_python"].twin)
+            assert mount.joinpath("c/0/0/0").stat().st_mtime > 0
