@@ -307,12 +307,22 @@ class FsspecStore:
         self.fs.invalidate_cache(self.fs._parent(self._path(key)))
 
     def stat(self, key: str) -> Stat:
-        self._waiting()
-        with _store_errors(key):
-            info = self.fs.info(self._path(key))
+        info = self._info(key)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
         return _stat_of_info(info)
+
+    def _info(self, key: str) -> Mapping[str, Any]:
+        self._waiting()
+        path = self._path(key)
+        with _store_errors(path):
+            try:
+                return cast("Mapping[str, Any]", self.fs.info(path))
+            except FileNotFoundError as e:
+                # fsspec says so of whatever went wrong on the way to a web server.
+                if e.__cause__ is None or _http_status(e.__cause__) in (401, 403, 404, 410):
+                    raise
+                raise e.__cause__ from None
 
     def read(self, key: str, requests: Sequence[ByteRequest]) -> list[bytes]:
         self._waiting()
@@ -354,11 +364,9 @@ class FsspecStore:
         return data
 
     def entry(self, key: str) -> DirEntry:
-        self._waiting()
         name = key.rsplit("/", 1)[-1]
         try:
-            with _store_errors(key):
-                info = self.fs.info(self._path(key))
+            info = self._info(key)
         except FileNotFoundError as e:
             if _redirected_to_directory(e):
                 return DirEntry(name, True, None)
