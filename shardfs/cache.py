@@ -32,7 +32,8 @@ class _Flight:
     __slots__ = ("done", "error", "value")
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self.done = threading.Lock()  # held until the load is done; an Event costs ten times as much to make
+        self.done.acquire()
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -84,7 +85,8 @@ class ByteLRU:
                 flight = self._flights[key] = _Flight()
         if not mine:
             self._waiting()
-            flight.done.wait()
+            with flight.done:
+                pass
             if flight.error is not None:
                 raise flight.error
             return cast("T", flight.value)
@@ -99,7 +101,7 @@ class ByteLRU:
             with self._lock:
                 if self._flights.get(key) is flight:
                     del self._flights[key]
-            flight.done.set()
+            flight.done.release()
 
     def _put(self, key: Hashable, flight: _Flight, nbytes: int, seconds: float) -> None:
         nbytes += OVERHEAD

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import math
 from bisect import bisect_right
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardfs.chunks import ChunkStore, Found
 
 BATCH = 4096
+ROWS = 4096
 WINDOW = 8 << 20
 """Bytes that cannot be sent from a local file are fetched in windows of this size: a chunk of up to 8 MiB in one
 request, however small the pieces in which it is read."""
@@ -83,6 +85,8 @@ class ChunkTree:
         self._dims = self._names.dims
         self.depth = len(self._dims)
         *self._bases, self._count = _bases(self._dims, bool(self._names.prefix))
+        # The components above a chunk's own, which chunks looked up one after the other mostly share.
+        self._row = lru_cache(ROWS)(partial(unravel, dims=self._dims[:-1]))
         self._raw = collection.encoding.container == "raw"
 
     @staticmethod
@@ -121,11 +125,10 @@ class ChunkTree:
         value = self._names.parse(level, name)
         if value is None:
             return None
-        nth = nth * self._dims[level] + value
-        number = self.first + self._bases[level + 1] + nth
+        number = self.first + self._bases[level + 1] + nth * self._dims[level] + value
         if level + 1 < self.depth:
             return Attributes(number, True, 0, self.mtime_ns)
-        return self._chunk_attributes(number, self._coords(nth))
+        return self._chunk_attributes(number, self._names.coords((*self._row(nth), value)))
 
     def coords(self, number: int) -> Coords:
         """Grid coordinates of a chunk."""

@@ -148,6 +148,8 @@ class ShardIndex:
     def checked(self, object_size: int) -> ShardIndex:
         """The same index, with ranges that leave the object marked broken, and in as little memory as it can be."""
         starts, sizes = self.starts, self.sizes
+        if len(starts) and not self.broken and int(starts.max()) + int(sizes.max()) <= object_size < 2**32:
+            return ShardIndex(self.slots, starts.astype(np.uint32), sizes.astype(np.uint32))
         limit = np.uint64(object_size)
         outside = (starts > limit) | (sizes > limit - np.minimum(starts, limit))
         if not outside.any():

@@ -99,6 +99,7 @@ class ShardingIndexed:
         self._shard_strides = strides(self.shard_grid)
         self._regular = not any(a.bounds for a in axes)
         self._steps = self._slot_strides((0,) * len(self.axes)) if self._regular else ()
+        self._slots = math.prod(a.per_shard for a in self.axes)
         self._hot = tuple(
             (a.per_shard, shard, slot)
             for a, shard, slot in zip(self.axes, self._shard_strides, self._steps, strict=False)
@@ -158,6 +159,9 @@ class ShardingIndexed:
         return out, valid
 
     def slots_per_shard(self, shard: int) -> int:
+        """How many chunks a shard has room for."""
+        if self._regular:
+            return self._slots
         return math.prod(self._slots_per_axis(unravel(shard, self.shard_grid)))
 
     page_bits, blocks = 0, 1
@@ -210,6 +214,8 @@ class ShardingIndexed:
 def _index_of(rows: U64) -> ShardIndex:
     """Rows of (offset, nbytes); both all-ones means empty, only one of them is damage to that chunk alone."""
     missing = rows == np.uint64(MISSING)
+    if not missing.any():
+        return ShardIndex(None, rows[:, 0].copy(), rows[:, 1].copy())
     absent = missing[:, 0] & missing[:, 1]
     half = missing[:, 0] ^ missing[:, 1]
     if not absent.any():
