@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 DAMAGE_TTL_S = 5.0
 """How long a page that could not be decoded is remembered as such, so that an `ls` of its chunks reads it once."""
 
+MAX_OBJECT = 1 << 50
+"""No remote object is larger; how large one is would cost a request."""
+
 POSITION_BITS = 22
 """A page has fewer entries than 2**22 (`shards.MAX_INDEX_BYTES`)."""
 
@@ -312,7 +315,7 @@ class ChunkStore:
         if request is None:
             return None
         local = blob.fd >= 0 or isinstance(blob, BytesBlob)
-        size = blob.stat().size if local else 2**63
+        size = blob.stat().size if local else MAX_OBJECT
         if isinstance(request, ByteRange) and size and request.stop > size:
             raise ValueError(f"an index is said to lie at [{request.start}, {request.stop}), beyond its {size} bytes")
         raw = blob.read([request])[0]
