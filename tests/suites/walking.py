@@ -1,0 +1,64 @@
+"""A tree seen from outside: through `lookup`, `scan` and `read` alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardfs.tree import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.chunk_tree import Attributes
+    from shardfs.tree import Tree
+
+
+class Listed(NamedTuple):
+    name: bytes
+    number: int
+    directory: bool
+    size: int
+    mtime_ns: int
+    cookie: int
+
+
+def entries(tree: Tree, number: int, cookie: int = 0) -> Iterator[Listed]:
+    """The entries of a directory, one by one."""
+    for batch in tree.scan(number, cookie):
+        columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns, batch.cookies)
+        yield from (Listed(*row) for row in zip(*(c.tolist() for c in columns), strict=True))
+
+
+def read_all(tree: Tree, found: Attributes) -> bytes:
+    """A file in one read, checked against its size."""
+    data = bytes(tree.read(found.number, 0, found.size + 1))
+    if len(data) != found.size:
+        raise AssertionError(f"{found.size} bytes told, {len(data)} read")
+    return data
+
+
+def walk(tree: Tree, number: int = ROOT, path: str = "") -> dict[str, bytes]:
+    """Every file below a directory; what listing tells of each is checked against what looking it up tells."""
+    out: dict[str, bytes] = {}
+    cookie = 0
+    for e in entries(tree, number):
+        if e.cookie <= cookie:
+            raise AssertionError(f"{path}: cookie {e.cookie} after {cookie}")
+        cookie = e.cookie
+        name = f"{path}/{e.name.decode()}" if path else e.name.decode()
+        found = tree.lookup(number, e.name)
+        if (found.number, found.directory) != (e.number, e.directory) or e.size not in (-1, found.size):
+            raise AssertionError(f"{name}: listed as {e}, looked up as {found}")
+        if tree.attributes(found.number)[:4] != found[:4]:
+            raise AssertionError(f"{name}: {found}, but {tree.attributes(found.number)}")
+        below = walk(tree, found.number, name) if found.directory else {name: read_all(tree, found)}
+        if not out.keys().isdisjoint(below):
+            raise AssertionError(f"{name} is listed twice")
+        out |= below
+    return out
+
+
+def parsed(files: dict[str, bytes]) -> dict[str, Any]:
+    """The same with metadata documents parsed."""
+    return {n: json.loads(d) if n.rsplit("/", 1)[-1] in ("zarr.json", "info") else d for n, d in files.items()}

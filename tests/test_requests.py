@@ -1,0 +1,228 @@
+"""How many requests a store is asked: cold, warm, for what is missing, for neighbours."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from shardfs.cache import ByteLRU
+from shardfs.chunks import ChunkStore, open_chunks
+from shardfs.formats.precomputed import PRECOMPUTED
+from shardfs.formats.zarr3 import ZARR3
+from shardfs.store import FsspecStore
+from shardfs.tree import ROOT, Tree
+from tests import handmade
+from tests.handmade import Entry
+from tests.suites.walking import entries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from shardfs.model import Dataset
+
+
+class Counting:
+    """A client that notes each request it sends. Every range of `cat_ranges` is one."""
+
+    protocol = "counting"
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._fs = MemoryFileSystem()
+        self._fs.store = {}
+        for name, data in files.items():
+            self._fs.pipe_file(f"/root/{name}", data)
+        self.requests: list[tuple[str, str]] = []
+
+    def pop(self) -> list[tuple[str, str]]:
+        out, self.requests = self.requests, []
+        return out
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> Any:
+        self.requests.append(("read", path.rsplit("/", 1)[-1]))
+        return self._fs.cat_file(path, start=start, end=end)
+
+    def cat_ranges(self, paths: list[str], starts: list[int], ends: list[int], on_error: str) -> Any:
+        self.requests += [("read", path.rsplit("/", 1)[-1]) for path in paths]
+        return self._fs.cat_ranges(paths, starts, ends, on_error=on_error)
+
+    def info(self, path: str) -> Any:
+        self.requests.append(("info", path.rsplit("/", 1)[-1]))
+        return self._fs.info(path)
+
+    def ls(self, path: str, detail: bool) -> Any:
+        self.requests.append(("ls", path.rsplit("/", 1)[-1]))
+        return self._fs.ls(path, detail=detail)
+
+    def invalidate_cache(self, path: str) -> None:
+        pass
+
+    def _parent(self, path: str) -> str:
+        return path.rsplit("/", 1)[0]
+
+
+@pytest.fixture(autouse=True)
+def own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one that all memory file systems of the process share."""
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+
+
+def _array(shards: Mapping[str, bytes], location: handmade.Location = "end") -> dict[str, bytes]:
+    document = handmade.zarr_metadata((4, 12), (4, 4), (2, 2), location=location)
+    return {"zarr.json": json.dumps(document).encode(), **shards}
+
+
+def _volume(deflate: bool = False) -> dict[str, bytes]:
+    """8 ids: shard = bit 2, minishard = bit 0; 1.shard is missing."""
+    spec = handmade.sharding(minishard=1, shard=1, preshift=1, index="gzip" if deflate else "raw")
+    info = handmade.volume_info((4, 4, 2), (2, 2, 1), spec)
+    present: list[list[Entry]] = [[], []]
+    for chunk_id in range(8):
+        shard, minishard = handmade.uint64_hash(chunk_id, spec)
+        if shard == 0:
+            present[minishard].append(Entry(chunk_id, bytes([chunk_id]) * 4))
+    return {
+        "info": json.dumps(info).encode(),
+        "s/0.shard": handmade.uint64_shard(present, deflate_index=deflate),
+    }
+
+
+def _store(files: Mapping[str, bytes]) -> tuple[Counting, FsspecStore]:
+    fs = Counting(files)
+    return fs, FsspecStore(fs, "/root")
+
+
+def _tree(files: Mapping[str, bytes], ttl: float = math.inf) -> tuple[Counting, Tree]:
+    fs, store = _store(files)
+    tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20), ttl)
+    tree.require_dataset()
+    fs.pop()
+    return fs, tree
+
+
+def _chunks(files: Mapping[str, bytes], directory: str = "") -> tuple[Counting, ChunkStore]:
+    fs, store = _store(files)
+    dataset: Dataset | None
+    if "info" in files:
+        dataset = PRECOMPUTED.open("", {"info": files["info"]})
+    else:
+        dataset = ZARR3.open("", {"zarr.json": files["zarr.json"]})
+    assert dataset is not None
+    layers = dataset.collections[0].layers
+    return fs, open_chunks(store, directory, "", layers, ByteLRU(1 << 20), ByteLRU(1 << 20))
+
+
+CHUNKS = [bytes([n]) * 4 for n in range(1, 5)]
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_an_array(location: handmade.Location) -> None:
+    sparse = [CHUNKS[0], None, CHUNKS[2], CHUNKS[3]]
+    fs, chunks = _chunks(_array({"c/0/0": handmade.zarr_shard(sparse, location=location)}, location))
+    assert chunks.read((0, 0)) == CHUNKS[0]
+    assert len(fs.pop()) == 2, "cold: the index and the chunk"
+    assert chunks.read((1, 1)) == CHUNKS[3]
+    assert len(fs.pop()) == 1, "warm: the chunk"
+    assert chunks.read((0, 1)) is None
+    assert fs.pop() == [], "missing under a warm index"
+    assert chunks.read((0, 2)) is None
+    assert len(fs.pop()) == 1, "a missing shard"
+    assert chunks.read((1, 3)) is None
+    assert fs.pop() == [], "which is remembered"
+
+
+@pytest.mark.parametrize("deflate", [False, True])
+def test_a_volume(deflate: bool) -> None:
+    fs, chunks = _chunks(_volume(deflate), "s")
+    assert chunks.read((0, 0, 0)) == bytes(4)
+    assert len(fs.pop()) == 3, "cold: shard index, minishard index, chunk"
+    assert chunks.read((1, 0, 0)) == b"\1\1\1\1"
+    assert len(fs.pop()) == 1, "warm: the chunk"
+    assert chunks.read((0, 1, 0)) == b"\2\2\2\2"
+    assert len(fs.pop()) == 2, "another minishard: its index and the chunk"
+    missing = [(0, 0, 1), (1, 0, 1), (0, 1, 1), (1, 1, 1)]
+    assert chunks.read(missing[0]) is None
+    assert len(fs.pop()) == 2, "a missing shard: neither .shard nor the obsolete .index"
+    assert [chunks.read(c) for c in missing] == [None] * 4
+    assert fs.pop() == [], "which is remembered, for all of its minishards"
+
+
+def test_nested_shards() -> None:
+    inner_codec = handmade.zarr_metadata([8], [2], [1])["codecs"]
+    document = handmade.zarr_metadata([8], [4], [2], codecs=inner_codec)
+    shard = handmade.zarr_shard([handmade.zarr_shard([b"a", b"b"]), handmade.zarr_shard([b"c", None])])
+    fs, chunks = _chunks({"zarr.json": json.dumps(document).encode(), "c/0": shard})
+    assert chunks.read((0,)) == b"a"
+    assert len(fs.pop()) == 3, "two indices and the chunk"
+    assert chunks.read((1,)) == b"b"
+    assert len(fs.pop()) == 1
+    assert chunks.read((2,)) == b"c"
+    assert len(fs.pop()) == 2
+    assert [chunks.read((n,)) for n in (3, 4, 5)] == [None] * 3
+    assert len(fs.pop()) == 1, "the outer shard that is missing"
+
+
+def test_a_tree_asks_once_more_for_the_time_of_a_shard() -> None:
+    fs, tree = _tree(_array({"c/0/0": handmade.zarr_shard(CHUNKS)}))
+    found = tree.resolve("c/0/0")
+    assert fs.pop() == [("read", "0"), ("info", "0")]
+    assert bytes(tree.read(found.number, 0, 9)) == CHUNKS[0]
+    assert fs.pop() == [("read", "0")]
+    assert bytes(tree.read(found.number, 2, 9)) == CHUNKS[0][2:]
+    assert fs.pop() == [], "a chunk is read once, in however many pieces"
+    tree.resolve("c/1/1")
+    with pytest.raises(FileNotFoundError):
+        tree.resolve("c/0/9")
+    assert fs.pop() == []
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            tree.resolve("c/0/4")
+    assert fs.pop() == [("read", "2")]
+
+
+def test_listing_a_row_asks_for_each_shard_once() -> None:
+    shards = {f"c/0/{n}": handmade.zarr_shard(CHUNKS) for n in range(3)}
+    fs, tree = _tree(_array(shards))
+    number = tree.resolve("c/0").number
+    assert len(list(entries(tree, number))) == 6
+    asked = fs.pop()
+    assert [kind for kind, _ in asked].count("read") == 3
+    assert [kind for kind, _ in asked].count("info") == 3
+    assert len(list(entries(tree, number))) == 6
+    assert {kind for kind, _ in fs.pop()} <= {"ls"}
+    for e in entries(tree, number):
+        tree.lookup(number, e.name)
+    assert {kind for kind, _ in fs.pop()} <= {"ls"}
+
+
+def test_neighbours_are_fetched_together() -> None:
+    shards = {f"c/0/{n}": handmade.zarr_shard(CHUNKS, gap=b"hole") for n in range(2)}
+    fs, tree = _tree(_array(shards))
+    names = ["c/0/0", "c/0/1", "c/1/0", "c/1/1", "c/0/2", "c/1/3"]
+    numbers = [tree.resolve(name).number for name in names]
+    fs.pop()
+    parts = tree.read_many([(n, 0, 100) for n in numbers] + [(numbers[0], 1, 2)])
+    assert parts == [*CHUNKS, CHUNKS[0], CHUNKS[3], CHUNKS[0][1:3]]
+    assert len(fs.pop()) == 2, "one for each shard"
+
+
+def test_a_file_that_is_passed_through_is_asked_for_once() -> None:
+    fs, tree = _tree({**_array({"c/0/0": handmade.zarr_shard(CHUNKS)}), "note": b"x" * 1000})
+    found = tree.lookup(ROOT, b"note")
+    fs.pop()
+    for offset in range(0, 1000, 100):
+        assert bytes(tree.read(found.number, offset, 100)) == b"x" * 100
+    asked = fs.pop()
+    assert [kind for kind, _ in asked].count("read") == 1
+
+
+def test_looking_up_what_is_not_there_opens_nothing(tmp_path: Path) -> None:
+    fs, tree = _tree(_array({"c/0/0": handmade.zarr_shard(CHUNKS)}))
+    with pytest.raises(FileNotFoundError):
+        tree.lookup(ROOT, b"missing")
+    assert fs.pop() == [("info", "missing")]

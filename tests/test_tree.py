@@ -1,0 +1,374 @@
+"""The tree against what the same writers leave unsharded, and against a dictionary."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardfs.cache import ByteLRU
+from shardfs.errors import CorruptShardError, NotADatasetError
+from shardfs.store import LocalStore
+from shardfs.tree import REST, ROOT, TABLE_END, Tree, open_tree
+from tests import datasets, handmade
+from tests.strategies import Sparse, sparse_arrays, sparse_volumes
+from tests.suites.walking import entries, parsed, read_all, walk
+from tests.test_store import http_server
+
+if TYPE_CHECKING:
+    from tests.datasets import Dataset
+
+
+def _expected(dataset: Dataset) -> dict[str, Any]:
+    return datasets.read_tree(dataset.twin)
+
+
+def _check_twin(dataset: Dataset, source: str) -> None:
+    shown = walk(open_tree(source))
+    assert parsed(shown) == _expected(dataset)
+
+
+@pytest.mark.interop
+def test_a_zarr_tree_is_its_unsharded_twin(zarr3_dataset: Dataset) -> None:
+    _check_twin(zarr3_dataset, str(zarr3_dataset.path))
+
+
+@pytest.mark.interop
+def test_a_volume_is_its_unsharded_twin(precomputed_dataset: Dataset) -> None:
+    _check_twin(precomputed_dataset, str(precomputed_dataset.path))
+
+
+REMOTE = [
+    ("zarr3", "default"),
+    ("zarr3", "group_consolidated"),
+    ("zarr3", "keys_default_dot"),
+    ("zarr3", "nested"),
+    ("zarr3", "gzip_after"),
+    ("zarr3", "crc32c_after"),
+    ("zarr3", "nested_gzip_after_inner"),
+    ("zarr3", "rank_0"),
+    ("zarr3", "rank_1"),
+    ("zarr3", "rectilinear"),
+    ("precomputed", "two_scales"),
+    ("precomputed", "legacy_pair"),
+]
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("kind", "name"), REMOTE)
+@pytest.mark.parametrize("where", ["memory", "file", "zip", "http"])
+def test_the_same_tree_over_every_store(dataset: Any, kind: str, name: str, where: str, tmp_path: Path) -> None:
+    data = dataset(kind, name)
+    if where == "file":
+        _check_twin(data, f"file://{data.path}")
+    elif where == "memory":
+        memory = fsspec.filesystem("memory")
+        memory.put(f"{data.path}/", "/twin/", recursive=True)
+        try:
+            _check_twin(data, "memory://twin")
+        finally:
+            memory.rm("/twin", recursive=True)
+    elif where == "zip":
+        with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as z:
+            for directory, _, names in os.walk(data.path):
+                for file in names:
+                    z.write(Path(directory, file), Path(directory, file).relative_to(data.path))
+        _check_twin(data, f"zip://::file://{tmp_path}/x.zip")
+    else:
+        with http_server(data.path) as (url, _):
+            _check_over_http(data, url)
+
+
+def _check_over_http(data: Dataset, url: str) -> None:
+    """Every name that the twin has; a plain server lists nothing that could be relied on."""
+    tree = open_tree(url) if data.name not in ("group_consolidated",) else open_tree(f"{url}/labels/cells")
+    root = data.twin if data.name not in ("group_consolidated",) else data.twin / "labels/cells"
+    for name, wanted in datasets.read_tree(root).items():
+        assert parsed({name: read_all(tree, tree.resolve(name))}) == {name: wanted}
+    with pytest.raises(FileNotFoundError):
+        tree.resolve("missing")
+
+
+# ------------------------------------------------------------------------------------ against a dictionary
+
+
+def _oracle_walk(sparse: Sparse) -> dict[str, bytes]:
+    out = dict(sparse.shown)
+    for name in ("zarr.json", "info"):
+        if name in sparse.stored:
+            out[name] = b""
+    return out
+
+
+def _check_model(path: Path, sparse: Sparse, data: st.DataObject) -> None:
+    handmade.write_files(path, sparse.stored)
+    tree = open_tree(str(path))
+    shown = {n: (b"" if n in ("zarr.json", "info") else d) for n, d in walk(tree).items()}
+    assert shown == _oracle_walk(sparse)
+    for name in data.draw(st.lists(sparse.names | st.sampled_from(sorted(sparse.shown) or ["x"]), max_size=8)):
+        wanted = sparse.shown.get(name)
+        try:
+            found = tree.resolve(name)
+        except (FileNotFoundError, NotADirectoryError):
+            assert wanted is None or "//" in name
+            continue
+        if wanted is None:
+            assert found.directory or found.number < TABLE_END
+            continue
+        offset, size = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
+        assert bytes(tree.read(found.number, offset, size)) == wanted[offset : offset + size]
+        located = tree.locate(name)
+        stored = sparse.stored[located.shard]
+        assert stored[located.offset : located.offset + located.size] == wanted
+        if wanted and b"gap" not in stored:
+            assert tree.chunk_at(located.shard, located.offset) == name
+        assert tree.xattrs(found.number)["user.shardfs.nbytes"] == b"%d" % len(wanted)
+    _check_resumed(tree, ROOT, data)
+
+
+def _check_resumed(tree: Tree, number: int, data: st.DataObject) -> None:
+    """Listings begun behind a random entry go on as the whole one does."""
+    whole = list(entries(tree, number))
+    if whole:
+        at = data.draw(st.integers(0, len(whole) - 1))
+        assert list(entries(tree, number, whole[at].cookie)) == whole[at + 1 :]
+    for e in whole:
+        assert 0 < e.cookie < 2**62
+        if e.directory:
+            _check_resumed(tree, e.number, data)
+
+
+@settings(max_examples=60)
+@given(sparse_arrays(), st.data())
+def test_arrays_are_as_a_dictionary_has_them(
+    tmp_path_factory: pytest.TempPathFactory, sparse: Sparse, data: st.DataObject
+) -> None:
+    _check_model(tmp_path_factory.mktemp("model"), sparse, data)
+
+
+@settings(max_examples=60)
+@given(sparse_volumes(), st.data())
+def test_volumes_are_as_a_dictionary_has_them(
+    tmp_path_factory: pytest.TempPathFactory, sparse: Sparse, data: st.DataObject
+) -> None:
+    _check_model(tmp_path_factory.mktemp("model"), sparse, data)
+
+
+@settings(max_examples=30)
+@given(sparse_arrays() | sparse_volumes(), st.integers(0, 3000), st.data())
+def test_small_caches_change_nothing(
+    tmp_path_factory: pytest.TempPathFactory, sparse: Sparse, limit: int, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("model")
+    handmade.write_files(path, sparse.stored)
+    tree = Tree(LocalStore(str(path)), ByteLRU(limit), ByteLRU(limit), data.draw(st.sampled_from((0.0, math.inf))))
+    shown = {n: (b"" if n in ("zarr.json", "info") else d) for n, d in walk(tree).items()}
+    assert shown == _oracle_walk(sparse)
+
+
+# ------------------------------------------------------------------------------------------ numbers, paths
+
+
+def test_numbers_are_stable_and_unique(tmp_path: Path) -> None:
+    for name in ("a", "b/deep"):
+        handmade.zarr_sound(tmp_path / name)
+    handmade.volume_sound(tmp_path / "v")
+
+    def numbers(tree: Tree, number: int = ROOT) -> list[int]:
+        out = []
+        for e in entries(tree, number):
+            out += [e.number, *(numbers(tree, e.number) if e.directory else [])]
+        return out
+
+    tree = open_tree(str(tmp_path))
+    first = numbers(tree)
+    assert len(first) == len(set(first))
+    assert numbers(tree) == first
+    assert [n for n in numbers(open_tree(str(tmp_path))) if n < TABLE_END] == [n for n in first if n < TABLE_END]
+
+
+def test_remembered_nodes_stay_until_they_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardfs.tree.RECENT_NODES", 4)
+    handmade.zarr_sound(tmp_path / "a")
+    handmade.write_files(tmp_path, {f"f{i}": b"%d" % i for i in range(20)})
+    tree = open_tree(str(tmp_path))
+    kept = tree.lookup(ROOT, b"f0")
+    tree.remember(kept.number)
+    for i in range(1, 20):
+        tree.lookup(ROOT, b"f%d" % i)
+    assert bytes(tree.read(kept.number, 0, 9)) == b"0"
+    gone = tree.lookup(ROOT, b"f1").number
+    for i in range(2, 20):
+        tree.lookup(ROOT, b"f%d" % i)
+    with pytest.raises(FileNotFoundError):
+        tree.attributes(gone)
+    tree.remember(kept.number)
+    tree.forget(kept.number, 1)
+    assert tree.attributes(kept.number).size == 1
+    tree.forget(kept.number, 1)
+    with pytest.raises(FileNotFoundError):
+        tree.attributes(kept.number)
+    tree.forget(ROOT, 100)
+    assert tree.attributes(ROOT).directory
+
+
+def test_errors_of_paths(tmp_path: Path) -> None:
+    handmade.zarr_sound(tmp_path)
+    (tmp_path / "note").write_bytes(b"hello")
+    tree = open_tree(str(tmp_path))
+    for path in ("x", "c/9/9", "c/00/0", "c/x", "../x", "c/..", "c/0/-1"):
+        with pytest.raises(FileNotFoundError):
+            tree.resolve(path)
+    for path in ("c/0/0/x", "note/x", "zarr.json/x"):
+        with pytest.raises(NotADirectoryError):
+            tree.resolve(path)
+    for path in ("note", "c/0/0", "zarr.json"):
+        with pytest.raises(NotADirectoryError):
+            list(tree.scan(tree.resolve(path).number))
+    with pytest.raises(FileNotFoundError):
+        tree.locate("note")
+    with pytest.raises(FileNotFoundError):
+        tree.locate("c/0")
+    with pytest.raises(FileNotFoundError):
+        tree.attributes(TABLE_END - 1)
+    for path in ("", "/", "c", "c/1"):
+        with pytest.raises((IsADirectoryError, FileNotFoundError)):
+            tree.read(tree.resolve(path).number, 0, 1)
+
+
+def test_a_source_without_shards_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"")
+    with pytest.raises(NotADatasetError, match="no sharded"):
+        open_tree(str(tmp_path))
+    handmade.write_json(tmp_path / "zarr.json", handmade.zarr_metadata([4], [4], [3]))
+    with pytest.raises(NotADatasetError, match="does not consist of chunks of 3"):
+        open_tree(str(tmp_path))
+
+
+def test_foreign_files_are_passed_through_and_shards_are_not(tmp_path: Path) -> None:
+    case = handmade.zarr_sound(tmp_path)
+    foreign = {"note": b"1", "c/note": b"2", "c/0/note": b"3", "c/00": b"4", "c/deep/er": b"5", "other/c/0/0": b"6"}
+    handmade.write_files(tmp_path, foreign)
+    shown = walk(open_tree(str(tmp_path)))
+    del shown["zarr.json"]
+    assert shown == {**case.good, **foreign}
+
+
+def test_foreign_files_are_resumed_too(tmp_path: Path) -> None:
+    handmade.volume_sound(tmp_path)
+    handmade.write_files(tmp_path / "s", {f"note{i}": b"" for i in range(30)})
+    tree = open_tree(str(tmp_path))
+    number = tree.resolve("s").number
+    whole = list(entries(tree, number))
+    assert len(whole) == 8 + 30
+    assert [e.cookie >= REST for e in whole] == [False] * 8 + [True] * 30
+    for at, e in enumerate(whole):
+        assert list(entries(tree, number, e.cookie)) == whole[at + 1 :]
+
+
+def test_summaries_count_what_is_there(tmp_path: Path) -> None:
+    handmade.zarr_entries_outside_the_array(tmp_path / "a")
+    handmade.volume_sound(tmp_path / "v")
+    a, v = sorted(open_tree(str(tmp_path)).summaries(), key=lambda s: s.path)
+    assert (a.path, a.grid_chunks, a.shards, a.chunks) == ("a", 6, 2, 6)
+    assert (v.path, v.grid_chunks, v.shards, v.chunks, v.stored_bytes) == ("v/s", 8, 1, 8, 32)
+
+
+def test_a_zero_length_axis_can_be_listed_and_counted(tmp_path: Path) -> None:
+    for separator in "/.":
+        path = tmp_path / f"x{ord(separator)}"
+        for name, shape in (("one", [0]), ("two", [0, 7])):
+            document = handmade.zarr_metadata(shape, [4] * len(shape), [2] * len(shape), separator=separator)
+            handmade.write_json(path / name / "zarr.json", document)
+    tree = open_tree(str(tmp_path))
+    assert {n.rsplit("/", 1)[-1] for n in walk(tree)} == {"zarr.json"}
+    assert [s.chunks for s in tree.summaries()] == [0] * 4
+
+
+# ------------------------------------------------------------------------------------------- huge directory
+
+
+def _dense(path: Path, n: int, per: int) -> None:
+    """A 1-d array of `n` one-byte chunks in shards of `per`, all in one flat directory."""
+    document = handmade.zarr_metadata([n], [per], [1], separator=".")
+    handmade.write_json(path / "zarr.json", document)
+    entries = b"".join(struct.pack("<QQ", i, 1) for i in range(per))
+    import google_crc32c
+
+    index = entries + struct.pack("<I", google_crc32c.value(entries))
+    shard = bytes(i % 251 for i in range(per)) + index
+    for i in range(-(-n // per)):
+        (path / f"c.{i}").write_bytes(shard)
+
+
+@pytest.mark.parametrize("n", [200_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_a_million_names_in_constant_memory(tmp_path: Path, n: int) -> None:
+    _dense(tmp_path, n, 65_536)
+    tree = open_tree(str(tmp_path), index_cache_bytes=4 << 20)
+    next(tree.scan(ROOT))
+    tracemalloc.start()
+    try:
+        count = last = 0
+        middle = 0
+        for batch in tree.scan(ROOT):
+            assert len(batch.names) <= 4096
+            assert int(batch.cookies[0]) > last
+            last = int(batch.cookies[-1])
+            count += len(batch.names)
+            if middle == 0 and count > n // 2:
+                middle, seen = last, count
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == n + 1  # and zarr.json
+    assert peak < 16 << 20
+    assert sum(len(b.names) for b in tree.scan(ROOT, middle)) == count - seen
+
+
+def test_metadata_keeps_order_and_unknown_members(tmp_path: Path) -> None:
+    document = handmade.zarr_metadata((4, 8), (4, 4), (2, 2))
+    document = {"x_first": {"must_understand": False}, **document, "attributes": {"z": 2**64 - 1, "a": "\u00b5 \ud800"}}
+    raw = json.dumps(document)
+    handmade.write_files(tmp_path, {"zarr.json": raw.encode()})
+    shown = json.loads(read_all(tree := open_tree(str(tmp_path)), tree.resolve("zarr.json")))
+    assert list(shown) == list(document)
+    assert list(shown["attributes"]) == ["z", "a"]
+    changed = {n for n in document if document[n] != shown[n]}
+    assert changed == {"chunk_grid", "codecs"}
+
+
+def test_damage_is_told_at_the_end_of_a_listing(tmp_path: Path) -> None:
+    """What is sound is listed first, chunks and other files."""
+    document = handmade.zarr_metadata([16], [4], [1])
+    handmade.write_json(tmp_path / "zarr.json", document)
+    sound = handmade.zarr_shard([b"a", b"b", None, b"d"])
+    handmade.write_files(tmp_path, {"c/0": b"x" * 80, "c/1": sound, "c/note": b"", "c/3": sound})
+    (tmp_path / "c/2").mkdir()
+    tree = open_tree(str(tmp_path))
+    found: list[bytes] = []
+    with pytest.raises(CorruptShardError):
+        found.extend(e.name for e in entries(tree, tree.resolve("c").number))
+    assert found == [b"4", b"5", b"7", b"12", b"13", b"15", b"note"]
+
+
+def test_damage_in_an_outer_shard_hides_only_what_lies_in_it(tmp_path: Path) -> None:
+    inner_codec = handmade.zarr_metadata([8], [2], [1])["codecs"]
+    handmade.write_json(tmp_path / "zarr.json", handmade.zarr_metadata([8], [4], [2], codecs=inner_codec))
+    shard = handmade.zarr_shard([handmade.zarr_shard([b"a", b"b"]), handmade.zarr_shard([b"c", None])])
+    handmade.write_files(tmp_path, {"c/0": b"x" * 100, "c/1": shard})
+    tree = open_tree(str(tmp_path))
+    found: list[bytes] = []
+    with pytest.raises(CorruptShardError):
+        found.extend(e.name for e in entries(tree, tree.resolve("c").number))
+    assert found == [b"4", b"5", b"6"]
+    assert [s.chunks for s in tree.summaries()] == [3]
