@@ -374,9 +374,10 @@ _AFTER: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "gzip_after": ([_PLAIN, GzipCodec()], [BytesCodec()]),
     "crc32c_after": ([_PLAIN, Crc32cCodec()], [BytesCodec()]),
     "zstd_crc32c_after": ([_PLAIN, ZstdCodec(), Crc32cCodec()], [BytesCodec()]),
-    "gzip_after_and_inside": (
-        [ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec(), GzipCodec(level=1)]), GzipCodec()],
-        [BytesCodec(), GzipCodec(level=1)],
+    # Not gzip inside: zarr-python writes the time into its header, so the chunks of the twin would be others.
+    "gzip_after_zstd_inside": (
+        [ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec(), ZstdCodec(level=1)]), GzipCodec()],
+        [BytesCodec(), ZstdCodec(level=1)],
     ),
     "gzip_after_index_start": (
         [ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec()], index_location="start"), GzipCodec()],

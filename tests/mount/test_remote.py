@@ -168,6 +168,14 @@ def data_requests(requests: list[Request], shard: str) -> int:
     return len(requests) - len(heads)
 
 
+def test_http_times(web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) -> None:
+    """HTTP has whole seconds."""
+    stored = served[1]["zarr_python"].path
+    with mounted(web.url("zarr_python")) as mount:
+        assert os.stat(mount / "zarr.json").st_mtime == int(os.stat(stored / "zarr.json").st_mtime)
+        assert os.stat(mount / "c/7/4/2").st_mtime == int(os.stat(stored / "c/1/1/1").st_mtime)
+
+
 def test_http_requests_for_a_chunk_of_a_zarr_array(web: Web, mounted: Mounted) -> None:
     with mounted(web.url("zarr_python")) as mount:
         (mount / "zarr.json").read_bytes()

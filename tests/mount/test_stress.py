@@ -56,7 +56,7 @@ def source(dataset: Callable[[str, str], Dataset], tmp_path_factory: pytest.Temp
     twins = {"large": plain / "large"}
     for kind, name in (
         ("zarr3", "zarr_python"),
-        ("zarr3", "gzip_after_and_inside"),
+        ("zarr3", "gzip_after_zstd_inside"),
         ("zarr3", "nested_three"),
         ("zarr3", "sparse"),
         ("precomputed", "index_gzip_data_gzip"),

@@ -63,7 +63,7 @@ DENSE = [
     ("zarr3", "nested_three"),
     ("zarr3", "keys_v2_dot"),
     ("zarr3", "group_consolidated"),
-    ("zarr3", "gzip_after_and_inside"),
+    ("zarr3", "gzip_after_zstd_inside"),
     ("precomputed", "index_gzip_data_gzip"),
     ("precomputed", "both_scales_sharded"),
     ("precomputed", "two_scales"),
