@@ -175,7 +175,10 @@ class ChunkTree:
         return self._chunk_attributes(number, self.coords(number))
 
     def _chunk_attributes(self, number: int, coords: Coords) -> Attributes:
-        blob, start, size = self._found(coords)
+        found = self.chunks.locate(coords)
+        if found is None:
+            raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
+        blob, start, size = found
         if blob.fd < 0:
             mtime_ns = self.chunks.stat(self.chunks.shard_of(coords)).mtime_ns
             return Attributes(number, False, size if self._raw else self._shown_size(number, coords), mtime_ns)

@@ -242,16 +242,18 @@ class ChunkStore:
         Raise CorruptShardError if the index cannot be read, or this chunk's entry cannot be true.
         """
         shard, number, slot = self.format.place(coords)
-        page = self._page(shard, number)
-        if page is None:
-            return None
-        i = page.index.position(slot)
-        if i < 0:
-            return None
+        page = self._cache.peek((self._id, shard, number))
+        if type(page) is not _Page:
+            page = self._page(shard, number)
+            if page is None:
+                return None
         try:
-            start, size = page.index.extent_at(i)
+            extent = page.index.find(slot)
         except ValueError as e:
             raise CorruptShardError(self.path, self.source.key(shard), f"chunk {coords}: {e}", slot) from e
+        if extent is None:
+            return None
+        start, size = extent
         blob = page.blob()
         if blob is None:
             blob = self._open(shard, number, page)

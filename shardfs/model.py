@@ -145,6 +145,11 @@ class ShardIndex:
             raise ValueError(self.broken[i])
         return self.starts.item(i), self.sizes.item(i)
 
+    def find(self, slot: int) -> tuple[int, int] | None:
+        """`extent_at` of the entry of `slot`; None if the chunk is absent."""
+        i = self.position(slot)
+        return None if i < 0 else self.extent_at(i)
+
     def checked(self, object_size: int) -> ShardIndex:
         """The same index, with ranges that leave the object marked broken, and in as little memory as it can be."""
         starts, sizes = self.starts, self.sizes

@@ -215,6 +215,9 @@ class Tree:
 
     def _lookup_foreign(self, chunks: ChunkTree, parent: int, name: str) -> Attributes:
         """Something that is no chunk, in a directory of chunks. Hardly ever there, and often asked for."""
+        names = self._index_cache.peek(("foreign", parent))
+        if names is not None and not names:  # the rule: nothing else is here, so nothing else needs a look
+            raise FileNotFoundError(errno.ENOENT, "no such file", name)
         place = chunks.place(parent)
         if chunks.reserved(place.level, name):
             raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
