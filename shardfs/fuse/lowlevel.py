@@ -62,6 +62,9 @@ HEADER_SIZE = HEADER_OUT.size
 _ATTR = "QQQqqqIIIIIIIIII"  # ino size blocks atime mtime ctime their-nsec*3 mode nlink uid gid rdev blksize flags
 _ENTRY_OUT = Struct("=IiQ" + "QQQQII" + _ATTR)  # node, generation, entry and attribute timeout, their nsec
 _ATTR_OUT = Struct("=IiQ" + "QII" + _ATTR)  # attribute timeout, its nsec
+_UNIQUE = Struct("=Q")  # at byte 8 of every reply
+_UNIQUE_NODE = Struct("=QQ")  # the same of one with an entry, with its node
+_ATTR_START = Struct("=QQQqqqIII")  # what differs from file to file
 _OPEN_OUT = Struct("=IiQ" + "QI4x")  # handle, flags
 _STATFS_OUT = Struct("=IiQ" + "QQQQQIII28x")  # blocks free available files ffree bsize namelen frsize
 _XATTR_SIZE_OUT = Struct("=IiQ" + "I4x")
@@ -92,7 +95,9 @@ class Session:
         self._negotiated = False
         if limits.max_read:
             options = [*options, f"max_read={limits.max_read}"]  # libfuse wants it here and in INIT
-        argv = (ctypes.c_char_p * 3)(b"shardfs", b"-o", ",".join(map(_escaped, options)).encode("utf8", "surrogateescape"))
+        argv = (ctypes.c_char_p * 3)(
+            b"shardfs", b"-o", ",".join(map(_escaped, options)).encode("utf8", "surrogateescape")
+        )
         self._arguments = (_Arguments(3, argv, 0), argv)
         # The table of operations is a list of pointers that begins with `init`; a shorter one is allowed.
         self._init = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(self._on_init)
@@ -254,16 +259,18 @@ def filesystem(unique: int, s: os.statvfs_result) -> bytes:
     )  # fmt: skip
 
 
-class Timeout:
-    """Seconds, as the protocol wants them: whole, and nanoseconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = min(int(seconds), 1 << 62) if seconds != float("inf") else 1 << 62
-        self.nanoseconds = int((seconds - int(seconds)) * 1e9) if seconds < 1 << 31 else 0
+def _timeout(seconds: float) -> tuple[int, int]:
+    """Whole seconds and nanoseconds, as the protocol wants them."""
+    if seconds >= 1 << 31:  # for ever
+        return 1 << 31, 0
+    return int(seconds), int(seconds % 1 * 1e9)
 
 
 class Encoder:
-    """Makes the replies that describe files; holds what all files of a mount have in common."""
+    """Makes the replies that describe files; holds what all files of a mount have in common.
+
+    For one thread: what `entry` and `attributes` return is overwritten by their next call.
+    """
 
     def __init__(
         self, *, file_mode: int, dir_mode: int, uid: int, gid: int, attr_timeout: float, entry_timeout: float,
@@ -271,32 +278,44 @@ class Encoder:
     ) -> None:  # fmt: skip
         """Modes are complete, with the type of the file."""
         self._file, self._dir = (file_mode, 1, uid, gid, 0, BLOCK, 0), (dir_mode, 2, uid, gid, 0, BLOCK, 0)
-        attr, entry, negative = Timeout(attr_timeout), Timeout(entry_timeout), Timeout(negative_timeout)
-        self._attr_timeout = (attr.seconds, attr.nanoseconds, 0)
-        self._timeouts = (entry.seconds, attr.seconds, entry.nanoseconds, attr.nanoseconds)
-        self._absent = (negative.seconds, 0, negative.nanoseconds, 0, *(0,) * 16)
+        attr, entry, negative = _timeout(attr_timeout), _timeout(entry_timeout), _timeout(negative_timeout)
+        self._timeouts = (entry[0], attr[0], entry[1], attr[1])
+        blank = (0,) * 9
+        # By `directory`. Filling in what differs is a third of the price of packing all of it.
+        self._entries, self._attributes = (
+            [bytearray(out.pack(out.size, 0, 0, *head, *blank, *shared)) for shared in (self._file, self._dir)]
+            for out, head in ((_ENTRY_OUT, (0, 0, *self._timeouts)), (_ATTR_OUT, (*attr, 0)))
+        )
+        nothing = (0, 0, negative[0], 0, negative[1], 0, *blank, *(0,) * 7)
+        self._absent = bytearray(_ENTRY_OUT.pack(_ENTRY_OUT.size, 0, 0, *nothing))
+        self._remembers_absent = any(negative)
 
-    def entry(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytes:
+    def entry(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
         """A reply to LOOKUP."""
+        reply = self._entries[directory]
         seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
-        return _ENTRY_OUT.pack(
-            144, 0, unique, number, 0, *self._timeouts, number, size, (size + 511) >> 9, seconds, seconds, seconds,
-            nanoseconds, nanoseconds, nanoseconds, *(self._dir if directory else self._file),
-        )  # fmt: skip
+        _UNIQUE_NODE.pack_into(reply, 8, unique, number)
+        _ATTR_START.pack_into(
+            reply, 56, number, size, (size + 511) >> 9, seconds, seconds, seconds, nanoseconds, nanoseconds, nanoseconds
+        )
+        return reply
 
-    def absent(self, unique: int) -> bytes:
+    def absent(self, unique: int) -> bytes | bytearray:
         """A reply to LOOKUP of a name that does not exist; the kernel remembers that, if there is a time-out."""
-        if not self._absent[0] and not self._absent[2]:
+        if not self._remembers_absent:
             return error(unique, errno.ENOENT)
-        return _ENTRY_OUT.pack(144, 0, unique, 0, 0, *self._absent)
+        _UNIQUE.pack_into(self._absent, 8, unique)
+        return self._absent
 
-    def attributes(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytes:
+    def attributes(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
         """A reply to GETATTR."""
+        reply = self._attributes[directory]
         seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
-        return _ATTR_OUT.pack(
-            120, 0, unique, *self._attr_timeout, number, size, (size + 511) >> 9, seconds, seconds, seconds,
-            nanoseconds, nanoseconds, nanoseconds, *(self._dir if directory else self._file),
-        )  # fmt: skip
+        _UNIQUE.pack_into(reply, 8, unique)
+        _ATTR_START.pack_into(
+            reply, 32, number, size, (size + 511) >> 9, seconds, seconds, seconds, nanoseconds, nanoseconds, nanoseconds
+        )
+        return reply
 
     def records(
         self, batch: Batch, nodes: U64, offsets: U64, *, plus: bool
@@ -309,23 +328,19 @@ class Encoder:
             offsets: the positions behind each entry, as the kernel will name them in the next request.
             plus: with attributes, for READDIRPLUS.
         """
-        width = -(-batch.names.itemsize // 8)
-        records = np.zeros(len(batch.names), _record(width))
+        records = np.zeros(len(batch.names), _record(-(-batch.names.itemsize // 8)))
         records["node"], records["ino"], records["dirent_ino"] = nodes, batch.numbers, batch.numbers
         records["dirent_offset"] = offsets
         for field, value in zip(_TIMEOUT_FIELDS, self._timeouts, strict=True):
             records[field] = value
         self._fill_attributes(records, batch)
-        octets = np.ascontiguousarray(batch.names).view(np.uint8).reshape(len(records), -1)
-        records["name"][:, : octets.shape[1]] = octets
-        lengths = np.count_nonzero(octets, axis=1)
-        records["dirent_namelen"] = lengths
+        lengths = _fill_names(records, batch.names)
         words = records.view(np.uint64).reshape(len(records), -1)[:, 0 if plus else _PLUS_WORDS :]
-        fixed = words.shape[1] - width
-        used = fixed + (lengths + 7) // 8
-        # Names differ in length and records do not keep their padding beyond 8 bytes.
-        body = words[np.arange(fixed + width) < used[:, None]]
-        return memoryview(body).cast("B"), np.cumsum(used) * 8
+        used = (lengths + 7) // 8
+        used += words.shape[1] - records["name"].shape[1] // 8
+        # A record keeps no more padding than to the next 8 bytes.
+        body = words.ravel() if used.min() == words.shape[1] else words[np.arange(words.shape[1]) < used[:, None]]
+        return body.data.cast("B"), np.cumsum(used) * 8
 
     def _fill_attributes(self, records: npt.NDArray[Any], batch: Batch) -> None:
         sizes = np.maximum(batch.sizes, 0)
@@ -333,10 +348,23 @@ class Encoder:
         seconds, nanoseconds = np.divmod(batch.mtimes_ns, 1_000_000_000)
         for field in ("atime", "mtime", "ctime"):
             records[field], records[f"{field}_nsec"] = seconds, nanoseconds
+        directories = np.flatnonzero(batch.directories)
         for field, of_dir, of_file in zip(_SHARED_FIELDS, self._dir, self._file, strict=True):
-            same = of_dir == of_file
-            records[field] = of_file if same else np.where(batch.directories, np.uint32(of_dir), np.uint32(of_file))
+            records[field] = of_file
+            if of_dir != of_file and len(directories):
+                records[field][directories] = of_dir
         records["dirent_type"] = records["mode"] >> 12
+
+
+def _fill_names(records: npt.NDArray[Any], names: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int64]:
+    """Put the names into the records, and say how long they are."""
+    octets = np.ascontiguousarray(names).view(np.uint8).reshape(len(names), -1)
+    records["name"][:, : octets.shape[1]] = octets
+    lengths = np.zeros(len(names), np.int64)
+    for column in octets.T:  # no name holds a NUL byte; and counting along the short axis is slow
+        lengths += column != 0
+    records["dirent_namelen"] = lengths
+    return lengths
 
 
 _TIMEOUT_FIELDS = ("entry_valid", "attr_valid", "entry_valid_nsec", "attr_valid_nsec")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import mmap
 import os
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from math import inf
 from threading import get_ident
 from time import monotonic as clock
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -36,11 +37,14 @@ if TYPE_CHECKING:
     from shardfs.chunk_tree import Attributes, Extent
     from shardfs.tree import Tree
 
+    Handler: TypeAlias = Callable[[int, int, int], None]
+    """Answers one kind of request; given its unique number, the node it is about, and its length."""
+
 log = logging.getLogger("shardfs.fuse")
 
 RECENT = 512  # attributes kept between the LOOKUP of a file and its READs
 DIRECT_IO_OVER = 128 << 10  # up to the kernel's readahead one READ fills the page cache, and that pays
-LISTINGS = 64  # directories being listed at the same time, before some must start over at their position
+LISTINGS = 32  # directories being listed at the same time, before some must start over at their position
 
 NODES_PER_LISTING = 1 << 20
 """Entries of one directory that the kernel is given inodes for while it lists. It keeps about 1 KiB for each until it
@@ -109,9 +113,8 @@ class Server:
 
     def __init__(self, settings: FuseSettings) -> None:
         self.settings = settings
-        self.encoder = settings.encoder()
         self.recent: dict[int, Attributes] = {}
-        self.listings = _Listings(self.encoder)
+        self.listings = _Listings(settings.encoder())
         self.complaints = _Complaints()
         self._leader: _Worker | None = None
         self._ended = False
@@ -133,6 +136,8 @@ class Server:
     def run(self, tree: Tree, session: lowlevel.Session) -> None:
         """Serve until the mount is gone. The threads that helped end too, but are not waited for."""
         self.tree, self.session = tree, session
+        if self.settings.poll_us:
+            os.set_blocking(session.fd, False)
         self._workers = self._idle = 1
         self._leadership.release()
         self._work()
@@ -172,28 +177,28 @@ class _Worker:
         self.ident = get_ident()
         self.leading = False
         self._server, self._tree, self._session = server, server.tree, server.session
-        self._encoder, self._recent = server.encoder, server.recent
+        self._encoder, self._recent = server.settings.encoder(), server.recent
         self._fd = server.session.fd
+        # Unlike `os.read`, a FileIO says that nothing is there without raising: half a microsecond when polling.
+        self._device = io.FileIO(self._fd, "r+", closefd=False)
         self._inbox = lowlevel.RequestBuffer()
         self._request = self._inbox.view
         # A reply with data lies behind its header, so that it leaves in one piece; the data begins on a page.
         self._outbox = memoryview(mmap.mmap(-1, _PAGE + lowlevel.MAX_TRANSFER))
-        self._buffers = (self._request,)
         self._poll_s = server.settings.poll_us / 1e6
         self._poller = select.poll()
         self._poller.register(self._fd, select.POLLIN)
         self._dense = False
         self._handlers = self._table()
 
-    def _table(self) -> list[Callable[[int, int, int], None]]:
-        table: list[Callable[[int, int, int], None]] = [self._leave_to_libfuse] * 256
+    def _table(self) -> dict[int, Handler]:
         nosys = self._refusal(errno.ENOSYS)
-        known = {
-            lowlevel.LOOKUP: self._lookup,
+        return {
+            lowlevel.LOOKUP: self._lookup_handler(),
             lowlevel.FORGET: self._forget,
             lowlevel.BATCH_FORGET: self._batch_forget,
             lowlevel.GETATTR: self._getattr,
-            lowlevel.READ: self._read,
+            lowlevel.READ: self._read_handler(),
             lowlevel.READDIR: self._readdir,
             lowlevel.READDIRPLUS: self._readdirplus,
             lowlevel.STATFS: self._statfs,
@@ -208,22 +213,28 @@ class _Worker:
             lowlevel.IOCTL: self._refusal(errno.ENOTTY),  # Python asks every file whether it is a terminal
             **dict.fromkeys(lowlevel.MODIFYING, self._refusal(errno.EROFS)),
         }
-        for opcode, handler in known.items():
-            table[opcode] = handler
-        return table
 
     # ---- the loop
 
     def lead(self) -> bool:
         """Serve until leadership was passed on (then True) or the mount is gone (then False)."""
-        request, header, handlers, receive = self._request, lowlevel.HEADER_IN.unpack_from, self._handlers, self._receive
+        receive, request, header = self._device.readinto, self._request, lowlevel.HEADER_IN.unpack_from
+        handlers, unknown = self._handlers, self._leave_to_libfuse
         while self.leading:
-            size = receive()
-            if not size:
+            try:
+                size = receive(request)
+            except OSError as failure:
+                if failure.errno == errno.ENOENT:  # whoever asked was interrupted in that moment
+                    continue
+                if failure.errno != errno.ENODEV:
+                    log.error("cannot read requests: %s", failure)
                 return False
+            if size is None:
+                self._await_request()
+                continue
             _, opcode, unique, node = header(request)
             try:
-                handlers[opcode & 255](unique, node, size)
+                handlers.get(opcode, unknown)(unique, node, size)
             except (OSError, ShardfsError) as failure:
                 self._send(lowlevel.error(unique, errno_of(failure)))
                 self._server.complaints.about(failure)
@@ -233,22 +244,8 @@ class _Worker:
                     log.exception("request %d of node %d failed: this is a bug", opcode, node)
         return True
 
-    def _receive(self) -> int:
-        """Read the next request, and say how long it is; 0 if the mount is gone."""
-        while True:
-            try:
-                return os.readv(self._fd, self._buffers)
-            except BlockingIOError:
-                self._await_request()
-            except OSError as failure:
-                if failure.errno == errno.ENOENT:  # whoever asked was interrupted in that moment
-                    continue
-                if failure.errno != errno.ENODEV:
-                    log.error("cannot read requests: %s", failure)
-                return 0
-
     def _await_request(self) -> None:
-        """Return when a request may be there. Looks for it without sleeping only while they come densely."""
+        """Return when it is worth looking for a request again; without sleeping only while they come densely."""
         began = clock()
         if self._dense:
             while clock() - began < self._poll_s:
@@ -258,7 +255,7 @@ class _Worker:
         self._poller.poll()
         self._dense = clock() - began < self._poll_s
 
-    def _send(self, reply: memoryview | bytes) -> bool:
+    def _send(self, reply: memoryview | bytes | bytearray) -> bool:
         """Send a reply; False if nobody waits for it any more."""
         try:
             os.write(self._fd, reply)
@@ -280,33 +277,49 @@ class _Worker:
 
     # ---- names and attributes
 
-    def _lookup(self, unique: int, parent: int, size: int) -> None:
-        try:
-            found = self._tree.lookup(parent, bytes(self._request[lowlevel.BODY : size - 1]))
-        except FileNotFoundError:
-            self._send(self._encoder.absent(unique))
-            return
-        number = found.number
-        if number < TABLE_END:
-            self._tree.remember(number)
-        self._keep(found)
-        reply = self._encoder.entry(unique, number, found.directory, found.size, found.mtime_ns)
-        if not self._send(reply) and number < TABLE_END:
-            self._tree.forget(number, 1)
+    def _lookup_handler(self) -> Handler:
+        """LOOKUP. It and READ are closures, as the way to an attribute costs them as much as their work."""
+        request, recent, send, encoder = self._request, self._recent, self._send, self._encoder
+        lookup, remember, forget, entry = self._tree.lookup, self._tree.remember, self._tree.forget, encoder.entry
+        begin = lowlevel.BODY
 
-    def _keep(self, attributes: Attributes) -> None:
+        def answer(unique: int, parent: int, size: int) -> None:
+            try:
+                found = lookup(parent, bytes(request[begin : size - 1]))
+            except FileNotFoundError:
+                send(encoder.absent(unique))
+                return
+            number, directory, length, mtime_ns, _ = found
+            if len(recent) >= RECENT:
+                recent.clear()
+            recent[number] = found
+            if number >= TABLE_END:
+                send(entry(unique, number, directory, length, mtime_ns))
+                return
+            remember(number)
+            if not send(entry(unique, number, directory, length, mtime_ns)):
+                forget(number, 1)
+
+        return answer
+
+    def _attributes(self, number: int) -> Attributes:
+        """The attributes of a file that is read, as of its LOOKUP if that was not long ago."""
+        found = self._recent.get(number)
+        return self._fresh_attributes(number) if found is None else found
+
+    def _fresh_attributes(self, number: int) -> Attributes:
+        found = self._tree.attributes(number)
         if len(self._recent) >= RECENT:
             self._recent.clear()
-        self._recent[attributes.number] = attributes
+        self._recent[number] = found
+        return found
 
     def _getattr(self, unique: int, number: int, _size: int) -> None:
-        found = self._tree.attributes(number)
-        self._keep(found)
+        found = self._fresh_attributes(number)
         self._send(self._encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns))
 
     def _forget(self, _unique: int, number: int, _size: int) -> None:
-        if number < TABLE_END:
-            self._tree.forget(number, *lowlevel.FORGET_IN.unpack_from(self._request, lowlevel.BODY))
+        self._tree.forget(number, *lowlevel.FORGET_IN.unpack_from(self._request, lowlevel.BODY))
 
     def _batch_forget(self, _unique: int, _number: int, _size: int) -> None:
         (count,) = lowlevel.BATCH_FORGET_IN.unpack_from(self._request, lowlevel.BODY)
@@ -318,40 +331,41 @@ class _Worker:
     # ---- bytes
 
     def _open(self, unique: int, number: int, _size: int) -> None:
-        found = self._recent.get(number) or self._tree.attributes(number)
+        found = self._attributes(number)
         direct = found.extent is not None and found.size > DIRECT_IO_OVER
         self._send(lowlevel.opened(unique, lowlevel.OPEN_DIRECT_IO if direct else lowlevel.OPEN_KEEP_CACHE))
 
-    def _read(self, unique: int, number: int, _size: int) -> None:
-        offset, size = lowlevel.READ_IN.unpack_from(self._request, lowlevel.BODY)
-        found = self._recent.get(number)
-        if found is None:
-            found = self._tree.attributes(number)
-            self._keep(found)
-        if found.extent is None:
-            self._send_data(unique, self._tree.read(number, offset, size))
-            return
-        if size > found.size - offset:
-            size = max(found.size - offset, 0)
-        data, position = self._outbox[_PAGE : _PAGE + size], found.extent.start + offset
-        try:
-            got = os.preadv(found.extent.fd, (data,), position, os.RWF_NOWAIT)
-        except OSError:  # not in the page cache, or a file system that cannot say
-            got = -1
-        if got != size:
-            self._read_slowly(found, data, position)
-        begin = _PAGE - lowlevel.HEADER_SIZE
-        lowlevel.HEADER_OUT.pack_into(self._outbox, begin, size + lowlevel.HEADER_SIZE, 0, unique)
-        self._send(self._outbox[begin : _PAGE + size])
+    def _read_handler(self) -> Handler:
+        request, outbox, send, attributes = self._request, self._outbox, self._send, self._attributes
+        arguments, header, begin = lowlevel.READ_IN.unpack_from, lowlevel.HEADER_OUT.pack_into, lowlevel.BODY
+        head = _PAGE - lowlevel.HEADER_SIZE
+        preadv, nowait = os.preadv, os.RWF_NOWAIT
 
-    def _read_slowly(self, file: Attributes, data: memoryview, position: int) -> None:
-        """Read from a disk or a server, while another thread leads."""
-        extent = cast("Extent", file.extent)
+        def answer(unique: int, number: int, _size: int) -> None:
+            offset, size = arguments(request, begin)
+            _, _, length, _, extent = attributes(number)
+            if extent is None:
+                self._send_data(unique, self._tree.read(number, offset, size))
+                return
+            size = min(size, max(length - offset, 0))
+            data = outbox[_PAGE : _PAGE + size]
+            try:
+                got = preadv(extent.fd, (data,), extent.start + offset, nowait)
+            except OSError:  # not in the page cache, or on a file system that cannot say
+                got = -1
+            if got == size or self._read_slowly(extent, data, offset):
+                header(outbox, head, size + _PAGE - head, 0, unique)
+                send(outbox[head : _PAGE + size])
+            else:
+                self._recent.pop(number, None)
+                self._send_data(unique, self._tree.read(number, offset, size))
+
+        return answer
+
+    def _read_slowly(self, extent: Extent, data: memoryview, offset: int) -> bool:
+        """Read from a disk or a server, while another thread leads; False if the bytes are not there any more."""
         self._server.waiting()
-        got = os.preadv(extent.fd, (data,), position)
-        if got != len(data):
-            message = f"file {file.number} ends early: {len(data)} bytes wanted at {position} of its shard, {got} there"
-            raise OSError(errno.EIO, message)
+        return os.preadv(extent.fd, (data,), extent.start + offset) == len(data)
 
     # ---- directories
 
@@ -410,7 +424,7 @@ class _Worker:
     def _leave_to_libfuse(self, _unique: int, _number: int, size: int) -> None:
         self._session.answer(self._inbox, size)
 
-    def _refusal(self, number: int) -> Callable[[int, int, int], None]:
+    def _refusal(self, number: int) -> Handler:
         """A handler that always answers the same errno."""
 
         def refuse(unique: int, _number: int, _size: int) -> None:
@@ -437,7 +451,8 @@ class _Listings:
         if stream is None:
             stream = _Stream(self._encoder, tree, number, offset, plus=plus)
         page, remembered, offset = stream.take(size)
-        self._streams[number, offset, plus] = stream
+        if page:
+            self._streams[number, offset, plus] = stream
         if len(self._streams) > LISTINGS:
             with contextlib.suppress(KeyError):  # two threads may be here
                 self._streams.popitem(last=False)
@@ -452,21 +467,22 @@ class _Stream:
         self._batches = self._scan(tree, number, offset)
         self._room = NODES_PER_LISTING if plus else 0
         self._body, self._nodes = memoryview(b""), np.empty(0, np.uint64)
-        self._ends = self._offsets = np.empty(0, np.int64)
+        self._ends, self._offsets = np.empty(0, np.int64), np.empty(0, np.uint64)
         self._at, self._sent = 0, 0  # records and bytes of this body that were sent
         self._offset = offset
 
     @staticmethod
     def _scan(tree: Tree, number: int, offset: int) -> Iterator[tuple[Batch, U64]]:
-        """Positions are cookies plus 2: `.` is at 0, `..` at 1."""
+        """Batches and the positions behind their entries: cookies plus 2, since `.` is at 0 and `..` at 1."""
+        batches = (batch for batch in tree.scan(number, max(offset - 2, 0)) if len(batch.names))
         if offset < 2:
-            none, zero = np.full(2, -1), np.zeros(2, np.int64)
-            names, numbers = np.array([b".", b".."]), np.full(2, number, np.uint64)
-            dots = Batch(names, numbers, np.ones(2, bool), none, zero, np.array([1, 2], np.uint64))
-            yield Batch(*(column[offset:] for column in dots)), dots.cookies[offset:]
-        for batch in tree.scan(number, max(offset - 2, 0)):
-            if len(batch.names):
-                yield batch, batch.cookies + np.uint64(2)
+            dots = _dots(number, offset)
+            # With the first entries, or each small directory would cost a request more.
+            first = next(batches, None)
+            batch = dots if first is None else _joined(dots, first)
+            yield batch, batch.cookies + np.uint64(2)
+        for batch in batches:
+            yield batch, batch.cookies + np.uint64(2)
 
     def take(self, size: int) -> tuple[memoryview, list[int], int]:
         """The next records that fit into `size` bytes, the table nodes among them, and the position behind them."""
@@ -477,6 +493,8 @@ class _Stream:
         nodes = self._nodes[self._at : last]
         page, self._offset = self._body[self._sent : end], int(self._offsets[last - 1])
         self._at, self._sent = last, end
+        if last == len(self._ends):
+            self._body = memoryview(b"")
         return page, nodes[(nodes != 0) & (nodes < TABLE_END)].tolist(), self._offset
 
     def _build(self) -> bool:
@@ -491,6 +509,24 @@ class _Stream:
         return True
 
 
+def _dots(number: int, offset: int) -> Batch:
+    """`.` and `..`, or from position 1 on only the latter; by name only, as the kernel wants them."""
+    n = 2 - offset
+    return Batch(
+        np.array([b".", b".."])[offset:],
+        np.full(n, number, np.uint64),
+        np.ones(n, np.bool_),
+        np.full(n, -1),
+        np.zeros(n, np.int64),
+        np.array([-1, 0])[offset:].astype(np.uint64),  # positions 1 and 2, less 2
+    )
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    columns: list[Any] = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
+    return Batch(*columns)
+
+
 class _Complaints:
     """Says each thing once in a while: a broken shard that is read in a loop must not fill the log."""
 
@@ -502,7 +538,7 @@ class _Complaints:
 
     def about(self, failure: Exception) -> None:
         """Log what stands behind an errno, unless it is an ordinary answer."""
-        if isinstance(failure, OSError) and failure.errno in _ORDINARY or isinstance(failure, FileNotFoundError):
+        if (isinstance(failure, OSError) and failure.errno in _ORDINARY) or isinstance(failure, FileNotFoundError):
             return
         message = str(failure) or repr(failure)
         if self.are_due(message):
