@@ -484,14 +484,11 @@ def scan_tree(source: str) -> dict[str, float]:
 
     tree = open_tree(source)
     directory = tree.resolve("c").number
-    names, before = len(next(tree.scan(directory)).names), _own_mib()
+    names, before = len(next(tree.scan(directory)).names), resident_mib({os.getpid()})
     began = time.perf_counter()
     names = sum(len(batch.names.tolist()) for batch in tree.scan(directory))
-    return {"names": names, "s": time.perf_counter() - began, "grown_mib": _own_mib() - before}
-
-
-def _own_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    seconds, peak = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"names": names, "s": seconds, "grown_mib": peak - before}
 
 
 REQUESTS: list[str] = []
