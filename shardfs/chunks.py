@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardfs import codecs
+from shardfs.blobs import BytesBlob
 from shardfs.errors import CorruptShardError, StaleShardError, UnsupportedError
-from shardfs.grid import ravel_many, unravel
 from shardfs.model import (
     U64,
     Blob,
@@ -27,12 +26,13 @@ from shardfs.model import (
     Stat,
     Version,
 )
-from shardfs.store import BytesBlob, EitherBlob, PairBlob, SliceBlob, Store
+from shardfs.shard_sources import NestedShards, StoreShards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.cache import ByteLRU
+    from shardfs.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -95,118 +95,6 @@ class _Damaged:
 
 
 ABSENT = _Absent()
-
-
-class StoreShards:
-    """Shards that are objects of a store."""
-
-    def __init__(self, store: Store, directory: str, layer: Layer, decoded: ByteLRU) -> None:
-        self._store, self._layer, self._decoded = store, layer, decoded
-        self._prefix = f"{directory}/" if directory else ""
-        self._directory = directory
-
-    @property
-    def is_local(self) -> bool:
-        return not self._store.remote
-
-    def key(self, shard: int) -> str:
-        return self._prefix + self._layer.format.key(shard)
-
-    def open(self, shard: int) -> Blob:
-        key = self.key(shard)
-        return _unwrapped(self._open_pair(key), self._layer, key, self._decoded)
-
-    def _open_pair(self, key: str) -> Blob:
-        pair = self._layer.pair
-        if pair is None:
-            return self._store.open(key)
-        stem = key.rsplit(".", 1)[0]
-
-        def open_pair() -> Blob:
-            return PairBlob(self._store.open(stem + pair.head), self._store.open(stem + pair.body), pair.head_bytes)
-
-        try:
-            blob = self._store.open(key)
-        except FileNotFoundError:
-            return open_pair()
-        return EitherBlob(blob, open_pair) if self._store.remote else blob
-
-    def reopen(self, shard: int) -> None:
-        self._store.reopen(self.key(shard))
-
-    def existing(self) -> tuple[U64, None]:
-        depth = self._layer.format.key(0).count("/")
-        found = sorted(set(self._walk("", depth)))
-        return np.array(found, np.uint64), None
-
-    def _walk(self, below: str, depth: int) -> Iterator[int]:
-        for e in self._store.scan((self._prefix + below).rstrip("/")):
-            if depth and e.directory:
-                yield from self._walk(f"{below}{e.name}/", depth - 1)
-            elif not depth and not e.directory:
-                shard = self._layer.format.shard_of(below + self._main_name(e.name))
-                if shard is not None:
-                    yield shard
-
-    def _main_name(self, name: str) -> str:
-        """The name of the shard's single file, for that of one of a pair."""
-        pair = self._layer.pair
-        if pair is None or not name.endswith(pair.body):
-            return name
-        return name.removesuffix(pair.body) + "." + self._layer.format.key(0).rsplit(".", 1)[-1]
-
-
-class NestedShards:
-    """Shards that are chunks of an outer collection."""
-
-    def __init__(self, outer: ChunkStore, outer_grid: Sequence[int], layer: Layer, decoded: ByteLRU) -> None:
-        self._outer, self._grid, self._layer, self._decoded = outer, tuple(outer_grid), layer, decoded
-
-    @property
-    def is_local(self) -> bool:
-        return self._outer.is_local
-
-    def key(self, shard: int) -> str:
-        coords = unravel(shard, self._grid)
-        return f"{self._outer.key_of(coords)}[{','.join(map(str, coords))}]"
-
-    def open(self, shard: int) -> Blob:
-        coords = unravel(shard, self._grid)
-        found = self._outer.locate(coords)
-        if found is None:
-            raise FileNotFoundError(self.key(shard))
-        blob = SliceBlob(found.blob, found.start, found.size)
-        return _unwrapped(blob, self._layer, self.key(shard), self._decoded)
-
-    def reopen(self, shard: int) -> None:
-        self._outer.forget(unravel(shard, self._grid))
-
-    def existing(self) -> tuple[U64, CorruptShardError | None]:
-        found, damage = [np.empty(0, np.uint64)], None
-        try:
-            found.extend(ravel_many(batch.coords, self._grid) for batch in self._outer.scan(0))
-        except CorruptShardError as e:
-            damage = e
-        return np.unique(np.concatenate(found)), damage
-
-
-def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:
-    """The shard itself, without the codecs around it."""
-    if layer.trailer:
-        return SliceBlob(blob, 0, max(0, blob.stat().size - layer.trailer))
-    if not layer.codecs:
-        return blob
-    size, _, version = blob.stat()
-
-    def load() -> tuple[bytes, int, float]:
-        data = codecs.decode(layer.codecs, blob.read([ByteRange(0, size)])[0])
-        return data, len(data), math.inf
-
-    if not size:
-        return blob
-    if size > codecs.MAX_STORED:
-        raise ValueError(f"a shard of {size} bytes that is decoded as a whole; {codecs.MAX_STORED} is the limit")
-    return BytesBlob(decoded.get((key, version, "decoded"), load), blob)
 
 
 class ChunkStore:

@@ -14,19 +14,18 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from urllib.parse import quote, unquote
 
 import fsspec
 from fsspec.core import url_to_fs
 
+from shardfs.blobs import absolute
 from shardfs.cache import nothing
 from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-T = TypeVar("T")
 
 MAX_GAP = 1 << 20
 MAX_MERGED = 16 << 20
@@ -72,12 +71,6 @@ class Store(Protocol):
         """The bytes of those files that exist, fetched together; `limit` + 1 bytes at most of each."""
 
     def statvfs(self) -> os.statvfs_result | None: ...
-
-
-def _absolute(request: ByteRequest, size: int) -> ByteRange:
-    if isinstance(request, Suffix):
-        return ByteRange(max(0, size - request.size), size)
-    return ByteRange(min(request.start, size), min(request.stop, size))
 
 
 def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list[tuple[ByteRange, list[int]]]:
@@ -129,7 +122,7 @@ class LocalBlob:
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         out = []
         for request in requests:
-            start, stop = _absolute(request, self._stat.size)
+            start, stop = absolute(request, self._stat.size)
             out.append(pread(self.fd, stop - start, start, self._waiting))
         return out
 
@@ -478,93 +471,6 @@ def _stat_of_info(info: Mapping[str, Any]) -> Stat:
     if size is None:
         raise OSError(errno.EIO, "the store does not tell the size", info.get("name"))
     return Stat(int(size), ns, (info.get("ETag") or info.get("etag") or info.get("generation"), ns, size))
-
-
-class SliceBlob:
-    """A byte range of another blob: a shard inside a shard."""
-
-    __slots__ = ("__weakref__", "_outer", "_size", "_start", "base", "fd")
-
-    def __init__(self, outer: Blob, start: int, size: int) -> None:
-        self._outer, self._start, self._size = outer, start, size
-        self.fd, self.base = outer.fd, outer.base + start
-
-    def stat(self) -> Stat:
-        return self._outer.stat()._replace(size=self._size)
-
-    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        inner = [_absolute(r, self._size) for r in requests]
-        return self._outer.read([ByteRange(self._start + r.start, self._start + r.stop) for r in inner])
-
-
-class BytesBlob:
-    """A decoded form of another blob, held in memory; time and version are the other's."""
-
-    __slots__ = ("__weakref__", "_data", "_origin", "base", "fd")
-
-    def __init__(self, data: bytes, origin: Blob) -> None:
-        self._data, self._origin = data, origin
-        self.fd, self.base = -1, 0
-
-    def stat(self) -> Stat:
-        return self._origin.stat()._replace(size=len(self._data))
-
-    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        return [self._data[slice(*_absolute(r, len(self._data)))] for r in requests]
-
-
-class PairBlob:
-    """The obsolete form of a precomputed shard, an index file and a data file, as their concatenation.
-
-    Neuroglancer sharded format, note on the earlier version: `.shard` = `.index` + `.data`.
-    """
-
-    __slots__ = ("__weakref__", "_data", "_head", "_index", "base", "fd")
-
-    def __init__(self, index: Blob, data: Blob, head: int) -> None:
-        self._index, self._data, self._head = index, data, head
-        # Chunks lie in the data file alone, at positions that count from the end of the index.
-        self.fd, self.base = data.fd, data.base - head
-
-    def stat(self) -> Stat:
-        a, b = self._index.stat(), self._data.stat()
-        return Stat(self._head + b.size, max(a.mtime_ns, b.mtime_ns), (a.version, b.version))
-
-    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        out = []
-        for r in requests:
-            if isinstance(r, Suffix):
-                out += self._data.read([r])
-            elif r.stop <= self._head:
-                out += self._index.read([r])
-            else:
-                out += self._data.read([ByteRange(max(r.start - self._head, 0), r.stop - self._head)])
-        return out
-
-
-class EitherBlob:
-    """One blob, or another if reading shows that the first does not exist (a remote store tells only then)."""
-
-    __slots__ = ("__weakref__", "_blob", "_other", "base", "fd")
-
-    def __init__(self, blob: Blob, other: Callable[[], Blob]) -> None:
-        self._blob, self._other = blob, other
-        self.fd, self.base = blob.fd, blob.base
-
-    def _try(self, ask: Callable[[Blob], T]) -> T:
-        try:
-            return ask(self._blob)
-        except FileNotFoundError:
-            other = self._other()
-            answer = ask(other)
-            self._blob = other
-            return answer
-
-    def stat(self) -> Stat:
-        return self._try(lambda blob: blob.stat())
-
-    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        return self._try(lambda blob: blob.read(requests))
 
 
 def open_store(

@@ -8,15 +8,13 @@ their virtual directories have arithmetic numbers from there on (`ChunkTree`); n
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import logging
 import math
 import os
 import threading
 from bisect import bisect_right
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,7 +24,8 @@ from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Pla
 from shardfs.chunks import open_chunks
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats
-from shardfs.model import Batch, Blob, ByteRange, Collection, Coords, Dataset, Problem, Stat
+from shardfs.model import Batch, Blob, ByteRange, Collection, Coords, Problem, Stat
+from shardfs.nodes import ROOT, TABLE_END, Content, Directory, Document, File, Node, NodeTable, number_of
 from shardfs.store import DirEntry, Store, open_store
 
 if TYPE_CHECKING:
@@ -34,17 +33,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROOT = 1
-TABLE_END = 1 << 48
 NUMBERS_END = 1 << 63
 MAX_NODES = 1 << 56
 """Numbers that one collection may use: more than any real array needs, and never all that there are."""
 
 REST = 1 << 61
 """Cookies from here on stand for the names in a directory that are no chunks."""
-
-RECENT_NODES = 65_536
-"""Table nodes that were handed out without the kernel (yet) counting on them."""
 
 MAX_FOREIGN = 1000
 """Up to so many names that are no chunks are kept for a directory of chunks, so that missing ones cost no request."""
@@ -82,77 +76,22 @@ class Summary(NamedTuple):
     shard_bytes: int
 
 
-class _Node:
-    """A file or directory of the store."""
-
-    __slots__ = ("lookups", "number", "path")
-
-    def __init__(self, number: int, path: str) -> None:
-        self.number, self.path, self.lookups = number, path, 0
-
-
-class _File(_Node):
-    """Shown as it is stored."""
-
-    __slots__ = ()
-
-
-class _Document(_Node):
-    """A metadata document that is shown otherwise than stored."""
-
-    __slots__ = ("data",)
-
-    def __init__(self, number: int, path: str, data: bytes) -> None:
-        super().__init__(number, path)
-        self.data = data
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What a directory turned out to hold.
-
-    `below` are collections whose directory is further down: the path there, in components, and the collection.
-    """
-
-    dataset: Dataset | None = None
-    chunks: ChunkTree | None = None
-    below: Mapping[str, Sequence[tuple[tuple[str, ...], Collection]]] = field(default_factory=dict)
-
-
-class _Directory(_Node):
-    __slots__ = ("content", "inherited")
-
-    def __init__(self, number: int, path: str, inherited: Sequence[tuple[tuple[str, ...], Collection]] = ()) -> None:
-        super().__init__(number, path)
-        self.inherited = inherited
-        self.content: _Content | None = None
-
-
 class Tree:
     """Thread-safe. Every method may block on the store, after calling the `waiting` hook."""
 
     def __init__(self, store: Store, index_cache: ByteLRU, chunk_cache: ByteLRU, index_ttl_s: float = math.inf) -> None:
         self.store = store
         self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
-        self._nodes: dict[int, _Node] = {}
-        self._recent: OrderedDict[int, _Node] = OrderedDict()
         self._lock = threading.Lock()
         self._firsts: list[int] = []
         self._trees: list[ChunkTree] = []
         self._tree_at: dict[str, ChunkTree] = {}
         self._next_first = TABLE_END
         self._problems: dict[Problem, None] = {}
-        self._root = _Directory(ROOT, "")
-        self._root.lookups = 1
-        self._nodes[ROOT] = self._root
+        self._root = Directory(ROOT, "")
+        self._nodes = NodeTable(self._root)
 
     # ---- numbers ----
-
-    def _node(self, number: int) -> _Node:
-        node = self._nodes.get(number) or self._recent.get(number)
-        if node is None:
-            raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
-        return node
 
     def _chunks_of(self, number: int) -> ChunkTree:
         i = bisect_right(self._firsts, number) - 1
@@ -160,46 +99,15 @@ class Tree:
             raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
         return self._trees[i]
 
-    def _intern(self, path: str, make: Callable[[int], _Node]) -> _Node:
-        """The node for a path: the known one, or a new one. Its number follows from the path."""
-        number = _number_of(path)
-        while True:
-            node = self._nodes.get(number) or self._recent.get(number)
-            if node is None:
-                node = make(number)
-                with self._lock:
-                    self._recent[number] = node
-                    while len(self._recent) > RECENT_NODES:
-                        self._recent.popitem(last=False)
-                return node
-            if node.path == path:
-                return node
-            number = number % (TABLE_END - 1) + 2  # two paths with one hash: about never
-
     def remember(self, number: int) -> None:
         """The kernel (or a handle) was given this number once more and counts on it until `forget`."""
-        if number >= TABLE_END:
-            return
-        with self._lock:
-            node = self._nodes.get(number)
-            if node is None:
-                node = self._recent.pop(number, None)
-                if node is None:
-                    return
-                self._nodes[number] = node
-            node.lookups += 1
+        if number < TABLE_END:
+            self._nodes.remember(number)
 
     def forget(self, number: int, count: int) -> None:
         """`count` times less."""
-        if number >= TABLE_END or number == ROOT:
-            return
-        with self._lock:
-            node = self._nodes.get(number)
-            if node is None:
-                return
-            node.lookups -= count
-            if node.lookups <= 0:
-                del self._nodes[number]
+        if number < TABLE_END:
+            self._nodes.forget(number, count)
 
     # ---- the calls of a file system ----
 
@@ -208,8 +116,8 @@ class Tree:
         if parent >= TABLE_END:
             chunks = self._chunks_of(parent)
             return chunks.lookup(parent, name) or self._lookup_foreign(chunks, parent, os.fsdecode(name))
-        node = self._node(parent)
-        if not isinstance(node, _Directory):
+        node = self._nodes.get(parent)
+        if not isinstance(node, Directory):
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
         return self._lookup_in(node, name)
 
@@ -240,7 +148,7 @@ class Tree:
         names = self._index_cache.get(("foreign", directory), load)
         return names if len(names) <= MAX_FOREIGN else None
 
-    def _lookup_in(self, directory: _Directory, raw: bytes) -> Attributes:
+    def _lookup_in(self, directory: Directory, raw: bytes) -> Attributes:
         content = self._open(directory)
         name = os.fsdecode(raw)
         if content.dataset is not None and name in content.dataset.documents:
@@ -256,7 +164,7 @@ class Tree:
                 raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
         return self._child(directory, content, name)
 
-    def _child(self, directory: _Directory, content: _Content, name: str) -> Attributes:
+    def _child(self, directory: Directory, content: Content, name: str) -> Attributes:
         path = f"{directory.path}/{name}" if directory.path else name
         below = content.below.get(name, ())
         try:
@@ -271,14 +179,14 @@ class Tree:
     def _listed(self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]) -> Attributes:
         mtime = entry.stat.mtime_ns if entry.stat else 0
         if entry.directory:
-            node = self._intern(path, lambda number: _Directory(number, path, below))
+            node = self._nodes.intern(path, lambda number: Directory(number, path, below))
             return Attributes(node.number, True, 0, mtime)
-        node = self._intern(path, lambda number: _File(number, path))
+        node = self._nodes.intern(path, lambda number: File(number, path))
         return self._file_attributes(node)
 
-    def _document(self, directory: _Directory, name: str, data: bytes) -> Attributes:
+    def _document(self, directory: Directory, name: str, data: bytes) -> Attributes:
         path = f"{directory.path}/{name}" if directory.path else name
-        node = self._intern(path, lambda number: _Document(number, path, data))
+        node = self._nodes.intern(path, lambda number: Document(number, path, data))
         return Attributes(node.number, False, len(data), self._mtime(path))
 
     def _mtime(self, path: str) -> int:
@@ -291,7 +199,7 @@ class Tree:
     def _directory_mtime(self, path: str) -> int:
         return 0 if self.store.remote else self._mtime(path)  # object stores have no directories to ask for
 
-    def _file_attributes(self, node: _Node) -> Attributes:
+    def _file_attributes(self, node: Node) -> Attributes:
         if self._ttl != math.inf:
             self.store.reopen(node.path)
         blob = self.store.open(node.path)
@@ -308,10 +216,10 @@ class Tree:
     def attributes(self, number: int) -> Attributes:
         if number >= TABLE_END:
             return self._chunks_of(number).attributes(number)
-        node = self._node(number)
-        if isinstance(node, _Document):
+        node = self._nodes.get(number)
+        if isinstance(node, Document):
             return Attributes(number, False, len(node.data), self._mtime(node.path))
-        if isinstance(node, _Directory):
+        if isinstance(node, Directory):
             return Attributes(number, True, 0, self._directory_mtime(node.path))
         return self._file_attributes(node)
 
@@ -319,17 +227,17 @@ class Tree:
         """Bytes of a file; fewer than `size` only at its end."""
         if number >= TABLE_END:
             return self._chunks_of(number).read(number, offset, size)
-        node = self._node(number)
-        if isinstance(node, _Document):
+        node = self._nodes.get(number)
+        if isinstance(node, Document):
             return memoryview(node.data)[offset : offset + size]
-        if isinstance(node, _Directory):
+        if isinstance(node, Directory):
             raise IsADirectoryError(errno.EISDIR, "is a directory", node.path)
         blob = self.store.open(node.path)
         if blob.fd >= 0:
             return blob.read([ByteRange(offset, offset + size)])[0]
         return self._read_window(node, self._stat(node.path, blob).size, offset, size)
 
-    def _read_window(self, node: _Node, end: int, offset: int, size: int) -> bytes | memoryview:
+    def _read_window(self, node: Node, end: int, offset: int, size: int) -> bytes | memoryview:
         stop = min(offset + size, end)
         if stop <= offset:
             return b""
@@ -376,8 +284,8 @@ class Tree:
                 raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
             yield from self._scan_both(chunks, place, self._foreign(chunks, place), cookie)
             return
-        node = self._node(number)
-        if not isinstance(node, _Directory):
+        node = self._nodes.get(number)
+        if not isinstance(node, Directory):
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
         content = self._open(node)
         top = content.chunks if content.chunks is not None and content.chunks.root is None else None
@@ -402,7 +310,7 @@ class Tree:
             if not chunks.reserved(place.level, entry.name):
                 yield entry.name, self._quick(f"{path}/{entry.name}", entry, ())
 
-    def _others(self, directory: _Directory, content: _Content) -> Iterator[tuple[str, Attributes]]:
+    def _others(self, directory: Directory, content: Content) -> Iterator[tuple[str, Attributes]]:
         """What a directory shows besides chunks; with a size of -1 where it cannot be had for nothing."""
         dataset, chunks = content.dataset, content.chunks
         documents = dataset.documents if dataset is not None else {}
@@ -435,8 +343,8 @@ class Tree:
         if entry.directory:
             return self._listed(path, entry, below)
         if entry.stat is None:
-            return Attributes(_number_of(path), False, -1, 0)  # by name alone
-        node = self._intern(path, lambda number: _File(number, path))
+            return Attributes(number_of(path), False, -1, 0)  # by name alone
+        node = self._nodes.intern(path, lambda number: File(number, path))
         return Attributes(node.number, False, entry.stat.size, entry.stat.mtime_ns)
 
     def _scan_rest(self, entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator[Batch]:
@@ -472,13 +380,13 @@ class Tree:
         names = [name for f in formats() for name in f.documents]
         return self.store.documents(path, names, MAX_DOCUMENT_BYTES)
 
-    def _open(self, directory: _Directory) -> _Content:
+    def _open(self, directory: Directory) -> Content:
         """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
         if directory.content is None:
             directory.content = self._content(directory)
         return directory.content
 
-    def _content(self, directory: _Directory) -> _Content:
+    def _content(self, directory: Directory) -> Content:
         path, found = directory.path, None
         documents = self._documents(path)
         for f in formats():
@@ -497,7 +405,7 @@ class Tree:
                 self._report(Problem(path, "a second sharded collection in the same directory"))
         for problem in found.problems if found else ():
             self._report(problem)
-        return _Content(found, self._chunk_tree(path, here) if here else None, below)
+        return Content(found, self._chunk_tree(path, here) if here else None, below)
 
     def _report(self, problem: Problem) -> None:
         if problem not in self._problems:
@@ -588,7 +496,7 @@ class Tree:
                 **occupancy._asdict(),
             )
 
-    def _directories(self, limit: int | None = None) -> Iterator[_Directory]:
+    def _directories(self, limit: int | None = None) -> Iterator[Directory]:
         """Directories that may hold datasets, opened, breadth first; damaged ones are reported and passed over."""
         queue, count = deque([self._root]), 0
         while queue:
@@ -607,19 +515,19 @@ class Tree:
                     raise
                 self._report(Problem(directory.path, f"cannot be looked into: {e}"))
 
-    def _subdirectories(self, directory: _Directory, content: _Content) -> list[_Directory]:
-        out: list[_Directory] = []
+    def _subdirectories(self, directory: Directory, content: Content) -> list[Directory]:
+        out: list[Directory] = []
         if content.chunks is None and (content.dataset is None or not content.dataset.closed):
             names = (e.name for e in self.store.scan(directory.path) if e.directory)
             out = [self._subdirectory(directory, name, ()) for name in names if name not in content.below]
         return out + [self._subdirectory(directory, name, below) for name, below in content.below.items()]
 
     def _subdirectory(
-        self, directory: _Directory, name: str, below: Sequence[tuple[tuple[str, ...], Collection]]
-    ) -> _Directory:
+        self, directory: Directory, name: str, below: Sequence[tuple[tuple[str, ...], Collection]]
+    ) -> Directory:
         path = f"{directory.path}/{name}" if directory.path else name
-        node = self._intern(path, lambda number: _Directory(number, path, below))
-        return node if isinstance(node, _Directory) else _Directory(node.number, path, below)
+        node = self._nodes.intern(path, lambda number: Directory(number, path, below))
+        return node if isinstance(node, Directory) else Directory(node.number, path, below)
 
     def require_dataset(self) -> None:
         """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there."""
@@ -646,11 +554,6 @@ class Tree:
         if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
             self.store.entry("")  # says so if it does not exist
         raise NotADatasetError("no sharded Zarr v3 array and no sharded precomputed volume found in the source")
-
-
-def _number_of(path: str) -> int:
-    digest = hashlib.blake2b(os.fsencode(path), digest_size=6).digest()
-    return int.from_bytes(digest, "little") % (TABLE_END - 2) + 2
 
 
 def _batch(entries: Sequence[tuple[str, Attributes]], position: int) -> Batch:

@@ -28,8 +28,9 @@ from shardfs.formats import parse_json
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
 from shardfs.model import Collection, Dataset
+from shardfs.nodes import ROOT
 from shardfs.store import LocalStore
-from shardfs.tree import ROOT, Tree
+from shardfs.tree import Tree
 from tests import handmade
 from tests.datasets import ROOT as REPOSITORY
 from tests.strategies import Sparse, json_paths, json_values, replaced, sparse_arrays, sparse_volumes

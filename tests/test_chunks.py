@@ -23,8 +23,9 @@ from shardfs.errors import (
     errno_of,
     is_expected,
 )
+from shardfs.nodes import ROOT
 from shardfs.store import LocalStore
-from shardfs.tree import ROOT, Tree
+from shardfs.tree import Tree
 from tests import handmade
 from tests.suites.walking import entries, read_all
 

@@ -13,8 +13,9 @@ from shardfs.cache import ByteLRU
 from shardfs.chunks import ChunkStore, open_chunks
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
+from shardfs.nodes import ROOT
 from shardfs.store import FsspecStore
-from shardfs.tree import ROOT, Tree
+from shardfs.tree import Tree
 from tests import handmade
 from tests.handmade import Entry
 from tests.suites.walking import entries

@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs import store as store_module
+from shardfs.blobs import BytesBlob, PairBlob, SliceBlob
 from shardfs.model import ByteRange, Suffix
-from shardfs.store import BytesBlob, FsspecStore, LocalStore, PairBlob, SliceBlob, coalesce, open_store
+from shardfs.store import FsspecStore, LocalStore, coalesce, open_store
 from tests.handmade import write_files
 from tests.suites.store import DIGITS, FILES, StoreSuite
 

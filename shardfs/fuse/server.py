@@ -29,7 +29,7 @@ from shardfs import __version__
 from shardfs.errors import ShardfsError, errno_of
 from shardfs.fuse import lowlevel
 from shardfs.model import U64, Batch
-from shardfs.tree import ROOT, TABLE_END
+from shardfs.nodes import ROOT, TABLE_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

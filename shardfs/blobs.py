@@ -1,0 +1,106 @@
+"""Blobs made of other blobs: a part, a decoded form, two files taken for one, one or another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+
+
+def absolute(request: ByteRequest, size: int) -> ByteRange:
+    """The bytes a request means in an object of `size` bytes; it is cut where the object ends."""
+    if isinstance(request, Suffix):
+        return ByteRange(max(0, size - request.size), size)
+    return ByteRange(min(request.start, size), min(request.stop, size))
+
+
+class SliceBlob:
+    """A byte range of another blob: a shard inside a shard."""
+
+    __slots__ = ("__weakref__", "_outer", "_size", "_start", "base", "fd")
+
+    def __init__(self, outer: Blob, start: int, size: int) -> None:
+        self._outer, self._start, self._size = outer, start, size
+        self.fd, self.base = outer.fd, outer.base + start
+
+    def stat(self) -> Stat:
+        return self._outer.stat()._replace(size=self._size)
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        inner = [absolute(r, self._size) for r in requests]
+        return self._outer.read([ByteRange(self._start + r.start, self._start + r.stop) for r in inner])
+
+
+class BytesBlob:
+    """A decoded form of another blob, held in memory; time and version are the other's."""
+
+    __slots__ = ("__weakref__", "_data", "_origin", "base", "fd")
+
+    def __init__(self, data: bytes, origin: Blob) -> None:
+        self._data, self._origin = data, origin
+        self.fd, self.base = -1, 0
+
+    def stat(self) -> Stat:
+        return self._origin.stat()._replace(size=len(self._data))
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        return [self._data[slice(*absolute(r, len(self._data)))] for r in requests]
+
+
+class PairBlob:
+    """The obsolete form of a precomputed shard, an index file and a data file, as their concatenation.
+
+    Neuroglancer sharded format, note on the earlier version: `.shard` = `.index` + `.data`.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_head", "_index", "base", "fd")
+
+    def __init__(self, index: Blob, data: Blob, head: int) -> None:
+        self._index, self._data, self._head = index, data, head
+        # Chunks lie in the data file alone, at positions that count from the end of the index.
+        self.fd, self.base = data.fd, data.base - head
+
+    def stat(self) -> Stat:
+        a, b = self._index.stat(), self._data.stat()
+        return Stat(self._head + b.size, max(a.mtime_ns, b.mtime_ns), (a.version, b.version))
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        out = []
+        for r in requests:
+            if isinstance(r, Suffix):
+                out += self._data.read([r])
+            elif r.stop <= self._head:
+                out += self._index.read([r])
+            else:
+                out += self._data.read([ByteRange(max(r.start - self._head, 0), r.stop - self._head)])
+        return out
+
+
+class EitherBlob:
+    """One blob, or another if reading shows that the first does not exist (a remote store tells only then)."""
+
+    __slots__ = ("__weakref__", "_blob", "_other", "base", "fd")
+
+    def __init__(self, blob: Blob, other: Callable[[], Blob]) -> None:
+        self._blob, self._other = blob, other
+        self.fd, self.base = blob.fd, blob.base
+
+    def _try(self, ask: Callable[[Blob], T]) -> T:
+        try:
+            return ask(self._blob)
+        except FileNotFoundError:
+            other = self._other()
+            answer = ask(other)
+            self._blob = other
+            return answer
+
+    def stat(self) -> Stat:
+        return self._try(lambda blob: blob.stat())
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        return self._try(lambda blob: blob.read(requests))
