@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError, NotADatasetError
+from shardfs.nodes import ROOT, TABLE_END
 from shardfs.store import LocalStore
-from shardfs.tree import REST, ROOT, TABLE_END, Tree, open_tree
+from shardfs.tree import REST, Tree, open_tree
 from tests import datasets, handmade
 from tests.strategies import Sparse, sparse_arrays, sparse_volumes
 from tests.suites.walking import entries, parsed, read_all, walk
