@@ -199,7 +199,7 @@ def test_numbers_are_stable_and_unique(tmp_path: Path) -> None:
 
 
 def test_remembered_nodes_stay_until_they_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardfs.tree.RECENT_NODES", 4)
+    monkeypatch.setattr("shardfs.nodes.RECENT_NODES", 4)
     handmade.zarr_sound(tmp_path / "a")
     handmade.write_files(tmp_path, {f"f{i}": b"%d" % i for i in range(20)})
     tree = open_tree(str(tmp_path))
