@@ -223,6 +223,8 @@ class _Worker:
         while self.leading:
             try:
                 size = receive(request)
+                if size is None:  # only if the device does not block
+                    size = self._poll()
             except OSError as failure:
                 if failure.errno == errno.ENOENT:  # whoever asked was interrupted in that moment
                     continue
@@ -230,7 +232,6 @@ class _Worker:
                     log.error("cannot read requests: %s", failure)
                 return False
             if size is None:
-                self._await_request()
                 continue
             _, opcode, unique, node = header(request)
             try:
@@ -244,16 +245,17 @@ class _Worker:
                     log.exception("request %d of node %d failed: this is a bug", opcode, node)
         return True
 
-    def _await_request(self) -> None:
-        """Return when it is worth looking for a request again; without sleeping only while they come densely."""
+    def _poll(self) -> int | None:
+        """Wait for a request; its size, if it was found without sleeping. Sleeps at once unless they come densely."""
         began = clock()
-        if self._dense:
-            while clock() - began < self._poll_s:
-                os.sched_yield()
-                if self._poller.poll(0):
-                    return
+        while self._dense and clock() - began < self._poll_s:
+            os.sched_yield()
+            size = self._device.readinto(self._request)
+            if size is not None:
+                return size
         self._poller.poll()
         self._dense = clock() - began < self._poll_s
+        return None
 
     def _send(self, reply: memoryview | bytes | bytearray) -> bool:
         """Send a reply; False if nobody waits for it any more."""
