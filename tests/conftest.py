@@ -25,12 +25,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import datasets
 from tests.datasets import ROOT, Array, Client, Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+# Examples run beside other processes on few cores: no example is too slow by itself.
+# And a suite's tests are meant to be inherited by several classes.
+# Not in tests/__init__.py: clients run under virtualenvs that have no Hypothesis.
+settings.register_profile("shardfs", deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+settings.load_profile("shardfs")
 
 MOUNT_SECONDS = 30.0
 CLIENT_SECONDS = 60.0
