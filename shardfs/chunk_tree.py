@@ -15,16 +15,17 @@ import numpy as np
 
 from shardfs.codecs import MAX_DECODED, MAX_STORED, gunzip
 from shardfs.grid import unravel
-from shardfs.model import U64, Batch, Blob, ByteRange, Collection, Coords
+from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardfs.cache import ByteLRU
-    from shardfs.chunks import ChunkStore, Found
+    from shardfs.chunks import ChunkBatch, ChunkStore, Found
 
 BATCH = 4096
 ROWS = 4096
+LONG_ROW = 1 << 22
 WINDOW = 8 << 20
 """Bytes that cannot be sent from a local file are fetched in windows of this size: a chunk of up to 8 MiB in one
 request, however small the pieces in which it is read."""
@@ -284,7 +285,7 @@ class ChunkTree:
             return self._scan_directories(place, cookie)
         if self.depth == 1:
             return self._scan_flat(cookie)
-        return self._scan_chunks(place, cookie)
+        return self._scan_chunks(place, cookie) if self._dims[-1] <= LONG_ROW else self._scan_long_row(place, cookie)
 
     def _numbers(self, place: Place, values: U64) -> U64:
         begin = self.first + self._bases[place.level + 1] + place.nth * self._dims[place.level]
@@ -326,19 +327,32 @@ class ChunkTree:
                     values + np.uint64(1),
                 )
 
+    def _scan_long_row(self, place: Place, cookie: int) -> Iterator[Batch]:
+        """The same, from what the shards hold: of so many places hardly any can be taken."""
+        row = np.array(self._coords(place.nth * self._dims[-1])[:-1], np.uint64)
+        for batch in self.chunks.scan(cookie):
+            here = (batch.coords[:, :-1] == row).all(axis=1)
+            if here.any():
+                yield self._batch(place, batch, batch.coords[:, -1], here)
+
     def _scan_flat(self, cookie: int) -> Iterator[Batch]:
         """All chunks of the grid in one directory, shard by shard."""
         for batch in self.chunks.scan(cookie):
-            values = self._names.values(batch.coords)[:, 0]
-            n = len(values)
-            yield Batch(
-                self._names.render(0, values),
-                self._numbers(Place(0, 0), values),
-                np.zeros(n, np.bool_),
-                self._shown_sizes(batch.coords, batch.sizes),
-                np.full(n, batch.mtime_ns, np.int64),
-                batch.cookies,
-            )
+            here = np.ones(len(batch.sizes), np.bool_)
+            yield self._batch(Place(0, 0), batch, self._names.values(batch.coords)[:, 0], here)
+
+    def _batch(self, place: Place, batch: ChunkBatch, values: U64, here: Bool) -> Batch:
+        """The chunks of a batch that are `here`, in this directory; `values` are the last components of their names."""
+        values = values[here]
+        n = len(values)
+        return Batch(
+            self._names.render(place.level, values),
+            self._numbers(place, values),
+            np.zeros(n, np.bool_),
+            self._shown_sizes(batch.coords[here], batch.sizes[here]),
+            np.full(n, batch.mtime_ns, np.int64),
+            batch.cookies[here],
+        )
 
     def _shown_sizes(self, coords: U64, stored: np.ndarray) -> np.ndarray:
         if self._raw:

@@ -21,7 +21,7 @@ import numpy as np
 
 from shardfs.cache import ByteLRU, nothing
 from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
-from shardfs.chunks import open_chunks
+from shardfs.chunks import DAMAGE_TTL_S, open_chunks
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats
 from shardfs.model import Batch, Blob, ByteRange, Collection, Coords, Problem, Stat
@@ -383,7 +383,15 @@ class Tree:
     def _open(self, directory: Directory) -> Content:
         """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
         if directory.content is None:
-            directory.content = self._content(directory)
+            damage = self._index_cache.peek(("damage", directory.number))
+            if damage is not None:
+                raise damage.with_traceback(None)
+            try:
+                directory.content = self._content(directory)
+            except CorruptShardError as e:
+                known = e  # large documents are not parsed again for every name that is looked up
+                self._index_cache.get(("damage", directory.number), lambda: (known, 1000, DAMAGE_TTL_S))
+                raise
         return directory.content
 
     def _content(self, directory: Directory) -> Content:

@@ -296,6 +296,25 @@ def test_a_zero_length_axis_can_be_listed_and_counted(tmp_path: Path) -> None:
     assert [s.chunks for s in tree.summaries()] == [0] * 4
 
 
+def test_an_absurdly_long_row_is_listed_from_what_the_shards_hold(tmp_path: Path) -> None:
+    """Trying every place of a row of 2^50 would never end."""
+    handmade.write_json(tmp_path / "zarr.json", handmade.zarr_metadata([2, 2**51], [2, 4], [1, 2]))
+    shard = handmade.zarr_shard([b"a", None, b"b", b"c"])
+    far = 2**49 - 1
+    handmade.write_files(tmp_path, {"c/0/0": shard, f"c/0/{far}": shard})
+    tree = open_tree(str(tmp_path))
+    for row, expected in ((0, [0, 2 * far]), (1, [0, 1, 2 * far, 2 * far + 1])):
+        directory = tree.resolve(f"c/{row}").number
+        batches = list(tree.scan(directory))
+        names = [name for batch in batches for name in batch.names.tolist()]
+        assert sorted(int(n) for n in names) == expected
+        for batch in batches:
+            for name, number in zip(batch.names.tolist(), batch.numbers.tolist(), strict=True):
+                assert tree.lookup(directory, name).number == number
+        first = next(tree.scan(directory)).cookies.tolist()[0]
+        assert sum(len(batch.names) for batch in tree.scan(directory, first)) == len(names) - 1
+
+
 # ------------------------------------------------------------------------------------------- huge directory
 
 
