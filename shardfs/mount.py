@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import gc
 import json
 import logging
 import logging.handlers
@@ -38,6 +40,9 @@ NOT_READY = 6
 
 FS_TYPE = "fuse.shardfs"
 DETACH = 2  # umount2(2): MNT_DETACH
+
+DESCRIPTORS = 2048
+"""Room in the table of descriptors: for 1,024 shards, and what else there is."""
 
 LAST_ANSWERS_S = 5.0
 """After SIGTERM, how long programs that still use the mount are served before the daemon ends under them."""
@@ -155,7 +160,7 @@ def _serve(
     from shardfs.fuse.lowlevel import Session
     from shardfs.fuse.server import Server
 
-    _raise_descriptor_limit()
+    _prepare_process()
     server = Server(fuse)
     tree = open_tree(server.waiting)
     session = Session([*fuse.options(), f"fsname={fsname}", "subtype=shardfs"], fuse.limits())
@@ -179,10 +184,19 @@ def _serve(
         session.unmount()
 
 
-def _raise_descriptor_limit() -> None:
+def _prepare_process() -> None:
+    """What a process that serves a mount wants otherwise than Python has it. Before it starts threads."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(OSError):
+        # The kernel doubles the table of descriptors as it fills. With threads that takes 10 ms each time, in the
+        # middle of a request; so make it large enough for the shards that are kept open now.
+        os.close(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, min(hard, DESCRIPTORS) - 1))
+    # Each look-up leaves an object for a while, so that by default the collector runs for every few hundred: 4 % of
+    # the time of a request, and it never finds a thing.
+    gc.set_threshold(50_000, 20, 100)
+    gc.freeze()
 
 
 def _daemon(serve: Callable[[Callable[[], None]], None], send: int, log_file: str | None, log_level: str) -> None:
