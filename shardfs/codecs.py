@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+try:
+    from zlib_ng import zlib_ng as zlib  # the extra `fast`
+except ImportError:
+    import zlib  # type: ignore[no-redef]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+_DeflateError: type[Exception] = zlib.error
 
 MAX_DECODED = 128 << 20
 """A chunk or shard that decodes to more than this is refused, so that a small hostile file cannot fill the memory."""
@@ -33,7 +39,7 @@ def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
         while not decoder.eof:
             try:
                 part = decoder.decompress(data, PIECE)  # at once, zlib would take twice the memory of the result
-            except zlib.error as e:
+            except _DeflateError as e:
                 raise ValueError(f"not gzip data: {e}") from e
             data = decoder.unconsumed_tail
             total += len(part)

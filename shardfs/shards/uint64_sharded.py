@@ -6,13 +6,13 @@ https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sh
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import mmh3
 import numpy as np
 
+from shardfs.codecs import gunzip
 from shardfs.model import U64, Bool, ByteRange, Coords, Placement, Placements, ShardIndex
 from shardfs.shards import MAX_INDEX_BYTES
 
@@ -125,7 +125,10 @@ class Uint64Sharded:
 
     def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
         if self.spec.minishard_index_encoding == "gzip":
-            raw = _gunzip(raw, page)
+            try:
+                raw = gunzip(raw, MAX_INDEX_BYTES)
+            except ValueError as e:
+                raise ValueError(f"the index of minishard {page}: {e}") from e
         if len(raw) % 24:
             raise ValueError(f"the index of minishard {page} has {len(raw)} bytes, which is no multiple of 24")
         rows = np.frombuffer(raw, "<u8").astype(np.uint64, copy=False).reshape(3, -1)
@@ -155,16 +158,3 @@ class Uint64Sharded:
 
 def _shift_right(values: U64, bits: int) -> U64:
     return np.zeros_like(values) if bits >= 64 else values >> np.uint64(bits)
-
-
-def _gunzip(raw: bytes, page: int) -> bytes:
-    decoder = zlib.decompressobj(31)
-    try:
-        out = decoder.decompress(raw, MAX_INDEX_BYTES + 1)
-    except zlib.error as e:
-        raise ValueError(f"the index of minishard {page} is no gzip data: {e}") from e
-    if len(out) > MAX_INDEX_BYTES:
-        raise ValueError(f"the index of minishard {page} grows beyond {MAX_INDEX_BYTES} bytes when decompressed")
-    if not decoder.eof:
-        raise ValueError(f"the index of minishard {page} is a gzip member that ends too early")
-    return out
