@@ -231,8 +231,10 @@ class _Worker:
                 if failure.errno != errno.ENODEV:
                     log.error("cannot read requests: %s", failure)
                 return False
-            if size is None:
-                continue
+            if not size:
+                if size is None:
+                    continue
+                return False
             _, opcode, unique, node = header(request)
             try:
                 handlers.get(opcode, unknown)(unique, node, size)

@@ -1,0 +1,559 @@
+"""The server alone: requests come through a socket that stands for /dev/fuse, from a tree made up here.
+
+What a kernel would do with the answers is shown by the tests beside this one; here answers are taken apart.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from shardfs.chunk_tree import Attributes, Extent
+from shardfs.errors import CorruptShardError
+from shardfs.fuse import lowlevel, server
+from shardfs.fuse.server import FuseSettings, Server
+from shardfs.model import Batch
+from shardfs.nodes import ROOT, TABLE_END
+from shardfs.store import LocalStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+DOCUMENT, DIRECTORY, CHUNK = 7, 8, TABLE_END + 5
+MTIME_NS = 1_700_000_000_000_000_123
+
+
+class Reply(NamedTuple):
+    unique: int
+    error: int
+    body: bytes
+
+
+class FakeTree:
+    """A directory of `names`, a document, and chunks that a test replaces as it likes."""
+
+    def __init__(self) -> None:
+        self.names = [b"c", b"zarr.json"]
+        self.numbers = [CHUNK, DOCUMENT]
+        self.sizes = [3, 5]
+        self.known: dict[bytes, Attributes] = {b"zarr.json": Attributes(DOCUMENT, False, 5, MTIME_NS)}
+        self.lookups = {DOCUMENT: 0}
+        self.data = b"hello"
+        self.scans: list[int] = []
+        self.read: Callable[[int, int, int], bytes] = lambda number, offset, size: self.data[offset : offset + size]
+
+    def lookup(self, parent: int, name: bytes) -> Attributes:
+        assert parent == ROOT
+        if name not in self.known:
+            raise FileNotFoundError(name)
+        return self.known[name]
+
+    def attributes(self, number: int) -> Attributes:
+        for found in self.known.values():
+            if found.number == number:
+                return found
+        raise FileNotFoundError(number)
+
+    def remember(self, number: int) -> None:
+        self.lookups[number] = self.lookups.get(number, 0) + 1
+
+    def forget(self, number: int, count: int) -> None:
+        self.lookups[number] -= count
+
+    def xattrs(self, number: int) -> dict[str, bytes]:
+        return {"user.shardfs.shard": b"c/0/0"} if number == CHUNK else {}
+
+    def statvfs(self) -> None:
+        return None
+
+    def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
+        self.scans.append(cookie)
+        for start in range(cookie, len(self.names), 4):
+            part = slice(start, start + 4)
+            n = len(self.names[part])
+            yield Batch(
+                np.array(self.names[part]),
+                np.array(self.numbers[part], np.uint64),
+                np.zeros(n, np.bool_),
+                np.array(self.sizes[part], np.int64),
+                np.full(n, MTIME_NS),
+                np.arange(start + 1, start + 1 + n, dtype=np.uint64),
+            )
+
+
+class Kernel:
+    """The other end of the socket."""
+
+    def __init__(self, device: socket.socket, tree: FakeTree, waiting: Callable[[], None]) -> None:
+        self._device, self.tree, self.waiting = device, tree, waiting
+        self._unique = 0
+
+    def send(self, opcode: int, node: int, body: bytes = b"") -> int:
+        self._unique += 2
+        header = struct.pack("=IIQQIIII", 40 + len(body), opcode, self._unique, node, 0, 0, 0, 0)
+        self._device.send(header + body)
+        return self._unique
+
+    def receive(self) -> Reply:
+        data = self._device.recv(1 << 21)
+        length, error, unique = struct.unpack_from("=IiQ", data)
+        assert length == len(data)
+        return Reply(unique, -error, data[16:])
+
+    def ask(self, opcode: int, node: int, body: bytes = b"") -> Reply:
+        unique = self.send(opcode, node, body)
+        reply = self.receive()
+        assert reply.unique == unique
+        return reply
+
+    def lookup(self, name: bytes) -> Reply:
+        return self.ask(lowlevel.LOOKUP, ROOT, name + b"\0")
+
+    def read(self, node: int, offset: int, size: int) -> Reply:
+        return self.ask(lowlevel.READ, node, read_body(offset, size))
+
+    def quiet(self) -> bool:
+        self._device.settimeout(0.1)
+        try:
+            self._device.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self._device.settimeout(10)
+        return False
+
+
+def read_body(offset: int, size: int) -> bytes:
+    return struct.pack("=QQIIQII", 0, offset, size, 0, 0, 0, 0)
+
+
+class FakeSession:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def answer(self, request: lowlevel.RequestBuffer, size: int) -> None:
+        unique = struct.unpack_from("=8xQ", request.view)[0]
+        os.write(self.fd, lowlevel.error(unique, errno.ENOSYS))
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[Kernel]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.settimeout(10)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
+        serves = Server(FuseSettings(**settings))
+        tree: Any = FakeTree()
+        session: Any = FakeSession(theirs.fileno())
+        thread = threading.Thread(target=serves.run, args=(tree, session))
+        thread.start()
+        try:
+            yield Kernel(ours, tree, serves.waiting)
+        finally:
+            ours.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    with serving() as kernel:
+        yield kernel
+
+
+# ---- names and attributes
+
+ATTR = "QQQqqqIIIIIIIIII"
+
+
+def test_lookup_tells_the_attributes_and_counts(kernel: Kernel) -> None:
+    reply = kernel.lookup(b"zarr.json")
+    entry = struct.unpack("=QQQQII" + ATTR, reply.body)
+    node, generation, entry_s, attr_s, entry_ns, attr_ns, ino, size, blocks, *times = entry[:15]
+    assert (node, generation, ino, size, blocks) == (DOCUMENT, 0, DOCUMENT, 5, 1)
+    assert (entry_s, entry_ns, attr_s, attr_ns) == (3600, 0, 3600, 0)
+    assert times == [1_700_000_000] * 3 + [123] * 3
+    assert entry[15:] == (0o100444, 1, os.getuid(), os.getgid(), 0, 4096, 0)
+    assert kernel.tree.lookups == {DOCUMENT: 1}
+    kernel.send(lowlevel.FORGET, DOCUMENT, struct.pack("=Q", 1))
+    assert kernel.quiet()
+    assert kernel.tree.lookups == {DOCUMENT: 0}
+
+
+def test_getattr(kernel: Kernel) -> None:
+    kernel.tree.known[b"."] = Attributes(ROOT, True, 0, 0)
+    seconds, nanoseconds, _, ino, *rest = struct.unpack("=QII" + ATTR, kernel.ask(lowlevel.GETATTR, ROOT).body)
+    assert (seconds, nanoseconds, ino) == (3600, 0, ROOT)
+    assert rest[8:10] == [0o40555, 2]
+    assert kernel.ask(lowlevel.GETATTR, 99).error == errno.ENOENT
+
+
+@pytest.mark.parametrize(("timeout", "seconds", "nanoseconds"), [(2.5, 2, 500_000_000), (float("inf"), 1 << 31, 0)])
+def test_absent_names_are_remembered_as_long_as_is_asked_for(timeout: float, seconds: int, nanoseconds: int) -> None:
+    with serving(negative_timeout=timeout) as kernel:
+        reply = kernel.lookup(b"nothing")
+    assert (reply.error, len(reply.body)) == (0, 128)
+    assert struct.unpack_from("=QQQQII", reply.body) == (0, 0, seconds, 0, nanoseconds, 0)
+
+
+def test_absent_names_are_not_remembered_with_a_time_out_of_0() -> None:
+    with serving(negative_timeout=0) as kernel:
+        assert kernel.lookup(b"nothing") == Reply(2, errno.ENOENT, b"")
+
+
+def test_modes_and_owners() -> None:
+    with serving(uid=5, gid=6, umask=0o27, dir_mode=0o755) as kernel:
+        kernel.tree.known[b"d"] = Attributes(DIRECTORY, True, 0, 0)
+        file, directory = (
+            struct.unpack_from("=IIII", kernel.lookup(name).body, 40 + 60) for name in (b"zarr.json", b"d")
+        )
+    assert file == (0o100440, 1, 5, 6)
+    assert directory == (0o40750, 2, 5, 6)
+
+
+def test_many_are_forgotten_at_once(kernel: Kernel) -> None:
+    kernel.tree.lookups = {DOCUMENT: 9, DIRECTORY: 3}
+    pairs = [(DOCUMENT, 4), (CHUNK, 1), (DIRECTORY, 3), (CHUNK + 1, 1)]
+    body = struct.pack("=II", len(pairs), 0) + b"".join(struct.pack("=QQ", *pair) for pair in pairs)
+    kernel.send(lowlevel.BATCH_FORGET, 0, body)
+    assert kernel.quiet()
+    assert kernel.tree.lookups == {DOCUMENT: 5, DIRECTORY: 0}
+
+
+# ---- bytes
+
+
+def test_bytes_of_the_tree(kernel: Kernel) -> None:
+    kernel.lookup(b"zarr.json")
+    assert kernel.read(DOCUMENT, 1, 4096).body == b"ello"
+    assert kernel.read(DOCUMENT, 5, 4096).body == b""
+
+
+@pytest.fixture
+def chunk(kernel: Kernel, tmp_path: Path) -> Path:
+    """The shard of a chunk of 300,000 bytes that lie in a local file, 100 bytes from its start."""
+    path = tmp_path / "shard"
+    path.write_bytes(os.urandom(100) + bytes(range(250)) * 1200 + b"behind")
+    blob = LocalStore(str(tmp_path)).open("shard")
+    kernel.tree.known[b"c"] = Attributes(CHUNK, False, 300_000, MTIME_NS, Extent(blob, 100))
+    return path
+
+
+def test_bytes_of_a_local_file(kernel: Kernel, chunk: Path) -> None:
+    data = bytes(range(250)) * 1200
+    for offset, size in [(0, 4096), (4096, 131_072), (0, 1 << 20), (299_999, 4096), (300_000, 4096), (400_000, 1)]:
+        assert kernel.read(CHUNK, offset, size).body == data[offset : offset + size], (offset, size)
+
+
+def test_bytes_that_are_gone_from_the_file_are_asked_of_the_tree(kernel: Kernel, chunk: Path) -> None:
+    """Which knows what else may be done, or says what is wrong. Nothing is padded or cut."""
+    os.truncate(chunk, 1000)
+
+    def fail(number: int, offset: int, size: int) -> bytes:
+        raise CorruptShardError("a", "c/0", f"chunk {number}: cut off")
+
+    kernel.tree.read = fail
+    assert kernel.read(CHUNK, 0, 4096) == Reply(2, errno.EIO, b"")
+    kernel.tree.read = lambda number, offset, size: b"new" * 100
+    assert kernel.read(CHUNK, 0, 4096).body == b"new" * 100
+
+
+def test_what_is_kept_between_lookup_and_read_is_bounded(kernel: Kernel) -> None:
+    for i in range(2 * server.RECENT):
+        kernel.tree.known[b"x"] = Attributes(CHUNK + i, False, 5, 0)
+        kernel.lookup(b"x")
+        kernel.tree.known = {b"y": Attributes(CHUNK + i, False, 5, 0)}
+        assert kernel.read(CHUNK + i, 0, 10).body == b"hello"
+
+
+# ---- directories
+
+
+class Entry(NamedTuple):
+    node: int
+    size: int
+    mode: int
+    ino: int
+    position: int
+    name: bytes
+
+
+def entries(body: bytes, *, plus: bool = True) -> list[Entry]:
+    """What the kernel takes out of a page of a listing."""
+    found, at = [], 0
+    while at < len(body):
+        node, size, mode = 0, 0, 0
+        if plus:
+            node, size, mode = struct.unpack_from("=Q40xQ44xI", body, at)
+            at += 128
+        ino, position, length, kind = struct.unpack_from("=QQII", body, at)
+        name = body[at + 24 : at + 24 + length]
+        assert kind == (mode >> 12 if plus else kind)
+        found.append(Entry(node, size, mode, ino, position, name))
+        at += -(-(24 + length) // 8) * 8
+    assert at == len(body)
+    return found
+
+
+def listed(kernel: Kernel, size: int = 4096, position: int = 0, *, plus: bool = True) -> list[Entry]:
+    opcode = lowlevel.READDIRPLUS if plus else lowlevel.READDIR
+    found: list[Entry] = []
+    while page := entries(kernel.ask(opcode, ROOT, read_body(position, size)).body, plus=plus):
+        found += page
+        position = page[-1].position
+    return found
+
+
+@pytest.fixture
+def many(kernel: Kernel) -> FakeTree:
+    """Entries whose names have all lengths, in batches of four."""
+    tree = kernel.tree
+    tree.names = [b"n" * length for length in range(1, 40)]
+    tree.numbers = [TABLE_END + i if i % 3 else 100 + i for i in range(39)]
+    tree.sizes = [1000 + i if i % 5 else -1 for i in range(39)]
+    return tree
+
+
+@pytest.mark.parametrize("size", [1000, 4096, 1 << 17])
+def test_listing(kernel: Kernel, many: FakeTree, size: int) -> None:
+    dots, found = listed(kernel, size)[:2], listed(kernel, size)[2:]
+    assert [(e.node, e.ino, e.name) for e in dots] == [(0, ROOT, b"."), (0, ROOT, b"..")]
+    assert [e.name for e in found] == many.names
+    assert [e.ino for e in found] == many.numbers
+    for e, number, expected in zip(found, many.numbers, many.sizes, strict=True):
+        assert e.mode == 0o100444
+        if expected < 0:
+            assert e.node == 0  # a name and nothing else: the kernel asks when it wants to know
+        else:
+            assert (e.node, e.size) == (number, expected)
+
+
+def test_nodes_that_were_listed_with_their_attributes_are_counted(kernel: Kernel, many: FakeTree) -> None:
+    many.lookups = {}
+    listed(kernel)
+    assert many.lookups == {number: 1 for number, size in zip(many.numbers, many.sizes, strict=True) if
+                            number < TABLE_END and size >= 0}  # fmt: skip
+
+
+def test_listing_by_name_only(kernel: Kernel, many: FakeTree) -> None:
+    many.lookups = {}
+    assert [e.name for e in listed(kernel, plus=False)] == [b".", b"..", *many.names]
+    assert many.lookups == {}
+
+
+def test_listings_go_on_at_any_position(kernel: Kernel, many: FakeTree) -> None:
+    whole = listed(kernel)
+    for i, entry in enumerate(whole):
+        assert listed(kernel, position=entry.position) == whole[i + 1 :]
+    many.scans.clear()
+    page = entries(kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(0, 1000)).body)
+    rest = listed(kernel, position=page[-1].position)
+    assert page + rest == whole
+    assert many.scans == [0]  # and without beginning anew
+
+
+def test_more_listings_at_once_than_are_kept(kernel: Kernel, many: FakeTree) -> None:
+    whole = listed(kernel)
+    for _ in range(2):
+        positions = dict.fromkeys(range(3 * server.LISTINGS), 0)
+        for node in positions:
+            page = entries(kernel.ask(lowlevel.READDIRPLUS, node + 1000, read_body(0, 1000)).body)
+            positions[node] = page[-1].position
+        for node, position in positions.items():
+            page = entries(kernel.ask(lowlevel.READDIRPLUS, node + 1000, read_body(position, 1000)).body)
+            at = [e.position for e in whole].index(position) + 1
+            assert page == whole[at : at + len(page)]
+
+
+def test_a_small_directory_is_one_page_and_an_end(kernel: Kernel) -> None:
+    page = entries(kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(0, 4096)).body)
+    assert [e.name for e in page] == [b".", b"..", b"c", b"zarr.json"]
+    assert kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(page[-1].position, 4096)).body == b""
+
+
+def test_an_empty_directory(kernel: Kernel) -> None:
+    kernel.tree.names = []
+    assert [e.name for e in listed(kernel)] == [b".", b".."]
+    assert [e.name for e in listed(kernel, position=1)] == [b".."]
+
+
+def test_behind_a_million_entries_only_names_are_listed(
+    kernel: Kernel, many: FakeTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "NODES_PER_LISTING", 10)
+    many.sizes = [5] * len(many.names)
+    found = listed(kernel)
+    assert [e.name for e in found] == [b".", b"..", *many.names]
+    assert [e.node != 0 for e in found] == [i in range(2, 10) for i in range(len(found))]
+
+
+# ---- extended attributes and the rest
+
+
+def xattr(kernel: Kernel, node: int, name: bytes, room: int) -> Reply:
+    return kernel.ask(lowlevel.GETXATTR, node, struct.pack("=II", room, 0) + name + b"\0")
+
+
+def test_extended_attributes(kernel: Kernel) -> None:
+    name = b"user.shardfs.shard"
+    assert xattr(kernel, CHUNK, name, 100).body == b"c/0/0"
+    assert struct.unpack("=I4x", xattr(kernel, CHUNK, name, 0).body) == (5,)
+    assert xattr(kernel, CHUNK, name, 4).error == errno.ERANGE
+    assert xattr(kernel, CHUNK, b"user.other", 100).error == errno.ENODATA
+    assert int(xattr(kernel, ROOT, b"user.shardfs.pid", 100).body) == os.getpid()
+    names = kernel.ask(lowlevel.LISTXATTR, ROOT, struct.pack("=II", 1000, 0)).body
+    assert names == b"user.shardfs.pid\0user.shardfs.version\0"
+
+
+@pytest.mark.parametrize("name", [b"system.posix_acl_access", b"security.selinux", b"trusted.x"])
+def test_attributes_that_are_not_ours_are_not_supported(kernel: Kernel, name: bytes) -> None:
+    """With ENODATA instead, `ls -l` would ask for each file."""
+    assert xattr(kernel, CHUNK, name, 100).error == errno.EOPNOTSUPP
+
+
+def test_changes_are_refused_and_what_is_not_needed_is_not_asked_again(kernel: Kernel) -> None:
+    assert {kernel.ask(opcode, ROOT, bytes(64)).error for opcode in lowlevel.MODIFYING} == {errno.EROFS}
+    for opcode in (lowlevel.OPEN, lowlevel.OPENDIR, lowlevel.INTERRUPT, 25, 34, 46, 200):
+        assert kernel.ask(opcode, ROOT, bytes(64)).error == errno.ENOSYS
+    assert kernel.ask(lowlevel.IOCTL, CHUNK, bytes(64)).error == errno.ENOTTY
+    assert len(kernel.ask(lowlevel.STATFS, ROOT).body) == 80
+
+
+def test_large_files_are_opened_past_the_page_cache_if_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "shard").write_bytes(bytes(300_000))
+    blob = LocalStore(str(tmp_path)).open("shard")
+    with serving(direct_io=True) as kernel:
+        for size, flags in [(131_072, lowlevel.OPEN_KEEP_CACHE), (131_073, lowlevel.OPEN_DIRECT_IO)]:
+            kernel.tree.known[b"c"] = Attributes(CHUNK + size, False, size, 0, Extent(blob, 0))
+            assert struct.unpack("=QI4x", kernel.ask(lowlevel.OPEN, CHUNK + size, bytes(8)).body) == (0, flags)
+            assert kernel.ask(lowlevel.RELEASE, CHUNK + size, bytes(24)).error == 0
+
+
+# ---- errors
+
+
+def test_errors_are_told_once_in_a_while(kernel: Kernel, caplog: pytest.LogCaptureFixture) -> None:
+    def damaged(number: int, offset: int, size: int) -> bytes:
+        raise CorruptShardError("a/0", "c/0/0", "its index is cut off")
+
+    kernel.lookup(b"zarr.json")
+    kernel.tree.read = damaged
+    assert [kernel.read(DOCUMENT, 0, 10).error for _ in range(5)] == [errno.EIO] * 5
+    assert [record.getMessage() for record in caplog.records] == ["a/0: c/0/0: its index is cut off"]
+
+
+def test_a_bug_is_eio_and_a_traceback_and_the_mount_goes_on(kernel: Kernel, caplog: pytest.LogCaptureFixture) -> None:
+    def bug(number: int, offset: int, size: int) -> bytes:
+        raise ZeroDivisionError("what?")
+
+    kernel.lookup(b"zarr.json")
+    kernel.tree.read = bug
+    assert [kernel.read(DOCUMENT, 0, 10).error for _ in range(3)] == [errno.EIO] * 3
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+    assert kernel.lookup(b"zarr.json").error == 0
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ETIMEDOUT, errno.ENOTDIR])
+def test_errnos_pass_through(kernel: Kernel, number: int) -> None:
+    def fail(node: int, offset: int, size: int) -> bytes:
+        raise OSError(number, "words")
+
+    kernel.lookup(b"zarr.json")
+    kernel.tree.read = fail
+    assert kernel.read(DOCUMENT, 0, 10).error == number
+
+
+# ---- threads
+
+
+class Slow:
+    """A store that answers when it is told to, and says how many wait for it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self.arrived, self.answers = kernel, threading.Semaphore(0), threading.Semaphore(0)
+        self.threads: set[int] = set()
+        kernel.lookup(b"zarr.json")
+        kernel.tree.read = self.read
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        if not offset:
+            return b"at once"
+        self._kernel.waiting()
+        self.threads.add(threading.get_ident())
+        self.arrived.release()
+        assert self.answers.acquire(timeout=10)
+        return b"%d" % offset
+
+    def ask(self, offset: int) -> int:
+        return self._kernel.send(lowlevel.READ, DOCUMENT, read_body(offset, 10))
+
+
+def test_who_waits_for_the_store_holds_up_nobody_else(kernel: Kernel) -> None:
+    slow = Slow(kernel)
+    asked = {slow.ask(offset): offset for offset in range(1, 9)}
+    for _ in asked:
+        assert slow.arrived.acquire(timeout=10)
+    assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
+    assert kernel.lookup(b"zarr.json").error == 0
+    slow.answers.release(len(asked))
+    replies = [kernel.receive() for _ in asked]
+    assert {reply.unique: int(reply.body) for reply in replies} == asked
+    assert len(slow.threads) == 8
+
+
+def test_threads_are_used_again(kernel: Kernel) -> None:
+    slow = Slow(kernel)
+    for offset in range(1, 30):
+        slow.ask(offset)
+        assert slow.arrived.acquire(timeout=10)
+        slow.answers.release()
+        assert kernel.receive().body == b"%d" % offset
+    assert len(slow.threads) <= 3
+
+
+def test_no_more_threads_than_allowed() -> None:
+    with serving(threads=3) as kernel:
+        slow = Slow(kernel)
+        asked = {slow.ask(offset): offset for offset in range(1, 7)}
+        for _ in range(3):
+            assert slow.arrived.acquire(timeout=10)
+        assert not slow.arrived.acquire(timeout=0.2)
+        slow.answers.release(len(asked))
+        assert {reply.unique: int(reply.body) for reply in (kernel.receive() for _ in asked)} == asked
+        assert len(slow.threads) == 3
+        assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
+
+
+def test_one_thread_alone_serves_as_well() -> None:
+    with serving(threads=1) as kernel:
+        slow = Slow(kernel)
+        slow.answers.release(4)
+        for offset in range(1, 5):
+            slow.ask(offset)
+            assert kernel.receive().body == b"%d" % offset
+        assert len(slow.threads) == 1
+
+
+@pytest.mark.parametrize("poll_us", [0, 200])
+def test_an_idle_mount_sleeps(poll_us: int) -> None:
+    with serving(poll_us=poll_us) as kernel:
+        for _ in range(50):
+            kernel.lookup(b"zarr.json")
+        began, used = time.monotonic(), time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - used < 0.2 * (time.monotonic() - began)
+        assert kernel.lookup(b"zarr.json").error == 0
