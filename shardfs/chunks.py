@@ -394,8 +394,8 @@ class ChunkStore:
     def scan(self, cookie: int) -> Iterator[ChunkBatch]:
         """All chunks, shard by shard and page by page, from behind `cookie`; at most 4,096 in a batch.
 
-        Raise CorruptShardError at the very end if a page could not be read: its chunks are missing in the listing,
-        and who copies a directory must learn that.
+        Chunks of a damaged page are all there, with size -1, if they can be counted. If not, CorruptShardError is
+        raised at the very end: who copies a directory must learn that some are missing.
         """
         (shards, damage), page_bits = self._existing(), self.format.page_bits
         if len(shards).bit_length() + page_bits + POSITION_BITS > 61:
@@ -433,18 +433,25 @@ class ChunkStore:
             yield from (n for n in pages.tolist() if n >= first)
 
     def _scan_page(self, shard: int, number: int, base: int, skip: int) -> Iterator[ChunkBatch]:
-        page = self._page(shard, number)
-        if page is None:
-            return
-        slots = page.index.all_slots()
-        mtime_ns = self._mtime_ns(shard)
+        try:
+            page = self._page(shard, number)
+        except CorruptShardError:
+            slots = self.format.candidates(shard)
+            if slots is None:
+                raise
+            page = None  # each may or may not be there: all are listed, and opening one tells what is wrong
+        else:
+            if page is None:
+                return
+            slots = page.index.all_slots()
+        mtime_ns = self._mtime_ns(shard) if page is not None else 0
         for start in range(skip, len(slots), 4096):
             stop = min(start + 4096, len(slots))
             coords, valid = self.format.coords(shard, number, slots[start:stop])
             at = np.arange(start, stop)[valid]
             if len(at):
-                cookies = np.uint64(base + 1) + at.astype(np.uint64)
-                yield ChunkBatch(coords[valid], _sizes(page.index, at), mtime_ns, cookies)
+                sizes = np.full(len(at), -1, np.int64) if page is None else _sizes(page.index, at)
+                yield ChunkBatch(coords[valid], sizes, mtime_ns, np.uint64(base + 1) + at.astype(np.uint64))
 
     def occupancy(self) -> Occupancy:
         """Counts over all shards; reads every index once."""

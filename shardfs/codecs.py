@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 try:
     from zlib_ng import zlib_ng as zlib  # the extra `fast`
 except ImportError:
-    import zlib  # type: ignore[no-redef]
+    import zlib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

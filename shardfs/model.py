@@ -221,6 +221,9 @@ class ShardFormat(Protocol):
         """Raise ValueError, with the reason, unless length and checksum hold. Ranges are not compared with the
         object's size yet (`ShardIndex.checked`)."""
 
+    def candidates(self, shard: int) -> U64 | None:
+        """All slots that the (only) page of a shard could hold; None if they cannot be counted."""
+
     def key(self, shard: int) -> str:
         """The shard object's key, relative to the collection."""
 

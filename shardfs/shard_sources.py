@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from shardfs import codecs
 from shardfs.blobs import BytesBlob, EitherBlob, PairBlob, SliceBlob
@@ -85,6 +86,9 @@ class OuterBatch(Protocol):
     @property
     def coords(self) -> U64: ...
 
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+
 
 class OuterChunks(Protocol):
     """What is needed of the layer outside (`chunks.ChunkStore`, which knows this module)."""
@@ -124,12 +128,24 @@ class NestedShards:
         self._outer.forget(unravel(shard, self._grid))
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
-        found, damage = [np.empty(0, np.uint64)], None
+        found = [np.empty(0, np.uint64)]
+        damage: CorruptShardError | None = None
         try:
-            found.extend(ravel_many(batch.coords, self._grid) for batch in self._outer.scan(0))
+            for batch in self._outer.scan(0):
+                sound = batch.sizes >= 0
+                found.append(ravel_many(batch.coords[sound], self._grid))
+                for coords in batch.coords[~sound][:1].tolist():
+                    damage = self._damage_at(tuple(coords)) or damage
         except CorruptShardError as e:
             damage = e
         return np.unique(np.concatenate(found)), damage
+
+    def _damage_at(self, coords: Coords) -> CorruptShardError | None:
+        try:
+            self._outer.locate(coords)
+        except CorruptShardError as e:
+            return e
+        return None
 
 
 def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:

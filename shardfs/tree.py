@@ -161,6 +161,9 @@ class Tree:
             if found is not None:
                 return found
             if chunks.reserved(0, name):
+                damage = self._index_cache.peek(("damage", number_of(f"{directory.path}/{name}")))
+                if damage is not None:
+                    raise damage.with_traceback(None)
                 raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
         return self._child(directory, content, name)
 
@@ -294,15 +297,22 @@ class Tree:
     def _scan_both(
         self, chunks: ChunkTree | None, place: Place, others: Iterator[tuple[str, Attributes]], cookie: int
     ) -> Iterator[Batch]:
-        damage: CorruptShardError | None = None
-        if chunks is not None and cookie < REST:
+        if chunks is not None and cookie < REST - 1:
             try:
                 yield from chunks.scan(place, cookie)
-            except CorruptShardError as e:  # told at the end, after all that can be listed
-                damage = e
+            except CorruptShardError as e:
+                yield _batch([self._damaged_entry(chunks, place, e)], REST - 2)
         yield from self._scan_rest(others, cookie)
-        if damage is not None:
-            raise damage
+
+    def _damaged_entry(self, chunks: ChunkTree, place: Place, damage: CorruptShardError) -> tuple[str, Attributes]:
+        """The name of a shard whose chunks cannot be listed; opening it gives the error.
+
+        An error of the listing itself would tell too, but then `cp -r` copies nothing of the whole directory.
+        """
+        name = damage.key.rsplit("/", 1)[-1].partition("[")[0]
+        number = number_of(f"{chunks.directory_path(place)}/{name}")
+        self._index_cache.get(("damage", number), lambda: (damage, 1000, math.inf))
+        return name, Attributes(number, False, -1, 0)
 
     def _foreign(self, chunks: ChunkTree, place: Place) -> Iterator[tuple[str, Attributes]]:
         path = chunks.directory_path(place)

@@ -367,18 +367,34 @@ def test_metadata_keeps_order_and_unknown_members(tmp_path: Path) -> None:
     assert changed == {"chunk_grid", "codecs"}
 
 
-def test_damage_is_told_at_the_end_of_a_listing(tmp_path: Path) -> None:
-    """What is sound is listed first, chunks and other files."""
+def test_chunks_of_a_damaged_shard_are_listed_and_cannot_be_opened(tmp_path: Path) -> None:
+    """Who copies the directory shall copy what is sound, and learn of the rest."""
     document = handmade.zarr_metadata([16], [4], [1])
     handmade.write_json(tmp_path / "zarr.json", document)
     sound = handmade.zarr_shard([b"a", b"b", None, b"d"])
     handmade.write_files(tmp_path, {"c/0": b"x" * 80, "c/1": sound, "c/note": b"", "c/3": sound})
     (tmp_path / "c/2").mkdir()
     tree = open_tree(str(tmp_path))
-    found: list[bytes] = []
+    found = {e.name: e.size for e in entries(tree, tree.resolve("c").number)}
+    assert list(found) == [*(b"%d" % i for i in (0, 1, 2, 3, 4, 5, 7, 12, 13, 15)), b"note"]
+    for i in range(4):
+        assert found[b"%d" % i] == -1
+        with pytest.raises(CorruptShardError):
+            tree.resolve(f"c/{i}")
+
+
+def test_a_damaged_shard_of_a_volume_is_listed_and_cannot_be_opened(tmp_path: Path) -> None:
+    """Which chunks are missing is not known."""
+    case = handmade.CASES["volume_index_not_gzip"](tmp_path / "v")
+    tree = open_tree(str(case.path))
+    directory = tree.resolve("s").number
+    found = {e.name: e.size for e in entries(tree, directory)}
+    assert {n for n, size in found.items() if size >= 0} == {n.removeprefix("s/").encode() for n in case.good}
+    [shard] = [n for n, size in found.items() if size < 0]
     with pytest.raises(CorruptShardError):
-        found.extend(e.name for e in entries(tree, tree.resolve("c").number))
-    assert found == [b"4", b"5", b"7", b"12", b"13", b"15", b"note"]
+        tree.lookup(directory, shard)
+    [last] = [e.cookie for e in entries(tree, directory) if e.name == shard]
+    assert [batch.names.tolist() for batch in tree.scan(directory, last)] == []
 
 
 def test_damage_in_an_outer_shard_hides_only_what_lies_in_it(tmp_path: Path) -> None:
@@ -387,8 +403,8 @@ def test_damage_in_an_outer_shard_hides_only_what_lies_in_it(tmp_path: Path) -> 
     shard = handmade.zarr_shard([handmade.zarr_shard([b"a", b"b"]), handmade.zarr_shard([b"c", None])])
     handmade.write_files(tmp_path, {"c/0": b"x" * 100, "c/1": shard})
     tree = open_tree(str(tmp_path))
-    found: list[bytes] = []
+    found = [e.name for e in entries(tree, tree.resolve("c").number)]
+    assert found == [b"4", b"5", b"6", b"0"]
     with pytest.raises(CorruptShardError):
-        found.extend(e.name for e in entries(tree, tree.resolve("c").number))
-    assert found == [b"4", b"5", b"6"]
+        tree.resolve("c/0")
     assert [s.chunks for s in tree.summaries()] == [3]

@@ -201,6 +201,10 @@ class ShardingIndexed:
         rows = rows.astype(np.uint64, copy=False).reshape(-1, 2)
         return _index_of(rows)
 
+    def candidates(self, shard: int) -> U64 | None:
+        n = self.slots_per_shard(shard)
+        return np.arange(n, dtype=np.uint64) if 16 * n <= MAX_INDEX_BYTES else None
+
     def key(self, shard: int) -> str:
         return self._key(unravel(shard, self.shard_grid))
 

@@ -143,6 +143,9 @@ class Uint64Sharded:
             ids, starts, sizes = ids[first], starts[first], sizes[first]
         return ShardIndex(ids, starts, sizes.copy())
 
+    def candidates(self, shard: int) -> None:
+        return None  # only a hash of every id there is would tell
+
     def key(self, shard: int) -> str:
         return f"{shard:0{self._digits}x}{self._suffix}"
 
