@@ -147,8 +147,13 @@ class ShardIndex:
 
     def find(self, slot: int) -> tuple[int, int] | None:
         """`extent_at` of the entry of `slot`; None if the chunk is absent."""
-        i = self.position(slot)
-        return None if i < 0 else self.extent_at(i)
+        if self.slots is not None or slot >= len(self.starts):
+            slot = self.position(slot)
+            if slot < 0:
+                return None
+        if self.broken:
+            return self.extent_at(slot)
+        return self.starts.item(slot), self.sizes.item(slot)
 
     def checked(self, object_size: int) -> ShardIndex:
         """The same index, with ranges that leave the object marked broken, and in as little memory as it can be."""
