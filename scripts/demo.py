@@ -96,9 +96,7 @@ def chunks_in_shards(array: Path) -> dict[str, bytes]:
 def compare(source: Path, copies: Path) -> None:
     """The copied files are the chunks of the shards: not one less, none beside them, the same bytes."""
     expected = chunks_in_shards(source / "t1")
-    copied = {
-        str(path.relative_to(copies)): path.read_bytes() for path in copies.rglob("*") if path.is_file()
-    }
+    copied = {str(path.relative_to(copies)): path.read_bytes() for path in copies.rglob("*") if path.is_file()}
     if not expected or copied.keys() != expected.keys():
         raise SystemExit(f"{len(expected)} chunks are in the shards, but {len(copied)} files were copied")
     differing = [name for name in expected if copied[name] != expected[name]]
