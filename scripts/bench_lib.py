@@ -304,19 +304,18 @@ class Mount:
 
     def __init__(self, command: Sequence[str], mountpoint: Path, probe: str, *, stays: bool) -> None:
         self.root, self._probe, self._stays = mountpoint, mountpoint / probe, stays
-        if os.path.ismount(mountpoint):
+        if is_mounted(mountpoint):
             raise SystemExit(f"{mountpoint} is mounted already")
-        before = descendants()
+        self._before = descendants()
         began = time.perf_counter()
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=ENVIRONMENT)
         try:
             self._await(began + 90)
-            self.ready_s = time.perf_counter() - began
         except BaseException:
-            self.pids = descendants() - before
             self.close()
             raise
-        self.pids = descendants() - before
+        self.ready_s = time.perf_counter() - began
+        self.pids = self._running()
 
     def _await(self, deadline: float) -> None:
         if not self._stays and self._process.wait(90):
@@ -332,28 +331,40 @@ class Mount:
         return False
 
     def close(self) -> None:
-        """Unmount, lazily if somebody is in the way; end its own processes, by their numbers."""
-        helper = "umount" if os.getuid() == 0 else "fusermount3"
-        for flags in ([],) * 20 + (["-l" if helper == "umount" else "-z"],):
-            if not os.path.ismount(self.root):
-                break
-            verb = [] if helper == "umount" else ["-u"]
-            subprocess.run([helper, *verb, *flags, str(self.root)], stderr=subprocess.DEVNULL, check=False)
-            time.sleep(0.02)
-        deadline = time.monotonic() + 5
-        while self._alive() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        for pid in self._alive():
+        """Unmount, lazily if somebody is in the way, and end what was started meanwhile, by number."""
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < 10 and (is_mounted(self.root) or self._running()):
+            if is_mounted(self.root):
+                unmount(self.root, lazily=waited > 1)
+            time.sleep(0.01)
+        for pid in self._running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._alive()
+        if is_mounted(self.root):
+            unmount(self.root, lazily=True)
+        self._running()
 
-    def _alive(self) -> set[int]:
+    def _running(self) -> set[int]:
+        """Processes that were started since; those that have ended are buried."""
         self._process.poll()
-        for pid in self.pids - {self._process.pid}:
+        found = descendants() - self._before
+        for pid in found - {self._process.pid}:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        return {pid for pid in self.pids if os.path.exists(f"/proc/{pid}")}
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    found.discard(pid)
+        return found if self._process.returncode is None else found - {self._process.pid}
+
+
+def is_mounted(path: Path) -> bool:
+    """Also when the daemon has died, which os.path.ismount takes for no mount."""
+    with open("/proc/self/mountinfo") as lines:
+        return any(line.split()[4] == str(path).replace(" ", "\\040") for line in lines)
+
+
+def unmount(path: Path, *, lazily: bool) -> None:
+    root = os.getuid() == 0
+    command = ["umount", *(["-l"] if lazily else [])] if root else ["fusermount3", "-u", *(["-z"] if lazily else [])]
+    subprocess.run([*command, str(path)], stderr=subprocess.DEVNULL, check=False)
 
 
 @contextlib.contextmanager

@@ -553,7 +553,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     adopt_daemons()
     with tempfile.TemporaryDirectory(prefix="shardfs-bench-", ignore_cleanup_errors=True) as temporary:
-        work = Path(temporary)
+        work = Path(temporary).resolve()
         data = Data(args.data or (Path(tempfile.mkdtemp(prefix="shardfs-data-")) if args.keep else work / "data"))
         bench = Bench(work, data, quick=args.quick, repetitions=args.repetitions, calm_s=args.calm)
         try:
