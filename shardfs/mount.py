@@ -20,7 +20,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -43,6 +42,9 @@ DETACH = 2  # umount2(2): MNT_DETACH
 
 DESCRIPTORS = 2048
 """Room in the table of descriptors: for 1,024 shards, and what else there is."""
+
+UNMOUNTED = b"\0"
+"""What the server says through the pipe in which signals have their numbers."""
 
 LAST_ANSWERS_S = 5.0
 """After SIGTERM, how long programs that still use the mount are served before the daemon ends under them."""
@@ -67,7 +69,8 @@ def mount(
         ready_timeout: seconds until a daemon that does not answer is ended.
         fsname: what findmnt shows as the source.
     """
-    mountpoint = os.path.abspath(mountpoint)
+    # Without links: libfuse takes /dev/fd/N for a device that was opened before.
+    mountpoint = os.path.realpath(mountpoint)
     _check_mountpoint(mountpoint)
 
     def serve(ready: Callable[[], None]) -> None:
@@ -121,7 +124,7 @@ def _check_mountpoint(mountpoint: str) -> None:
         raise MountError(e.errno, e.strerror, mountpoint) from e
     if not is_directory:
         raise MountError(errno.ENOTDIR, "is not a directory", mountpoint)
-    if mount_type(os.path.realpath(mountpoint)) == FS_TYPE:
+    if mount_type(mountpoint) == FS_TYPE:
         raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
 
 
@@ -166,19 +169,22 @@ def _serve(
     session = Session([*fuse.options(), f"fsname={fsname}", "subtype=shardfs"], fuse.limits())
     session.mount(mountpoint)
 
-    def stop(signum: int, _frame: object) -> None:
-        log.info("%s: unmounting %s", signal.Signals(signum).name, mountpoint)
-        session.unmount()
-        timer = threading.Timer(LAST_ANSWERS_S, os._exit, [0])
-        timer.daemon = True
-        timer.start()
-
+    receive, send = os.pipe()
+    os.set_blocking(send, False)
+    # Signals arrive through the pipe as well. Python runs their handlers in the main thread alone, while the kernel
+    # may interrupt any other thread, and a main thread that served would not notice before the next request.
+    signal.set_wakeup_fd(send)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: None)
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, stop)
         session.negotiate()
+        server.start(tree, session, lambda: os.write(send, UNMOUNTED))
         ready()
-        server.run(tree, session)
+        told = os.read(receive, 1)
+        if told != UNMOUNTED:
+            log.info("%s: unmounting %s", signal.Signals(told[0]).name, mountpoint)
+            session.unmount()
+            select.select([receive], [], [], LAST_ANSWERS_S)
     finally:
         # Threads may still wait for the store, so what they use is left for the end of the process to free.
         session.unmount()
@@ -222,9 +228,8 @@ def _daemon(serve: Callable[[Callable[[], None]], None], send: int, log_file: st
 
 
 def _report(send: int, code: int, text: str) -> None:
-    with suppress(OSError):  # the parent has gone, or has been told before
-        os.write(send, json.dumps([code, text]).encode()[:4096])
-        os.close(send)
+    with suppress(OSError), open(send, "w") as pipe:  # the parent may have gone, or have been told before
+        json.dump([code, text], pipe)
 
 
 def _detach() -> None:
@@ -238,14 +243,20 @@ def _detach() -> None:
 
 def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str) -> int:
     """What the child reports; 6 if it reports nothing in time."""
-    if not select.select([receive], [], [], seconds)[0]:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        if mount_type(mountpoint) == FS_TYPE:
-            _unmount(mountpoint, lazy=True)
+    reported = False
+    try:
+        reported = bool(select.select([receive], [], [], seconds)[0])
+    finally:  # Ctrl-C ends the child, too
+        if not reported:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            if mount_type(mountpoint) == FS_TYPE:
+                _unmount(mountpoint, lazy=True)
+    if not reported:
         sys.stderr.write(f"shardfs: {mountpoint}: not ready within {seconds:g} s\n")
         return NOT_READY
-    told = os.read(receive, 4096)
+    with open(receive) as pipe:
+        told = pipe.read()
     code, text = json.loads(told) if told else (1, "the daemon ended without a word")
     if text:
         sys.stderr.write(f"shardfs: {text}\n")

@@ -1,9 +1,9 @@
 """libfuse 3 and the kernel's FUSE protocol: mount, negotiate, decode requests, encode replies. No policy.
 
-libfuse mounts (through fusermount3 where that is needed), negotiates the protocol, unmounts, and answers whatever
-nobody here knows. Requests are read from the session's descriptor and answered on it directly, as packed structs:
-that costs half a microsecond where a ctypes callback and reply cost three, and the kernel's structs never change,
-while libfuse's (`fuse_file_info`, `fuse_conn_info`) moved fields in 3.15 and 3.17.
+libfuse mounts (through fusermount3 where that is needed), negotiates the protocol, and unmounts. Requests are read
+from the session's descriptor and answered on it directly, as packed structs: that costs half a microsecond where a
+ctypes callback and reply cost three, and the kernel's structs never change, while libfuse's (`fuse_file_info`,
+`fuse_conn_info`) moved fields in 3.15 and 3.17. See docs/decisions/.
 
 Struct layouts are those of `include/uapi/linux/fuse.h`, protocol 7.23 and later, in the byte order of the host.
 """
@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import errno
 import functools
-import mmap
 import os
 import tempfile
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from shardfs.model import U64, Batch
 
-# Opcodes. What is not here is answered by libfuse, which says ENOSYS; the kernel mostly does not ask again.
+# Opcodes
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, GETXATTR, LISTXATTR = 1, 2, 3, 14, 15, 17, 18, 22, 23
 INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, IOCTL, BATCH_FORGET, READDIRPLUS = 26, 27, 28, 29, 36, 39, 42, 44
 SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE = 4, 6, 8, 9, 10, 11, 12, 13, 16
@@ -105,7 +104,7 @@ class Session:
         with _stderr() as said:
             self._handle = self._fuse.new(self._arguments[0], ctypes.byref(operations), ctypes.sizeof(operations), None)
         if not self._handle:
-            raise MountError(errno.EINVAL, said() or "libfuse refused the mount options")
+            raise MountError(errno.EINVAL, _reason(said, "libfuse refused the mount options"))
         self.fd = -1
 
     def mount(self, mountpoint: str) -> None:
@@ -113,19 +112,17 @@ class Session:
         with _stderr() as said:
             failed = self._fuse.mount(self._handle, os.fsencode(mountpoint))
         if failed:
-            raise MountError(errno.EIO, said() or f"cannot mount on {mountpoint}")
+            raise MountError(errno.EIO, _reason(said, f"cannot mount on {mountpoint}"))
         # Our own descriptor: libfuse closes its one in `unmount`, while a thread may still be reading.
         self.fd = os.dup(self._fuse.fd(self._handle))
 
     def negotiate(self) -> None:
         """Answer INIT. The mount serves from then on."""
-        buffer = RequestBuffer()
+        buffer = ctypes.create_string_buffer(REQUEST_BUFFER)
         while not self._negotiated:
-            self.answer(buffer, os.readv(self.fd, [buffer.view]))
-
-    def answer(self, request: RequestBuffer, size: int) -> None:
-        """Let libfuse answer a request."""
-        self._fuse.process(self._handle, ctypes.byref(self._fuse.Buffer(size=size, mem=request.address)))
+            size = os.readv(self.fd, [buffer])
+            request = self._fuse.Buffer(size=size, mem=ctypes.addressof(buffer))
+            self._fuse.process(self._handle, ctypes.byref(request))
 
     def unmount(self) -> None:
         """Detach the mount, if it is still there. Programs that have files open on it keep it alive."""
@@ -149,15 +146,6 @@ class Session:
         if self._limits.max_background:
             conn.max_background = self._limits.max_background
         self._negotiated = True
-
-
-class RequestBuffer:
-    """Memory that requests are read into: page-aligned, and warm because it is used again."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, REQUEST_BUFFER)
-        self.view = memoryview(self._memory)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
 
 class _Arguments(ctypes.Structure):
@@ -211,21 +199,23 @@ def _escaped(option: str) -> str:
 
 
 @contextlib.contextmanager
-def _stderr() -> Iterator[Any]:
-    """Catch what libfuse and fusermount3 say: standard error is the only place where they give reasons."""
+def _stderr() -> Iterator[list[str]]:
+    """What libfuse and fusermount3 said meanwhile: standard error is the only place where they give reasons."""
+    said: list[str] = []
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)
         os.dup2(file.fileno(), 2)
-
-        def said() -> str:
-            file.seek(0)
-            return file.read().decode("utf8", "replace").strip()
-
         try:
             yield said
         finally:
             os.dup2(before, 2)
             os.close(before)
+            file.seek(0)
+            said += file.read().decode("utf8", "replace").split("\n")
+
+
+def _reason(said: list[str], otherwise: str) -> str:
+    return "; ".join(filter(None, map(str.strip, said))) or otherwise
 
 
 # ---- replies

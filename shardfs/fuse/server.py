@@ -117,7 +117,7 @@ class Server:
         self.listings = _Listings(settings.encoder())
         self.complaints = _Complaints()
         self._leader: _Worker | None = None
-        self._ended = False
+        self._over = False
         self._workers = self._idle = 0
         self._mutex = threading.Lock()  # guards the two counts
         self._leadership = threading.Semaphore(0)
@@ -133,14 +133,13 @@ class Server:
             self._leader = None
             self._leadership.release()
 
-    def run(self, tree: Tree, session: lowlevel.Session) -> None:
-        """Serve until the mount is gone. The threads that helped end too, but are not waited for."""
-        self.tree, self.session = tree, session
+    def start(self, tree: Tree, session: lowlevel.Session, ended: Callable[[], object]) -> None:
+        """Begin to serve, in threads of its own. `ended` is called, in one of them, when the mount is gone."""
+        self.tree, self.session, self._ended = tree, session, ended
         if self.settings.poll_us:
             os.set_blocking(session.fd, False)
-        self._workers = self._idle = 1
+        self._find_follower()
         self._leadership.release()
-        self._work()
 
     def _find_follower(self) -> bool:
         with self._mutex:
@@ -155,19 +154,23 @@ class Server:
 
     def _work(self) -> None:
         worker = _Worker(self)
-        while True:
-            self._leadership.acquire()
-            with self._mutex:
-                self._idle -= 1
-            if not self._ended:
-                self._leader = worker
-                worker.leading = True
-                self._ended = not worker.lead()
-            if self._ended:
-                self._leadership.release()  # the next one shall see it and end, too
-                return
+        while self._take_the_lead(worker):
             with self._mutex:
                 self._idle += 1
+
+    def _take_the_lead(self, worker: _Worker) -> bool:
+        """Wait for leadership, and lead until it was passed on; False if there is nothing to lead any more."""
+        self._leadership.acquire()
+        with self._mutex:
+            self._idle -= 1
+        if not self._over:
+            self._leader, worker.leading = worker, True
+            if worker.lead():
+                return True
+            self._over = True
+            self._ended()
+        self._leadership.release()  # the next one shall see it, too
+        return False
 
 
 class _Worker:
@@ -176,13 +179,12 @@ class _Worker:
     def __init__(self, server: Server) -> None:
         self.ident = get_ident()
         self.leading = False
-        self._server, self._tree, self._session = server, server.tree, server.session
+        self._server, self._tree = server, server.tree
         self._encoder, self._recent = server.settings.encoder(), server.recent
         self._fd = server.session.fd
         # Unlike `os.read`, a FileIO says that nothing is there without raising: half a microsecond when polling.
         self._device = io.FileIO(self._fd, "r+", closefd=False)
-        self._inbox = lowlevel.RequestBuffer()
-        self._request = self._inbox.view
+        self._request = memoryview(mmap.mmap(-1, lowlevel.REQUEST_BUFFER))
         # A reply with data lies behind its header, so that it leaves in one piece; the data begins on a page.
         self._outbox = memoryview(mmap.mmap(-1, _PAGE + lowlevel.MAX_TRANSFER))
         self._poll_s = server.settings.poll_us / 1e6
@@ -219,7 +221,7 @@ class _Worker:
     def lead(self) -> bool:
         """Serve until leadership was passed on (then True) or the mount is gone (then False)."""
         receive, request, header = self._device.readinto, self._request, lowlevel.HEADER_IN.unpack_from
-        handlers, unknown = self._handlers, self._leave_to_libfuse
+        handlers, unknown = self._handlers, self._refusal(errno.ENOSYS)  # the kernel mostly does not ask again
         while self.leading:
             try:
                 size = receive(request)
@@ -424,9 +426,6 @@ class _Worker:
             raise OSError(errno.ERANGE, "no room for the extended attribute")
         else:
             self._send_data(unique, value)
-
-    def _leave_to_libfuse(self, _unique: int, _number: int, size: int) -> None:
-        self._session.answer(self._inbox, size)
 
     def _refusal(self, number: int) -> Handler:
         """A handler that always answers the same errno."""

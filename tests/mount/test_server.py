@@ -142,10 +142,6 @@ class FakeSession:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def answer(self, request: lowlevel.RequestBuffer, size: int) -> None:
-        unique = struct.unpack_from("=8xQ", request.view)[0]
-        os.write(self.fd, lowlevel.error(unique, errno.ENOSYS))
-
 
 @contextmanager
 def serving(**settings: Any) -> Iterator[Kernel]:
@@ -157,14 +153,13 @@ def serving(**settings: Any) -> Iterator[Kernel]:
         serves = Server(FuseSettings(**settings))
         tree: Any = FakeTree()
         session: Any = FakeSession(theirs.fileno())
-        thread = threading.Thread(target=serves.run, args=(tree, session))
-        thread.start()
+        ended = threading.Event()
+        serves.start(tree, session, ended.set)
         try:
             yield Kernel(ours, tree, serves.waiting)
         finally:
             ours.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
-        assert not thread.is_alive()
+            assert ended.wait(10)
 
 
 @pytest.fixture
@@ -523,6 +518,14 @@ def test_threads_are_used_again(kernel: Kernel) -> None:
         slow.answers.release()
         assert kernel.receive().body == b"%d" % offset
     assert len(slow.threads) <= 3
+
+
+def test_the_end_does_not_wait_for_the_store() -> None:
+    with serving() as kernel:
+        slow = Slow(kernel)
+        slow.ask(1)
+        assert slow.arrived.acquire(timeout=10)
+    slow.answers.release()
 
 
 def test_no_more_threads_than_allowed() -> None:

@@ -1,0 +1,351 @@
+"""How a mount begins and ends: mountpoints of all kinds, the daemon's surroundings, signals, what mount(8) shows."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs.errors import MountError
+from shardfs.fuse import lowlevel
+from shardfs.mount import public_name
+from tests.conftest import daemon_pid, mount_entry, unmount
+from tests.datasets import ROOT
+from tests.mount.programs import attempt, end, run, shardfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import Mounted
+    from tests.datasets import Dataset
+
+    Get = Callable[[str, str], Dataset]
+
+fuse = pytest.mark.fuse
+
+
+@pytest.fixture
+def source(dataset: Get) -> Path:
+    return dataset("zarr3", "default").path
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "mnt"
+    path.mkdir()
+    yield path
+    unmount(path)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    stop = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < stop
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------------------- mountpoints
+
+
+@fuse
+def test_a_link_to_a_directory(source: Path, mountpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(mountpoint)
+    assert shardfs("mount", source, tmp_path / "link").returncode == 0
+    assert mount_entry(mountpoint) is not None
+    assert shardfs("umount", tmp_path / "link").returncode == 0
+    assert mount_entry(mountpoint) is None
+
+
+@fuse
+def test_an_open_directory(source: Path, mountpoint: Path) -> None:
+    """libfuse would take the path for an open /dev/fuse."""
+    fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+    os.set_inheritable(fd, True)
+    command = [sys.executable, "-m", "shardfs", "mount", str(source), f"/dev/fd/{fd}"]
+    try:
+        assert subprocess.run(command, cwd=ROOT, pass_fds=[fd], timeout=30, check=False).returncode == 0
+    finally:
+        os.close(fd)
+    assert (mountpoint / "zarr.json").exists()
+
+
+@contextmanager
+def autofs(path: Path) -> Iterator[None]:
+    """A trigger on `path` that would hang whoever sets it off, as no daemon answers for it."""
+    if os.geteuid() != 0 or "autofs" not in Path("/proc/filesystems").read_text():
+        pytest.skip("needs root and autofs")
+    libc = ctypes.CDLL(None, use_errno=True)
+    receive, send = os.pipe()
+    # A process group of its own, so that we are not taken for the daemon, which may pass.
+    group = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        words = f"fd={send},pgrp={group.pid},minproto=5,maxproto=5,direct"
+        if libc.mount(b"test", os.fsencode(path), b"autofs", 0, words.encode()):
+            pytest.skip(f"autofs: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield
+        finally:
+            attempt("umount", path)
+    finally:
+        end(group)
+        os.close(receive)
+        os.close(send)
+
+
+@fuse
+def test_an_autofs_trigger_is_free(source: Path, mountpoint: Path) -> None:
+    with autofs(mountpoint):
+        assert shardfs("mount", source, mountpoint, timeout=20).returncode == 0
+        assert (mountpoint / "zarr.json").exists()
+        again = shardfs("mount", source, mountpoint, timeout=20)
+        assert (again.returncode, "mounted here already" in again.stderr) == (5, True)
+        assert shardfs("umount", mountpoint).returncode == 0
+
+
+@fuse
+def test_a_directory_that_is_not_empty_is_covered(source: Path, mountpoint: Path) -> None:
+    (mountpoint / "below").write_text("x")
+    assert shardfs("mount", source, mountpoint).returncode == 0
+    assert not (mountpoint / "below").exists()
+    assert shardfs("umount", mountpoint).returncode == 0
+    assert (mountpoint / "below").exists()
+
+
+# --------------------------------------------------------------------------------------------------- the daemon
+
+
+@fuse
+def test_the_daemon_stands_alone(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        pid = daemon_pid(mount)
+        process = Path(f"/proc/{pid}")
+        assert os.readlink(process / "cwd") == "/"
+        assert [os.readlink(process / f"fd/{fd}") for fd in range(3)] == ["/dev/null"] * 3
+        assert os.getsid(pid) == pid
+        soft, hard = re.findall(r"Max open files\s+(\S+)\s+(\S+)", (process / "limits").read_text())[0]
+        assert (soft, int(hard)) == (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        resident = int(re.findall(r"VmRSS:\s+(\d+) kB", (process / "status").read_text())[0])
+        assert resident < 120 << 10
+
+
+@fuse
+def test_the_log_of_a_daemon(source: Path, mountpoint: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert shardfs("mount", source, mountpoint, "-o", f"log_file={log},log_level=info").returncode == 0
+    pid = daemon_pid(mountpoint)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+    assert f"SIGTERM: unmounting {mountpoint}" in log.read_text()
+    assert mount_entry(mountpoint) is None
+
+
+@fuse
+def test_a_long_reason_arrives_whole(mountpoint: Path, tmp_path: Path) -> None:
+    name = "/".join(["n" * 200] * 15)
+    done = shardfs("mount", tmp_path / name, mountpoint)
+    assert done.returncode == 3
+    assert done.stderr.count("n" * 200) == 15
+    assert "Traceback" not in done.stderr
+
+
+@contextmanager
+def foreground(source: Path, mountpoint: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "shardfs", "mount", "-f", str(source), str(mountpoint)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: mount_entry(mountpoint) is not None or process.poll() is not None)
+        assert (mountpoint / "zarr.json").exists()
+        yield process
+    finally:
+        end(process)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@fuse
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_unmount(number: signal.Signals, source: Path, mountpoint: Path) -> None:
+    with foreground(source, mountpoint) as process:
+        process.send_signal(number)
+        _, told = process.communicate(timeout=20)
+        assert (process.returncode, told) == (0, "")
+        assert mount_entry(mountpoint) is None
+
+
+@fuse
+def test_unmounting_ends_the_foreground(source: Path, mountpoint: Path) -> None:
+    with foreground(source, mountpoint) as process:
+        run("fusermount3", "-u", mountpoint)
+        assert process.wait(20) == 0
+
+
+@fuse
+@pytest.mark.slow
+def test_a_signal_ends_a_mount_in_use(source: Path, mountpoint: Path) -> None:
+    """Nobody can open anything any more at once; who has a file open may go on for a few seconds."""
+    with foreground(source, mountpoint) as process:
+        fd = os.open(mountpoint / "zarr.json", os.O_RDONLY)
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: mount_entry(mountpoint) is None)
+        assert process.poll() is None
+        assert os.read(fd, 1)
+        assert process.wait(20) == 0
+        with suppress(OSError):  # nobody is left to be told
+            os.close(fd)
+
+
+@fuse
+def test_ctrl_c_while_mounting_ends_the_daemon_too(mountpoint: Path, tmp_path: Path) -> None:
+    fifo = tmp_path / "zarr.json"  # the daemon hangs in what it opens
+    os.mkfifo(fifo)
+    code = "import sys, time; from shardfs.mount import mount; from shardfs.fuse.server import FuseSettings as S\n"
+    code += "mount('x', sys.argv[1], foreground=False, ready_timeout=50, open_tree=lambda w: time.sleep(60), fuse=S())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, mountpoint], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: children.read_text().strip())
+        (child,) = map(int, children.read_text().split())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) != 0
+        assert not Path(f"/proc/{child}").exists()
+    finally:
+        end(process, signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------------------ what mount(8) shows
+
+
+@fuse
+@pytest.mark.parametrize("name", ["a, b", "back\\slash", "tab\there", "line\nbreak", "comma,ro=\\,x", "ümläut"])
+def test_the_source_is_shown_as_it_is_called(name: str, source: Path, mountpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to(source)
+    assert shardfs("mount", tmp_path / name, mountpoint).returncode == 0
+    line = next(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {mountpoint} " in line)
+    kind, shown, *_ = line.split(" - ")[1].split(" ")
+    assert kind == "fuse.shardfs"
+    assert re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), shown) == str(tmp_path / name)
+    assert line.split(" ")[5].split(",")[0] == "ro"
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("/data/x", "/data/x"),
+        ("s3://bucket/a", "s3://bucket/a"),
+        ("https://me:secret@host:8080/a?token=secret#secret", "https://host:8080/a"),
+        ("zip://x.zarr::https://me:secret@host/a.zip?sig=secret", "zip://x.zarr::https://host/a.zip"),
+    ],
+)
+def test_secrets_are_not_shown(source: str, shown: str) -> None:
+    assert public_name(source) == shown
+
+
+# ------------------------------------------------------------------------------------------------------ options
+
+
+@fuse
+@pytest.mark.parametrize(
+    "words", ["poll_us=200", "direct_io", "threads=1", "max_read=16384", "attr_timeout=0.5,entry_timeout=0"]
+)
+def test_options_change_no_byte(words: str, dataset: Get, mounted: Mounted) -> None:
+    data = dataset("zarr3", "zarr_python")
+    with mounted(data.path, "-o", words) as mount:
+        run("diff", "-r", "--exclude=zarr.json", data.twin, mount)
+        run("diff", "-r", "--exclude=zarr.json", data.twin, mount)
+
+
+@fuse
+def test_large_chunks_with_direct_io(mounted: Mounted, tmp_path: Path) -> None:
+    from tests import handmade
+
+    chunk = os.urandom(700_001)
+    document = handmade.zarr_metadata((1, len(chunk)), (1, len(chunk)), (1, len(chunk)))
+    handmade.write_json(tmp_path / "x/zarr.json", document)
+    handmade.write_files(tmp_path / "x", {"c/0/0": handmade.zarr_shard([chunk])})
+    with mounted(tmp_path / "x", "-o", "direct_io") as mount:
+        for _ in range(2):
+            assert (mount / "c/0/0").read_bytes() == chunk
+        with (mount / "c/0/0").open("rb") as file:
+            file.seek(699_000)
+            assert file.read() == chunk[699_000:]
+
+
+@fuse
+def test_owners_and_modes(source: Path, mounted: Mounted) -> None:
+    with mounted(source, "-o", "uid=12,gid=34,umask=027") as mount:
+        for path, mode in ((mount, 0o40550), (mount / "zarr.json", 0o100440)):
+            found = os.stat(path)
+            assert (found.st_uid, found.st_gid, oct(found.st_mode)) == (12, 34, oct(mode))
+
+
+@fuse
+def test_kernel_options_reach_the_kernel(source: Path, mounted: Mounted) -> None:
+    with mounted(source, "-o", "noexec,default_permissions,allow_other,max_read=65536") as mount:
+        words = run("findmnt", "-no", "OPTIONS", mount).strip().split(",")
+        assert {"ro", "nosuid", "nodev", "noexec", "default_permissions", "allow_other", "max_read=65536"} <= set(words)
+
+
+@fuse
+def test_a_mount_that_is_made_writable_still_refuses(source: Path, mounted: Mounted) -> None:
+    """The kernel asks us then, instead of refusing by itself."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    with mounted(source) as mount:
+        if attempt("mount", "-i", "-o", "remount,rw", mount).returncode:
+            pytest.skip("cannot be remounted")
+        file, missing = mount / "zarr.json", mount / "new"
+        changes: list[Callable[[], object]] = [
+            lambda: missing.write_bytes(b"x"),
+            lambda: missing.mkdir(),
+            lambda: missing.symlink_to("x"),
+            lambda: os.mkfifo(missing),
+            lambda: os.link(file, missing),
+            lambda: file.unlink(),
+            lambda: (mount / "c").rmdir(),
+            lambda: file.rename(missing),
+            lambda: file.chmod(0o600),
+            lambda: os.utime(file),
+            lambda: os.truncate(file, 0),
+            lambda: file.write_bytes(b"x"),
+            lambda: os.setxattr(file, "user.x", b"y"),
+            lambda: os.removexattr(file, "user.x"),
+        ]
+        for number, change in enumerate(changes):
+            with pytest.raises(OSError) as told:  # noqa: PT011
+                change()
+            assert told.value.errno == errno.EROFS, number
+        assert stat.S_IMODE(os.stat(file).st_mode) == 0o444
+
+
+# ------------------------------------------------------------------------------------------------------ libfuse
+
+
+def test_libfuse_is_told_where_to_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", fail)
+    lowlevel._libfuse.cache_clear()
+    with pytest.raises(MountError, match="apt install fuse3"):
+        lowlevel.Session(["ro"], lowlevel.Limits())
+    lowlevel._libfuse.cache_clear()
+
+
+def test_reasons_of_libfuse_are_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MountError, match="unknown option"):
+        lowlevel.Session(["ro", "no_such_option"], lowlevel.Limits())
+    assert capfd.readouterr().err == ""
