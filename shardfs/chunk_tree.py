@@ -129,8 +129,17 @@ class ChunkTree:
         value = self._names.parse(0, name)
         return None if value is None else self._child(0, 0, value)
 
+    def number(self, parent: int | None, name: bytes) -> int | None:
+        """The number that a child of a directory (None: the dataset's) has if it exists; None if it cannot exist."""
+        level, nth = Place(0, 0) if parent is None else self.place(parent)
+        value = self._names.parse(level, name) if level < self.depth else None
+        return None if value is None else self._number(level, nth, value)
+
+    def _number(self, level: int, nth: int, value: int) -> int:
+        return self.first + self._bases[level + 1] + nth * self._dims[level] + value
+
     def _child(self, level: int, nth: int, value: int) -> Attributes:
-        number = self.first + self._bases[level + 1] + nth * self._dims[level] + value
+        number = self._number(level, nth, value)
         if level + 1 < self.depth:
             return Attributes(number, True, 0, self.mtime_ns)
         return self._chunk_attributes(number, self._names.coords((*self._row(nth), value)))

@@ -45,6 +45,9 @@ MAX_OBJECT = 1 << 50
 POSITION_BITS = 22
 """A page has fewer entries than 2**22 (`shards.MAX_INDEX_BYTES`)."""
 
+FEW = 64
+"""Up to so many chunks are looked up one by one, faster than with arrays."""
+
 Sizes = npt.NDArray[np.int64]
 
 
@@ -352,6 +355,8 @@ class ChunkStore:
         The size is -1 where something is damaged: whether the chunk exists shows when it is opened.
         """
         n = len(coords)
+        if n <= FEW:
+            return self._present_few(coords)
         exists, sizes = np.zeros(n, np.bool_), np.zeros(n, np.int64)
         mtimes = np.zeros(n, np.int64)
         places = self.format.place_many(coords)
@@ -372,6 +377,26 @@ class ChunkStore:
             sizes[at] = _sizes(page.index, i)
             mtimes[at] = self._mtime_ns(shard) if len(at) else 0
         return exists, sizes, mtimes
+
+    def _present_few(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
+        """The same; for a short row numpy's overhead is most of the work."""
+        rows, times = [], {}
+        for c in coords.tolist():
+            shard, number, slot = self.format.place(c)
+            try:
+                page = self._page(shard, number)
+                extent = None if page is None else page.index.find(slot)
+            except (CorruptShardError, ValueError):
+                rows.append((True, -1, 0))
+                continue
+            if extent is None:
+                rows.append((False, 0, 0))
+                continue
+            if shard not in times:
+                times[shard] = self._mtime_ns(shard)
+            rows.append((True, extent[1], times[shard]))
+        exists, sizes, mtimes = zip(*rows, strict=True) if rows else ((), (), ())
+        return np.array(exists, np.bool_), np.array(sizes, np.int64), np.array(mtimes, np.int64)
 
     def _mtime_ns(self, shard: int) -> int:
         try:

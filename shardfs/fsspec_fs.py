@@ -17,6 +17,9 @@ from shardfs.chunk_tree import Attributes
 from shardfs.errors import ShardfsError
 from shardfs.tree import Tree, open_tree
 
+WHOLE = 1 << 62
+"""More bytes than any file has."""
+
 
 class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """The chunks of sharded datasets as files. Read-only; errors are those of `Tree`.
@@ -167,6 +170,8 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _request(self, path: str, start: int | None, end: int | None) -> tuple[int, int, int]:
         """(number, offset, size) of a part of a file, given as in a slice."""
         path = self._strip_protocol(path)
+        if not start and end is None:  # all of it: no need to know how much that is
+            return self.tree.number(path), 0, WHOLE
         found = self.tree.resolve(path)
         if found.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)

@@ -93,6 +93,12 @@ class NodeTable:
             raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
         return node
 
+    def known(self, path: str) -> Node | None:
+        """The node for a path, if there is one."""
+        number = number_of(path)
+        node = self._kept.get(number) or self._recent.get(number)
+        return node if node is not None and node.path == path else None
+
     def intern(self, path: str, make: Callable[[int], Node]) -> Node:
         """The node for a path: the known one, or a new one. Its number follows from the path."""
         number = number_of(path)

@@ -170,6 +170,9 @@ class Tree:
     def _child(self, directory: Directory, content: Content, name: str) -> Attributes:
         path = f"{directory.path}/{name}" if directory.path else name
         below = content.below.get(name, ())
+        known = self._nodes.known(path) if self.store.remote else None
+        if isinstance(known, Directory) and known.content is not None:
+            return Attributes(known.number, True, 0, 0)  # seen before; a remote store would be asked once more
         try:
             entry = self.store.entry(path)
         except FileNotFoundError:
@@ -462,6 +465,22 @@ class Tree:
         for part in parts:
             found = self.lookup(found.number, os.fsencode(part))
         return found if parts else self.attributes(ROOT)
+
+    def number(self, path: str) -> int:
+        """The number of a file to read; a chunk's without a look whether it exists, which reading it tells.
+
+        A request less than `resolve` on a remote store, whose time for a shard must be asked for.
+        """
+        parent, _, name = path.rstrip("/").rpartition("/")
+        directory = self.resolve(parent).number
+        if directory >= TABLE_END:
+            number = self._chunks_of(directory).number(directory, os.fsencode(name))
+        else:
+            node = self._nodes.get(directory)
+            chunks = self._open(node).chunks if isinstance(node, Directory) else None
+            at_top = chunks is not None and chunks.root is None
+            number = chunks.number(None, os.fsencode(name)) if chunks is not None and at_top else None
+        return self.resolve(path).number if number is None else number
 
     # ---- looking into it ----
 

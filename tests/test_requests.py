@@ -186,6 +186,30 @@ def test_a_tree_asks_once_more_for_the_time_of_a_shard() -> None:
     assert fs.pop() == [("read", "2")]
 
 
+@pytest.mark.parametrize(
+    ("files", "paths", "cold"),
+    [
+        (_array({"c/0/0": handmade.zarr_shard(CHUNKS)}), ["c/0/0", "c/1/1", "c/0/4"], 2),
+        (_volume(False), ["s/0-2_0-2_0-1", "s/2-4_0-2_0-1", "s/0-2_0-2_1-2"], 3),
+    ],
+)
+def test_reading_a_file_by_its_path(files: Mapping[str, bytes], paths: list[str], cold: int) -> None:
+    """As `fs.cat(path)` does: no request but those for index and chunk, beyond the first look at its directory."""
+    fs, tree = _tree(files)
+    tree.number(paths[0])
+    fs.pop()
+    assert len(tree.read(tree.number(paths[0]), 0, 1 << 62)) == 4
+    assert len(fs.pop()) == cold
+    assert len(tree.read(tree.number(paths[1]), 0, 1 << 62)) == 4
+    assert len(fs.pop()) == 1
+    with pytest.raises(FileNotFoundError):
+        tree.read(tree.number(paths[2]), 0, 1 << 62)
+    fs.pop()
+    with pytest.raises(FileNotFoundError):
+        tree.read(tree.number(paths[2]), 0, 1 << 62)
+    assert fs.pop() == []
+
+
 def test_listing_a_row_asks_for_each_shard_once() -> None:
     shards = {f"c/0/{n}": handmade.zarr_shard(CHUNKS) for n in range(3)}
     fs, tree = _tree(_array(shards))

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 ITEM_SIZES = {
     "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8, "float32": 4,
 }  # fmt: skip
+MAX_SCALES = 1000
+"""A volume of more scales is taken for damaged; each halves the last, so that real ones have some ten."""
+
 SHARDED = "neuroglancer_uint64_sharded_v1"
 
 
@@ -50,6 +53,8 @@ def _open_volume(path: str, info: dict[str, Any]) -> Dataset:
     listed = info.get("scales")
     if not isinstance(listed, list):
         raise CorruptShardError(path, "info", f"scales should be a list, not {type(listed).__name__}")
+    if len(listed) > MAX_SCALES:
+        raise CorruptShardError(path, "info", f"{len(listed)} scales; {MAX_SCALES} is the limit")
     for i, scale in enumerate(listed):
         scales.append(scale)
         if not isinstance(scale, dict) or scale.get("sharding") is None:
