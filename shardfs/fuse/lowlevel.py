@@ -15,6 +15,7 @@ import ctypes
 import errno
 import functools
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from struct import Struct
@@ -60,6 +61,8 @@ HEADER_OUT = Struct("=IiQ")  # length, -errno, unique
 HEADER_SIZE = HEADER_OUT.size
 _ATTR = "QQQqqqIIIIIIIIII"  # ino size blocks atime mtime ctime their-nsec*3 mode nlink uid gid rdev blksize flags
 _ENTRY_OUT = Struct("=IiQ" + "QQQQII" + _ATTR)  # node, generation, entry and attribute timeout, their nsec
+_DIRENTPLUS = Struct("=" + "QQQQII" + _ATTR + "QQII")  # the same, then ino, offset, length and type of the name
+_DIRENT = Struct("=" + "QQII8s")  # ino, offset, length and type of a name; a short name
 _ATTR_OUT = Struct("=IiQ" + "QII" + _ATTR)  # attribute timeout, its nsec
 _UNIQUE = Struct("=Q")  # at byte 8 of every reply
 _UNIQUE_NODE = Struct("=QQ")  # the same of one with an entry, with its node
@@ -267,18 +270,22 @@ class Encoder:
         negative_timeout: float,
     ) -> None:  # fmt: skip
         """Modes are complete, with the type of the file."""
-        self._file, self._dir = (file_mode, 1, uid, gid, 0, BLOCK, 0), (dir_mode, 2, uid, gid, 0, BLOCK, 0)
+        files, directories = (file_mode, 1, uid, gid, 0, BLOCK, 0), (dir_mode, 2, uid, gid, 0, BLOCK, 0)
         attr, entry, negative = _timeout(attr_timeout), _timeout(entry_timeout), _timeout(negative_timeout)
-        self._timeouts = (entry[0], attr[0], entry[1], attr[1])
+        timeouts = (entry[0], attr[0], entry[1], attr[1])
         blank = (0,) * 9
         # By `directory`. Filling in what differs is a third of the price of packing all of it.
         self._entries, self._attributes = (
-            [bytearray(out.pack(out.size, 0, 0, *head, *blank, *shared)) for shared in (self._file, self._dir)]
-            for out, head in ((_ENTRY_OUT, (0, 0, *self._timeouts)), (_ATTR_OUT, (*attr, 0)))
+            [bytearray(out.pack(out.size, 0, 0, *head, *blank, *shared)) for shared in (files, directories)]
+            for out, head in ((_ENTRY_OUT, (0, 0, *timeouts)), (_ATTR_OUT, (*attr, 0)))
         )
         nothing = (0, 0, negative[0], 0, negative[1], 0, *blank, *(0,) * 7)
         self._absent = bytearray(_ENTRY_OUT.pack(_ENTRY_OUT.size, 0, 0, *nothing))
         self._remembers_absent = any(negative)
+        self._rows = [
+            np.frombuffer(_DIRENTPLUS.pack(0, 0, *timeouts, *blank, *shared, 0, 0, 0, shared[0] >> 12), np.uint64)
+            for shared in (files, directories)
+        ]
 
     def entry(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
         """A reply to LOOKUP."""
@@ -307,6 +314,15 @@ class Encoder:
         )
         return reply
 
+    def dots(self, number: int, offset: int, *, plus: bool) -> bytes:
+        """What comes from position 0 or 1 on before the entries of a directory: `.` and `..`.
+
+        By name only, as the kernel looks at nothing else.
+        """
+        names = ((1, b"."), (2, b".."))[offset:]
+        records = (_DIRENT.pack(number, at, len(name), stat.S_IFDIR >> 12, name) for at, name in names)
+        return b"".join(bytes(8 * _DIRENT_INO if plus else 0) + record for record in records)
+
     def records(
         self, batch: Batch, nodes: U64, offsets: U64, *, plus: bool
     ) -> tuple[memoryview, npt.NDArray[np.int64]]:
@@ -318,62 +334,36 @@ class Encoder:
             offsets: the positions behind each entry, as the kernel will name them in the next request.
             plus: with attributes, for READDIRPLUS.
         """
-        records = np.zeros(len(batch.names), _record(-(-batch.names.itemsize // 8)))
-        records["node"], records["ino"], records["dirent_ino"] = nodes, batch.numbers, batch.numbers
-        records["dirent_offset"] = offsets
-        for field, value in zip(_TIMEOUT_FIELDS, self._timeouts, strict=True):
-            records[field] = value
-        self._fill_attributes(records, batch)
-        lengths = _fill_names(records, batch.names)
-        words = records.view(np.uint64).reshape(len(records), -1)[:, 0 if plus else _PLUS_WORDS :]
-        used = (lengths + 7) // 8
-        used += words.shape[1] - records["name"].shape[1] // 8
-        # A record keeps no more padding than to the next 8 bytes.
-        body = words.ravel() if used.min() == words.shape[1] else words[np.arange(words.shape[1]) < used[:, None]]
-        return body.data.cast("B"), np.cumsum(used) * 8
-
-    def _fill_attributes(self, records: npt.NDArray[Any], batch: Batch) -> None:
+        lengths = np.char.str_len(batch.names)
+        width = -(-int(lengths.max()) // 8)
+        words = np.empty((len(lengths), _NAME + width), np.uint64)
+        words[:, :_NAME] = self._rows[0]
+        if batch.directories.any():
+            words[batch.directories, :_NAME] = self._rows[1]
+        words[:, _NODE], words[:, _INO], words[:, _DIRENT_INO] = nodes, batch.numbers, batch.numbers
         sizes = np.maximum(batch.sizes, 0)
-        records["size"], records["blocks"] = sizes, (sizes + 511) >> 9
-        seconds, nanoseconds = np.divmod(batch.mtimes_ns, 1_000_000_000)
-        for field in ("atime", "mtime", "ctime"):
-            records[field], records[f"{field}_nsec"] = seconds, nanoseconds
-        directories = np.flatnonzero(batch.directories)
-        for field, of_dir, of_file in zip(_SHARED_FIELDS, self._dir, self._file, strict=True):
-            records[field] = of_file
-            if of_dir != of_file and len(directories):
-                records[field][directories] = of_dir
-        records["dirent_type"] = records["mode"] >> 12
+        words[:, _SIZE], words[:, _BLOCKS], words[:, _DIRENT_OFFSET] = sizes, (sizes + 511) >> 9, offsets
+        _fill_times(words, batch.mtimes_ns)
+        words.view(np.uint32)[:, _DIRENT_NAMELEN] = lengths
+        words[:, _NAME:] = batch.names.astype(f"S{8 * width}").view(np.uint64).reshape(-1, width)
+        return _packed(words[:, 0 if plus else _DIRENT_INO :], width - (lengths + 7) // 8)
 
 
-def _fill_names(records: npt.NDArray[Any], names: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int64]:
-    """Put the names into the records, and say how long they are."""
-    octets = np.ascontiguousarray(names).view(np.uint8).reshape(len(names), -1)
-    records["name"][:, : octets.shape[1]] = octets
-    lengths = np.zeros(len(names), np.int64)
-    for column in octets.T:  # no name holds a NUL byte; and counting along the short axis is slow
-        lengths += column != 0
-    records["dirent_namelen"] = lengths
-    return lengths
+def _fill_times(words: U64, mtimes_ns: npt.NDArray[np.int64]) -> None:
+    first = mtimes_ns[0]
+    seconds, nanoseconds = np.divmod(first if (mtimes_ns == first).all() else mtimes_ns[:, None], 1_000_000_000)
+    words.view(np.int64)[:, _TIMES], words.view(np.uint32)[:, _NANOSECONDS] = seconds, nanoseconds
 
 
-_TIMEOUT_FIELDS = ("entry_valid", "attr_valid", "entry_valid_nsec", "attr_valid_nsec")
-_SHARED_FIELDS = ("mode", "nlink", "uid", "gid", "rdev", "blksize", "flags")
-_PLUS_WORDS = 16  # 64-bit words of a record that READDIRPLUS has and READDIR has not
+def _packed(rows: U64, spare: npt.NDArray[np.int64]) -> tuple[memoryview, npt.NDArray[np.int64]]:
+    """The rows one behind the other, each without its last `spare` words; and at which byte each ends."""
+    columns = rows.shape[1]
+    used = columns - spare
+    body = rows[np.arange(columns) < used[:, None]] if spare.any() else rows.ravel()
+    return body.data.cast("B"), np.cumsum(used) * 8
 
 
-@functools.lru_cache(maxsize=32)
-def _record(name_words: int) -> np.dtype[np.void]:
-    """A fuse_direntplus: fuse_entry_out, then fuse_dirent."""
-    wide = ["node", "generation", "entry_valid", "attr_valid"]
-    times = ["atime", "mtime", "ctime"]
-    return np.dtype(
-        [(name, "u8") for name in wide]
-        + [(name, "u4") for name in ("entry_valid_nsec", "attr_valid_nsec")]
-        + [(name, "u8") for name in ("ino", "size", "blocks")]
-        + [(name, "i8") for name in times]
-        + [(f"{name}_nsec", "u4") for name in times]
-        + [(name, "u4") for name in _SHARED_FIELDS]
-        + [("dirent_ino", "u8"), ("dirent_offset", "u8"), ("dirent_namelen", "u4"), ("dirent_type", "u4")]
-        + [("name", "u1", (8 * name_words,))]
-    )
+# Columns of a fuse_direntplus, a fuse_entry_out and a fuse_dirent, as 64-bit words; two of them as 32-bit words.
+_NODE, _INO, _SIZE, _BLOCKS, _TIMES = 0, 5, 6, 7, slice(8, 11)
+_DIRENT_INO, _DIRENT_OFFSET, _NAME = 16, 17, 19
+_NANOSECONDS, _DIRENT_NAMELEN = slice(22, 25), 36

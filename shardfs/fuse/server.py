@@ -21,18 +21,17 @@ from dataclasses import dataclass
 from math import inf
 from threading import get_ident
 from time import monotonic as clock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from shardfs import __version__
 from shardfs.errors import ShardfsError, errno_of
 from shardfs.fuse import lowlevel
-from shardfs.model import U64, Batch
 from shardfs.nodes import ROOT, TABLE_END
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from shardfs.chunk_tree import Attributes, Extent
     from shardfs.tree import Tree
@@ -49,6 +48,9 @@ LISTINGS = 32  # directories being listed at the same time, before some must sta
 NODES_PER_LISTING = 1 << 20
 """Entries of one directory that the kernel is given inodes for while it lists. It keeps about 1 KiB for each until it
 is short of memory; behind that many only names are sent, and a `stat` of one costs a request."""
+
+DOTS = 2
+"""Positions in a directory are cookies of the tree plus this: before its entries come `.` and `..`."""
 
 _PAGE = 4096
 
@@ -447,7 +449,9 @@ class _Listings:
         self._encoder = encoder
         self._streams: OrderedDict[tuple[int, int, bool], _Stream] = OrderedDict()
 
-    def page(self, tree: Tree, number: int, offset: int, size: int, *, plus: bool) -> tuple[memoryview, list[int]]:
+    def page(
+        self, tree: Tree, number: int, offset: int, size: int, *, plus: bool
+    ) -> tuple[memoryview | bytes, list[int]]:
         """At most `size` bytes of records from position `offset`, and which table nodes they tell the kernel of."""
         # Taking the stream out makes this thread its only user.
         stream = self._streams.pop((number, offset, plus), None)
@@ -467,67 +471,45 @@ class _Stream:
 
     def __init__(self, encoder: lowlevel.Encoder, tree: Tree, number: int, offset: int, *, plus: bool) -> None:
         self._encoder, self._plus = encoder, plus
-        self._batches = self._scan(tree, number, offset)
+        self._batches = (batch for batch in tree.scan(number, max(offset - DOTS, 0)) if len(batch.names))
+        self._dots = encoder.dots(number, offset, plus=plus) if offset < DOTS else b""
         self._room = NODES_PER_LISTING if plus else 0
         self._body, self._nodes = memoryview(b""), np.empty(0, np.uint64)
         self._ends, self._offsets = np.empty(0, np.int64), np.empty(0, np.uint64)
         self._at, self._sent = 0, 0  # records and bytes of this body that were sent
-        self._offset = offset
+        self._offset = max(offset, DOTS)
+        self._has_table_nodes = False
 
-    @staticmethod
-    def _scan(tree: Tree, number: int, offset: int) -> Iterator[tuple[Batch, U64]]:
-        """Batches and the positions behind their entries: cookies plus 2, since `.` is at 0 and `..` at 1."""
-        batches = (batch for batch in tree.scan(number, max(offset - 2, 0)) if len(batch.names))
-        if offset < 2:
-            dots = _dots(number, offset)
-            # With the first entries, or each small directory would cost a request more.
-            first = next(batches, None)
-            batch = dots if first is None else _joined(dots, first)
-            yield batch, batch.cookies + np.uint64(2)
-        for batch in batches:
-            yield batch, batch.cookies + np.uint64(2)
-
-    def take(self, size: int) -> tuple[memoryview, list[int], int]:
+    def take(self, size: int) -> tuple[memoryview | bytes, list[int], int]:
         """The next records that fit into `size` bytes, the table nodes among them, and the position behind them."""
+        # With the first entries, or each small directory would cost a request more.
+        dots, self._dots = self._dots, b""
         if self._at == len(self._ends) and not self._build():
-            return memoryview(b""), [], self._offset
-        last = int(self._ends.searchsorted(self._sent + size, "right"))
+            return dots, [], self._offset
+        last = int(self._ends.searchsorted(self._sent + size - len(dots), "right"))
         end = int(self._ends[last - 1])
         nodes = self._nodes[self._at : last]
         page, self._offset = self._body[self._sent : end], int(self._offsets[last - 1])
         self._at, self._sent = last, end
         if last == len(self._ends):
             self._body = memoryview(b"")
-        return page, nodes[(nodes != 0) & (nodes < TABLE_END)].tolist(), self._offset
+        remembered = nodes[(nodes != 0) & (nodes < TABLE_END)].tolist() if self._has_table_nodes else []
+        return dots + page if dots else page, remembered, self._offset
 
     def _build(self) -> bool:
-        batch, self._offsets = next(self._batches, (None, self._offsets))
+        batch = next(self._batches, None)
         if batch is None:
             return False
-        self._nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
-        self._nodes[self._room :] = 0
+        self._nodes = batch.numbers
+        if len(self._nodes) > self._room or batch.sizes.min() < 0:
+            self._nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
+            self._nodes[self._room :] = 0
         self._room = max(self._room - len(self._nodes), 0)
+        self._has_table_nodes = bool(self._nodes.min() < TABLE_END)
+        self._offsets = batch.cookies + np.uint64(DOTS)
         self._body, self._ends = self._encoder.records(batch, self._nodes, self._offsets, plus=self._plus)
         self._at = self._sent = 0
         return True
-
-
-def _dots(number: int, offset: int) -> Batch:
-    """`.` and `..`, or from position 1 on only the latter; by name only, as the kernel wants them."""
-    n = 2 - offset
-    return Batch(
-        np.array([b".", b".."])[offset:],
-        np.full(n, number, np.uint64),
-        np.ones(n, np.bool_),
-        np.full(n, -1),
-        np.zeros(n, np.int64),
-        np.array([-1, 0])[offset:].astype(np.uint64),  # positions 1 and 2, less 2
-    )
-
-
-def _joined(first: Batch, second: Batch) -> Batch:
-    columns: list[Any] = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-    return Batch(*columns)
 
 
 class _Complaints:
