@@ -308,6 +308,35 @@ class Facts:
     sharding: str
 
 
+class Located(NamedTuple):
+    """Where a shown chunk lies. `shard` is a path in the source; a shard in a shard has the slot in brackets."""
+
+    collection: str
+    coords: Coords
+    shard: str
+    offset: int
+    size: int
+    codecs: tuple[str, ...]
+
+
+class Summary(NamedTuple):
+    """What `info` tells of a collection."""
+
+    path: str
+    format: str
+    shape: Coords
+    chunk_shape: Coords
+    shard_shape: Coords | None
+    data_type: str
+    codecs: tuple[str, ...]
+    sharding: str
+    grid_chunks: int
+    shards: int
+    chunks: int
+    stored_bytes: int
+    shard_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something that shardfs does not expand, and why; told by `info` and in the log."""

@@ -15,7 +15,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Pla
 from shardfs.chunks import DAMAGE_TTL_S, open_chunks
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats
-from shardfs.model import Batch, Blob, ByteRange, Collection, Coords, Problem, Stat
+from shardfs.model import Batch, Blob, ByteRange, Collection, Problem, Stat
 from shardfs.nodes import ROOT, TABLE_END, Content, Directory, Document, File, Node, NodeTable, number_of
 from shardfs.store import DirEntry, Store, open_store
 
@@ -45,35 +45,6 @@ MAX_FOREIGN = 1000
 
 SEARCH_DIRECTORIES = 2_000
 """How many directories are looked into before a source is mounted on trust."""
-
-
-class Located(NamedTuple):
-    """Where a shown chunk lies. `shard` is a path in the source; a shard in a shard has the slot in brackets."""
-
-    collection: str
-    coords: Coords
-    shard: str
-    offset: int
-    size: int
-    codecs: tuple[str, ...]
-
-
-class Summary(NamedTuple):
-    """What `info` tells of a collection."""
-
-    path: str
-    format: str
-    shape: Coords
-    chunk_shape: Coords
-    shard_shape: Coords | None
-    data_type: str
-    codecs: tuple[str, ...]
-    sharding: str
-    grid_chunks: int
-    shards: int
-    chunks: int
-    stored_bytes: int
-    shard_bytes: int
 
 
 class Tree:
