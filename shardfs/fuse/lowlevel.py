@@ -334,7 +334,8 @@ class Encoder:
             offsets: the positions behind each entry, as the kernel will name them in the next request.
             plus: with attributes, for READDIRPLUS.
         """
-        lengths = np.char.str_len(batch.names)
+        # Not `np.char`: a module that numpy imports when it is first used, in the middle of the first listing.
+        lengths = np.fromiter(map(len, batch.names.tolist()), np.int64, len(batch.names))
         width = -(-int(lengths.max()) // 8)
         words = np.empty((len(lengths), _NAME + width), np.uint64)
         words[:, :_NAME] = self._rows[0]
