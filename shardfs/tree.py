@@ -24,7 +24,7 @@ from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Pla
 from shardfs.chunks import DAMAGE_TTL_S, open_chunks
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats
-from shardfs.model import Batch, Blob, ByteRange, Collection, Problem, Stat
+from shardfs.model import Batch, Blob, ByteRange, Collection, Located, Problem, Stat, Summary
 from shardfs.nodes import ROOT, TABLE_END, Content, Directory, Document, File, Node, NodeTable, number_of
 from shardfs.store import DirEntry, Store, open_store
 
