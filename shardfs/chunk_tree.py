@@ -88,7 +88,7 @@ class ChunkTree:
         self._names = collection.names
         self._dims = self._names.dims
         self.depth = len(self._dims)
-        *self._bases, self._count = _bases(self._dims, bool(self._names.prefix))
+        *self._bases, _ = _bases(self._dims, bool(self._names.prefix))
         # The components above a chunk's own, which chunks looked up one after the other mostly share.
         self._row = lru_cache(ROWS)(partial(unravel, dims=self._dims[:-1]))
         self._raw = collection.encoding.container == "raw"
@@ -159,9 +159,8 @@ class ChunkTree:
             return level == 0 and name.encode(errors="surrogateescape") == self._names.prefix
         layer = self.collection.layers[0]
         if layer.pair is not None:
-            for suffix in layer.pair[:2]:
-                if name.endswith(suffix):
-                    name = name.removesuffix(suffix) + "." + layer.format.key(0).rsplit(".", 1)[-1]
+            for suffix in (layer.pair.head, layer.pair.body):
+                name = layer.single_name(name, suffix)
         return layer.format.shard_of(name) is not None
 
     def directory_path(self, place: Place) -> str:
@@ -189,10 +188,7 @@ class ChunkTree:
         return self._chunk_attributes(number, self.coords(number))
 
     def _chunk_attributes(self, number: int, coords: Coords) -> Attributes:
-        found = self.chunks.locate(coords)
-        if found is None:
-            raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
-        blob, start, size = found
+        blob, start, size = self._found(coords)
         if blob.fd < 0:
             mtime_ns = self.chunks.stat(self.chunks.shard_of(coords)).mtime_ns
             return Attributes(number, False, size if self._raw else self._shown_size(number, coords), mtime_ns)
@@ -208,11 +204,14 @@ class ChunkTree:
             raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
         return found
 
+    def _known_size(self, coords: Coords) -> int | None:
+        """The shown size of a chunk, if it follows by arithmetic."""
+        sizes = self.collection.shown_sizes
+        return None if sizes is None else int(sizes(np.array([coords], np.uint64))[0])
+
     def _shown_size(self, number: int, coords: Coords) -> int:
-        known = self.collection.shown_sizes
-        if known is not None:
-            return int(known(np.array([coords], np.uint64))[0])
-        return len(self._decoded(number, coords))
+        known = self._known_size(coords)
+        return len(self._decoded(number, coords)) if known is None else known
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         if number - self.first < self._bases[-1]:
@@ -250,8 +249,7 @@ class ChunkTree:
 
     def _decoded(self, number: int, coords: Coords) -> bytes:
         """The shown bytes of a chunk that is stored in a container."""
-        known = self.collection.shown_sizes
-        wanted = None if known is None else int(known(np.array([coords], np.uint64))[0])
+        wanted = self._known_size(coords)
 
         def decode(stored: bytes) -> bytes:
             data = gunzip(stored) if wanted is None else gunzip(stored, min(wanted, MAX_DECODED))

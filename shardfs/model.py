@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
@@ -273,6 +273,12 @@ class Layer:
     trailer: int = 0
     pair: Pair | None = None
 
+    def single_name(self, name: str, suffix: str) -> str:
+        """The name of a shard's single file, for that of the file of a pair with this suffix; any other as it is."""
+        if not name.endswith(suffix):
+            return name
+        return name.removesuffix(suffix) + "." + self.format.key(0).rsplit(".", 1)[-1]
+
 
 @dataclass(frozen=True)
 class Collection:
@@ -406,6 +412,3 @@ class Batch(NamedTuple):
     sizes: npt.NDArray[np.int64]
     mtimes_ns: npt.NDArray[np.int64]
     cookies: U64
-
-
-Batches: TypeAlias = Iterator[Batch]

@@ -71,6 +71,10 @@ class Directory(Node):
         self.inherited = inherited
         self.content: Content | None = None
 
+    def child_path(self, name: str) -> str:
+        """The path in the store of something in this directory."""
+        return f"{self.path}/{name}" if self.path else name
+
 
 def number_of(path: str) -> int:
     """The number for a path: the same in every mount, unless two paths share one."""

@@ -27,7 +27,6 @@ class StoreShards:
     def __init__(self, store: Store, directory: str, layer: Layer, decoded: ByteLRU) -> None:
         self._store, self._layer, self._decoded = store, layer, decoded
         self._prefix = f"{directory}/" if directory else ""
-        self._directory = directory
 
     @property
     def is_local(self) -> bool:
@@ -68,16 +67,11 @@ class StoreShards:
             if depth and e.directory:
                 yield from self._walk(f"{below}{e.name}/", depth - 1)
             elif not depth and not e.directory:
-                shard = self._layer.format.shard_of(below + self._main_name(e.name))
+                pair = self._layer.pair
+                name = e.name if pair is None else self._layer.single_name(e.name, pair.body)
+                shard = self._layer.format.shard_of(below + name)
                 if shard is not None:
                     yield shard
-
-    def _main_name(self, name: str) -> str:
-        """The name of the shard's single file, for that of one of a pair."""
-        pair = self._layer.pair
-        if pair is None or not name.endswith(pair.body):
-            return name
-        return name.removesuffix(pair.body) + "." + self._layer.format.key(0).rsplit(".", 1)[-1]
 
 
 class OuterBatch(Protocol):

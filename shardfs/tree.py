@@ -139,7 +139,7 @@ class Tree:
         return self._child(directory, content, name)
 
     def _child(self, directory: Directory, content: Content, name: str) -> Attributes:
-        path = f"{directory.path}/{name}" if directory.path else name
+        path = directory.child_path(name)
         below = content.below.get(name, ())
         known = self._nodes.known(path) if self.store.remote else None
         if isinstance(known, Directory) and known.content is not None:
@@ -162,7 +162,7 @@ class Tree:
         return self._file_attributes(node)
 
     def _document(self, directory: Directory, name: str, data: bytes) -> Attributes:
-        path = f"{directory.path}/{name}" if directory.path else name
+        path = directory.child_path(name)
         node = self._nodes.intern(path, lambda number: Document(number, path, data))
         return Attributes(node.number, False, len(data), self._mtime(path))
 
@@ -309,7 +309,7 @@ class Tree:
                 continue
             if entry.name in content.below:
                 seen.add(entry.name)
-            path = f"{directory.path}/{entry.name}" if directory.path else entry.name
+            path = directory.child_path(entry.name)
             yield entry.name, self._quick(path, entry, content.below.get(entry.name, ()))
         for name in content.below:
             if name not in seen and name not in documents:
@@ -533,7 +533,7 @@ class Tree:
     def _subdirectory(
         self, directory: Directory, name: str, below: Sequence[tuple[tuple[str, ...], Collection]]
     ) -> Directory:
-        path = f"{directory.path}/{name}" if directory.path else name
+        path = directory.child_path(name)
         node = self._nodes.intern(path, lambda number: Directory(number, path, below))
         return node if isinstance(node, Directory) else Directory(node.number, path, below)
 

@@ -19,7 +19,7 @@ from tests.conftest import find_python_cv, run_client
 from tests.datasets import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tests.datasets import Array, Client, Dataset
 
@@ -111,3 +111,11 @@ def _outcome(out: Path, failed: Path) -> Array | str:
         return "the client ended before"
     array: Array = np.load(out)
     return array
+
+
+def errno_of(call: Callable[[], object]) -> int | None:
+    try:
+        call()
+    except OSError as error:
+        return error.errno
+    return None

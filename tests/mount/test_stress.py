@@ -27,7 +27,7 @@ import tensorstore as ts
 from tests import conftest
 from tests.conftest import daemon_pid, mount_entry
 from tests.datasets import ROOT
-from tests.mount.programs import attempt, end, lines, link_tree, shardfs
+from tests.mount.programs import attempt, end, errno_of, lines, link_tree, shardfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,14 +158,6 @@ def threads(pid: int) -> int:
 
 def is_gone(pid: int, seconds: float = 10) -> bool:
     return conftest._wait_gone(pid, conftest._start_time(pid), seconds)
-
-
-def errno_of(call: Callable[[], object]) -> int | None:
-    try:
-        call()
-    except OSError as error:
-        return error.errno
-    return None
 
 
 # -------------------------------------------------------------------------------------------------------- tests

@@ -18,7 +18,7 @@ import tensorstore as ts
 
 from tests import handmade
 from tests.datasets import read_tree
-from tests.mount.programs import attempt, copy_tree, lines, run
+from tests.mount.programs import attempt, copy_tree, errno_of, lines, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,14 +48,6 @@ def is_document(name: str) -> bool:
 def chunks(root: Path) -> list[str]:
     """All files but metadata documents, whose spaces depend on the writer."""
     return [name for name in files(root) if not is_document(name)]
-
-
-def errno_of(call: Callable[[], object]) -> int | None:
-    try:
-        call()
-    except OSError as error:
-        return error.errno
-    return None
 
 
 DENSE = [
