@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from typing import TYPE_CHECKING
 
+import mmh3
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -12,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.grid import MortonCode
-from shardfs.shards.uint64_sharded import ShardingSpec, Uint64Sharded, murmurhash3_x86_128
+from shardfs.shards.uint64_sharded import (
+    ShardingSpec,
+    Uint64Sharded,
+    murmurhash3_x86_128,
+    murmurhash3_x86_128_many,
+)
 from tests import handmade
 from tests.strategies import U64, sharding_specs, spec_json, uint64_sharded_samples
 from tests.suites import Sample, ShardFormatSuite
@@ -59,6 +65,12 @@ def test_murmur_table(chunk_id: int, h: int, minishard: int, key: str) -> None:
     shards = Uint64Sharded(ShardingSpec(0, "murmurhash3_x86_128", 3, 7), Ids())
     shard, page, slot = shards.place((chunk_id,))
     assert (page, slot, shards.key(shard)) == (minishard, chunk_id, key)
+
+
+@given(st.lists(U64 | st.sampled_from((0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1)), max_size=50))
+def test_many_hashes_are_those_of_mmh3(values: list[int]) -> None:
+    hashes = [int.from_bytes(mmh3.hash_bytes(v.to_bytes(8, "little"), 0, False)[:8], "little") for v in values]
+    assert murmurhash3_x86_128_many(np.array(values, np.uint64)).tolist() == hashes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/vo
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from shardfs.errors import CorruptShardError
 from shardfs.formats import parse_json, print_json
 from shardfs.grid import BoxNames, MortonCode
 from shardfs.model import U64, ChunkEncoding, Collection, Coords, Dataset, Facts, Layer, Pair, Problem
-from shardfs.shards.uint64_sharded import ENTRY, ShardingSpec, Uint64Sharded
+from shardfs.shards.uint64_sharded import ENTRY, ShardingSpec, Uint64Sharded, integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,8 +24,6 @@ ITEM_SIZES = {
 }  # fmt: skip
 MAX_SCALES = 1000
 """A volume of more scales is taken for damaged; each halves the last, so that real ones have some ten."""
-
-SHARDED = "neuroglancer_uint64_sharded_v1"
 
 
 class Precomputed:
@@ -77,10 +75,10 @@ def _open_volume(path: str, info: dict[str, Any]) -> Dataset:
 
 
 def _open_scale(info: dict[str, Any], scale: dict[str, Any]) -> Collection:
-    spec = _sharding_spec(scale["sharding"])
+    spec = ShardingSpec.parse(scale["sharding"])
     size, chunk, offset = _geometry(scale)
     item = ITEM_SIZES.get(str(info.get("data_type")).lower())
-    channels = _integer(info.get("num_channels", 1), "num_channels", 1)
+    channels = integer(info.get("num_channels", 1), "num_channels", 1)
     encoding = str(scale.get("encoding"))
     names = BoxNames(size, chunk, offset)
     shard_format = Uint64Sharded(spec, MortonCode(names.grid))
@@ -103,8 +101,7 @@ def _open_scale(info: dict[str, Any], scale: dict[str, Any]) -> Collection:
             chunk_shape=(*chunk, channels),
             shard_shape=None,
             data_type=str(info.get("data_type")),
-            sharding=f"uint64_sharded, {spec.hash}, preshift {spec.preshift_bits}, "
-            f"{spec.minishard_bits} minishard bits, {spec.shard_bits} shard bits",
+            sharding=str(spec),
         ),
         shown_sizes=sizes,
     )
@@ -119,16 +116,10 @@ def _key_path(key: Any) -> str:
     return path
 
 
-def _integer(value: Any, name: str, least: int, most: int = 2**63 - 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name} should be an integer in [{least}, {most}], not {value!r}")
-    return value
-
-
 def _triple(value: Any, name: str, least: int) -> Coords:
     if not isinstance(value, list) or len(value) != 3:
         raise ValueError(f"{name} should be a list of 3 integers, not {value!r}")
-    return tuple(_integer(v, name, least) for v in value)
+    return tuple(integer(v, name, least) for v in value)
 
 
 def _geometry(scale: dict[str, Any]) -> tuple[Coords, Coords, Coords]:
@@ -141,36 +132,6 @@ def _geometry(scale: dict[str, Any]) -> tuple[Coords, Coords, Coords]:
         _triple(chunks[0], "chunk_sizes", 1),
         _triple(offset, "voxel_offset", -(2**63)),
     )
-
-
-def _sharding_spec(sharding: Any) -> ShardingSpec:
-    if not isinstance(sharding, dict):
-        raise ValueError(f"sharding should be an object, not {sharding!r}")
-    if sharding.get("@type") != SHARDED:
-        raise ValueError(f"sharding @type should be {SHARDED}, not {sharding.get('@type')!r}")
-    minishard_bits = _integer(sharding["minishard_bits"], "minishard_bits", 0, 32)
-    return ShardingSpec(
-        preshift_bits=_integer(sharding.get("preshift_bits", 0), "preshift_bits", 0, 64),
-        hash=cast(
-            "Literal['identity', 'murmurhash3_x86_128']",
-            _choice(sharding.get("hash"), "hash", ("identity", "murmurhash3_x86_128")),
-        ),
-        minishard_bits=minishard_bits,
-        shard_bits=_integer(sharding["shard_bits"], "shard_bits", 0, 64 - minishard_bits),
-        minishard_index_encoding=_encoding(sharding, "minishard_index_encoding"),
-        data_encoding=_encoding(sharding, "data_encoding"),
-    )
-
-
-def _encoding(sharding: dict[str, Any], name: str) -> Literal["raw", "gzip"]:
-    return cast("Literal['raw', 'gzip']", _choice(sharding.get(name, "raw"), name, ("raw", "gzip")))
-
-
-def _choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
-    """Neuroglancer compares these without regard to case."""
-    if not isinstance(value, str) or value.lower() not in choices:
-        raise ValueError(f"{name} should be one of {', '.join(choices)}, not {value!r}")
-    return value.lower()
 
 
 PRECOMPUTED = Precomputed()
