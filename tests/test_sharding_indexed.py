@@ -72,6 +72,14 @@ def test_a_half_empty_entry_is_damage_to_that_chunk_alone(entry: tuple[int, int]
     assert index.extent_at(index.position(1)) == (0, 1)
 
 
+@pytest.mark.parametrize("entry", [(handmade.ABSENT, 4), (0, handmade.ABSENT), (handmade.ABSENT, handmade.ABSENT)])
+def test_a_half_empty_entry_is_empty_in_n5(entry: tuple[int, int]) -> None:
+    encoding = IndexEncoding(either_is_empty=True)
+    index = _format([Axis(2, 2)], index=encoding).decode_page(0, 0, handmade.zarr_index([entry, (0, 1)])).checked(100)
+    assert (index.position(0), len(index.broken)) == (-1, 0)
+    assert index.extent_at(index.position(1)) == (0, 1)
+
+
 def test_a_wrong_checksum_says_what_was_expected() -> None:
     raw = handmade.zarr_index([(0, 1)], checksum="wrong")
     with pytest.raises(ValueError, match=r"has crc32c [0-9a-f]{8}, but says [0-9a-f]{8}"):

@@ -1,6 +1,7 @@
 """One index at the start or the end of the shard, a slot for every chunk it could hold.
 
 Zarr v3 "sharding_indexed" codec, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
+N5 4.x has the same shards with its axes reversed (`shard/ShardIndex.java` of https://github.com/saalfeldlab/n5).
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ MISSING = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class IndexEncoding:
-    """How the index itself is written: `index_codecs` and `index_location`."""
+    """How the index itself is written: `index_codecs` and `index_location`.
+
+    Args:
+        either_is_empty: an entry of which only one number is all-ones is empty, too, as N5 has it; else it is damage.
+    """
 
     endian: Literal["little", "big"] = "little"
     crc32c: bool = True
     location: Literal["start", "end"] = "end"
+    either_is_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +205,7 @@ class ShardingIndexed:
                 raise ValueError(f"its index has crc32c {found:08x}, but says {told:08x}")
         rows = np.frombuffer(raw, "<u8" if self.index.endian == "little" else ">u8")
         rows = rows.astype(np.uint64, copy=False).reshape(-1, 2)
-        return _index_of(rows)
+        return _index_of(rows, self.index.either_is_empty)
 
     def candidates(self, shard: int) -> U64 | None:
         n = self.slots_per_shard(shard)
@@ -215,11 +221,13 @@ class ShardingIndexed:
         return sum(c * s for c, s in zip(g, self._shard_strides, strict=True))
 
 
-def _index_of(rows: U64) -> ShardIndex:
-    """Rows of (offset, nbytes); both all-ones means empty, only one of them is damage to that chunk alone."""
+def _index_of(rows: U64, either_is_empty: bool) -> ShardIndex:
+    """Rows of (offset, nbytes); both all-ones means empty, only one of them may be damage to that chunk alone."""
     missing = rows == np.uint64(MISSING)
     if not missing.any():
         return ShardIndex(None, rows[:, 0].copy(), rows[:, 1].copy())
+    if either_is_empty:
+        missing[:] = missing.any(axis=1, keepdims=True)
     absent = missing[:, 0] & missing[:, 1]
     half = missing[:, 0] ^ missing[:, 1]
     if not absent.any():
