@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardfs.codecs import MAX_DECODED, MAX_STORED, gunzip
-from shardfs.grid import unravel
-from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords
+from shardfs.codecs import MAX_STORED
+from shardfs.grid import SMALL_IDS, IdNames, unravel
+from shardfs.inodes import numbers_of_ids
+from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +92,8 @@ class ChunkTree:
         *self._bases, _ = _bases(self._dims, bool(self._names.prefix))
         # The components above a chunk's own, which chunks looked up one after the other mostly share.
         self._row = lru_cache(ROWS)(partial(unravel, dims=self._dims[:-1]))
-        self._raw = collection.encoding.container == "raw"
+        self._raw = collection.transform is None
+        self.by_id = isinstance(self._names, IdNames)
 
     @staticmethod
     def count(collection: Collection) -> int:
@@ -129,6 +131,10 @@ class ChunkTree:
         value = self._names.parse(0, name)
         return None if value is None else self._child(0, 0, value)
 
+    def unnumbered(self, name: bytes) -> Coords | None:
+        """The coordinates of a chunk called so in the dataset's directory that has no number by arithmetic."""
+        return self._names.cell(name) if isinstance(self._names, IdNames) else None
+
     def number(self, parent: int | None, name: bytes) -> int | None:
         """The number that a child of a directory (None: the dataset's) has if it exists; None if it cannot exist."""
         level, nth = Place(0, 0) if parent is None else self.place(parent)
@@ -142,7 +148,7 @@ class ChunkTree:
         number = self._number(level, nth, value)
         if level + 1 < self.depth:
             return Attributes(number, True, 0, self.mtime_ns)
-        return self._chunk_attributes(number, self._names.coords((*self._row(nth), value)))
+        return self.chunk_attributes(number, self._names.coords((*self._row(nth), value)))
 
     def coords(self, number: int) -> Coords:
         """Grid coordinates of a chunk."""
@@ -185,18 +191,19 @@ class ChunkTree:
         """Of a directory or a chunk. Raise FileNotFoundError for a chunk that does not exist."""
         if number - self.first < self._bases[-1]:
             return Attributes(number, True, 0, self.mtime_ns)
-        return self._chunk_attributes(number, self.coords(number))
+        return self.chunk_attributes(number, self.coords(number))
 
-    def _chunk_attributes(self, number: int, coords: Coords) -> Attributes:
+    def chunk_attributes(self, number: int, coords: Coords) -> Attributes:
+        """Of the chunk at these coordinates, which has this number."""
         blob, start, size = self._found(coords)
         if blob.fd < 0:
             mtime_ns = self.chunks.stat(self.chunks.shard_of(coords)).mtime_ns
-            return Attributes(number, False, size if self._raw else self._shown_size(number, coords), mtime_ns)
+            return Attributes(number, False, size if self._raw else self._shown_size(number, coords, size), mtime_ns)
         mtime_ns = blob.stat().mtime_ns
         if self._raw:
             # As the constructor would, in half the time: this is where every chunk that is opened passes.
             return _new(Attributes, (number, False, size, mtime_ns, Extent(blob, start)))
-        return Attributes(number, False, self._shown_size(number, coords), mtime_ns)
+        return Attributes(number, False, self._shown_size(number, coords, size), mtime_ns)
 
     def _found(self, coords: Coords) -> Found:
         found = self.chunks.locate(coords)
@@ -204,21 +211,19 @@ class ChunkTree:
             raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
         return found
 
-    def _known_size(self, coords: Coords) -> int | None:
-        """The shown size of a chunk, if it follows by arithmetic."""
-        sizes = self.collection.shown_sizes
-        return None if sizes is None else int(sizes(np.array([coords], np.uint64))[0])
-
-    def _shown_size(self, number: int, coords: Coords) -> int:
-        known = self._known_size(coords)
-        return len(self._decoded(number, coords)) if known is None else known
+    def _shown_size(self, number: int, coords: Coords, stored: int) -> int:
+        known = self._shown_sizes(np.array([coords], np.uint64), np.array([stored], np.int64)).item()
+        return len(self._transformed(number, coords)) if known < 0 else known
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         if number - self.first < self._bases[-1]:
             raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", str(number))
-        coords = self.coords(number)
+        return self.read_chunk(number, self.coords(number), offset, size)
+
+    def read_chunk(self, number: int, coords: Coords, offset: int, size: int) -> bytes | memoryview:
+        """`read` of the chunk at these coordinates, which has this number."""
         if not self._raw:
-            return memoryview(self._decoded(number, coords))[offset : offset + size]
+            return memoryview(self._transformed(number, coords))[offset : offset + size]
         if self.chunks.is_local:
             return self._part(coords, ByteRange(offset, offset + size))
         size = min(size, max(self._found(coords).size - offset, 0))
@@ -247,23 +252,18 @@ class ChunkTree:
             offset, size = offset + len(piece), size - len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _decoded(self, number: int, coords: Coords) -> bytes:
-        """The shown bytes of a chunk that is stored in a container."""
-        wanted = self._known_size(coords)
-
-        def decode(stored: bytes) -> bytes:
-            data = gunzip(stored) if wanted is None else gunzip(stored, min(wanted, MAX_DECODED))
-            if wanted is not None and len(data) != wanted:
-                raise ValueError(f"{wanted} bytes expected after decompression, {len(data)} found")
-            return data
+    def _transformed(self, number: int, coords: Coords) -> bytes:
+        """The shown bytes of a chunk that is stored otherwise."""
+        transform = self.collection.transform
 
         def load() -> tuple[bytes, int, float]:
-            data = self.chunks.read(coords, decode=decode, most=MAX_STORED)
+            show = None if transform is None else partial(transform.show, coords)
+            data = self.chunks.read(coords, decode=show, most=MAX_STORED)
             if data is None:
                 raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
             return data, len(data), self._ttl
 
-        return self._cache.get((number, "decoded"), load)
+        return self._cache.get((number, "shown"), load)
 
     @property
     def can_read_many(self) -> bool:
@@ -276,18 +276,9 @@ class ChunkTree:
         parts = [ByteRange(offset, offset + size) for _, offset, size in requests]
         return self.chunks.read_many(coords, parts)
 
-    def covering(self, shard: str, offset: int) -> Coords | None:
-        """The chunk whose stored bytes cover `offset` of the shard object at this path of the store."""
-        prefix = f"{self.path}/" if self.path else ""
-        if len(self.collection.layers) > 1 or not shard.startswith(prefix):
-            return None
-        number = self.collection.layers[0].format.shard_of(shard.removeprefix(prefix))
-        return None if number is None else self.chunks.covering(number, offset)
-
-    def stored(self, number: int) -> tuple[Coords, Found]:
+    def stored(self, coords: Coords) -> Found:
         """Where the stored bytes of a chunk lie."""
-        coords = self.coords(number)
-        return coords, self._found(coords)
+        return self._found(coords)
 
     # ---- listing ----
 
@@ -348,10 +339,27 @@ class ChunkTree:
                 yield self._batch(place, batch, batch.coords[:, -1], here)
 
     def _scan_flat(self, cookie: int) -> Iterator[Batch]:
-        """All chunks of the grid in one directory, shard by shard."""
+        """All chunks in one directory, shard by shard."""
         for batch in self.chunks.scan(cookie):
             here = np.ones(len(batch.sizes), np.bool_)
-            yield self._batch(Place(0, 0), batch, self._names.values(batch.coords)[:, 0], here)
+            if isinstance(self._names, IdNames) and (batch.coords[:, 0] >= SMALL_IDS).any():
+                yield self._batch_of_ids(self._names, batch)
+            else:
+                yield self._batch(Place(0, 0), batch, self._names.values(batch.coords)[:, 0], here)
+
+    def _batch_of_ids(self, names: IdNames, batch: ChunkBatch) -> Batch:
+        """Some of which have no number by arithmetic: those are listed by name alone."""
+        small = batch.coords[:, 0] < SMALL_IDS
+        by_arithmetic = self._numbers(Place(0, 0), names.values(batch.coords)[:, 0])
+        n = len(small)
+        return Batch(
+            names.names(batch.coords),
+            np.where(small, by_arithmetic, numbers_of_ids(self.path, batch.coords)),
+            np.zeros(n, np.bool_),
+            np.where(small, self._shown_sizes(batch.coords, batch.sizes), -1),
+            np.full(n, batch.mtime_ns, np.int64),
+            batch.cookies,
+        )
 
     def _batch(self, place: Place, batch: ChunkBatch, values: U64, here: Bool) -> Batch:
         """The chunks of a batch that are `here`, in this directory; `values` are the last components of their names."""
@@ -366,12 +374,11 @@ class ChunkTree:
             batch.cookies[here],
         )
 
-    def _shown_sizes(self, coords: U64, stored: np.ndarray) -> np.ndarray:
-        if self._raw:
+    def _shown_sizes(self, coords: U64, stored: Sizes) -> Sizes:
+        """-1 where only reading can tell, or the chunk is damaged."""
+        if self.collection.transform is None:
             return stored
-        if self.collection.shown_sizes is None:
-            return np.full(len(stored), -1, np.int64)
-        return np.where(stored < 0, -1, self.collection.shown_sizes(coords).astype(np.int64))
+        return np.where(stored < 0, -1, self.collection.transform.sizes(coords, stored))
 
 
 def _bases(dims: Coords, has_root: bool) -> list[int]:

@@ -6,23 +6,26 @@ import itertools
 import logging
 import math
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardfs.blobs import BytesBlob
+from shardfs.codecs import MAX_STORED
 from shardfs.errors import CorruptShardError, StaleShardError, UnsupportedError
 from shardfs.model import (
     U64,
     Blob,
     Bool,
     ByteRange,
+    Collection,
     Coords,
-    Layer,
+    Lead,
     ShardFormat,
     ShardIndex,
     ShardSource,
+    Sizes,
     Stat,
     Version,
 )
@@ -47,8 +50,6 @@ POSITION_BITS = 22
 
 FEW = 64
 """Up to so many chunks are looked up one by one, faster than with arrays."""
-
-Sizes = npt.NDArray[np.int64]
 
 
 class Found(NamedTuple):
@@ -203,6 +204,9 @@ class ChunkStore:
 
     def _read_page(self, shard: int, number: int) -> _Page | None:
         blob = self.source.open(shard)
+        if self.format.walk is not None:
+            told = blob.stat()
+            return _Page(self.format.walk(blob).checked(told.size), blob, told.version)
         root = self._root(shard, blob, self.format.block_of(number))
         request = self.format.page_request(shard, number, root)
         if request is None:
@@ -423,7 +427,7 @@ class ChunkStore:
         raised at the very end: who copies a directory must learn that some are missing.
         """
         (shards, damage), page_bits = self._existing(), self.format.page_bits
-        if len(shards).bit_length() + page_bits + POSITION_BITS > 61:
+        if len(shards).bit_length() + page_bits + POSITION_BITS > 60:
             raise UnsupportedError(f"{self.path}: too many index pages to list the chunks in one directory")
         begin = cookie >> (page_bits + POSITION_BITS)
         page = cookie >> POSITION_BITS & ((1 << page_bits) - 1)
@@ -483,15 +487,18 @@ class ChunkStore:
         shards = self.existing_shards().tolist()
         chunks = stored = 0
         try:
-            for batch in self.scan(0):
+            for batch in ChunkStore.scan(self, 0):
                 chunks += len(batch.sizes)
                 stored += int(np.maximum(batch.sizes, 0).sum())
         except CorruptShardError:
             pass  # logged when the page was read; `info` counts what can be read
         return Occupancy(len(shards), chunks, stored, sum(self.stat(s).size for s in shards))
 
-    def covering(self, shard: int, offset: int) -> Coords | None:
-        """The chunk whose stored bytes cover `offset` of a shard."""
+    def covering(self, key: str, offset: int) -> Coords | None:
+        """The chunk whose stored bytes cover `offset` of the shard object of this name."""
+        shard = self.source.number(key)
+        if shard is None:
+            return None
         for number in self._pages(shard, 0):
             page = self._page(shard, number)
             if page is None:
@@ -518,17 +525,74 @@ def _sizes(index: ShardIndex, at: npt.NDArray[np.intp]) -> Sizes:
     return sizes
 
 
+class LeadChunks(ChunkStore):
+    """Chunks of which each is two files: the second is what lies right before the first (`model.Lead`)."""
+
+    def __init__(self, lead: Lead, path: str, format: ShardFormat, source: ShardSource, *cache: Any) -> None:
+        super().__init__(path, format, source, *cache)
+        self._lead = lead
+
+    def locate(self, coords: Coords) -> Found | None:
+        found = super().locate(coords)
+        if found is None or (coords[-1] == 0 and self._lead.decode is None):
+            return found
+        if coords[-1] == 0:
+            data = self._chunk(coords, found)
+            return Found(BytesBlob(data, found.blob), 0, len(data))
+        size = self._cache.get((self._id, coords[0], "lead", found.start), lambda: self._load_size(coords, found))
+        return Found(found.blob, found.start - size, size)
+
+    def _chunk(self, coords: Coords, found: Found) -> bytes:
+        try:
+            if found.size > MAX_STORED:
+                raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
+            return self._read_found(found, None, self._lead.decode)
+        except ValueError as e:
+            raise self._damage_of(coords, e) from e
+
+    def _load_size(self, coords: Coords, found: Found) -> tuple[int, int, float]:
+        try:
+            size = self._lead.size(self._chunk(coords, found))
+            if size > found.start:
+                raise ValueError(f"{size} bytes should lie before it, but it begins at {found.start}")
+        except ValueError as e:
+            raise self._damage_of(coords, e) from e
+        return size, 0, self._ttl
+
+    def _damage_of(self, coords: Coords, why: ValueError) -> CorruptShardError:
+        shard, _, slot = self.format.place(coords)
+        return CorruptShardError(self.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
+
+    def scan(self, cookie: int) -> Iterator[ChunkBatch]:
+        """Both files of each chunk, one behind the other; the size of the second only its chunk can tell."""
+        whole, skip = divmod(cookie, 2)
+        for batch in super().scan(whole):
+            n = len(batch.sizes)
+            coords = np.repeat(batch.coords, 2, axis=0)
+            coords[1::2, -1] = 1
+            sizes = np.full(2 * n, -1, np.int64)
+            if self._lead.decode is None:
+                sizes[::2] = batch.sizes
+            cookies = np.repeat(batch.cookies, 2) * np.uint64(2)
+            cookies[::2] -= np.uint64(1)
+            yield ChunkBatch(coords[skip:], sizes[skip:], batch.mtime_ns, cookies[skip:])
+            skip = 0
+
+
 def open_chunks(
     store: Store,
     directory: str,
     path: str,
-    layers: Sequence[Layer],
+    collection: Collection,
     index_cache: ByteLRU,
     chunk_cache: ByteLRU,
     index_ttl_s: float = math.inf,
 ) -> ChunkStore:
-    """The innermost chunks of nested layers, whose outermost shards lie in `directory` of the store."""
+    """The innermost chunks of a collection, whose outermost shards lie in `directory` of the store."""
+    layers, lead = collection.layers, collection.lead
     source: ShardSource = StoreShards(store, directory, layers[0], chunk_cache)
+    if lead is not None:
+        return LeadChunks(lead, path, layers[0].format, source, index_cache, index_ttl_s)
     chunks = ChunkStore(path, layers[0].format, source, index_cache, index_ttl_s)
     for outer, layer in itertools.pairwise(layers):
         source = NestedShards(chunks, outer.format.grid, layer, chunk_cache)

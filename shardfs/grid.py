@@ -109,9 +109,28 @@ class MortonCode:
         return cells, inside
 
 
-def decimal(name: bytes) -> int | None:
+class PlainIds:
+    """Chunks that are named by an id of 64 bits, and so are found. A second coordinate, if there is one, tells two
+    files of the same id apart (`model.Lead`); the id of a listed chunk leads to the first."""
+
+    def __init__(self, rank: int = 1) -> None:
+        self.grid = (1 << 64, 2)[:rank]
+
+    def encode(self, cell: Coords) -> int:
+        return cell[0]
+
+    def encode_many(self, cells: U64) -> U64:
+        return cells[:, 0]
+
+    def decode_many(self, codes: U64) -> tuple[U64, Bool]:
+        cells = np.zeros((len(codes), len(self.grid)), np.uint64)
+        cells[:, 0] = codes
+        return cells, np.ones(len(codes), np.bool_)
+
+
+def decimal(name: bytes, digits: int = 19) -> int | None:
     """The number written as plain decimal digits without leading zeros, else None."""
-    if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > 19:
+    if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > digits:
         return None
     return int(name)
 
@@ -259,3 +278,62 @@ class BoxNames:
             start = coords[:, axis] * c
             n *= np.minimum(start + c, np.uint64(self._size[axis])) - start
         return n
+
+
+SMALL_IDS = 1 << 52
+"""Ids below have a number by arithmetic. 2**52 is more than any count of objects, but some ids carry other things in
+their upper bits."""
+
+
+class IdNames:
+    """Ids of 64 bits in decimal, in one directory; with a suffix for each of the files of an id.
+
+    The values of the component are those of ids below `SMALL_IDS` only; the others are known by their coordinates.
+    """
+
+    prefix = b""
+
+    def __init__(self, suffixes: Sequence[bytes] = (b"",)) -> None:
+        """Each suffix is the name of a coordinate behind the id, unless there is only one."""
+        self._suffixes = tuple(suffixes)
+        self._n = len(self._suffixes)
+        self.dims = (SMALL_IDS * self._n,)
+
+    def cell(self, name: bytes) -> Coords | None:
+        """The coordinates of the file called so, whatever its id."""
+        for part, suffix in enumerate(self._suffixes):
+            if name.endswith(suffix):
+                number = decimal(name[: len(name) - len(suffix)], 20)
+                if number is not None and number < 1 << 64:
+                    return (number, part)[: 1 if self._n == 1 else 2]
+        return None
+
+    def parse(self, level: int, name: bytes) -> int | None:
+        cell = self.cell(name)
+        if cell is None or cell[0] >= SMALL_IDS:
+            return None
+        return cell[0] * self._n + (cell[1] if self._n > 1 else 0)
+
+    def reserved(self, level: int, name: bytes) -> bool:
+        return self.cell(name) is not None
+
+    def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
+        return self.names(self._coords(values))
+
+    def names(self, coords: U64) -> npt.NDArray[np.bytes_]:
+        """What the files at (n, d) coordinates are called, whatever their ids."""
+        names = coords[:, 0].astype("S20")
+        if self._suffixes == (b"",):
+            return names
+        parts = coords[:, 1].tolist() if self._n > 1 else [0] * len(coords)
+        return np.array([n + self._suffixes[p] for n, p in zip(names.tolist(), parts, strict=True)], "S")
+
+    def coords(self, values: Coords) -> Coords:
+        return values if self._n == 1 else divmod(values[0], self._n)
+
+    def _coords(self, values: U64) -> U64:
+        n = np.uint64(self._n)
+        return values[:, None] if self._n == 1 else np.stack([values // n, values % n], axis=1)
+
+    def values(self, coords: U64) -> U64:
+        return coords if self._n == 1 else coords[:, :1] * np.uint64(self._n) + coords[:, 1:]

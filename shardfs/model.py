@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Coords: TypeAlias = tuple[int, ...]
 U64: TypeAlias = npt.NDArray[np.uint64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
+Sizes: TypeAlias = npt.NDArray[np.int64]
 Version: TypeAlias = Hashable
 
 
@@ -70,6 +71,9 @@ class ShardSource(Protocol):
 
         On a remote store a missing shard may show only at the first `read`, as the same error.
         """
+
+    def number(self, key: str) -> int | None:
+        """The inverse of `key`; None if no shard is called so."""
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
         """The numbers of the shards that exist, ascending; and the damage for which some may be missing."""
@@ -205,6 +209,13 @@ class ShardFormat(Protocol):
         An entry that readers cannot reach (outside the grid, or where its hash does not lead) is not valid.
         """
 
+    @property
+    def walk(self) -> Callable[[Blob], ShardIndex] | None:
+        """Reads the only page of a shard whose index cannot be had in the two steps below; None if it can.
+
+        It uses few calls of `read`, of many ranges each, and raises ValueError with the reason.
+        """
+
     page_bits: int
     """Page numbers fit in so many bits."""
 
@@ -236,17 +247,30 @@ class ShardFormat(Protocol):
         """The inverse of `key`; None if no shard of this collection is called so."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkEncoding:
-    """What lies between a stored chunk and the bytes that are shown.
+class Transform(Protocol):
+    """What turns a stored chunk into the bytes that are shown. Pure arithmetic and bytes; no I/O."""
+
+    @property
+    def name(self) -> str:
+        """For people, as `locate` prints it."""
+
+    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
+        """Shown sizes of chunks (n, d) with these stored sizes; -1 where only reading can tell."""
+
+    def show(self, coords: Coords, stored: bytes) -> bytes:
+        """Raise ValueError, with the reason, for bytes that cannot be this chunk."""
+
+
+class Lead(NamedTuple):
+    """Each chunk is two files: itself, and the bytes that lie right before it in its shard, which no index names.
 
     Args:
-        container: "gzip" if the stored chunk is a gzip member around the shown bytes, else "raw".
-        codecs: what the shown bytes are made with, innermost first; for people, opaque to shardfs.
+        size: how many bytes those are, told by the (decoded) chunk. Raise ValueError, with the reason.
+        decode: undoes what is around the chunk itself, but not around the bytes before it.
     """
 
-    container: str = "raw"
-    codecs: tuple[str, ...] = ()
+    size: Callable[[bytes], int]
+    decode: Callable[[bytes], bytes] | None = None
 
 
 class Pair(NamedTuple):
@@ -282,30 +306,36 @@ class Layer:
 
 @dataclass(frozen=True)
 class Collection:
-    """The chunks of one sharding rule: an array, a scale of a volume.
+    """The chunks of one sharding rule: an array, a scale of a volume, all meshes of a segmentation.
 
     Args:
         format: the name of the format that described it.
-        path: where its chunks are shown, relative to the dataset's directory; shards lie there too.
+        path: where its chunks are shown, relative to the dataset's directory.
         names: what the chunks are called there.
         layers: outermost first; more than one if shards lie in shards. The chunk coordinates of a layer are those of
             its own grid.
-        shown_sizes: the sizes of shown chunks by arithmetic, where the encoding allows (`container` not "raw").
+        codecs: what the shown bytes are made with, innermost first; for people, opaque to shardfs.
         facts: shape, data type and the like, for `info`.
+        transform: given if chunks are shown otherwise than stored.
+        shards: where its shards lie, relative to the dataset's directory, if not at `path`. If the only shard is
+            called "", it is the file of this name.
+        lead: given if two files are shown for each chunk. The last coordinate tells them apart: 0 is the chunk.
     """
 
     format: str
     path: str
     names: ChunkNames
     layers: tuple[Layer, ...]
-    encoding: ChunkEncoding
+    codecs: tuple[str, ...]
     facts: Facts
-    shown_sizes: Callable[[U64], U64] | None = None
+    transform: Transform | None = None
+    shards: str | None = None
+    lead: Lead | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `info` tells of a collection. Shapes are in elements."""
+    """What `info` tells of a collection. Shapes are in elements; () for what is no array."""
 
     shape: Coords
     chunk_shape: Coords
@@ -336,7 +366,7 @@ class Summary(NamedTuple):
     data_type: str
     codecs: tuple[str, ...]
     sharding: str
-    grid_chunks: int
+    grid_chunks: int | None
     shards: int
     chunks: int
     stored_bytes: int
@@ -351,6 +381,26 @@ class Problem:
     why: str
 
 
+class Rewriter(Protocol):
+    """Documents of a directory that are shown otherwise than stored, and whose names are not known in advance."""
+
+    def applies(self, name: str) -> bool:
+        """Whether a file of this name may be such a document."""
+
+    def rewrite(self, path: str, name: str, raw: bytes) -> bytes | None:
+        """What is shown instead; None if the file is shown as it is stored. Raise CorruptShardError."""
+
+
+class Scope(Protocol):
+    """Datasets in directories below, described by documents that lie elsewhere. Paths are relative to the scope."""
+
+    def documents(self, below: str) -> Sequence[str]:
+        """The documents that may describe directory `below`."""
+
+    def open(self, path: str, below: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        """What those that exist say of it; as `Format.open`. `path` is for messages."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """What the documents of one directory describe.
@@ -358,9 +408,14 @@ class Dataset:
     Args:
         format: the name of the format, as `info` prints it.
         collections: none if there is nothing sharded here.
-        documents: the documents that are shown otherwise than stored.
+        documents: the documents that are shown otherwise than stored, by path below the directory. Directories on
+            the way to one need not exist in the store.
         problems: what was left as it is stored, and why.
         closed: no other datasets lie below this directory (it is an array, full of chunks).
+        unwalked: subdirectories in which no datasets lie (they are full of chunks, too).
+        hidden: names in this directory that are not shown.
+        rewriter: given if there are further documents to show otherwise.
+        scope: given if there are datasets below that these documents lead to.
     """
 
     format: str
@@ -368,6 +423,10 @@ class Dataset:
     documents: Mapping[str, bytes] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     closed: bool = False
+    unwalked: frozenset[str] = frozenset()
+    hidden: frozenset[str] = frozenset()
+    rewriter: Rewriter | None = None
+    scope: Scope | None = None
 
 
 class ChunkNames(Protocol):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardfs.inodes import ROOT, TABLE_END, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shardfs.chunk_tree import ChunkTree
-    from shardfs.model import Collection, Dataset
-
-ROOT = 1
-TABLE_END = 1 << 48
-"""Numbers of nodes are below; those from here on are arithmetic (`ChunkTree`)."""
+    from shardfs.model import Collection, Coords, Dataset, Scope
 
 RECENT_NODES = 65_536
 """Nodes that were handed out without the kernel (yet) counting on them."""
@@ -49,24 +45,56 @@ class Document(Node):
         self.data = data
 
 
+class Chunk(Node):
+    """A chunk whose id is too large for a number by arithmetic."""
+
+    __slots__ = ("chunks", "coords")
+
+    def __init__(self, number: int, path: str, chunks: ChunkTree, coords: Coords) -> None:
+        super().__init__(number, path)
+        self.chunks, self.coords = chunks, coords
+
+
+class Placed(NamedTuple):
+    """A collection, and the directory of the store in which its shards lie."""
+
+    collection: Collection
+    shards: str
+
+
+class Inherited(NamedTuple):
+    """What a directory is told by those above.
+
+    Args:
+        below: collections and documents that belong here or further down: the path there, in components.
+        scope: describes datasets here and further down; and the path of its own directory.
+    """
+
+    below: Sequence[tuple[tuple[str, ...], Placed | bytes]] = ()
+    scope: tuple[Scope, str] | None = None
+
+
 @dataclass(frozen=True)
 class Content:
-    """What a directory turned out to hold.
-
-    `below` are collections whose directory is further down: the path there, in components, and the collection.
-    """
+    """What a directory turned out to hold. `documents` are shown in place of what is stored."""
 
     dataset: Dataset | None = None
     chunks: ChunkTree | None = None
-    below: Mapping[str, Sequence[tuple[tuple[str, ...], Collection]]] = field(default_factory=dict)
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    below: Mapping[str, Sequence[tuple[tuple[str, ...], Placed | bytes]]] = field(default_factory=dict)
+    scope: tuple[Scope, str] | None = None
+
+    def inherited(self, name: str) -> Inherited:
+        """What the directory `name` in this one is told."""
+        return Inherited(self.below.get(name, ()), self.scope)
 
 
 class Directory(Node):
-    """A directory of the store, or one that exists because a collection lies in it or below. `content` once opened."""
+    """A directory of the store, or one that exists because something is shown in it or below. `content` once opened."""
 
     __slots__ = ("content", "inherited")
 
-    def __init__(self, number: int, path: str, inherited: Sequence[tuple[tuple[str, ...], Collection]] = ()) -> None:
+    def __init__(self, number: int, path: str, inherited: Inherited) -> None:
         super().__init__(number, path)
         self.inherited = inherited
         self.content: Content | None = None
@@ -74,12 +102,6 @@ class Directory(Node):
     def child_path(self, name: str) -> str:
         """The path in the store of something in this directory."""
         return f"{self.path}/{name}" if self.path else name
-
-
-def number_of(path: str) -> int:
-    """The number for a path: the same in every mount, unless two paths share one."""
-    digest = hashlib.blake2b(os.fsencode(path), digest_size=6).digest()
-    return int.from_bytes(digest, "little") % (TABLE_END - 2) + 2
 
 
 class NodeTable:
@@ -103,9 +125,9 @@ class NodeTable:
         node = self._kept.get(number) or self._recent.get(number)
         return node if node is not None and node.path == path else None
 
-    def intern(self, path: str, make: Callable[[int], Node]) -> Node:
-        """The node for a path: the known one, or a new one. Its number follows from the path."""
-        number = number_of(path)
+    def intern(self, path: str, make: Callable[[int], Node], number: int | None = None) -> Node:
+        """The node for a path: the known one, or a new one. Its number follows from the path, unless it is given."""
+        number = number_of(path) if number is None else number
         while True:
             node = self._kept.get(number) or self._recent.get(number)
             if node is None:

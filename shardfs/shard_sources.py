@@ -26,7 +26,8 @@ class StoreShards:
 
     def __init__(self, store: Store, directory: str, layer: Layer, decoded: ByteLRU) -> None:
         self._store, self._layer, self._decoded = store, layer, decoded
-        self._prefix = f"{directory}/" if directory else ""
+        # A shard without a name is what lies in the directory's place: a file that is shown as a directory.
+        self._prefix = f"{directory}/" if directory and layer.format.key(0) else directory
 
     @property
     def is_local(self) -> bool:
@@ -34,6 +35,9 @@ class StoreShards:
 
     def key(self, shard: int) -> str:
         return self._prefix + self._layer.format.key(shard)
+
+    def number(self, key: str) -> int | None:
+        return self._layer.format.shard_of(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
 
     def open(self, shard: int) -> Blob:
         key = self.key(shard)
@@ -58,12 +62,12 @@ class StoreShards:
         self._store.reopen(self.key(shard))
 
     def existing(self) -> tuple[U64, None]:
-        depth = self._layer.format.key(0).count("/")
-        found = sorted(set(self._walk("", depth)))
+        key = self._layer.format.key(0)
+        found = sorted(set(self._walk("", key.count("/")))) if key else [0]
         return np.array(found, np.uint64), None
 
     def _walk(self, below: str, depth: int) -> Iterator[int]:
-        for e in self._store.scan((self._prefix + below).rstrip("/")):
+        for e in self._store.scan(f"{self._prefix}{below}".rstrip("/")):
             if depth and e.directory:
                 yield from self._walk(f"{below}{e.name}/", depth - 1)
             elif not depth and not e.directory:
@@ -109,6 +113,9 @@ class NestedShards:
     def key(self, shard: int) -> str:
         coords = unravel(shard, self._grid)
         return f"{self._outer.key_of(coords)}[{','.join(map(str, coords))}]"
+
+    def number(self, key: str) -> None:
+        return None  # a place in a shard is not named by a path
 
     def open(self, shard: int) -> Blob:
         coords = unravel(shard, self._grid)

@@ -24,8 +24,9 @@ from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Pla
 from shardfs.chunks import DAMAGE_TTL_S, open_chunks
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats
-from shardfs.model import Batch, Blob, ByteRange, Collection, Located, Problem, Stat, Summary
-from shardfs.nodes import ROOT, TABLE_END, Content, Directory, Document, File, Node, NodeTable, number_of
+from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
+from shardfs.model import Batch, Blob, ByteRange, Coords, Dataset, Located, Problem, Stat, Summary
+from shardfs.nodes import Chunk, Content, Directory, Document, File, Inherited, Node, NodeTable, Placed
 from shardfs.store import DirEntry, Store, open_store
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Tree:
         self._tree_at: dict[str, ChunkTree] = {}
         self._next_first = TABLE_END
         self._problems: dict[Problem, None] = {}
-        self._root = Directory(ROOT, "")
+        self._root = Directory(ROOT, "", Inherited())
         self._nodes = NodeTable(self._root)
 
     # ---- numbers ----
@@ -104,7 +105,7 @@ class Tree:
         if names is not None and name not in names:
             raise FileNotFoundError(errno.ENOENT, "no such file", name)
         path = f"{chunks.directory_path(place)}/{name}"
-        return self._listed(path, self.store.entry(path), ())
+        return self._listed(path, self.store.entry(path), Inherited())
 
     def _foreign_names(self, chunks: ChunkTree, directory: int) -> frozenset[str] | None:
         """The names in a directory of chunks that are no chunks and no shards; None if there are too many to keep."""
@@ -122,8 +123,8 @@ class Tree:
     def _lookup_in(self, directory: Directory, raw: bytes) -> Attributes:
         content = self._open(directory)
         name = os.fsdecode(raw)
-        if content.dataset is not None and name in content.dataset.documents:
-            return self._document(directory, name, content.dataset.documents[name])
+        if name in content.documents:
+            return self._document(directory, name, content.documents[name])
         if (chunks := content.chunks) is not None:
             top = chunks.root
             if top is not None and raw == chunks.collection.names.prefix:
@@ -131,35 +132,74 @@ class Tree:
             found = chunks.lookup_top(raw) if top is None else None
             if found is not None:
                 return found
+            coords = chunks.unnumbered(raw) if top is None else None
+            if coords is not None:
+                return self._unnumbered(chunks, directory.child_path(name), coords)
             if chunks.reserved(0, name):
                 damage = self._index_cache.peek(("damage", number_of(f"{directory.path}/{name}")))
                 if damage is not None:
                     raise damage.with_traceback(None)
                 raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
-        return self._child(directory, content, name)
+        return self._rewritten(directory, content, name) or self._child(directory, content, name)
+
+    def _unnumbered(self, chunks: ChunkTree, path: str, coords: Coords) -> Attributes:
+        number = int(numbers_of_ids(chunks.path, np.array([coords], np.uint64))[0])
+        node = self._nodes.intern(path, lambda number: Chunk(number, path, chunks, coords), number)
+        return chunks.chunk_attributes(node.number, coords)
+
+    def _rewritten(self, directory: Directory, content: Content, name: str) -> Attributes | None:
+        """A document whose name the dataset did not foresee."""
+        rewriter = content.dataset.rewriter if content.dataset is not None else None
+        if rewriter is None or not rewriter.applies(name):
+            return None
+        raw = self.store.documents(directory.path, [name], MAX_DOCUMENT_BYTES).get(name)
+        data = None if raw is None else rewriter.rewrite(directory.path, name, raw)
+        return None if data is None else self._document(directory, name, data)
 
     def _child(self, directory: Directory, content: Content, name: str) -> Attributes:
         path = directory.child_path(name)
-        below = content.below.get(name, ())
+        if content.dataset is not None and name in content.dataset.hidden:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
         known = self._nodes.known(path) if self.store.remote else None
         if isinstance(known, Directory) and known.content is not None:
             return Attributes(known.number, True, 0, 0)  # seen before; a remote store would be asked once more
         try:
             entry = self.store.entry(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             # A volume's directory may have no shard yet; and some stores know no directories, only objects.
-            if not below and not (self.store.blind and self._documents(path)):
+            if name not in content.below and not (self.store.blind and self._documents(path)):
                 raise
             entry = DirEntry(name, True, None)
-        return self._listed(path, entry, below)
+        return self._listed(path, entry, content.inherited(name))
 
-    def _listed(self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]) -> Attributes:
+    def _listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
         mtime = entry.stat.mtime_ns if entry.stat else 0
-        if entry.directory:
-            node = self._nodes.intern(path, lambda number: Directory(number, path, below))
+        if entry.directory or self._is_dataset(path, entry.name, inherited):
+            node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
             return Attributes(node.number, True, 0, mtime)
         node = self._nodes.intern(path, lambda number: File(number, path))
         return self._file_attributes(node)
+
+    def _is_dataset(self, path: str, name: str, inherited: Inherited) -> bool:
+        """Whether a file is shown as a directory; its content is then known."""
+        candidates = [f for f in formats() if f.may_hold(name)]
+        if not candidates:
+            return False
+        known = self._nodes.known(path)
+        if known is not None:
+            return isinstance(known, Directory)
+        for f in candidates:
+            try:
+                found = f.open_file(path, self.store.open(path))
+            except (ValueError, OSError) as e:
+                self._report(Problem(path, str(e)))
+                continue
+            if found is not None:
+                node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
+                if isinstance(node, Directory):
+                    node.content = self._content_of(node, found)
+                return True
+        return False
 
     def _document(self, directory: Directory, name: str, data: bytes) -> Attributes:
         path = directory.child_path(name)
@@ -198,6 +238,8 @@ class Tree:
             return Attributes(number, False, len(node.data), self._mtime(node.path))
         if isinstance(node, Directory):
             return Attributes(number, True, 0, self._directory_mtime(node.path))
+        if isinstance(node, Chunk):
+            return node.chunks.chunk_attributes(number, node.coords)
         return self._file_attributes(node)
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
@@ -209,6 +251,8 @@ class Tree:
             return memoryview(node.data)[offset : offset + size]
         if isinstance(node, Directory):
             raise IsADirectoryError(errno.EISDIR, "is a directory", node.path)
+        if isinstance(node, Chunk):
+            return node.chunks.read_chunk(number, node.coords, offset, size)
         blob = self.store.open(node.path)
         if blob.fd >= 0:
             return blob.read([ByteRange(offset, offset + size)])[0]
@@ -292,25 +336,29 @@ class Tree:
         path = chunks.directory_path(place)
         for entry in self._listed_by_store(path):
             if not chunks.reserved(place.level, entry.name):
-                yield entry.name, self._quick(f"{path}/{entry.name}", entry, ())
+                yield entry.name, self._quick(f"{path}/{entry.name}", entry, Inherited())
 
     def _others(self, directory: Directory, content: Content) -> Iterator[tuple[str, Attributes]]:
         """What a directory shows besides chunks; with a size of -1 where it cannot be had for nothing."""
-        dataset, chunks = content.dataset, content.chunks
-        documents = dataset.documents if dataset is not None else {}
+        chunks, documents = content.chunks, content.documents
+        rewriter = content.dataset.rewriter if content.dataset is not None else None
         for name, data in documents.items():
             yield name, self._document(directory, name, data)
         if chunks is not None and chunks.root is not None:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
-        seen = set()
+        seen = set(content.dataset.hidden if content.dataset is not None else ())
         named = chunks is not None or bool(content.below)
         for entry in self._listed_by_store(directory.path) if named else self.store.scan(directory.path):
-            if entry.name in documents or (chunks is not None and chunks.reserved(0, entry.name)):
+            name = entry.name
+            if name in documents or name in seen or (chunks is not None and chunks.reserved(0, name)):
                 continue
-            if entry.name in content.below:
-                seen.add(entry.name)
-            path = directory.child_path(entry.name)
-            yield entry.name, self._quick(path, entry, content.below.get(entry.name, ()))
+            path = directory.child_path(name)
+            if rewriter is not None and rewriter.applies(name):
+                yield name, Attributes(number_of(path), False, -1, 0)  # by name alone
+                continue
+            if name in content.below:
+                seen.add(name)
+            yield name, self._quick(path, entry, content.inherited(name))
         for name in content.below:
             if name not in seen and name not in documents:
                 yield name, self._child(directory, content, name)
@@ -323,9 +371,9 @@ class Tree:
             if not self.store.blind:
                 raise
 
-    def _quick(self, path: str, entry: DirEntry, below: Sequence[tuple[tuple[str, ...], Collection]]) -> Attributes:
-        if entry.directory:
-            return self._listed(path, entry, below)
+    def _quick(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
+        if entry.directory or self._is_dataset(path, entry.name, inherited):
+            return self._listed(path, entry, inherited)
         if entry.stat is None:
             return Attributes(number_of(path), False, -1, 0)  # by name alone
         node = self._nodes.intern(path, lambda number: File(number, path))
@@ -341,12 +389,9 @@ class Tree:
 
     def xattrs(self, number: int) -> dict[str, bytes]:
         """`user.shardfs.*` of a chunk: where it lies."""
-        if number < TABLE_END:
+        where = self._located(number)
+        if where is None:
             return {}
-        chunks = self._chunks_of(number)
-        if chunks.place(number).level < chunks.depth:
-            return {}
-        where = self._located(chunks, number)
         return {
             "user.shardfs.shard": os.fsencode(where.shard),
             "user.shardfs.offset": b"%d" % where.offset,
@@ -371,45 +416,69 @@ class Tree:
             if damage is not None:
                 raise damage.with_traceback(None)
             try:
-                directory.content = self._content(directory)
+                directory.content = self._content_of(directory, self._described(directory))
             except CorruptShardError as e:
                 known = e  # large documents are not parsed again for every name that is looked up
                 self._index_cache.get(("damage", directory.number), lambda: (known, 1000, DAMAGE_TTL_S))
                 raise
         return directory.content
 
-    def _content(self, directory: Directory) -> Content:
-        path, found = directory.path, None
+    def _described(self, directory: Directory) -> Dataset | None:
+        path = directory.path
         documents = self._documents(path)
         for f in formats():
-            found = f.open(path, documents)
-            if found is not None:
-                break
-        here: Collection | None = None
-        below: dict[str, list[tuple[tuple[str, ...], Collection]]] = {}
-        own = [(tuple(filter(None, c.path.split("/"))), c) for c in (found.collections if found else ())]
-        for parts, collection in [*directory.inherited, *own]:
-            if parts:
-                below.setdefault(parts[0], []).append((parts[1:], collection))
-            elif here is None:
-                here = collection
+            if (found := f.open(path, documents)) is not None:
+                return found
+        if directory.inherited.scope is None:
+            return None
+        scope, base = directory.inherited.scope
+        below = path.removeprefix(base).lstrip("/")
+        wanted = self.store.documents(base, scope.documents(below), MAX_DOCUMENT_BYTES)
+        return scope.open(path, below, wanted)
+
+    def _content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
+        path, here = directory.path, None
+        documents: dict[str, bytes] = {}
+        below: dict[str, list[tuple[tuple[str, ...], Placed | bytes]]] = {}
+        for parts, what in [*directory.inherited.below, *self._own(path, dataset)]:
+            if len(parts) == 1 and isinstance(what, bytes):
+                documents[parts[0]] = what
+            elif parts:
+                below.setdefault(parts[0], []).append((parts[1:], what))
+            elif here is None and isinstance(what, Placed):
+                here = what
             else:
                 self._report(Problem(path, "a second sharded collection in the same directory"))
-        for problem in found.problems if found else ():
+        for problem in dataset.problems if dataset else ():
             self._report(problem)
-        return Content(found, self._chunk_tree(path, here) if here else None, below)
+        scope = directory.inherited.scope
+        if dataset is not None and dataset.scope is not None:
+            scope = dataset.scope, path
+        return Content(dataset, self._chunk_tree(path, here) if here else None, documents, below, scope)
+
+    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes]]:
+        """What a dataset shows in its directory and below."""
+        if dataset is None:
+            return
+        for c in dataset.collections:
+            shards = c.path if c.shards is None else c.shards
+            yield _parts(c.path), Placed(c, "/".join([*_parts(path), *_parts(shards)]))
+        for name, data in dataset.documents.items():
+            yield _parts(name), data
 
     def _report(self, problem: Problem) -> None:
         if problem not in self._problems:
             self._problems[problem] = None
             log.warning("%s: shown as it is stored: %s", problem.path or "/", problem.why)
 
-    def _chunk_tree(self, path: str, collection: Collection) -> ChunkTree:
+    def _chunk_tree(self, path: str, placed: Placed) -> ChunkTree:
         """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""
         known = self._tree_at.get(path)
         if known is not None:
             return known
-        chunks = open_chunks(self.store, path, path, collection.layers, self._index_cache, self._chunk_cache, self._ttl)
+        collection = placed.collection
+        caches = self._index_cache, self._chunk_cache, self._ttl
+        chunks = open_chunks(self.store, placed.shards, path, collection, *caches)
         mtime = self._directory_mtime(path)
         with self._lock:
             known = self._tree_at.get(path)
@@ -455,27 +524,35 @@ class Tree:
 
     # ---- looking into it ----
 
-    def _located(self, chunks: ChunkTree, number: int) -> Located:
-        coords, found = chunks.stored(number)
-        codecs = chunks.collection.encoding.codecs
-        if chunks.collection.encoding.container != "raw":
-            codecs = (*codecs, chunks.collection.encoding.container)
+    def _located(self, number: int) -> Located | None:
+        """Where the chunk of this number lies; None for anything else."""
+        if number >= TABLE_END:
+            chunks = self._chunks_of(number)
+            if chunks.place(number).level < chunks.depth:
+                return None
+            coords = chunks.coords(number)
+        else:
+            node = self._nodes.get(number)
+            if not isinstance(node, Chunk):
+                return None
+            chunks, coords = node.chunks, node.coords
+        found, transform = chunks.stored(coords), chunks.collection.transform
+        codecs = chunks.collection.codecs if transform is None else (*chunks.collection.codecs, transform.name)
         offset = found.start + max(found.blob.base, 0)
         return Located(chunks.path, coords, chunks.chunks.key_of(coords), offset, found.size, codecs)
 
     def locate(self, path: str) -> Located:
         """Where a shown chunk lies. Raise FileNotFoundError for what is no chunk."""
-        number = self.resolve(path).number
-        chunks = self._chunks_of(number) if number >= TABLE_END else None
-        if chunks is None or chunks.place(number).level < chunks.depth:
+        found = self._located(self.resolve(path).number)
+        if found is None:
             raise FileNotFoundError(errno.ENOENT, "is not a chunk", path)
-        return self._located(chunks, number)
+        return found
 
     def chunk_at(self, shard: str, offset: int) -> str | None:
         """The shown path of the chunk that covers byte `offset` of a shard object; None if none does."""
         for directory in self._directories():
             chunks = directory.content.chunks if directory.content else None
-            if chunks is not None and (coords := chunks.covering(shard, offset)) is not None:
+            if chunks is not None and (coords := chunks.chunks.covering(shard, offset)) is not None:
                 return chunks.chunk_path(coords)
         return None
 
@@ -498,9 +575,9 @@ class Tree:
                 chunk_shape=facts.chunk_shape,
                 shard_shape=facts.shard_shape,
                 data_type=facts.data_type,
-                codecs=tree.collection.encoding.codecs,
+                codecs=tree.collection.codecs,
                 sharding=facts.sharding,
-                grid_chunks=math.prod(tree.chunks.format.grid),
+                grid_chunks=None if tree.by_id else math.prod(tree.chunks.format.grid),
                 **occupancy._asdict(),
             )
 
@@ -524,18 +601,15 @@ class Tree:
                 self._report(Problem(directory.path, f"cannot be looked into: {e}"))
 
     def _subdirectories(self, directory: Directory, content: Content) -> list[Directory]:
-        out: list[Directory] = []
-        if content.chunks is None and (content.dataset is None or not content.dataset.closed):
-            names = (e.name for e in self.store.scan(directory.path) if e.directory)
-            out = [self._subdirectory(directory, name, ()) for name in names if name not in content.below]
-        return out + [self._subdirectory(directory, name, below) for name, below in content.below.items()]
-
-    def _subdirectory(
-        self, directory: Directory, name: str, below: Sequence[tuple[tuple[str, ...], Collection]]
-    ) -> Directory:
-        path = directory.child_path(name)
-        node = self._nodes.intern(path, lambda number: Directory(number, path, below))
-        return node if isinstance(node, Directory) else Directory(node.number, path, below)
+        dataset, found = content.dataset, {}
+        skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
+        if content.chunks is None and (dataset is None or not dataset.closed):
+            for e in self.store.scan(directory.path):
+                if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in formats())):
+                    found[e.name] = self._listed(directory.child_path(e.name), e, content.inherited(e.name))
+        found |= {name: self._child(directory, content, name) for name in content.below if name not in found}
+        nodes = [self._nodes.get(a.number) for a in found.values() if a.directory]
+        return [node for node in nodes if isinstance(node, Directory)]
 
     def require_dataset(self) -> None:
         """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there."""
@@ -561,7 +635,11 @@ class Tree:
         root = self._root.content
         if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
             self.store.entry("")  # says so if it does not exist
-        raise NotADatasetError("no sharded Zarr v3 array and no sharded precomputed volume found in the source")
+        raise NotADatasetError("no sharded dataset of a kind that shardfs knows found in the source")
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part not in ("", "."))
 
 
 def _batch(entries: Sequence[tuple[str, Attributes]], position: int) -> Batch:

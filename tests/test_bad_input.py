@@ -27,8 +27,8 @@ from shardfs.errors import CorruptShardError, StaleShardError
 from shardfs.formats import parse_json
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
+from shardfs.inodes import ROOT
 from shardfs.model import Collection, Dataset
-from shardfs.nodes import ROOT
 from shardfs.store import LocalStore
 from shardfs.tree import Tree
 from tests import handmade

@@ -23,7 +23,7 @@ from shardfs.errors import (
     errno_of,
     is_expected,
 )
-from shardfs.nodes import ROOT
+from shardfs.inodes import ROOT
 from shardfs.store import LocalStore
 from shardfs.tree import Tree
 from tests import handmade

@@ -86,18 +86,17 @@ def test_an_info_that_is_cut_off_is_told() -> None:
 @pytest.mark.parametrize("encoding", ["jpeg", "png", "compressed_segmentation", "jxl", "fpzip", "never heard of"])
 def test_no_volume_is_refused_for_its_encoding(encoding: str) -> None:
     (collection,) = _volume(encoding=encoding).collections
-    assert collection.encoding.codecs == (encoding,)
-    assert collection.shown_sizes is None
+    assert collection.codecs == (encoding,)
 
 
-def test_sizes_of_raw_chunks_are_exact_and_clipped() -> None:
-    document = {**INFO, "data_type": "UINT16", "num_channels": 3}
-    found = _open(document)
+def test_sizes_of_raw_chunks_in_gzip_are_exact_and_clipped() -> None:
+    scales = [{**INFO["scales"][0], "sharding": {**SPEC, "data_encoding": "gzip"}}]
+    found = _open({**INFO, "data_type": "UINT16", "num_channels": 3, "scales": scales})
     assert found is not None
     (collection,) = found.collections
-    assert collection.shown_sizes is not None
+    assert collection.transform is not None
     cells = np.array([[0, 0, 0], [2, 1, 1]], np.uint64)
-    assert collection.shown_sizes(cells).tolist() == [64 * 3 * 2, 2 * 3 * 1 * 3 * 2]
+    assert collection.transform.sizes(cells, np.zeros(2, np.int64)).tolist() == [64 * 3 * 2, 2 * 3 * 1 * 3 * 2]
 
 
 @pytest.mark.parametrize("key", ["a", "a/b", "8_8_40", "a/../b", "./a", "..a", "a/", "a//b", "µm"])

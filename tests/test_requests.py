@@ -13,7 +13,7 @@ from shardfs.cache import ByteLRU
 from shardfs.chunks import ChunkStore, open_chunks
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
-from shardfs.nodes import ROOT
+from shardfs.inodes import ROOT
 from shardfs.store import FsspecStore
 from shardfs.tree import Tree
 from tests import handmade
@@ -114,8 +114,7 @@ def _chunks(files: Mapping[str, bytes], directory: str = "") -> tuple[Counting, 
     else:
         dataset = ZARR3.open("", {"zarr.json": files["zarr.json"]})
     assert dataset is not None
-    layers = dataset.collections[0].layers
-    return fs, open_chunks(store, directory, "", layers, ByteLRU(1 << 20), ByteLRU(1 << 20))
+    return fs, open_chunks(store, directory, "", dataset.collections[0], ByteLRU(1 << 20), ByteLRU(1 << 20))
 
 
 CHUNKS = [bytes([n]) * 4 for n in range(1, 5)]

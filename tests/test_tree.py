@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError, NotADatasetError
-from shardfs.nodes import ROOT, TABLE_END
+from shardfs.inodes import ROOT, TABLE_END
 from shardfs.store import LocalStore
 from shardfs.tree import REST, Tree, open_tree
 from tests import datasets, handmade

@@ -6,6 +6,7 @@ A format is a module-level value with the attributes of `Format`; it is register
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardfs.errors import CorruptShardError
@@ -13,7 +14,7 @@ from shardfs.errors import CorruptShardError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import Dataset
+    from shardfs.model import Blob, Dataset
 
 MAX_DOCUMENT_BYTES = 64 << 20
 MAX_CONTAINERS = 500_000
@@ -34,6 +35,15 @@ class Format(Protocol):
         """What the documents found in directory `path` describe; None if they are not of this format.
 
         `path` is for messages. Raise CorruptShardError for a document that cannot be what it claims to be.
+        """
+
+    def may_hold(self, name: str) -> bool:
+        """Whether a file of this name may be a dataset by itself. Such files are opened to see."""
+
+    def open_file(self, path: str, blob: Blob) -> Dataset | None:
+        """What the file describes, shown as a directory of its name; None if it is an ordinary file.
+
+        Raise ValueError, with the reason, for a file that cannot be what it claims to be.
         """
 
 
@@ -69,6 +79,7 @@ def print_json(document: Any) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair stays the escape that it was
 
 
+@cache
 def formats() -> Sequence[Format]:
     """All formats, in the order in which a directory is asked for them."""
     from shardfs.formats.precomputed import PRECOMPUTED

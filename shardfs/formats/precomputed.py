@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardfs.codecs import Gunzip
 from shardfs.errors import CorruptShardError
 from shardfs.formats import parse_json, print_json
 from shardfs.grid import BoxNames, MortonCode
-from shardfs.model import U64, ChunkEncoding, Collection, Coords, Dataset, Facts, Layer, Pair, Problem
+from shardfs.model import U64, Blob, Collection, Coords, Dataset, Facts, Layer, Pair, Problem
 from shardfs.shards.uint64_sharded import ENTRY, ShardingSpec, Uint64Sharded, integer
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class Precomputed:
     """See `formats.Format`."""
 
     documents = ("info",)
+
+    def may_hold(self, name: str) -> bool:
+        return False
+
+    def open_file(self, path: str, blob: Blob) -> None:
+        return None
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get("info")
@@ -65,13 +72,20 @@ def _open_volume(path: str, info: dict[str, Any]) -> Dataset:
             continue
         # `sharding: null` would not do: Neuroglancer itself refuses that.
         scales[-1] = {k: v for k, v in scale.items() if k != "sharding"}
+    unwalked = frozenset(_top(scale) for scale in listed)
     if not collections:
-        return Dataset("precomputed", problems=tuple(problems), closed=True)
+        return Dataset("precomputed", problems=tuple(problems), unwalked=unwalked)
     try:
         shown = print_json({**info, "scales": scales})
     except ValueError as e:
         raise CorruptShardError(path, "info", str(e)) from e
-    return Dataset("precomputed", tuple(collections), {"info": shown}, tuple(problems), closed=True)
+    return Dataset("precomputed", tuple(collections), {"info": shown}, tuple(problems), unwalked=unwalked)
+
+
+def _top(scale: Any) -> str:
+    """The subdirectory in which the chunks of a scale lie, sharded or not."""
+    key = scale.get("key") if isinstance(scale, dict) else None
+    return posixpath.normpath(key).split("/")[0] if isinstance(key, str) else ""
 
 
 def _open_scale(info: dict[str, Any], scale: dict[str, Any]) -> Collection:
@@ -82,7 +96,6 @@ def _open_scale(info: dict[str, Any], scale: dict[str, Any]) -> Collection:
     encoding = str(scale.get("encoding"))
     names = BoxNames(size, chunk, offset)
     shard_format = Uint64Sharded(spec, MortonCode(names.grid))
-    gzip = spec.data_encoding == "gzip"
     sizes = None
     if encoding == "raw" and item is not None:
         voxel_bytes = np.uint64(item * channels)
@@ -95,7 +108,7 @@ def _open_scale(info: dict[str, Any], scale: dict[str, Any]) -> Collection:
         path=_key_path(scale["key"]),
         names=names,
         layers=(Layer(shard_format, pair=Pair(".index", ".data", ENTRY << spec.minishard_bits)),),
-        encoding=ChunkEncoding("gzip" if gzip else "raw", (encoding,)),
+        codecs=(encoding,),
         facts=Facts(
             shape=(*size, channels),
             chunk_shape=(*chunk, channels),
@@ -103,7 +116,7 @@ def _open_scale(info: dict[str, Any], scale: dict[str, Any]) -> Collection:
             data_type=str(info.get("data_type")),
             sharding=str(spec),
         ),
-        shown_sizes=sizes,
+        transform=Gunzip(sizes) if spec.data_encoding == "gzip" else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from shardfs.codecs import BytesCodec, can_decode
 from shardfs.formats import parse_json, print_json
 from shardfs.grid import FlatNames, NestedNames, ceil_div, decimal
-from shardfs.model import ChunkEncoding, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
+from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ class Zarr3:
     """See `formats.Format`."""
 
     documents = (DOCUMENT,)
+
+    def may_hold(self, name: str) -> bool:
+        return False
+
+    def open_file(self, path: str, blob: Blob) -> None:
+        return None
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)
@@ -151,7 +157,7 @@ def _unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None
         path="",
         names=keys.names(state.layers[-1].format.grid),
         layers=tuple(state.layers),
-        encoding=ChunkEncoding("raw", tuple(c["name"] for c in chain)),
+        codecs=tuple(c["name"] for c in chain),
         facts=Facts(shape, tuple(state.chunk), shard_shape, _data_type(doc.get("data_type")), _describe(state)),
     )
     return collection, shown

@@ -28,7 +28,7 @@ import numpy as np
 from shardfs import __version__
 from shardfs.errors import ShardfsError, errno_of
 from shardfs.fuse import lowlevel
-from shardfs.nodes import ROOT, TABLE_END
+from shardfs.inodes import ROOT, TABLE_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardfs.grid import ceil_div, strides, unravel, unravel_many
 from shardfs.model import U64, Bool, ByteRange, ByteRequest, Coords, Placement, Placements, ShardIndex, Suffix
-from shardfs.shards import MAX_INDEX_BYTES
+from shardfs.shards import MAX_INDEX_BYTES, SinglePage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Axis:
         return self.bounds[g + 1] - self.bounds[g] if self.bounds else self.per_shard
 
 
-class ShardingIndexed:
+class ShardingIndexed(SinglePage):
     """Places the chunks of a grid in shards; a `model.ShardFormat` with a single page.
 
     Args:
@@ -169,17 +169,6 @@ class ShardingIndexed:
         if self._regular:
             return self._slots
         return math.prod(self._slots_per_axis(unravel(shard, self.shard_grid)))
-
-    page_bits, blocks = 0, 1
-
-    def block_of(self, page: int) -> int:
-        return 0
-
-    def root_request(self, block: int) -> None:
-        return None
-
-    def nonempty_pages(self, block: int, root: bytes | None) -> U64:
-        return np.zeros(1, np.uint64)
 
     def _index_bytes(self, shard: int) -> int:
         return 16 * self.slots_per_shard(shard) + (4 if self.index.crc32c else 0)

@@ -148,6 +148,8 @@ class Uint64Sharded:
     def grid(self) -> Coords:
         return self.ids.grid
 
+    walk = None
+
     def place(self, coords: Coords) -> Placement:
         chunk_id = self.ids.encode(coords)
         h = chunk_id >> self.spec.preshift_bits

@@ -22,8 +22,8 @@ from shardfs.chunk_tree import Attributes, Extent
 from shardfs.errors import CorruptShardError
 from shardfs.fuse import lowlevel, server
 from shardfs.fuse.server import FuseSettings, Server
+from shardfs.inodes import ROOT, TABLE_END
 from shardfs.model import Batch
-from shardfs.nodes import ROOT, TABLE_END
 from shardfs.store import LocalStore
 
 if TYPE_CHECKING:

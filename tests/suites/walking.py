@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.nodes import ROOT
+from shardfs.inodes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
