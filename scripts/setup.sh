@@ -64,6 +64,15 @@ make_venv() {
     PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv_dir/bin/python" -m pip install --quiet "$@"
 }
 
+# has_packages PYTHON REQUIREMENT...  Whether this Python has packages of these names, in whatever versions.
+has_packages() {
+    has_python=$1
+    shift
+    "$has_python" -c 'import importlib.metadata, re, sys
+for requirement in sys.argv[1:]:
+    importlib.metadata.version(re.split("[<>=~]", requirement)[0])' "$@" 2>/dev/null </dev/null
+}
+
 need_python() {
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         die "Python 3.11 or newer is needed, and python3 is $(python3 --version 2>&1)"

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Install the test environment and run the whole test suite. Arguments go to pytest: sh scripts/test.sh -k zarr3
 #
-# SHARDFS_VENV       the virtualenv, made if it is not there (default .venv)
-# SHARDFS_CV_PYTHON  a Python that has cloud-volume, made if it is not there (default .venv-cloudvolume/bin/python)
+# SHARDFS_VENV           the virtualenv, made if it is not there (default .venv)
+# SHARDFS_<NAME>_PYTHON  a Python that has the libraries <NAME> of the list below, made if it is not there
+#                        (default .venv-<name>/bin/python)
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
@@ -15,12 +16,20 @@ need_fuse
 venv=${SHARDFS_VENV:-$PWD/.venv}
 make_venv "$venv" --editable '.[test]'
 
-# cloud-volume brings zfpy, beside which the numcodecs of Python 3.11 cannot be imported: hence a virtualenv apart.
-SHARDFS_CV_PYTHON=${SHARDFS_CV_PYTHON:-$PWD/.venv-cloudvolume/bin/python}
-export SHARDFS_CV_PYTHON
-if ! "$SHARDFS_CV_PYTHON" -c 'import importlib.metadata as m; m.version("cloud-volume")' 2>/dev/null; then
-    make_venv "${SHARDFS_CV_PYTHON%/bin/*}" 'cloud-volume>=12'
-fi
+# Libraries that tests start as programs of their own. Each list has a virtualenv apart: cloud-volume brings zfpy, beside
+# which the numcodecs of Python 3.11 cannot be imported; zarr 2 is another zarr; bloscpack must not decide on a blosc.
+while read -r name requirements; do
+    variable=SHARDFS_$(printf %s "$name" | tr a-z A-Z)_PYTHON
+    eval "python=\${$variable:-\$PWD/.venv-$name/bin/python}"
+    # shellcheck disable=SC2086  # a list of words
+    has_packages "$python" $requirements || make_venv "${python%/bin/*}" $requirements </dev/null
+    export "$variable=$python"
+done <<END
+cv cloud-volume>=12 igneous-pipeline neuroglancer
+zarr2 zarr~=2.18.0 numcodecs<0.14 pytest
+bcolz bcolz-zipline bloscpack
+blosc2 blosc2
+END
 
 PATH=$venv/bin:$PATH:/usr/sbin:/sbin
 export PATH

@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import datasets
 from tests.datasets import ROOT, Array, Client, Dataset
+from tests.datasets import client_python as client_python  # for tests to import from here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -101,14 +102,6 @@ def run_client(
     return run
 
 
-def find_python_cv() -> Path:
-    """The Python of the virtualenv that has cloud-volume; skips the test if there is none."""
-    python = datasets.cloudvolume_python()
-    if not python.exists():
-        pytest.skip(f"cloud-volume: no {python} (see SHARDFS_CV_PYTHON)")
-    return python
-
-
 def read_with(client: Client, dataset: Dataset, path: Path, member: str | None = None) -> Array:
     """What `client` reads from the tree at `path`: the dataset itself, its twin or a mount of it."""
     name = next(iter(dataset.arrays)) if member is None else member
@@ -116,7 +109,7 @@ def read_with(client: Client, dataset: Dataset, path: Path, member: str | None =
         out = Path(directory, "out.npy")
         if client == "cloudvolume":
             missing = ["--fill-missing"] if dataset.fill_missing else []
-            run_client("read_cloudvolume", path, out, "--mip", name, *missing, python=find_python_cv())
+            run_client("read_cloudvolume", path, out, "--mip", name, *missing, python=client_python("cv"))
         elif client == "tensorstore" and dataset.format == "precomputed":
             run_client("read_tensorstore", "neuroglancer_precomputed", path, out, "--scale", name)
         elif client == "tensorstore":
@@ -138,11 +131,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("fuse"):
         need_fuse()
-
-
-@pytest.fixture(scope="session")
-def python_cv() -> Path:
-    return find_python_cv()
 
 
 # ------------------------------------------------------------------------------------------------ datasets

@@ -34,6 +34,18 @@ Client = Literal["tensorstore", "zarr3", "dask", "z5", "cloudvolume"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def client_python(name: Literal["cv", "zarr2", "bcolz", "blosc2"]) -> Path:
+    """The Python that has these libraries (`scripts/test.sh` lists and installs them); skips the test if there is none.
+
+    They have virtualenvs apart because they cannot all share one. `SHARDFS_<NAME>_PYTHON` may say where it is.
+    """
+    variable = f"SHARDFS_{name.upper()}_PYTHON"
+    python = Path(os.environ.get(variable) or ROOT / f".venv-{name}" / "bin" / "python")
+    if not python.exists():
+        pytest.skip(f"no {python} (see {variable})")
+    return python
+
+
 @dataclass(frozen=True)
 class Dataset:
     name: str
@@ -769,17 +781,9 @@ def _legacy_pair(root: Path, name: str) -> Dataset:
     return replace(dataset, shard_readers=frozenset())
 
 
-def cloudvolume_python() -> Path:
-    """The Python that has cloud-volume: it cannot share a virtualenv with the newest numcodecs."""
-    given = os.environ.get("SHARDFS_CV_PYTHON")
-    return Path(given) if given else ROOT / ".venv-cloudvolume" / "bin" / "python"
-
-
 def _write_cloudvolume(root: Path, name: str, hash_: str, encoding: str) -> Dataset:
     """cloud-volume puts all data first and all indices last, and compresses with its own gzip."""
-    python = cloudvolume_python()
-    if not python.exists():
-        pytest.skip(f"cloud-volume: no {python} (see SHARDFS_CV_PYTHON)")
+    python = client_python("cv")
     data = ramp((40, 30, 20, 1), "uint32")
     root.mkdir(parents=True, exist_ok=True)
     np.save(root / "data.npy", data)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests import conftest
-from tests.conftest import find_python_cv, run_client
+from tests.conftest import client_python, run_client
 from tests.datasets import ROOT
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def read_many(client: Client, wanted: Iterable[tuple[Dataset, str, Path]], scrat
         out, failed = scratch / f"{number}.npy", scratch / f"{number}.failed"
         jobs.append({"arguments": _arguments(client, dataset, member, root), "out": str(out), "failed": str(failed)})
     (scratch / "jobs.json").write_text(json.dumps(jobs))
-    python = find_python_cv() if client == "cloudvolume" else sys.executable
+    python = client_python("cv") if client == "cloudvolume" else sys.executable
     run_client("read_many", READERS[client], scratch / "jobs.json", python=python, timeout=90)
     return [_outcome(Path(job["out"]), Path(job["failed"])) for job in jobs]
 
