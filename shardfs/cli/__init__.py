@@ -1,0 +1,106 @@
+"""The command line: words in, calls of the floors below, words out.
+
+Each family of verbs has a module here, which is imported when one of its verbs is wanted, or to print the help. So such
+modules import nothing of weight themselves; the functions in them do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from typing import NoReturn
+
+import click
+
+from shardfs import __version__, errors, options
+from shardfs.errors import is_expected
+
+OK, USAGE = 0, 2
+"""Exit codes of its own; the others are in `errors.exit_code`."""
+
+VERBS = {
+    "mount": "mounting",
+    "umount": "mounting",
+    "ls": "looking",
+    "cat": "looking",
+    "info": "looking",
+    "locate": "looking",
+}
+"""Verb -> the module of this package that has it, as a click command of the verb's name (`-` is `_` there).
+In the order of the help text."""
+
+
+class _Verbs(click.Group):
+    """A first word that is no verb means `mount`: this is how mount(8) calls us."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(importlib.import_module(f"shardfs.cli.{VERBS[cmd_name]}"), cmd_name.replace("-", "_"))
+        return command if isinstance(command, click.Command) else None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in VERBS and args[0] not in ("-h", "--help", "--version"):
+            args = ["mount", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=_Verbs,
+    no_args_is_help=False,
+    options_metavar="",
+    subcommand_metavar="VERB ...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`shardfs SOURCE MOUNTPOINT` means `shardfs mount SOURCE MOUNTPOINT`. Exit codes: 0 ok, 1 unexpected, "
+    "2 usage, 3 not found or unreadable, 4 not a supported sharded dataset, 5 mount failed, 6 not ready in time.",
+)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def commands() -> None:
+    """Show sharded n-d datasets (Zarr v3, Neuroglancer precomputed) as one plain file per chunk."""
+
+
+# ---- errors ----
+
+
+def exit_code(error: BaseException) -> int:
+    """What the shell is told of an error that ended a verb."""
+    return USAGE if isinstance(error, click.UsageError | options.OptionError) else errors.exit_code(error)
+
+
+def message(error: BaseException) -> str:
+    """One line for the user."""
+    if isinstance(error, click.ClickException):
+        return " ".join(error.format_message().split())
+    return str(error) if isinstance(error, options.OptionError) else errors.message(error)
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether a traceback is in order. Stores have errors of their own, from packages that we do not know."""
+    if is_expected(error) or isinstance(error, click.ClickException | options.OptionError):
+        return False
+    return type(error).__module__.split(".")[0] in ("builtins", "shardfs", "numpy")
+
+
+def run(args: list[str]) -> int:
+    """Do what the arguments say; the exit code."""
+    try:
+        code = commands.main(args, prog_name="shardfs", standalone_mode=False)
+        return code if isinstance(code, int) else OK
+    except (KeyboardInterrupt, click.Abort):
+        return 128 + signal.SIGINT
+    except Exception as e:  # noqa: BLE001  (told, with a traceback if it is a bug)
+        if os.environ.get("SHARDFS_DEBUG") or is_bug(e):
+            traceback.print_exc()
+        click.echo(f"shardfs: {message(e)}", err=True)
+        return exit_code(e)
+
+
+def main() -> NoReturn:
+    """The `shardfs` program."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,202 @@
+"""The verbs that look into a source without a mount: `ls`, `cat`, `info`, `locate`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardfs.cli.printing import human_bytes, write, write_json
+from shardfs.cli.sources import open_for, source_options
+from shardfs.errors import ShardfsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from shardfs.chunk_tree import Attributes
+    from shardfs.model import Batch
+    from shardfs.tree import Tree
+
+PIECE = 8 << 20
+
+
+@click.command()
+@click.argument("source")
+@click.argument("path", default="")
+@click.option("-l", "long", is_flag=True, help="With kind, exact size and time.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@source_options
+def ls(source: str, path: str, long: bool, as_json: bool, **given: Any) -> None:
+    """List the directory PATH of what a mount of SOURCE would show."""
+    tree = open_for(source, **given)
+    found = tree.resolve(path)
+    render = _json_entries if as_json else _long_entries if long else None
+    if not found.directory:
+        write(render([(_last(path), found)]) if render else os.fsencode(_last(path)) + b"\n")
+        return
+    for batch in tree.scan(found.number):
+        write(render(_entries(tree, found.number, batch, exact=long)) if render else _names(batch))
+
+
+@click.command()
+@click.argument("source")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@source_options
+def cat(source: str, paths: tuple[str, ...], **given: Any) -> None:
+    """Write the bytes of the files PATH... of what a mount of SOURCE would show."""
+    tree = open_for(source, **given)
+    for path in paths:
+        found = tree.resolve(path)
+        for offset in range(0, found.size, PIECE) if not found.directory else (0,):
+            write(tree.read(found.number, offset, PIECE))
+
+
+@click.command()
+@click.argument("source")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object.")
+@source_options
+def info(source: str, as_json: bool, **given: Any) -> None:
+    """Tell of the sharded arrays in SOURCE: shapes, counts, bytes, and what cannot be shown. Reads every index."""
+    tree = open_for(source, **given)
+    collections = [summary._asdict() for summary in tree.summaries()]
+    problems = [{"path": p.path, "why": p.why} for p in tree.problems()]
+    if as_json:
+        write_json({"source": source, "collections": collections, "problems": problems})
+    else:
+        _print_info(collections, problems)
+
+
+@click.command()
+@click.argument("source")
+@click.argument("path", required=False)
+@click.option("--shard", metavar="KEY", help="The other way: a shard object of SOURCE ...")
+@click.option("--offset", type=click.IntRange(min=0), metavar="BYTE", help="... and a position in it.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object.")
+@source_options
+def locate(source: str, path: str | None, shard: str | None, offset: int | None, as_json: bool, **given: Any) -> None:
+    """Tell where the chunk PATH lies, or which chunk covers a byte of a shard.
+
+    SOURCE may also be a chunk on a mount; then there is no PATH.
+    """
+    if (path is None, shard is None, offset is None) not in (
+        (False, True, True),
+        (True, False, False),
+        (True, True, True),
+    ):
+        raise click.UsageError("locate needs either PATH, or --shard and --offset, or a chunk on a mount")
+    if shard is not None and offset is not None:
+        answer = _covering(open_for(source, **given), shard, offset)
+    elif path is not None:
+        answer = open_for(source, **given).locate(path)._asdict()
+    else:
+        answer = _located_on_mount(source)
+    if as_json:
+        write_json(answer)
+    else:
+        for key, value in answer.items():
+            click.echo(f"{key}: {','.join(map(str, value)) if isinstance(value, tuple) else value}".rstrip())
+
+
+def _covering(tree: Tree, shard: str, offset: int) -> dict[str, Any]:
+    path = tree.chunk_at(shard, offset)
+    if path is None:
+        raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of it", shard)
+    return {"path": path}
+
+
+def _located_on_mount(path: str) -> dict[str, Any]:
+    try:
+        shard, offset, size, codecs = (
+            os.fsdecode(os.getxattr(path, f"user.shardfs.{name}")) for name in ("shard", "offset", "nbytes", "codecs")
+        )
+    except OSError as e:
+        if e.errno != errno.ENODATA and e.errno != errno.ENOTSUP:
+            raise
+        raise click.UsageError(f"{path} is no chunk on a mount: a PATH in the source is needed") from None
+    return {"shard": shard, "offset": int(offset), "size": int(size), "codecs": tuple(codecs.split(","))}
+
+
+# ---- output ----
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _names(batch: Batch) -> bytes:
+    return b"\n".join(batch.names.tolist()) + b"\n"
+
+
+def _entries(tree: Tree, parent: int, batch: Batch, *, exact: bool) -> Iterator[tuple[str, Attributes]]:
+    """Names and attributes. A size that is not free costs a look-up if it has to be `exact`; unknown, it is -1."""
+    from shardfs.chunk_tree import Attributes
+
+    columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
+    for name, *known in zip(*(column.tolist() for column in columns), strict=True):
+        found = Attributes(*known)
+        if exact and found.size < 0:
+            with suppress(OSError, ShardfsError):  # one bad entry must not hide the others
+                found = tree.lookup(parent, name)
+        yield os.fsdecode(name), found
+
+
+def _json_entries(entries: Iterable[tuple[str, Attributes]]) -> bytes:
+    import json
+
+    lines = (
+        {
+            "name": name,
+            "type": "directory" if a.directory else "file",
+            "size": None if a.size < 0 else a.size,
+            "mtime_ns": a.mtime_ns,
+        }
+        for name, a in entries
+    )
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def _long_entries(entries: Iterable[tuple[str, Attributes]]) -> bytes:
+    return b"".join(_long_entry(a) + os.fsencode(name) + b"\n" for name, a in entries)
+
+
+def _long_entry(a: Attributes) -> bytes:
+    from time import localtime, strftime
+
+    when = strftime("%Y-%m-%d %H:%M", localtime(a.mtime_ns // 10**9))
+    return f"{'d' if a.directory else '-'} {a.size if a.size >= 0 else '?':>12} {when} ".encode()
+
+
+def _print_info(collections: list[dict[str, Any]], problems: list[dict[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 240  # a pipe has no width: nothing shall be folded
+    table = Table("array", "shape", "chunks of", "shards of", "type", "codecs", "sharding", box=None, pad_edge=False)
+    for title in ("chunks", "shards", "stored", "in shards"):
+        table.add_column(title, justify="right")
+    for c in collections:
+        table.add_row(*map(Text, _cells(c)))
+    if collections:
+        console.print(table)
+    for p in problems:
+        console.print(Text(f"{p['path'] or '/'}: shown as it is stored: {p['why']}"))
+
+
+def _cells(c: Mapping[str, Any]) -> Iterator[str]:
+    yield c["path"] or "/"
+    for key in ("shape", "chunk_shape", "shard_shape"):
+        yield " x ".join(map(str, c[key])) if c[key] else "-"
+    yield c["data_type"]
+    yield ", ".join(c["codecs"])
+    yield f"{c['format']}: {c['sharding']}"
+    share = f" ({c['chunks'] / c['grid_chunks']:.0%})" if c["grid_chunks"] else ""
+    yield f"{c['chunks']} of {c['grid_chunks']}{share}"
+    yield str(c["shards"])
+    yield human_bytes(c["stored_bytes"])
+    yield human_bytes(c["shard_bytes"])

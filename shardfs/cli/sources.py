@@ -1,0 +1,100 @@
+"""What verbs that open a source have in common: their options, and the way from these to a tree."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shardfs import errors, options
+from shardfs.cli import is_bug
+from shardfs.errors import is_expected
+
+if TYPE_CHECKING:
+    from shardfs.options import Options
+    from shardfs.tree import Tree
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def debug(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    """The callback of `--debug`."""
+    if value:
+        os.environ["SHARDFS_DEBUG"] = "1"
+
+
+def source_options(function: Function) -> Function:
+    """What every verb takes that opens a source."""
+    for decorate in (
+        click.option(
+            "--debug", is_flag=True, expose_value=False, is_eager=True, callback=debug, help="Show tracebacks."
+        ),
+        click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Set a variable of the environment."),
+        click.option(
+            "--storage-option",
+            "storage",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="An option for the source's fsspec file system.",
+        ),
+        click.option("-o", "words", multiple=True, metavar="A,B=C", help="Options, as in fstab; see docs/options.md."),
+    ):
+        function = decorate(function)
+    return function
+
+
+def given_options(
+    words: Iterable[str], storage: Iterable[str], env: Iterable[str], flags: Mapping[str, Any]
+) -> Options:
+    """Everything that was given; its variables are set here."""
+    found = options.merged(
+        options.from_environment(os.environ),
+        options.from_mount_options(words),
+        options.from_flags(flags, storage, env),
+    )
+    os.environ.update(found.env)
+    return found
+
+
+def absolute(source: str) -> str:
+    """A local path, independent of the directory in which a daemon runs; a URL as it is."""
+    return source if "://" in source or "::" in source else os.path.abspath(source)
+
+
+def opened(source: str, found: Options, **hooks: Any) -> Tree:
+    """The tree; whatever a store says is an error with the source's name, unless it is a bug."""
+    from shardfs.tree import open_tree
+
+    try:
+        return open_tree(
+            absolute(source),
+            storage_options=found.storage_options,
+            index_cache_bytes=found.index_cache,
+            chunk_cache_bytes=found.chunk_cache,
+            index_ttl_s=found.index_ttl,
+            follow_symlinks=found.symlinks == "follow",
+            **hooks,
+        )
+    except OSError as e:
+        if e.filename is not None:
+            raise
+        number = errors.errno_of(e)  # fsspec's FileNotFoundErrors have neither errno nor words
+        words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))
+        raise OSError(number, words, source) from e
+    except (ImportError, ValueError) as e:  # how fsspec says that it knows no such file system, or misses a package
+        raise OSError(errno.EIO, f"cannot be opened: {e}", source) from e
+    except Exception as e:
+        if is_expected(e) or is_bug(e):
+            raise
+        raise OSError(errno.EIO, f"cannot be opened: {type(e).__name__}: {e}", source) from e
+
+
+def open_for(source: str, words: Iterable[str], storage: Iterable[str], env: Iterable[str]) -> Tree:
+    """The tree for a verb that only looks."""
+    found = given_options(words, storage, env, {})
+    logging.basicConfig(level=found.log_level.upper(), format="shardfs: %(message)s")
+    return opened(source, found)
