@@ -21,6 +21,7 @@ from shardfs.model import (
     ByteRange,
     Collection,
     Coords,
+    Index,
     Lead,
     ShardFormat,
     ShardIndex,
@@ -83,7 +84,7 @@ class _Page:
 
     __slots__ = ("blob", "index", "version")
 
-    def __init__(self, index: ShardIndex, blob: Blob, version: Version) -> None:
+    def __init__(self, index: Index, blob: Blob, version: Version) -> None:
         self.index, self.version = index, version
         # Weak: the store's own bound decides how many descriptors stay open, not the size of the index cache.
         self.blob = weakref.ref(blob)
@@ -374,11 +375,9 @@ class ChunkStore:
                 continue
             if page is None:
                 continue
-            i = page.index.positions(places.slot[at])
-            here = i >= 0
-            at, i = at[here], i[here]
-            exists[at] = True
-            sizes[at] = _sizes(page.index, i)
+            found = _sizes_of(page.index, places.slot[at])
+            at, found = at[found != NONE], found[found != NONE]
+            exists[at], sizes[at] = True, found
             mtimes[at] = self._mtime_ns(shard) if len(at) else 0
         return exists, sizes, mtimes
 
@@ -472,14 +471,15 @@ class ChunkStore:
         else:
             if page is None:
                 return
-            slots = page.index.all_slots()
+            index = page.index.arrays()
+            slots = index.all_slots()
         mtime_ns = self._mtime_ns(shard) if page is not None else 0
         for start in range(skip, len(slots), 4096):
             stop = min(start + 4096, len(slots))
             coords, valid = self.format.coords(shard, number, slots[start:stop])
             at = np.arange(start, stop)[valid]
             if len(at):
-                sizes = np.full(len(at), -1, np.int64) if page is None else _sizes(page.index, at)
+                sizes = np.full(len(at), -1, np.int64) if page is None else _sizes(index, at)
                 yield ChunkBatch(coords[valid], sizes, mtime_ns, np.uint64(base + 1) + at.astype(np.uint64))
 
     def occupancy(self) -> Occupancy:
@@ -504,10 +504,11 @@ class ChunkStore:
             if page is None:
                 continue
             at = np.uint64(offset)
-            starts, sizes = page.index.starts.astype(np.uint64), page.index.sizes.astype(np.uint64)
+            index = page.index.arrays()
+            starts, sizes = index.starts.astype(np.uint64), index.sizes.astype(np.uint64)
             hits = np.flatnonzero((starts <= at) & (at - np.minimum(starts, at) < sizes))
             if len(hits):
-                coords, valid = self.format.coords(shard, number, page.index.all_slots()[hits])
+                coords, valid = self.format.coords(shard, number, index.all_slots()[hits])
                 for c, ok in zip(coords.tolist(), valid.tolist(), strict=True):
                     if ok:
                         return tuple(c)
@@ -515,6 +516,28 @@ class ChunkStore:
 
 
 _ids = itertools.count()
+
+
+NONE = -2
+
+
+def _sizes_of(index: Index, slots: U64) -> Sizes:
+    """Stored sizes of the chunks in these slots; -1 where the entry is broken, NONE where there is no chunk."""
+    if len(slots) <= FEW:
+        return np.fromiter((_size_of(index, slot) for slot in slots.tolist()), np.int64, len(slots))
+    arrays = index.arrays()
+    at = arrays.positions(slots)
+    sizes = np.full(len(slots), NONE, np.int64)
+    sizes[at >= 0] = _sizes(arrays, at[at >= 0])
+    return sizes
+
+
+def _size_of(index: Index, slot: int) -> int:
+    try:
+        extent = index.find(slot)
+    except ValueError:
+        return -1
+    return NONE if extent is None else extent[1]
 
 
 def _sizes(index: ShardIndex, at: npt.NDArray[np.intp]) -> Sizes:

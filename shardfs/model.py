@@ -97,6 +97,25 @@ class Placements(NamedTuple):
     slot: U64
 
 
+class Index(Protocol):
+    """One page of a shard index, in whatever form costs least."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def find(self, slot: int) -> tuple[int, int] | None:
+        """Start and size of the chunk in `slot`, which is one that the format places; None if it is absent.
+
+        Raise ValueError, with the reason, if the entry cannot be true.
+        """
+
+    def checked(self, object_size: int) -> Index:
+        """The same index, in which ranges that leave the object cannot be true."""
+
+    def arrays(self) -> ShardIndex:
+        """All of it, for listings."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
     """One page of a shard index: which slots are present, and where.
@@ -121,6 +140,9 @@ class ShardIndex:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def arrays(self) -> ShardIndex:
+        return self
 
     def all_slots(self) -> U64:
         return np.arange(len(self.starts), dtype=np.uint64) if self.slots is None else self.slots
@@ -233,9 +255,9 @@ class ShardFormat(Protocol):
     def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest | None:
         """The bytes of `page`; None if the page is empty. Raise ValueError, with the reason, if impossible."""
 
-    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+    def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
         """Raise ValueError, with the reason, unless length and checksum hold. Ranges are not compared with the
-        object's size yet (`ShardIndex.checked`)."""
+        object's size yet (`Index.checked`)."""
 
     def candidates(self, shard: int) -> U64 | None:
         """All slots that the (only) page of a shard could hold; None if they cannot be counted."""

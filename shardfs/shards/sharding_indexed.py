@@ -9,19 +9,23 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from struct import Struct
 from typing import TYPE_CHECKING, Literal
 
 import google_crc32c
 import numpy as np
 
 from shardfs.grid import ceil_div, strides, unravel, unravel_many
-from shardfs.model import U64, Bool, ByteRange, ByteRequest, Coords, Placement, Placements, ShardIndex, Suffix
+from shardfs.model import U64, Bool, ByteRange, ByteRequest, Coords, Index, Placement, Placements, ShardIndex, Suffix
 from shardfs.shards import MAX_INDEX_BYTES, SinglePage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MISSING = 2**64 - 1
+
+SMALL = 4096
+"""Bytes of an index up to which it stays as it was read: making arrays of it costs as much as reading a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ class ShardingIndexed(SinglePage):
             )
         return Suffix(n) if self.index.location == "end" else ByteRange(0, n)
 
-    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+    def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
         if not raw:  # zarr-python reads a shard of zero bytes as all fill value
             return ShardIndex.empty()
         n = self._index_bytes(shard)
@@ -192,9 +196,8 @@ class ShardingIndexed(SinglePage):
             found = google_crc32c.value(raw)
             if found != told:
                 raise ValueError(f"its index has crc32c {found:08x}, but says {told:08x}")
-        rows = np.frombuffer(raw, "<u8" if self.index.endian == "little" else ">u8")
-        rows = rows.astype(np.uint64, copy=False).reshape(-1, 2)
-        return _index_of(rows, self.index.either_is_empty)
+        rows = _Rows(raw, self.index)
+        return rows if len(raw) <= SMALL else rows.arrays()
 
     def candidates(self, shard: int) -> U64 | None:
         n = self.slots_per_shard(shard)
@@ -208,6 +211,38 @@ class ShardingIndexed(SinglePage):
         if g is None or not all(c < n for c, n in zip(g, self.shard_grid, strict=True)):
             return None
         return sum(c * s for c, s in zip(g, self._shard_strides, strict=True))
+
+
+class _Rows:
+    """A small index as it was read: rows of (offset, nbytes), one for each slot."""
+
+    __slots__ = ("_encoding", "_end", "_raw", "_row")
+
+    def __init__(self, raw: bytes, encoding: IndexEncoding, end: int = MISSING - 1) -> None:
+        self._raw, self._encoding, self._end = raw, encoding, end
+        self._row = _LITTLE if encoding.endian == "little" else _BIG
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._raw)
+
+    def checked(self, object_size: int) -> _Rows:
+        return _Rows(self._raw, self._encoding, object_size)
+
+    def find(self, slot: int) -> tuple[int, int] | None:
+        start, size = self._row(self._raw, 16 * slot)
+        if start + size <= self._end:
+            return start, size
+        return None if start == size == MISSING else self.arrays().find(slot)  # which says what is wrong with it
+
+    def arrays(self) -> ShardIndex:
+        rows = np.frombuffer(self._raw, "<u8" if self._encoding.endian == "little" else ">u8")
+        rows = rows.astype(np.uint64, copy=False).reshape(-1, 2)
+        index = _index_of(rows, self._encoding.either_is_empty)
+        return index if self._end >= MISSING - 1 else index.checked(self._end)
+
+
+_LITTLE, _BIG = Struct("<QQ").unpack_from, Struct(">QQ").unpack_from
 
 
 def _index_of(rows: U64, either_is_empty: bool) -> ShardIndex:

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.model import ByteRange, Coords, ShardFormat, ShardIndex, Suffix
+from shardfs.model import ByteRange, Coords, Index, ShardFormat, Suffix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ class Sample:
     shard: Callable[[Extents], bytes]
 
 
-def read_index(sample: Sample, coords: Coords, stored: bytes) -> ShardIndex | None:
+def read_index(sample: Sample, coords: Coords, stored: bytes) -> Index | None:
     """The index page in which a chunk of a shard object stands, as a reader would fetch it."""
     fmt = sample.format
     shard, page, _ = fmt.place(coords)
@@ -95,9 +95,11 @@ class ShardFormatSuite:
         for cell, extent in extents.items():
             index = read_index(sample, cell, stored)
             assert index is not None
-            assert index.extent_at(index.position(sample.format.place(cell)[2])) == extent
-            slots = np.array([sample.format.place(cell)[2]], np.uint64)
-            assert index.positions(slots).tolist() == [index.position(int(slots[0]))]
+            slot = sample.format.place(cell)[2]
+            assert index.find(slot) == extent
+            arrays = index.arrays()
+            assert arrays.extent_at(arrays.position(slot)) == extent
+            assert arrays.positions(np.array([slot], np.uint64)).tolist() == [arrays.position(slot)]
 
     @given(st.data())
     def test_what_was_not_put_into_the_shard_is_absent(self, data: st.DataObject) -> None:
@@ -107,7 +109,9 @@ class ShardFormatSuite:
         if other in extents or not extents or sample.home(other) != sample.home(next(iter(extents))):
             return
         index = read_index(sample, other, sample.shard(extents))
-        assert index is None or index.position(sample.format.place(other)[2]) == -1
+        if index is not None:
+            assert index.find(sample.format.place(other)[2]) is None
+            assert index.arrays().position(sample.format.place(other)[2]) == -1
 
     @given(st.data())
     def test_listing_the_pages_of_a_shard_gives_its_chunks(self, data: st.DataObject) -> None:
@@ -124,7 +128,7 @@ class ShardFormatSuite:
             if request is None:
                 continue
             raw = stored[-request.size :] if isinstance(request, Suffix) else stored[request.start : request.stop]
-            coords, valid = fmt.coords(shard, page, fmt.decode_page(shard, page, raw).all_slots())
+            coords, valid = fmt.coords(shard, page, fmt.decode_page(shard, page, raw).arrays().all_slots())
             found += [tuple(c) for c, ok in zip(coords.tolist(), valid.tolist(), strict=True) if ok]
         assert sorted(found) == sorted(extents)
 
@@ -137,11 +141,14 @@ class ShardFormatSuite:
             index = read_index(sample, cell, stored)
         except ValueError:
             return
-        for i in range(0 if index is None else len(index)):
-            assert index is not None
+        if index is None:
+            return
+        arrays = index.arrays()
+        for slot in arrays.all_slots().tolist():
             with suppress(ValueError):
-                start, size = index.extent_at(i)
+                start, size = arrays.extent_at(arrays.position(slot))
                 assert 0 <= start <= start + size <= len(stored)
+                assert index.find(slot) == (start, size)
 
     @given(st.data())
     def test_a_cut_or_changed_shard_never_shows_bytes_outside_of_it(self, data: st.DataObject) -> None:
@@ -155,8 +162,7 @@ class ShardFormatSuite:
         del stored[data.draw(st.integers(0, len(stored))) :]
         try:
             index = read_index(sample, cell, bytes(stored))
-            at = -1 if index is None else index.position(sample.format.place(cell)[2])
-            start, size = (0, 0) if index is None or at < 0 else index.extent_at(at)
+            start, size = (index and index.find(sample.format.place(cell)[2])) or (0, 0)
         except ValueError:
             return
         assert start + size <= len(stored)
