@@ -25,7 +25,7 @@ while read -r name requirements; do
     has_packages "$python" $requirements || make_venv "${python%/bin/*}" $requirements </dev/null
     export "$variable=$python"
 done <<END
-cv cloud-volume>=12 igneous-pipeline neuroglancer
+cv cloud-volume>=12 igneous-pipeline neuroglancer tensorstore
 zarr2 zarr~=2.18.0 numcodecs<0.14 pytest
 bcolz bcolz-zipline bloscpack
 blosc2 blosc2

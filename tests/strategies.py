@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from shardfs.grid import MortonCode
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
-from shardfs.shards.uint64_sharded import ShardingSpec, Uint64Sharded
+from shardfs.shards.uint64_sharded import Ids, ShardingSpec, Uint64Sharded
 from tests import handmade
 from tests.suites.shard_format import Extents, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardfs.model import Coords
+    from shardfs.shards.uint64_sharded import ChunkIds
 
 U64 = st.integers(0, 2**64 - 1)
 
@@ -131,17 +132,17 @@ def spec_json(spec: ShardingSpec) -> dict[str, Any]:
     )
 
 
-@st.composite
-def uint64_sharded_samples(draw: st.DrawFn) -> Sample:
-    """Any grid of 64 bits of ids; ids in the index in any order, offsets that run backwards and wrap."""
-    spec, grid = draw(sharding_specs()), draw(grids())
+def _uint64_sharded_sample(
+    spec: ShardingSpec, ids: ChunkIds, cells: st.SearchStrategy[Coords], encode: Callable[[Coords], int]
+) -> Sample:
+    """Ids in the index in any order, offsets that run backwards and wrap."""
     document = spec_json(spec)
     head = 16 << spec.minishard_bits
 
     def shard(extents: Extents) -> bytes:
         minishards: list[list[handmade.Entry]] = [[] for _ in range(1 << spec.minishard_bits)]
         for cell, (start, size) in list(extents.items())[::-1]:
-            chunk_id = handmade.morton(cell, grid)
+            chunk_id = encode(cell)
             # `at` counts from the end of the shard index; chunks here may lie in it, which makes it wrap
             entry = handmade.Entry(chunk_id, b"", at=(start - head) % 2**64, size=size)
             minishards[handmade.uint64_hash(chunk_id, document)[1]].append(entry)
@@ -149,14 +150,28 @@ def uint64_sharded_samples(draw: st.DrawFn) -> Sample:
         deflate = spec.minishard_index_encoding == "gzip"
         return handmade.uint64_shard(minishards, deflate_index=deflate, junk=bytes(total))
 
-    return Sample(
-        Uint64Sharded(spec, MortonCode(grid)),
-        cells(grid),
-        lambda cell: handmade.shard_name(
-            handmade.uint64_hash(handmade.morton(cell, grid), document)[0], spec.shard_bits
-        ),
-        shard,
+    def home(cell: Coords) -> str:
+        return handmade.shard_name(handmade.uint64_hash(encode(cell), document)[0], spec.shard_bits)
+
+    return Sample(Uint64Sharded(spec, ids), cells, home, shard)
+
+
+@st.composite
+def uint64_sharded_samples(draw: st.DrawFn) -> Sample:
+    """Any grid of 64 bits of ids."""
+    grid = draw(grids())
+    return _uint64_sharded_sample(
+        draw(sharding_specs()), MortonCode(grid), cells(grid), lambda cell: handmade.morton(cell, grid)
     )
+
+
+@st.composite
+def uint64_sharded_id_samples(draw: st.DrawFn) -> Sample:
+    """Ids of objects, near each other and anywhere; some with a second coordinate, which is 0 for the first file."""
+    files = draw(st.integers(1, 2))
+    ids = st.integers(0, 40) | U64 | st.integers(2**64 - 9, 2**64 - 1)
+    found = ids.map(lambda number: (number,) if files == 1 else (number, 0))
+    return _uint64_sharded_sample(draw(sharding_specs()), Ids(files), found, lambda cell: cell[0])
 
 
 # ------------------------------------------------------------------------------------------------- datasets

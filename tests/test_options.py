@@ -179,6 +179,6 @@ def test_the_limits_in_the_documents_are_those_of_the_code() -> None:
         f"of one array | 2^{tree.MAX_NODES.bit_length() - 1} ",
         f"rectilinear grid | {zarr3.MAX_EDGES} ",
         f"to a depth of {zarr3.MAX_NESTING} ",
-        f"scales of a volume | {precomputed.MAX_SCALES} ",
+        f"scales of a volume | {precomputed.MAX_PARTS} ",
     ):
         assert told in text

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shardfs.grid import MortonCode
 from shardfs.shards.uint64_sharded import (
+    Ids,
     ShardingSpec,
     Uint64Sharded,
     murmurhash3_x86_128,
@@ -26,28 +27,12 @@ from tests.suites import Sample, ShardFormatSuite
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardfs.model import U64 as U64Array
-    from shardfs.model import Bool, Coords
+    from shardfs.model import Coords
 
 
 class TestSuite(ShardFormatSuite):
     def samples(self) -> st.SearchStrategy[Sample]:
         return uint64_sharded_samples()
-
-
-class Ids:
-    """Chunk ids as they are, for shards that are no volumes."""
-
-    grid: Coords = (2**64,)
-
-    def encode(self, cell: Coords) -> int:
-        return cell[0]
-
-    def encode_many(self, cells: U64Array) -> U64Array:
-        return cells[:, 0]
-
-    def decode_many(self, codes: U64Array) -> tuple[U64Array, Bool]:
-        return codes[:, None], np.ones(len(codes), np.bool_)
 
 
 @pytest.mark.parametrize(

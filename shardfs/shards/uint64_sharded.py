@@ -92,6 +92,25 @@ class ChunkIds(Protocol):
     def decode_many(self, codes: U64) -> tuple[U64, Bool]: ...
 
 
+class Ids:
+    """The ids of objects, which are their only coordinate; or the first of two where each has several files."""
+
+    def __init__(self, files: int = 1) -> None:
+        self.grid: Coords = (2**64,) if files == 1 else (2**64, files)
+
+    def encode(self, cell: Coords) -> int:
+        return cell[0]
+
+    def encode_many(self, cells: U64) -> U64:
+        return cells[:, 0]
+
+    def decode_many(self, codes: U64) -> tuple[U64, Bool]:
+        """Of the first file of each."""
+        cells = np.zeros((len(codes), len(self.grid)), np.uint64)
+        cells[:, 0] = codes
+        return cells, np.ones(len(codes), np.bool_)
+
+
 def murmurhash3_x86_128(value: int) -> int:
     """The low 8 bytes, as a little-endian number, of the 128-bit x86 hash of the 8 little-endian bytes of `value`."""
     # mmh3 computes the x64 variant, which gives other numbers, unless told otherwise
