@@ -8,18 +8,18 @@ from __future__ import annotations
 import errno
 import math
 from bisect import bisect_right
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shardfs.codecs import MAX_STORED
-from shardfs.grid import SMALL_IDS, IdNames, unravel
+from shardfs.grid import SMALL_IDS, IdNames, NestedNames, unravel
 from shardfs.inodes import numbers_of_ids
-from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Sizes
+from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Placement, Sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.cache import ByteLRU
     from shardfs.chunks import ChunkBatch, ChunkStore, Found
@@ -32,16 +32,11 @@ WINDOW = 8 << 20
 request, however small the pieces in which it is read."""
 
 
-class Extent:
-    """Bytes shown exactly as they lie in a local file: byte i of the shown file is byte `start + i` of `fd`.
+class Extent(NamedTuple):
+    """Bytes shown exactly as they lie in a local file: byte i of the shown file is byte `start + i` of `blob`."""
 
-    The descriptor stays open as long as this object lives.
-    """
-
-    __slots__ = ("_blob", "fd", "start")
-
-    def __init__(self, blob: Blob, start: int) -> None:
-        self._blob, self.fd, self.start = blob, blob.fd, blob.base + start
+    blob: Blob
+    start: int
 
 
 class Attributes(NamedTuple):
@@ -62,6 +57,17 @@ class Place(NamedTuple):
 
     level: int
     nth: int
+
+
+class _Row(NamedTuple):
+    """The chunks of one directory, which differ in the last component of their names.
+
+    `first` is the number of the first one, `above` the coordinates they share.
+    """
+
+    first: int
+    above: Coords
+    place: Callable[[int], Placement]
 
 
 class ChunkTree:
@@ -90,8 +96,8 @@ class ChunkTree:
         self._dims = self._names.dims
         self.depth = len(self._dims)
         *self._bases, _ = _bases(self._dims, bool(self._names.prefix))
-        # The components above a chunk's own, which chunks looked up one after the other mostly share.
-        self._row = lru_cache(ROWS)(partial(unravel, dims=self._dims[:-1]))
+        self._rows: dict[int, _Row] = {}
+        self._has_rows = type(self._names) is NestedNames and collection.lead is None
         self._raw = collection.transform is None
         self.by_id = isinstance(self._names, IdNames)
 
@@ -117,14 +123,32 @@ class ChunkTree:
 
         Raise FileNotFoundError for a chunk that does not exist, and NotADirectoryError if `parent` is a chunk.
         """
-        position, bases = parent - self.first, self._bases
-        level = bisect_right(bases, position, 1) - 1
+        row = self._rows.get(parent)
+        if row is not None:
+            value = self._names.parse(self.depth - 1, name)
+            return None if value is None else self._in_row(row, value)
+        level, nth = self.place(parent)
         if level >= self.depth:
             raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(parent))
         value = self._names.parse(level, name)
         if value is None:
             return None
-        return self._child(level, position - bases[level], value)
+        if level + 1 == self.depth and self._has_rows:
+            return self._in_row(self._make_row(parent, nth), value)
+        return self._child(level, nth, value)
+
+    def _make_row(self, directory: int, nth: int) -> _Row:
+        if len(self._rows) >= ROWS:
+            self._rows.clear()
+        above = unravel(nth, self._dims[:-1])
+        row = _Row(self._number(self.depth - 1, nth, 0), above, self.chunks.format.row(above))
+        self._rows[directory] = row
+        return row
+
+    def _in_row(self, row: _Row, value: int) -> Attributes:
+        first, above, place = row
+        coords = (*above, value)
+        return self._attributes_of(first + value, coords, self.chunks.at(place(value), coords))
 
     def lookup_top(self, name: bytes) -> Attributes | None:
         """`lookup` in the dataset's directory, where names lie that have no directory of their own."""
@@ -148,7 +172,7 @@ class ChunkTree:
         number = self._number(level, nth, value)
         if level + 1 < self.depth:
             return Attributes(number, True, 0, self.mtime_ns)
-        return self.chunk_attributes(number, self._names.coords((*self._row(nth), value)))
+        return self.chunk_attributes(number, self._names.coords((*unravel(nth, self._dims[:-1]), value)))
 
     def coords(self, number: int) -> Coords:
         """Grid coordinates of a chunk."""
@@ -195,21 +219,29 @@ class ChunkTree:
 
     def chunk_attributes(self, number: int, coords: Coords) -> Attributes:
         """Of the chunk at these coordinates, which has this number."""
-        blob, start, size = self._found(coords)
+        return self._attributes_of(number, coords, self.chunks.locate(coords))
+
+    def _attributes_of(self, number: int, coords: Coords, found: Found | None) -> Attributes:
+        if found is None:
+            raise self._missing(coords)
+        blob, start, size = found
         if blob.fd < 0:
             mtime_ns = self.chunks.stat(self.chunks.shard_of(coords)).mtime_ns
             return Attributes(number, False, size if self._raw else self._shown_size(number, coords, size), mtime_ns)
         mtime_ns = blob.stat().mtime_ns
         if self._raw:
             # As the constructor would, in half the time: this is where every chunk that is opened passes.
-            return _new(Attributes, (number, False, size, mtime_ns, Extent(blob, start)))
+            return _new(Attributes, (number, False, size, mtime_ns, _new(Extent, (blob, start))))
         return Attributes(number, False, self._shown_size(number, coords, size), mtime_ns)
 
     def _found(self, coords: Coords) -> Found:
         found = self.chunks.locate(coords)
         if found is None:
-            raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
+            raise self._missing(coords)
         return found
+
+    def _missing(self, coords: Coords) -> FileNotFoundError:
+        return FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
 
     def _shown_size(self, number: int, coords: Coords, stored: int) -> int:
         known = self._shown_sizes(np.array([coords], np.uint64), np.array([stored], np.int64)).item()
@@ -232,7 +264,7 @@ class ChunkTree:
     def _part(self, coords: Coords, part: ByteRange) -> bytes:
         data = self.chunks.read(coords, part)
         if data is None:
-            raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
+            raise self._missing(coords)
         return data
 
     def _windowed(self, number: int, coords: Coords, offset: int, size: int) -> bytes | memoryview:
@@ -260,7 +292,7 @@ class ChunkTree:
             show = None if transform is None else partial(transform.show, coords)
             data = self.chunks.read(coords, decode=show, most=MAX_STORED)
             if data is None:
-                raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
+                raise self._missing(coords)
             return data, len(data), self._ttl
 
         return self._cache.get((number, "shown"), load)

@@ -222,6 +222,9 @@ class ShardFormat(Protocol):
 
     def place(self, coords: Coords) -> Placement: ...
 
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        """`place` of the chunks that differ in the last coordinate only, given that one; `above` are the others."""
+
     def place_many(self, coords: U64) -> Placements:
         """`place` for an (n, d) array."""
 

@@ -355,10 +355,11 @@ class _Worker:
             if extent is None:
                 self._send_data(unique, self._tree.read(number, offset, size))
                 return
+            blob, start = extent
             size = min(size, max(length - offset, 0))
             data = outbox[_PAGE : _PAGE + size]
             try:
-                got = preadv(extent.fd, (data,), extent.start + offset, nowait)
+                got = preadv(blob.fd, (data,), blob.base + start + offset, nowait)
             except OSError:  # not in the page cache, or on a file system that cannot say
                 got = -1
             if got == size or self._read_slowly(extent, data, offset):
@@ -373,7 +374,7 @@ class _Worker:
     def _read_slowly(self, extent: Extent, data: memoryview, offset: int) -> bool:
         """Read from a disk or a server, while another thread leads; False if the bytes are not there any more."""
         self._server.waiting()
-        return os.preadv(extent.fd, (data,), extent.start + offset) == len(data)
+        return os.preadv(extent.blob.fd, (data,), extent.blob.base + extent.start + offset) == len(data)
 
     # ---- directories
 

@@ -142,6 +142,13 @@ class ShardingIndexed(SinglePage):
         shard = sum(g * s for (g, _), s in zip(split, self._shard_strides, strict=True))
         return shard, 0, sum(i * s for (_, i), s in zip(split, steps, strict=True))
 
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        if not self._regular:
+            return lambda last: self.place((*above, last))
+        shard, _, slot = self.place((*above, 0))
+        per, shard_step, slot_step = self._hot[-1]
+        return lambda last: (shard + last // per * shard_step, 0, slot + last % per * slot_step)
+
     def place_many(self, coords: U64) -> Placements:
         n = len(coords)
         shard, slot = np.zeros(n, np.uint64), np.zeros(n, np.uint64)

@@ -7,7 +7,7 @@ https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
 import mmh3
 import numpy as np
@@ -16,6 +16,9 @@ import numpy.typing as npt
 from shardfs.codecs import gunzip
 from shardfs.model import U64, Bool, ByteRange, Coords, Placement, Placements, ShardIndex
 from shardfs.shards import MAX_INDEX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 U32 = npt.NDArray[np.uint32]
 
@@ -175,6 +178,9 @@ class Uint64Sharded:
         if self._murmur:
             h = murmurhash3_x86_128(h)
         return h >> self.spec.minishard_bits & self._shard_mask, h & self._minishard_mask, chunk_id
+
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        return lambda last: self.place((*above, last))
 
     def place_many(self, coords: U64) -> Placements:
         ids = self.ids.encode_many(coords)
