@@ -82,7 +82,8 @@ def print_json(document: Any) -> bytes:
 @cache
 def formats() -> Sequence[Format]:
     """All formats, in the order in which a directory is asked for them."""
+    from shardfs.formats.n5 import N5
     from shardfs.formats.precomputed import PRECOMPUTED
     from shardfs.formats.zarr3 import ZARR3
 
-    return (ZARR3, PRECOMPUTED)
+    return (ZARR3, PRECOMPUTED, N5)
