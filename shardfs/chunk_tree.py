@@ -195,17 +195,15 @@ class ChunkTree:
 
     def directory_path(self, place: Place) -> str:
         """The path in the store that a virtual directory would have there."""
-        nth, parts = place.nth, []
-        for d in reversed(self._dims[: place.level]):
-            nth, v = divmod(nth, d)
-            parts.append(str(v))
-        prefix = [self._names.prefix.decode()] if self._names.prefix else []
-        return "/".join(filter(None, [self.path, *prefix, *reversed(parts)]))
+        return self._path(np.array(unravel(place.nth, self._dims[: place.level]), np.uint64))
 
     def chunk_path(self, coords: Coords) -> str:
         """The shown path of a chunk."""
-        values = self._names.values(np.array([coords], np.uint64).reshape(1, -1))[0]
-        parts = [self._names.render(level, values[level : level + 1])[0] for level in range(self.depth)]
+        return self._path(self._names.values(np.array([coords], np.uint64).reshape(1, -1))[0])
+
+    def _path(self, values: U64) -> str:
+        """The path of which the components have these values, as many as are given."""
+        parts = [self._names.render(level, values[level : level + 1])[0] for level in range(len(values))]
         prefix = [self._names.prefix] if self._names.prefix else []
         return "/".join(filter(None, [self.path, b"/".join([*prefix, *parts]).decode()]))
 

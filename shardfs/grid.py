@@ -160,6 +160,28 @@ class NestedNames:
         return coords
 
 
+class HeadedNames(NestedNames):
+    """The same with something before the first number, which is no directory of its own: `c1/23/45`."""
+
+    def __init__(self, grid: Sequence[int], head: bytes) -> None:
+        super().__init__(grid)
+        self._head = head
+
+    def parse(self, level: int, name: bytes) -> int | None:
+        if level:
+            return super().parse(level, name)
+        return super().parse(0, name.removeprefix(self._head)) if name.startswith(self._head) else None
+
+    def reserved(self, level: int, name: bytes) -> bool:
+        if level:
+            return super().reserved(level, name)
+        return name.startswith(self._head) and super().reserved(0, name.removeprefix(self._head))
+
+    def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
+        names = super().render(level, values)
+        return names if level else np.char.add(self._head, names)
+
+
 class FlatNames:
     """All chunks in one directory, coordinates joined by a separator: `c.1.23.45` or `1.23.45`.
 

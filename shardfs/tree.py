@@ -25,7 +25,7 @@ from shardfs.chunks import DAMAGE_TTL_S, open_chunks
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
-from shardfs.model import Batch, Blob, ByteRange, Coords, Dataset, Located, Problem, Stat, Summary
+from shardfs.model import Batch, Blob, ByteRange, Coords, Dataset, Located, Problem, Scope, Stat, Summary
 from shardfs.nodes import Chunk, Content, Directory, Document, File, Inherited, Node, NodeTable, Placed
 from shardfs.store import DirEntry, Store, open_store
 
@@ -167,7 +167,7 @@ class Tree:
             entry = self.store.entry(path)
         except (FileNotFoundError, NotADirectoryError):
             # A volume's directory may have no shard yet; and some stores know no directories, only objects.
-            if name not in content.below and not (self.store.blind and self._documents(path)):
+            if name not in content.below and not (self.store.blind and self._is_described(path, content.scope)):
                 raise
             entry = DirEntry(name, True, None)
         return self._listed(path, entry, content.inherited(name))
@@ -406,8 +406,8 @@ class Tree:
     # ---- directories ----
 
     def _documents(self, path: str) -> dict[str, bytes]:
-        names = [name for f in formats() for name in f.documents]
-        return self.store.documents(path, names, MAX_DOCUMENT_BYTES)
+        names = dict.fromkeys(name for f in formats() for name in f.documents)
+        return self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
 
     def _open(self, directory: Directory) -> Content:
         """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
@@ -429,12 +429,21 @@ class Tree:
         for f in formats():
             if (found := f.open(path, documents)) is not None:
                 return found
-        if directory.inherited.scope is None:
+        if (inherited := directory.inherited.scope) is None:
             return None
-        scope, base = directory.inherited.scope
-        below = path.removeprefix(base).lstrip("/")
-        wanted = self.store.documents(base, scope.documents(below), MAX_DOCUMENT_BYTES)
-        return scope.open(path, below, wanted)
+        scope, base = inherited
+        return scope.open(path, _below(path, base), self._scope_documents(path, inherited))
+
+    def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
+        scope, base = inherited
+        wanted = scope.documents(_below(path, base))
+        return self.store.documents(base, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
+
+    def _is_described(self, path: str, inherited: tuple[Scope, str] | None) -> bool:
+        """Whether there are documents for a directory, which proves that it is there."""
+        if self._documents(path):
+            return True
+        return inherited is not None and bool(self._scope_documents(path, inherited))
 
     def _content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
         path, here = directory.path, None
@@ -636,6 +645,11 @@ class Tree:
         if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
             self.store.entry("")  # says so if it does not exist
         raise NotADatasetError("no sharded dataset of a kind that shardfs knows found in the source")
+
+
+def _below(path: str, base: str) -> str:
+    """The path relative to that of a directory above."""
+    return path.removeprefix(base).lstrip("/")
 
 
 def _parts(path: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs import grid
-from shardfs.grid import BoxNames, FlatNames, MortonCode, NestedNames
+from shardfs.grid import BoxNames, FlatNames, HeadedNames, MortonCode, NestedNames
 from tests import handmade
 from tests.strategies import cells, grids
 
@@ -84,6 +84,8 @@ def test_only_canonical_numbers_are_names(text: str) -> None:
     name = text.encode()
     assert NestedNames((10, 10)).parse(0, name) is None
     assert NestedNames((10, 10), b"c").parse(1, name) is None
+    assert HeadedNames((10, 10), b"c").parse(0, b"c" + name) is None
+    assert HeadedNames((10, 10), b"c").parse(1, name) is None
     assert FlatNames((10, 10), b"c.", b".", b"c").parse(0, b"c.0." + name) is None
     assert FlatNames((10, 10), b"", b".", b"0").parse(0, name + b".3") is None
     box = BoxNames((10, 10, 10), (1, 1, 1), (0, 0, 0))
@@ -95,6 +97,7 @@ def _chunk_names() -> st.SearchStrategy[ChunkNames]:
     dims = st.lists(st.integers(1, 2**15), min_size=1, max_size=4).map(tuple)
     return st.one_of(
         st.builds(NestedNames, dims, st.sampled_from((b"c", b""))),
+        st.builds(HeadedNames, dims, st.just(b"c")),
         st.builds(FlatNames, dims | st.just(()), st.just(b"c."), st.just(b"."), st.just(b"c")),
         st.builds(FlatNames, dims | st.just(()), st.just(b""), st.just(b"."), st.just(b"0")),
         boxes(),
@@ -120,6 +123,13 @@ def test_parse_is_the_inverse_of_render(names: ChunkNames, data: st.DataObject) 
     one = tuple(data.draw(st.integers(0, n - 1)) for n in names.dims)
     coords = names.coords(one)
     assert names.values(np.array([coords], np.uint64).reshape(1, -1)).tolist() == [list(one)]
+
+
+def test_only_the_first_component_has_the_head() -> None:
+    names = HeadedNames((10, 10), b"c")
+    assert [names.parse(0, name) for name in (b"c3", b"3", b"cc3", b"c10", b"C3")] == [3, None, None, None, None]
+    assert [names.parse(1, name) for name in (b"3", b"c3")] == [3, None]
+    assert [names.reserved(0, name) for name in (b"c10", b"10", b"c", b"cx")] == [True, False, False, False]
 
 
 @given(_chunk_names(), st.binary(max_size=12) | st.from_regex(rb"\A-?[0-9]{1,3}([-_.]-?[0-9]{1,3}){0,5}\Z"))

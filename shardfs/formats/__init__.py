@@ -85,5 +85,6 @@ def formats() -> Sequence[Format]:
     from shardfs.formats.n5 import N5
     from shardfs.formats.precomputed import PRECOMPUTED
     from shardfs.formats.zarr3 import ZARR3
+    from shardfs.formats.zarr_transformer import ZARR_TRANSFORMER
 
-    return (ZARR3, PRECOMPUTED, N5)
+    return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5)

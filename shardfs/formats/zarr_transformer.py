@@ -1,0 +1,279 @@
+"""The Zarr v3 draft of 2022, in which a storage transformer shards arrays; shown as the same arrays without it.
+
+Sharding storage transformer 1.0, editor's draft of 18 February 2022,
+https://purl.org/zarr/spec/extensions/storage-transformers/sharding/1.0, as zarr-python 2.18 wrote and reads it.
+
+Metadata and chunks lie in trees of their own: `meta/root/foo.array.json` describes what is in `data/root/foo`. A chunk
+is called `c1/2` or `c1.2` there, with nothing between the c and the first number, and so is a shard.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from shardfs.formats import parse_json, print_json
+from shardfs.grid import FlatNames, HeadedNames, ceil_div, decimal
+from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
+from shardfs.shards import MAX_INDEX_BYTES
+from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FORMAT = "zarr3-draft"
+DOCUMENT = "zarr.json"
+META, DATA = "meta/root", "data/root"
+CONSOLIDATED = ".zmetadata"
+
+MAX_NESTING = 16
+
+UNFIT = (ValueError, TypeError, KeyError, IndexError)
+"""What reading a member that is not as it should be raises."""
+
+
+class ZarrTransformer:
+    """See `formats.Format`."""
+
+    documents = (DOCUMENT,)
+
+    def may_hold(self, name: str) -> bool:
+        return False
+
+    def open_file(self, path: str, blob: Blob) -> None:
+        return None
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        raw = documents.get(DOCUMENT)
+        if raw is None:
+            return None
+        doc = parse_json(path, DOCUMENT, raw)
+        version = doc.get("zarr_format") if isinstance(doc, dict) else None
+        if not isinstance(version, str) or "://" not in version:
+            return None  # since then it is the number 3
+        suffix = doc.get("metadata_key_suffix", ".json")
+        if not isinstance(suffix, str) or "/" in suffix or "\0" in suffix:
+            why = f"{DOCUMENT}: metadata_key_suffix should be the end of a name, not {suffix!r:.80}"
+            return Dataset(FORMAT, problems=(Problem(path, why),))
+        return Dataset(FORMAT, scope=Hierarchy(suffix))
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """All that one `zarr.json` stands above: see `model.Scope`.
+
+    Args:
+        suffix: of the names of metadata documents, behind `.array` and `.group`.
+    """
+
+    suffix: str
+
+    def documents(self, below: str) -> Sequence[str]:
+        if below in ("data", "meta", META):
+            return (DOCUMENT,)  # they go without saying
+        if _lies_in(META, below):
+            return (f"{below}.group{self.suffix}",)
+        if _lies_in(DATA, below):
+            node = META + below.removeprefix(DATA)
+            return f"{node}.array{self.suffix}", f"{node}.group{self.suffix}"
+        return ()
+
+    def open(self, path: str, below: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        if below == "meta" or _lies_in(META, below):
+            return Dataset(FORMAT, rewriter=ArrayDocuments(self.suffix))
+        array = next(iter(self.documents(below)), "")
+        if not _lies_in(DATA, below) or array not in documents:
+            return None  # what is called c1 in there is no chunk but the child of a group
+        try:
+            unsharded = _unshard(parse_json(path, array, documents[array]))
+            if unsharded is None:
+                return Dataset(FORMAT, closed=True)
+            collection, shown = unsharded
+            print_json(shown)  # only where the document can be shown, too
+        except UNFIT as e:
+            why = f"no member {e}" if isinstance(e, KeyError) else str(e)
+            return Dataset(FORMAT, problems=(Problem(path, f"{array}: {why}"),), closed=True)
+        return Dataset(FORMAT, (collection,), closed=True)
+
+
+def _lies_in(top: str, path: str) -> bool:
+    return path == top or path.startswith(f"{top}/")
+
+
+@dataclass(frozen=True)
+class ArrayDocuments:
+    """The documents of arrays, and the one in which zarr-python repeats them all: see `model.Rewriter`."""
+
+    suffix: str
+
+    def applies(self, name: str) -> bool:
+        return name.endswith(f".array{self.suffix}") or name == CONSOLIDATED
+
+    def rewrite(self, path: str, name: str, raw: bytes) -> bytes | None:
+        doc = parse_json(path, name, raw)
+        try:
+            shown = self._with_members_unsharded(doc) if name == CONSOLIDATED else _shown(doc)
+            return None if shown is None else print_json(shown)
+        except ValueError:
+            return None  # nested too deeply
+
+    def _with_members_unsharded(self, doc: Any) -> dict[str, Any] | None:
+        members = doc.get("metadata") if isinstance(doc, dict) else None
+        if not isinstance(members, dict):
+            return None
+        shown = {name: _shown(member) for name, member in members.items() if name.endswith(f".array{self.suffix}")}
+        changed = {name: member for name, member in shown.items() if member is not None}
+        return {**doc, "metadata": {**members, **changed}} if changed else None
+
+
+def _shown(doc: Any) -> dict[str, Any] | None:
+    """What is shown instead of the document of an array; None if it is shown as it is."""
+    try:
+        unsharded = _unshard(doc)
+    except UNFIT:
+        return None  # where its chunks lie, somebody is told
+    return None if unsharded is None else unsharded[1]
+
+
+# ---- one array ----
+
+
+def _unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
+    """The collection that an array's document describes, and the document of the same array unsharded.
+
+    None if the array is not sharded. Raise one of `UNFIT`, with the reason, if it cannot be shown unsharded.
+    """
+    if not isinstance(doc, dict):
+        raise ValueError("should be an object")
+    transformers = doc.get("storage_transformers")
+    if not transformers:
+        return None
+    kept, shardings = _split(transformers)
+    if not shardings:
+        return None
+    shape = _integers(doc["shape"], "shape", 0)
+    chunk, separator = _chunk_grid(doc["chunk_grid"], len(shape))
+    # An array without axes has one chunk, and that is called c0 as if there were an axis.
+    grid = tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True)) or (1,)
+    layers, shard = [], chunk
+    for per_shard in (_chunks_per_shard(s, len(grid)) for s in shardings):
+        layers.append(Layer(_shards(grid, per_shard, separator)))
+        grid = tuple(ceil_div(n, per) for n, per in zip(grid, per_shard, strict=True))
+        shard = tuple(n * per for n, per in zip(shard, per_shard, strict=False))
+    layers.reverse()  # the transformer that is named last stands next to the store
+    shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
+    if kept:
+        shown = {**doc, "storage_transformers": kept}
+    collection = Collection(
+        format=FORMAT,
+        path="",
+        names=_names(layers[-1].format.grid, separator),
+        layers=tuple(layers),
+        codecs=_codecs(doc),
+        facts=Facts(shape, chunk, shard, _data_type(doc.get("data_type")), _describe(len(layers))),
+    )
+    return collection, shown
+
+
+def _split(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The transformers that stay, and those for sharding; the first is next to the array.
+
+    One next to the store could change what shards are called or hold.
+    """
+    if not isinstance(transformers, list):
+        raise ValueError(f"storage_transformers should be a list, not {type(transformers).__name__}")
+    kept: list[Any] = []
+    shardings: list[dict[str, Any]] = []
+    for t in transformers:
+        extension = t["extension"]
+        if not isinstance(extension, str):
+            raise ValueError(f"extension should be a URL, not {extension!r:.80}")
+        if extension.endswith("/sharding/1.0"):
+            shardings.append(t)
+        elif shardings:
+            raise ValueError(f"the storage transformer {extension!r:.200} between shards and store is unknown")
+        elif "/sharding/" in extension:
+            raise ValueError(f"sharding of a version that is unknown: {extension!r:.200}")
+        else:
+            kept.append(t)
+    if len(shardings) > MAX_NESTING:
+        raise ValueError(f"shards are nested more than {MAX_NESTING} deep")
+    return kept, shardings
+
+
+def _chunk_grid(grid: Any, rank: int) -> tuple[Coords, str]:
+    """The shape of a chunk, and what stands between the numbers in its name."""
+    if grid["type"] != "regular":
+        raise ValueError(f"unknown chunk grid {grid['type']!r:.80}")
+    chunk, separator = _integers(grid["chunk_shape"], "chunk_shape", 1), grid.get("separator", "/")
+    if len(chunk) != rank:
+        raise ValueError(f"chunk_shape has {len(chunk)} axes, the array {rank}")
+    if separator not in ("/", "."):
+        raise ValueError(f"separator should be / or ., not {separator!r:.80}")
+    return chunk, separator
+
+
+def _chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
+    if transformer["type"] != "indexed":
+        raise ValueError(f"unknown type of shards {transformer['type']!r:.80}")
+    per_shard = transformer["configuration"]["chunks_per_shard"]
+    # zarr-python takes a bare number, and an axis that is not named for one that is not sharded.
+    found = _integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
+    if len(found) > rank:
+        raise ValueError(f"chunks_per_shard has {len(found)} axes, the array {rank}")
+    if 16 * math.prod(found) > MAX_INDEX_BYTES:
+        raise ValueError(f"chunks_per_shard {list(found)}: an index of more than {MAX_INDEX_BYTES} bytes")
+    return found + (1,) * (rank - len(found))
+
+
+def _shards(grid: Coords, per_shard: Coords, separator: str) -> ShardingIndexed:
+    def key(coords: Coords) -> str:
+        return "c" + separator.join(map(str, coords))
+
+    def coords(key: str) -> Coords | None:
+        numbers = [decimal(part.encode()) for part in key[1:].split(separator)]
+        if not key.startswith("c") or len(numbers) != len(grid) or None in numbers:
+            return None
+        return tuple(cast("list[int]", numbers))
+
+    axes = [Axis(n, per) for n, per in zip(grid, per_shard, strict=True)]
+    return ShardingIndexed(axes, range(len(axes)), IndexEncoding(crc32c=False), key, coords)
+
+
+def _names(grid: Coords, separator: str) -> ChunkNames:
+    if separator == "/" and len(grid) > 1:
+        return HeadedNames(grid, b"c")
+    return FlatNames(grid, b"c", separator.encode(), b"")
+
+
+def _codecs(doc: Mapping[str, Any]) -> tuple[str, ...]:
+    """The compressor, called as in its URL: .../codec/gzip/1.0."""
+    compressor = doc.get("compressor")
+    url = compressor.get("codec") if isinstance(compressor, dict) else None
+    return tuple(url.split("/")[-2:-1]) if isinstance(url, str) else ()
+
+
+def _describe(depth: int) -> str:
+    words = "storage transformer, index at end"
+    return words if depth == 1 else f"{words}, nested {depth} deep"
+
+
+# ---- members ----
+
+
+def _integers(value: Any, name: str, least: int) -> Coords:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} should be a list, not {type(value).__name__}")
+    for v in value:
+        if isinstance(v, bool) or not isinstance(v, int) or not least <= v < 2**63:
+            raise ValueError(f"{name} should hold integers of at least {least}, not {v!r:.80}")
+    return tuple(value)
+
+
+def _data_type(value: Any) -> str:
+    """A name, or an extension that has the name as its type."""
+    return str(value.get("type") if isinstance(value, dict) else value)
+
+
+ZARR_TRANSFORMER = ZarrTransformer()
