@@ -199,7 +199,10 @@ class ChunkTree:
 
     def chunk_path(self, coords: Coords) -> str:
         """The shown path of a chunk."""
-        return self._path(self._names.values(np.array([coords], np.uint64).reshape(1, -1))[0])
+        cell = np.array([coords], np.uint64).reshape(1, -1)
+        if isinstance(self._names, IdNames):  # some have no values
+            return "/".join(filter(None, [self.path, self._names.names(cell)[0].decode()]))
+        return self._path(self._names.values(cell)[0])
 
     def _path(self, values: U64) -> str:
         """The path of which the components have these values, as many as are given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,12 @@ from shardfs.formats.zarr3 import ZARR3
 from shardfs.inodes import ROOT
 from shardfs.store import FsspecStore
 from shardfs.tree import Tree
-from tests import handmade
+from tests import handmade, handmade_ids
 from tests.handmade import Entry
 from tests.suites.walking import entries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from shardfs.model import Dataset
@@ -207,6 +208,56 @@ def test_reading_a_file_by_its_path(files: Mapping[str, bytes], paths: list[str]
     with pytest.raises(FileNotFoundError):
         tree.read(tree.number(paths[2]), 0, 1 << 62)
     assert fs.pop() == []
+
+
+def _ids(deflate: bool = False) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Meshes of three ids in one minishard: stored and shown files."""
+    stored, shown = {}, {}
+    for number in IDS:
+        fragments, manifest = b"%d" % number, handmade_ids.manifest([[len(str(number))]])
+        shown |= {str(number): fragments, f"{number}.index": manifest}
+        stored[number] = fragments, gzip.compress(manifest) if deflate else manifest
+    info = {**handmade_ids.MESHES, "sharding": handmade.sharding(data="gzip" if deflate else "raw")}
+    return {"info": json.dumps(info).encode(), "0.shard": handmade_ids.mesh_shard([stored, {}])}, shown
+
+
+IDS = (2, 2**63, 2**64 - 2)
+
+
+@pytest.mark.parametrize("deflate", [False, True])
+@pytest.mark.parametrize("order", [IDS, IDS[::-1]])
+def test_meshes(order: Sequence[int], deflate: bool) -> None:
+    """As for volumes; fragments cost one request more, for the manifest that tells their size."""
+    files, shown = _ids(deflate)
+    fs, tree = _tree(files)
+    cold, warm, last = order
+
+    def cat(name: str) -> int:
+        assert bytes(tree.read(tree.number(name), 0, 1 << 62)) == shown[name]
+        return len([kind for kind, _ in fs.pop() if kind == "read"])
+
+    with pytest.raises(FileNotFoundError):
+        tree.number("missing")
+    fs.pop()
+    assert cat(f"{cold}.index") == 3, "cold: shard index, minishard index, manifest"
+    assert cat(f"{warm}.index") == 1, "warm: the manifest"
+    assert cat(str(last)) == 2, "fragments: the manifest, and they"
+    for name in ("4", "4.index", str(2**63 + 2), f"{2**63 + 2}.index"):
+        with pytest.raises(FileNotFoundError):
+            tree.read(tree.number(name), 0, 1)
+    assert fs.pop() == [], "missing under a warm index"
+
+
+def test_meshes_are_looked_up_and_listed() -> None:
+    files, shown = _ids()
+    fs, tree = _tree(files)
+    found = {name: tree.lookup(ROOT, name.encode()) for name in shown}
+    assert {name: a.size for name, a in found.items()} == {name: len(data) for name, data in shown.items()}
+    assert sum(kind == "read" for kind, _ in fs.pop()) == 2 + len(IDS), "two indices, and each manifest once"
+    assert {name: bytes(tree.read(a.number, 0, 100)) for name, a in found.items()} == shown
+    assert len(fs.pop()) == 2 * len(IDS)
+    assert {e.name.decode() for e in entries(tree, ROOT)} == {"info", *shown}
+    assert {kind for kind, _ in fs.pop()} <= {"ls", "info"}, "listing reads no manifest"
 
 
 def test_listing_a_row_asks_for_each_shard_once() -> None:

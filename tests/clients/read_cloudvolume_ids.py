@@ -1,6 +1,6 @@
 """cloud-volume: `read_cloudvolume_ids PATH OUT.npy LABELS`, meshes and skeletons of a volume, as JSON in an array.
 
-Each mesh at all of its levels of detail; of each the vertices and faces or edges.
+Of each mesh vertices and faces at all levels of detail, of each skeleton vertices, edges and radii.
 """
 
 from __future__ import annotations
@@ -16,17 +16,29 @@ import numpy.typing as npt
 from tests.clients.outcome import report
 
 
-def read(path: str, labels: list[int]) -> npt.NDArray[Any]:
+def open_volume(path: str) -> Any:
     from cloudvolume import CloudVolume
 
-    volume = CloudVolume(f"file://{os.path.abspath(path)}", cache=False, progress=False)
+    return CloudVolume(f"file://{os.path.abspath(path)}", cache=False, progress=False)
+
+
+def meshes(volume: Any, labels: list[int]) -> dict[str, Any]:
     out = {}
     for label in labels:
         for lod in range(volume.mesh.get_manifest(label).num_lods):
             mesh = volume.mesh.get(label, lod=lod)[label]
             out[f"mesh {label} {lod}"] = [mesh.vertices.tolist(), mesh.faces.tolist()]
-        skeleton = volume.skeleton.get(label)
-        out[f"skeleton {label}"] = [skeleton.vertices.tolist(), skeleton.edges.tolist(), skeleton.radius.tolist()]
+    return out
+
+
+def skeletons(volume: Any, labels: list[int]) -> dict[str, Any]:
+    found = {label: volume.skeleton.get(label) for label in labels}
+    return {f"skeleton {n}": [s.vertices.tolist(), s.edges.tolist(), s.radius.tolist()] for n, s in found.items()}
+
+
+def read(path: str, labels: list[int]) -> npt.NDArray[Any]:
+    volume = open_volume(path)
+    out = meshes(volume, labels) | skeletons(volume, labels)
     return np.frombuffer(json.dumps(out).encode(), np.uint8)
 
 

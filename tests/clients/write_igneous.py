@@ -105,7 +105,7 @@ def put(directory: Path, info: dict[str, Any], sharding: Any, files: dict[str, b
 
 def write(root: Path, mesh_sharding: Any, skeleton_sharding: Any) -> None:
     volume = [open_volume(root / form) for form in ("sharded", "plain")][-1]
-    skeleton_info = volume.skeleton.meta.default_info()
+    skeleton_info = {**volume.skeleton.meta.default_info(), "mip": 0}
     del skeleton_info["sharding"]  # null, which cloud-volume takes for unsharded and neuroglancer for a mistake
     meshes, skeletons = make_meshes(volume), make_skeletons()
     mesh_files = {f"{label}.index": manifest for label, (manifest, _) in meshes.items()}
