@@ -556,6 +556,22 @@ def _sizes(index: ShardIndex, at: npt.NDArray[np.intp]) -> Sizes:
     return sizes
 
 
+class _Told(NamedTuple):
+    """What a chunk says that has a lead: the decoded chunk, if it is stored otherwise, and the size of the lead.
+
+    `origin` is what tells this chunk from one that takes its place, `lead` the reason if there can be none.
+    """
+
+    origin: tuple[int, int, Version]
+    data: bytes
+    lead: int | str
+
+
+def _origin(found: Found) -> tuple[int, int, Version]:
+    # For a remote shard its version would cost a request; what is remembered of it ends with `index_ttl` at the latest.
+    return found.start, found.size, found.blob.stat().version if found.blob.fd >= 0 else None
+
+
 class LeadChunks(ChunkStore):
     """Chunks of which each is two files: the second is what lies right before the first (`model.Lead`)."""
 
@@ -567,30 +583,45 @@ class LeadChunks(ChunkStore):
         found = super().locate(coords)
         if found is None or (coords[-1] == 0 and self._lead.decode is None):
             return found
+        told = self._told(coords, found)
         if coords[-1] == 0:
-            data = self._chunk(coords, found)
-            return Found(BytesBlob(data, found.blob), 0, len(data))
-        size = self._cache.get((self._id, coords[0], "lead", found.start), lambda: self._load_size(coords, found))
-        return Found(found.blob, found.start - size, size)
+            return Found(BytesBlob(told.data, found.blob), 0, len(told.data))
+        if isinstance(told.lead, str):
+            raise self._damage_of(coords, told.lead)
+        return Found(found.blob, found.start - told.lead, told.lead)
 
-    def _chunk(self, coords: Coords, found: Found) -> bytes:
+    def _told(self, coords: Coords, found: Found) -> _Told:
+        key = (self._id, "lead", coords[0])
+        told = self._cache.get(key, lambda: self._load_told(coords, found))
+        if told.origin != _origin(found):
+            self._cache.drop(key)
+            told = self._cache.get(key, lambda: self._load_told(coords, found))
+        return told
+
+    def _load_told(self, coords: Coords, found: Found) -> tuple[_Told, int, float]:
         try:
             if found.size > MAX_STORED:
                 raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
-            return self._read_found(found, None, self._lead.decode)
+            data = self._read_found(found, None, self._lead.decode)
         except ValueError as e:
-            raise self._damage_of(coords, e) from e
+            raise self._damage_of(coords, str(e)) from e
+        lead = self._lead_of(data, found.start)
+        kept = b"" if self._lead.decode is None else data
+        return _Told(_origin(found), kept, lead), len(kept), self._ttl if isinstance(lead, int) else DAMAGE_TTL_S
 
-    def _load_size(self, coords: Coords, found: Found) -> tuple[int, int, float]:
+    def _lead_of(self, data: bytes, start: int) -> int | str:
+        """The size, or the reason why there is none."""
         try:
-            size = self._lead.size(self._chunk(coords, found))
-            if size > found.start:
-                raise ValueError(f"{size} bytes should lie before it, but it begins at {found.start}")
+            size = self._lead.size(data)
         except ValueError as e:
-            raise self._damage_of(coords, e) from e
-        return size, 0, self._ttl
+            return str(e)
+        return f"{size} bytes should lie before it, but it begins at {start}" if size > start else size
 
-    def _damage_of(self, coords: Coords, why: ValueError) -> CorruptShardError:
+    def forget(self, coords: Coords) -> None:
+        self._cache.drop((self._id, "lead", coords[0]))
+        super().forget(coords)
+
+    def _damage_of(self, coords: Coords, why: str) -> CorruptShardError:
         shard, _, slot = self.format.place(coords)
         return CorruptShardError(self.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
 

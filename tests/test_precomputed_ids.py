@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tracemalloc
 from contextlib import suppress
@@ -280,3 +281,22 @@ def _names(tree: Tree, number: int = 1, path: str = "") -> set[str]:
         name = f"{path}{e.name.decode()}"
         out |= _names(tree, e.number, f"{name}/") if e.directory else {name}
     return out
+
+
+@pytest.mark.parametrize("data", ["raw", "gzip"])
+def test_a_shard_that_is_replaced(data: str, tmp_path: Path) -> None:
+    """By one with a manifest at the same place that says something else."""
+
+    def write(sizes: list[int]) -> dict[str, bytes]:
+        fragments, manifest = b"%d" % sizes[0] * sum(sizes), handmade_ids.manifest([sizes])
+        stored = gzip.compress(manifest, 0, mtime=0) if data == "gzip" else manifest
+        shard = handmade_ids.mesh_shard([{0: (b"-" * (9 - len(fragments)) + fragments, stored)}, {}])
+        (tmp_path / "new").write_bytes(shard)
+        (tmp_path / "new").rename(tmp_path / "0.shard")
+        return {"0": fragments, "0.index": manifest}
+
+    handmade.write_json(tmp_path / "info", {**handmade_ids.MESHES, "sharding": handmade.sharding(data=data)})
+    tree = Tree(LocalStore(str(tmp_path)), ByteLRU(1 << 20), ByteLRU(0), index_ttl_s=0)
+    for sizes in ([3, 4], [1, 2], [4, 3]):
+        shown = write(sizes)
+        assert {name: read_all(tree, tree.resolve(name)) for name in shown} == shown

@@ -212,7 +212,8 @@ def test_reading_a_file_by_its_path(files: Mapping[str, bytes], paths: list[str]
 
 def _ids(deflate: bool = False) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """Meshes of three ids in one minishard: stored and shown files."""
-    stored, shown = {}, {}
+    stored: dict[int, tuple[bytes, bytes]] = {}
+    shown: dict[str, bytes] = {}
     for number in IDS:
         fragments, manifest = b"%d" % number, handmade_ids.manifest([[len(str(number))]])
         shown |= {str(number): fragments, f"{number}.index": manifest}
