@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 from shardfs.shards.uint64_sharded import Ids, ShardingSpec, Uint64Sharded
 from tests import handmade
 from tests.suites.shard_format import Extents, Sample
+from tests.suites.view import Sparse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -175,16 +175,6 @@ def uint64_sharded_id_samples(draw: st.DrawFn) -> Sample:
 
 
 # ------------------------------------------------------------------------------------------------- datasets
-
-
-@dataclass(frozen=True)
-class Sparse:
-    """Stored files of a dataset, and what a view of them must show: chunk names and bytes."""
-
-    stored: dict[str, bytes]
-    shown: dict[str, bytes]
-    names: st.SearchStrategy[str]
-    """Paths like those of chunks, of which some are."""
 
 
 def _chunk(draw: st.DrawFn) -> bytes | None:

@@ -30,7 +30,7 @@ from tests.datasets import ROOT as REPOSITORY
 from tests.datasets import read_tree
 from tests.handmade import write_files, write_json
 from tests.strategies import cells, json_paths, json_values, replaced
-from tests.suites import Sample, ShardFormatSuite
+from tests.suites import Sample, ShardFormatSuite, Sparse, ViewSuite
 from tests.suites.walking import read_all, walk
 from tests.test_bad_input import exercise
 
@@ -422,9 +422,9 @@ def test_chunks_without_a_header_get_one() -> None:
             _transform(LITTLE).show((0, 0), bytes(size))
 
 
-def test_what_is_done_is_named() -> None:
+def test_what_is_undone_is_named() -> None:
     names = [_transform(*chain).name for chain in ([N5BYTES, CRC], [LITTLE], [LITTLE, CRC])]
-    assert names == ["crc32c", "n5 header", "crc32c, n5 header"]
+    assert names == ["crc32c", "headerless", "headerless+crc32c"]
 
 
 # -------------------------------------------------------------------------------------------------------- trees
@@ -491,6 +491,50 @@ def test_a_container_is_its_unsharded_twin(name: str, tmp_path: Path) -> None:
     tree = open_tree(str(dataset.path))
     assert _parsed(walk(tree)) == _parsed(read_tree(dataset.twin))
     assert tree.problems() == []
+
+
+@st.composite
+def sparse_n5(draw: st.DrawFn) -> Sparse:
+    """Sparse datasets of opaque chunks, some shards missing, of both kinds, nested or not, with every transform."""
+    rank = draw(st.integers(1, 3))
+    chunk = tuple(draw(st.integers(1, 2)) for _ in range(rank))
+    shape = tuple(draw(st.integers(1, 6)) for _ in range(rank))
+    grid = tuple(math.ceil(n / c) for n, c in zip(shape, chunk, strict=True))
+    kind = draw(st.sampled_from(("plain", "checksum", "headerless", "seed")))
+    stored, shown = {}, {}
+    for cell in product(*map(range, grid)):
+        payload = draw(st.none() | st.binary(max_size=6))
+        if payload is None:
+            continue
+        shown[cell] = payload if kind in ("plain", "seed") else header(chunk) + payload
+        stored[cell] = data_n5.block_with_crc(shown[cell]) if kind == "checksum" else payload
+    raw = {key(cell): data for cell, data in stored.items()}
+    first = {"headerless": BIG}.get(kind, N5BYTES)
+    codecs = [first, CODEC, CRC] if kind == "checksum" else [first, CODEC]
+    size, depth = chunk, 1 if kind == "seed" else draw(st.integers(1, 2))
+    for _ in range(depth):
+        per = tuple(draw(st.integers(1, 3)) for _ in range(rank))
+        index = draw(st.sampled_from((Index(), Index(location="start"), Index("big", checksum=False))))
+        index = data_n5.SEED_INDEX if kind == "seed" else index
+        stored = data_n5.shards(stored, per, index, gap=draw(st.sampled_from((b"", b"gap"))))
+        codecs = [sharding(size, codecs, index)]
+        size = tuple(s * n for s, n in zip(size, per, strict=True))
+    document = attributes(shape, size, "uint8", codecs=codecs)
+    if kind == "seed":
+        document = attributes(shape, chunk, "uint8", compression=GZIP, storage_transformers=[transformer(per)])
+    near = st.tuples(*(st.integers(0, n + 1) for n in grid)).map(key)
+    odd = st.sampled_from(("0", "00", "0/00", "0/0/0/0", "attributes.json", "x", "0/x", "c/0", "+1"))
+    return Sparse(
+        {"attributes.json": json.dumps(document).encode(), **{key(p): data for p, data in stored.items()}},
+        {key(p): data for p, data in shown.items()},
+        near | odd,
+        raw,
+    )
+
+
+class TestView(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return sparse_n5()
 
 
 # ------------------------------------------------------------------------------------------- damage, hostility

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 import tracemalloc
@@ -13,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError, NotADatasetError
 from shardfs.inodes import ROOT, TABLE_END
-from shardfs.store import LocalStore
 from shardfs.tree import REST, Tree, open_tree
 from tests import datasets, handmade
-from tests.strategies import Sparse, sparse_arrays, sparse_volumes
+from tests.strategies import sparse_arrays, sparse_volumes
+from tests.suites import Sparse, ViewSuite
 from tests.suites.walking import entries, parsed, read_all, walk
 from tests.test_store import http_server
 
 if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
     from tests.datasets import Dataset
 
 
@@ -103,78 +101,14 @@ def _check_over_http(data: Dataset, url: str) -> None:
 # ------------------------------------------------------------------------------------ against a dictionary
 
 
-def _oracle_walk(sparse: Sparse) -> dict[str, bytes]:
-    out = dict(sparse.shown)
-    for name in ("zarr.json", "info"):
-        if name in sparse.stored:
-            out[name] = b""
-    return out
+class TestArrays(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return sparse_arrays()
 
 
-def _check_model(path: Path, sparse: Sparse, data: st.DataObject) -> None:
-    handmade.write_files(path, sparse.stored)
-    tree = open_tree(str(path))
-    shown = {n: (b"" if n in ("zarr.json", "info") else d) for n, d in walk(tree).items()}
-    assert shown == _oracle_walk(sparse)
-    for name in data.draw(st.lists(sparse.names | st.sampled_from(sorted(sparse.shown) or ["x"]), max_size=8)):
-        wanted = sparse.shown.get(name)
-        try:
-            found = tree.resolve(name)
-        except (FileNotFoundError, NotADirectoryError):
-            assert wanted is None or "//" in name
-            continue
-        if wanted is None:
-            assert found.directory or found.number < TABLE_END
-            continue
-        offset, size = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
-        assert bytes(tree.read(found.number, offset, size)) == wanted[offset : offset + size]
-        located = tree.locate(name)
-        stored = sparse.stored[located.shard]
-        assert stored[located.offset : located.offset + located.size] == wanted
-        if wanted and b"gap" not in stored:
-            assert tree.chunk_at(located.shard, located.offset) == name
-        assert tree.xattrs(found.number)["user.shardfs.nbytes"] == b"%d" % len(wanted)
-    _check_resumed(tree, ROOT, data)
-
-
-def _check_resumed(tree: Tree, number: int, data: st.DataObject) -> None:
-    """Listings begun behind a random entry go on as the whole one does."""
-    whole = list(entries(tree, number))
-    if whole:
-        at = data.draw(st.integers(0, len(whole) - 1))
-        assert list(entries(tree, number, whole[at].cookie)) == whole[at + 1 :]
-    for e in whole:
-        assert 0 < e.cookie < 2**62
-        if e.directory:
-            _check_resumed(tree, e.number, data)
-
-
-@settings(max_examples=60)
-@given(sparse_arrays(), st.data())
-def test_arrays_are_as_a_dictionary_has_them(
-    tmp_path_factory: pytest.TempPathFactory, sparse: Sparse, data: st.DataObject
-) -> None:
-    _check_model(tmp_path_factory.mktemp("model"), sparse, data)
-
-
-@settings(max_examples=60)
-@given(sparse_volumes(), st.data())
-def test_volumes_are_as_a_dictionary_has_them(
-    tmp_path_factory: pytest.TempPathFactory, sparse: Sparse, data: st.DataObject
-) -> None:
-    _check_model(tmp_path_factory.mktemp("model"), sparse, data)
-
-
-@settings(max_examples=30)
-@given(sparse_arrays() | sparse_volumes(), st.integers(0, 3000), st.data())
-def test_small_caches_change_nothing(
-    tmp_path_factory: pytest.TempPathFactory, sparse: Sparse, limit: int, data: st.DataObject
-) -> None:
-    path = tmp_path_factory.mktemp("model")
-    handmade.write_files(path, sparse.stored)
-    tree = Tree(LocalStore(str(path)), ByteLRU(limit), ByteLRU(limit), data.draw(st.sampled_from((0.0, math.inf))))
-    shown = {n: (b"" if n in ("zarr.json", "info") else d) for n, d in walk(tree).items()}
-    assert shown == _oracle_walk(sparse)
+class TestVolumes(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return sparse_volumes()
 
 
 # ------------------------------------------------------------------------------------------ numbers, paths

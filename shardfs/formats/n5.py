@@ -262,8 +262,7 @@ class PlainBlocks:
 
     @property
     def name(self) -> str:
-        did = ["crc32c"] if self.checksum else []
-        return ", ".join(did + (["n5 header"] if self.header else []))
+        return "+".join((["headerless"] if self.header else []) + (["crc32c"] if self.checksum else []))
 
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
         shown = stored + (len(self.header) - (4 if self.checksum else 0))
