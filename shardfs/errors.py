@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 
+from shardfs.masking import scrubbed
+
 log = logging.getLogger("shardfs")
 
 
@@ -89,11 +91,11 @@ def exit_code(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """One line for the user."""
+    """One line for the user, without secrets."""
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     elif is_expected(error):
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"
-    return " ".join(text.split())
+    return scrubbed(" ".join(text.split()))

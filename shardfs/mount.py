@@ -20,11 +20,12 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
 from shardfs.errors import MountError, exit_code, is_expected, message
+from shardfs.masking import public_name, scrubbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def mount(
 
     if foreground:
         _log_to(None if log_file is None else _file_handler(log_file), log_level)
-        serve(lambda: log.info("%s is mounted on %s", source, mountpoint))
+        serve(lambda: log.info("%s is mounted on %s", public_name(source), mountpoint))
         return 0
     sys.stdout.flush()
     sys.stderr.flush()
@@ -135,18 +136,6 @@ def _is_dead(mountpoint: str) -> bool:
     except OSError as e:
         return e.errno == errno.ENOTCONN
     return False
-
-
-def public_name(source: str) -> str:
-    """The source without what may be secret: user names and passwords, queries, fragments."""
-    return "::".join(_public_part(part) for part in source.split("::"))
-
-
-def _public_part(part: str) -> str:
-    if "://" not in part:
-        return part
-    url = urlsplit(part)
-    return urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))
 
 
 # ---- serving ----
@@ -283,23 +272,44 @@ def _log_to(handler: logging.Handler | None, level: str) -> None:
     form = "shardfs[%(process)d]: %(message)s"
     if isinstance(handler, logging.FileHandler):
         form = "%(asctime)s %(levelname)s %(message)s"
-    logging.basicConfig(level=level.upper(), handlers=[handler], format=form, force=True)
+    handler.setFormatter(_Formatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _Formatter(logging.Formatter):
+    """Takes secrets out, of tracebacks as well."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return scrubbed(super().format(record))
 
 
 # ---- unmounting ----
 
 
-def umount(mountpoint: str, *, timeout: float, lazy: bool) -> int:
-    """Unmount and wait until the daemon has gone; the exit code, 1 if the mount is busy or no mount of shardfs."""
-    mountpoint = os.path.abspath(mountpoint)
-    if mount_type(mountpoint) != FS_TYPE:
-        mountpoint = os.path.realpath(mountpoint)
+def is_mounted(mountpoint: str) -> bool:
+    """Whether shardfs is mounted there, be it that its daemon is dead."""
+    return mount_type(_mounted_path(mountpoint)) == FS_TYPE
+
+
+def _mounted_path(mountpoint: str) -> str:
+    """As mountinfo has it. A path that is a mount itself is not looked at: its daemon may hang."""
+    path = os.path.abspath(mountpoint)
+    return path if mount_type(path) == FS_TYPE else os.path.realpath(path)
+
+
+def umount(mountpoint: str, *, timeout: float, lazy: bool, patient: bool = False) -> int:
+    """Unmount and wait until the daemon has gone; the exit code, 1 if the mount is busy or no mount of shardfs.
+
+    Args:
+        timeout: seconds to wait for the daemon; and if `patient`, for programs that use the mount.
+    """
+    mountpoint = _mounted_path(mountpoint)
     if mount_type(mountpoint) != FS_TYPE:
         raise MountError(errno.EINVAL, "is not a mount of shardfs", mountpoint)
     pid = _daemon_of(mountpoint)
     daemon = _process(pid)
     try:
-        _unmount(mountpoint, lazy=lazy or pid == 0)
+        _unmount_within(timeout if patient else 0.0, mountpoint, lazy=lazy or pid == 0)
     except OSError as e:
         if e.errno != errno.EBUSY:
             raise
@@ -311,6 +321,18 @@ def umount(mountpoint: str, *, timeout: float, lazy: bool) -> int:
         sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {pid} has not ended within {timeout:g} s\n")
         return 1
     return 0
+
+
+def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
+    """Try again while it is busy."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return _unmount(mountpoint, lazy=lazy)
+        except OSError as e:
+            if e.errno != errno.EBUSY or time.monotonic() >= end:
+                raise
+        time.sleep(0.2)
 
 
 def _daemon_of(mountpoint: str) -> int:

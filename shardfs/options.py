@@ -96,7 +96,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in words:
-            raise OptionError(f"{text!r} is not one of {', '.join(words)}{_suggestion(text, words)}")
+            raise OptionError(f"{text!r} is not one of {', '.join(words)}{suggestion(text, words)}")
         return text
 
     return parse
@@ -109,7 +109,8 @@ def file_path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
-def _suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the nearest one that is known, if one is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -144,6 +145,7 @@ class Setting:
 
 
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
+FILES = "Configuration files"
 
 
 def _option(default: str, parse: Callable[[str], Any], value: str, scope: str, help: str, *, unset: str = "") -> Any:
@@ -171,7 +173,9 @@ class Options:
         VIEW,
         "Follow symbolic links of a local source only as long as they stay inside it, or wherever they lead.",
     )
-    allow_other: bool = _option("false", switch, "", USERS, "Let other users use the mount.")
+    allow_other: bool = _option(
+        "false", switch, "", USERS, "Let other users use the mount. Only together with default_permissions."
+    )
     allow_root: bool = _option("false", switch, "", USERS, "Let root use the mount, besides you.")
     default_permissions: bool = _option(
         "false", switch, "", USERS, "Let the kernel check the shown owner and mode of files."
@@ -237,6 +241,12 @@ class Options:
         "LEVEL",
         DAEMON,
         "The least grave thing to log.",
+    )
+    profile: str | None = _option(
+        "", str, "NAME", FILES, "Take the options of this profile; those given otherwise win.", unset="none"
+    )
+    config: str | None = _option(
+        "", file_path, "PATH", FILES, "Read this file or directory and no other.", unset="see docs/service.md"
     )
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -318,7 +328,7 @@ def _add_word(values: Values, word: str) -> None:
     elif name == "rw":
         read_only("false")
     elif name not in ACCEPTED and not name.lower().startswith("x-"):
-        hint = _suggestion(known, (*_BY_NAME, *FORWARDED, *ACCEPTED))
+        hint = suggestion(known, (*_BY_NAME, *FORWARDED, *ACCEPTED))
         raise OptionError(f"unknown option {name!r}{hint}")
 
 
@@ -326,6 +336,33 @@ def _add_value(values: Values, setting: Setting, text: str, *, bare: bool) -> No
     if bare and setting.value:
         raise OptionError(f"option {setting.name!r} needs a value: {setting.name}={setting.value}")
     values[setting.name] = _parsed(setting, text, setting.name)
+
+
+def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
+    """One key of a profile. `others` are keys that it can have besides options.
+
+    `storage_options` reach fsspec as they are; other values may be written as in `-o`, or as TOML's own.
+    """
+    known = key.replace("-", "_")
+    if known in ("storage_options", "env"):
+        if not isinstance(value, dict):
+            raise OptionError(f"{key}: must be a table")
+        return {known: value if known == "storage_options" else {k: _plain(f"{key}.{k}", v) for k, v in value.items()}}
+    if key in FORWARDED:
+        return {"kernel": (key,)} if switch(_plain(key, value)) else {}
+    setting = _BY_NAME.get(known)
+    if setting is None or setting.scope == FILES:
+        names = [*others, "storage_options", "env", *FORWARDED, *(s.name for s in settings() if s.scope != FILES)]
+        raise OptionError(f"unknown key {key!r}{suggestion(known, names)}")
+    if setting.parse is octal and not isinstance(value, str):
+        raise OptionError(f'{key}: write it as a text, such as "0444"')  # 22 would be 026, and 0o22 be 18
+    return {known: _parsed(setting, _plain(key, value), key)}
+
+
+def _plain(key: str, value: Any) -> str:
+    if not isinstance(value, str | bool | int | float):
+        raise OptionError(f"{key}: must be a text, a number, true or false")
+    return str(value)
 
 
 def from_flags(given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:
@@ -346,15 +383,19 @@ def merged(*layers: Values) -> Options:
     """Later layers win; storage options and variables are joined key by key."""
     values: Values = {}
     for layer in layers:
-        for name, value in layer.items():
-            values[name] = _joined(values[name], value) if name in values else value
+        values = joined(values, layer)
     return Options(**values)
+
+
+def joined(old: Values, new: Values) -> Values:
+    """As `merged`, of two layers, and still a layer."""
+    return {**old, **{k: _joined(old[k], v) if k in old else v for k, v in new.items()}}
 
 
 def _joined(old: Any, new: Any) -> Any:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return {**old, **{k: _joined(old[k], v) if k in old else v for k, v in new.items()}}
-    return new
+        return joined({**old}, {**new})
+    return (*old, *new) if isinstance(old, tuple) and isinstance(new, tuple) else new
 
 
 def _parsed(setting: Setting, text: str, called: str) -> Any:
@@ -372,7 +413,7 @@ def _add_storage_option(values: Values, pair: str) -> None:
     value: Any = _json_or_text(text)
     for part in reversed(key.split(".")):
         value = {part: value}
-    values["storage_options"] = _joined(values.get("storage_options", {}), value)
+    values["storage_options"] = joined(values.get("storage_options", {}), value)
 
 
 def _add_variable(values: Values, pair: str) -> None:
@@ -404,12 +445,13 @@ _INTRODUCTION = """\
 <!-- Written by shardfs.options.as_markdown(). Change the table in shardfs/options.py, then run
      python -c 'from shardfs.options import as_markdown; print(as_markdown(), end="")' > docs/options.md -->
 
-Every option can be given in three ways. Where two of them disagree, the later one in this list wins.
+Every option can be given in four ways. Where two of them disagree, the later one in this list wins.
 
-1. A variable: `SHARDFS_ATTR_TIMEOUT=10`. Other variables that begin with `SHARDFS_` are ignored.
-2. A mount option: `-o attr_timeout=10,allow_other`. `-` and `_` are the same. A comma in a value is
+1. A profile in a configuration file: `attr_timeout = 10`; see [service.md](service.md).
+2. A variable: `SHARDFS_ATTR_TIMEOUT=10`. Other variables that begin with `SHARDFS_` are ignored.
+3. A mount option: `-o attr_timeout=10,direct_io`. `-` and `_` are the same. A comma in a value is
    written `\\,` and a backslash `\\\\`.
-3. A flag: `--attr-timeout 10 --allow-other`. A switch has a `--no-` form.
+4. A flag: `--attr-timeout 10 --direct-io`. A switch has a `--no-` form.
 
 Sizes are bytes, or 64K, 256M, 1GiB, where K is 1024. Times are seconds, or 10m, 2h, 1d. Modes are octal.
 An option that shardfs does not know is an error, and the message names the nearest one that it knows.
@@ -426,7 +468,7 @@ a string of digits. Dots in a key make objects:
 
 `-o env.NAME=VALUE` or `--env NAME=VALUE` sets a variable of the environment before the source is opened,
 for instance `env.AWS_PROFILE=lab`. Everybody on the machine can read the command line of a process: leave
-secrets to the files and variables that the stores read by themselves.
+secrets to the files and variables that the stores read by themselves, or to a profile in a file of mode 0600.
 
 ## Words of mount(8) and fstab
 
@@ -440,7 +482,7 @@ secrets to the files and variables that the stores read by themselves.
 def as_markdown() -> str:
     """The text of docs/options.md."""
     parts = [_INTRODUCTION]
-    for scope in (VIEW, USERS, KERNEL, CACHE, DAEMON):
+    for scope in (VIEW, USERS, KERNEL, CACHE, DAEMON, FILES):
         rows = "".join(_row(s) for s in settings() if s.scope == scope)
         parts.append(f"## {scope}\n\n| `-o` | value | default | |\n|---|---|---|---|\n{rows}")
     words = {"forwarded": FORWARDED, "accepted": sorted(ACCEPTED)}

@@ -42,6 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 def no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in os.environ if n.startswith("SHARDFS_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
 
 
 def shardfs(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -156,11 +157,11 @@ def mounted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], dict
 @pytest.mark.parametrize(
     "args",
     [
-        ["mount", "/data/x", "/mnt", "-o", "ro,allow_other,uid=7"],
-        ["/data/x", "/mnt", "-o", "ro,allow_other,uid=7,dev,suid"],  # as mount.fuse3(8) calls it
-        ["-o", "uid=7,allow-other", "/data/x", "/mnt"],
-        ["-oallow_other", "/data/x", "-o", "uid=7", "/mnt"],
-        ["mount", "--allow-other", "--uid", "7", "/data/x", "/mnt", "-o", "uid=3"],
+        ["mount", "/data/x", "/mnt", "-o", "ro,allow_other,default_permissions,uid=7"],
+        ["/data/x", "/mnt", "-o", "ro,allow_other,default_permissions,uid=7,dev,suid"],  # as mount.fuse3(8) calls it
+        ["-o", "uid=7,allow-other,default-permissions", "/data/x", "/mnt"],
+        ["-oallow_other,default_permissions", "/data/x", "-o", "uid=7", "/mnt"],
+        ["mount", "--allow-other", "--default-permissions", "--uid", "7", "/data/x", "/mnt", "-o", "uid=3"],
     ],
 )
 def test_mount_and_its_short_forms(args: list[str], mounted: list[Any]) -> None:
@@ -242,7 +243,11 @@ def test_exit_codes_and_one_line_of_explanation(source: str, tmp_path: Path) -> 
     for code, told, args in [
         (2, "Missing command", []),
         (2, "Missing argument", ["ls"]),
-        (2, "MOUNTPOINT", ["lss"]),
+        (2, "no profile 'lss'", ["lss"]),
+        (2, "mount needs SOURCE and MOUNTPOINT, or the name of a profile", ["./lss"]),
+        (2, "mount needs SOURCE and MOUNTPOINT, or the name of a profile", ["mount"]),
+        (2, "allow_other lets everybody in", [source, str(tmp_path), "-o", "allow_other"]),
+        (2, "allow_other lets everybody in", [source, str(tmp_path), "-o", "allow_other,default_permissions=no"]),
         (2, "No such option", ["ls", "--nope", source]),
         (2, "did you mean 'attr_timeout'", [source, str(tmp_path), "-o", "atr_timeout=3"]),
         (2, "writing is not supported yet", [source, str(tmp_path), "-o", "rw,dev,suid"]),

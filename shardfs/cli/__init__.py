@@ -28,6 +28,7 @@ VERBS = {
     "cat": "looking",
     "info": "looking",
     "locate": "looking",
+    "config": "configuring",
 }
 """Verb -> the module of this package that has it, as a click command of the verb's name (`-` is `_` there).
 In the order of the help text."""

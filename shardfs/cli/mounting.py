@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs import options
-from shardfs.cli.sources import Function, absolute, debug, given_options, opened, source_options
+from shardfs.cli.sources import Function, absolute, configured, debug, given_options, opened, source_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from click.shell_completion import CompletionItem
+
     from shardfs.fuse.server import FuseSettings
     from shardfs.options import Options, Setting
+
+
+# Not click.Path: it looks at what it is given, and a mountpoint may hang whoever looks at it.
+
+
+def _profiles_and_files(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from shardfs.config import read
+
+    names = [name for name in read(os.environ.get("SHARDFS_CONFIG")).profiles if name.startswith(begun)]
+    return [*(CompletionItem(name) for name in names), CompletionItem(begun, type="file")]
+
+
+def _directories(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(begun, type="dir")]
 
 
 def _mount_options(function: Function) -> Function:
@@ -32,14 +54,14 @@ def _flag(setting: Setting) -> Callable[[Function], Function]:
 
 
 @click.command()
-@click.argument("source")
-@click.argument("mountpoint")
+@click.argument("source", required=False, shell_complete=_profiles_and_files)
+@click.argument("mountpoint", required=False, shell_complete=_directories)
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
 @source_options
 @_mount_options
 def mount(
-    source: str,
-    mountpoint: str,
+    source: str | None,
+    mountpoint: str | None,
     foreground: bool,
     words: tuple[str, ...],
     storage: tuple[str, ...],
@@ -48,9 +70,23 @@ def mount(
 ) -> int:
     """Mount SOURCE, a path or an fsspec URL, on the directory MOUNTPOINT.
 
+    A single word instead of both is the name of a profile in the configuration files, which has them.
+
     Returns when the mount answers; a daemon then serves it until it is unmounted.
     """
-    found = given_options(words, storage, env, flags)
+    if source is not None and mountpoint is None:
+        flags["profile"] = _only_profile(source, flags["profile"])
+    found, profile = given_options(words, storage, env, flags)
+    if source is None or mountpoint is None:
+        if profile is None:
+            raise click.UsageError(_NEEDED)
+        source, mountpoint = profile.source, profile.mountpoint
+    _check_users(found)
+    return start(source, mountpoint, found, foreground=foreground)
+
+
+def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> int:
+    """Mount it; the exit code."""
     from shardfs.mount import mount as mount_tree
 
     return mount_tree(
@@ -66,6 +102,26 @@ def mount(
     )
 
 
+_NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile"
+
+
+def _only_profile(word: str, given: str | None) -> str:
+    """The word, if it can be the name of a profile."""
+    from shardfs.config import NAME
+
+    if given is not None or not re.fullmatch(NAME, word):
+        raise click.UsageError(f"{word!r} stands alone: {_NEEDED}")
+    return word
+
+
+def _check_users(found: Options) -> None:
+    if found.allow_other and not found.default_permissions:
+        raise options.OptionError(
+            "allow_other lets everybody in, and only with default_permissions does the kernel look at owners and "
+            "modes: give both"
+        )
+
+
 def _fuse_settings(found: Options) -> FuseSettings:
     from shardfs.fuse.server import FuseSettings
 
@@ -77,12 +133,19 @@ def _fuse_settings(found: Options) -> FuseSettings:
 
 
 @click.command()
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=_profiles_and_files)
 @click.option("--timeout", default="60", metavar="SECONDS", help="How long to wait until it is gone.  [60]")
 @click.option("-l", "--lazy", is_flag=True, help="Detach it now, even if programs still use it.")
+@click.option("--patient", is_flag=True, help="While it is busy, try again until the timeout.")
+@click.option("--if-mounted", is_flag=True, help="It is no error if nothing is mounted there.")
 @click.option("--debug", is_flag=True, expose_value=False, is_eager=True, callback=debug, help="Show tracebacks.")
-def umount(mountpoint: str, timeout: str, lazy: bool) -> int:
-    """Unmount MOUNTPOINT and wait until it is gone. Exit code 1 if it is busy."""
-    from shardfs.mount import umount as unmount
+def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted: bool) -> int:
+    """Unmount MOUNTPOINT, or that of the profile of this name, and wait until it is gone. Exit code 1 if it is busy."""
+    from shardfs import mount as mounts
 
-    return unmount(mountpoint, timeout=options.finite_seconds(timeout), lazy=lazy)
+    if "/" not in mountpoint and not mounts.is_mounted(mountpoint):
+        profile = configured(os.environ.get("SHARDFS_CONFIG")).profiles.get(mountpoint)
+        mountpoint = mountpoint if profile is None else profile.mountpoint
+    if if_mounted and not mounts.is_mounted(mountpoint):
+        return 0
+    return mounts.umount(mountpoint, timeout=options.finite_seconds(timeout), lazy=lazy, patient=patient)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shardfs import errors, options
+from shardfs import errors, masking, options
 from shardfs.cli import is_bug
 from shardfs.errors import is_expected
+from shardfs.masking import public_name
 
 if TYPE_CHECKING:
+    from shardfs.config import Configuration, Profile
     from shardfs.options import Options
     from shardfs.tree import Tree
 
@@ -49,14 +51,32 @@ def source_options(function: Function) -> Function:
 
 def given_options(
     words: Iterable[str], storage: Iterable[str], env: Iterable[str], flags: Mapping[str, Any]
-) -> Options:
-    """Everything that was given; its variables are set here."""
-    found = options.merged(
+) -> tuple[Options, Profile | None]:
+    """Everything that was given, and the profile it names; its variables are set here."""
+    given = (
         options.from_environment(os.environ),
         options.from_mount_options(words),
         options.from_flags(flags, storage, env),
     )
+    found, profile = options.merged(*given), None
     os.environ.update(found.env)
+    if found.profile is not None:
+        profile = configured(found.config).profile(found.profile)
+        found = options.merged(profile.values, *given)
+        for name, value in found.env.items():  # what the environment has already counts more than a profile
+            os.environ.setdefault(name, value)
+    masking.remember("", found.storage_options, found.env)
+    return found, profile
+
+
+def configured(where: str | None) -> Configuration:
+    """What the configuration files say; warnings are told."""
+    from shardfs import config
+
+    found = config.read(where)
+    for fault in found.faults:
+        if fault.warning:
+            click.echo(f"shardfs: warning: {fault}", err=True)
     return found
 
 
@@ -69,6 +89,7 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
     """The tree; whatever a store says is an error with the source's name, unless it is a bug."""
     from shardfs.tree import open_tree
 
+    masking.remember(source)
     try:
         return open_tree(
             absolute(source),
@@ -84,17 +105,17 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
             raise
         number = errors.errno_of(e)  # fsspec's FileNotFoundErrors have neither errno nor words
         words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))
-        raise OSError(number, words, source) from e
+        raise OSError(number, words, public_name(source)) from e
     except (ImportError, ValueError) as e:  # how fsspec says that it knows no such file system, or misses a package
-        raise OSError(errno.EIO, f"cannot be opened: {e}", source) from e
+        raise OSError(errno.EIO, f"cannot be opened: {e}", public_name(source)) from e
     except Exception as e:
         if is_expected(e) or is_bug(e):
             raise
-        raise OSError(errno.EIO, f"cannot be opened: {type(e).__name__}: {e}", source) from e
+        raise OSError(errno.EIO, f"cannot be opened: {type(e).__name__}: {e}", public_name(source)) from e
 
 
 def open_for(source: str, words: Iterable[str], storage: Iterable[str], env: Iterable[str]) -> Tree:
     """The tree for a verb that only looks."""
-    found = given_options(words, storage, env, {})
+    found, _ = given_options(words, storage, env, {})
     logging.basicConfig(level=found.log_level.upper(), format="shardfs: %(message)s")
     return opened(source, found)

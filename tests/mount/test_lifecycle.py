@@ -20,7 +20,7 @@ import pytest
 
 from shardfs.errors import MountError
 from shardfs.fuse import lowlevel
-from shardfs.mount import public_name
+from shardfs.masking import public_name
 from tests.conftest import daemon_pid, mount_entry, unmount
 from tests.datasets import ROOT
 from tests.mount.programs import attempt, end, run, shardfs

@@ -1,0 +1,98 @@
+"""The verb `config`: what the configuration files say, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardfs import options
+from shardfs.cli.printing import write_json
+from shardfs.masking import masked, public_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardfs.config import Profile
+
+_WHERE = click.option("--config", "where", metavar="PATH", help="Read this file or directory and no other.")
+
+
+@click.group()
+def config() -> None:
+    """Look at the configuration files: /etc/shardfs/*.toml and ~/.config/shardfs/*.toml."""
+
+
+@config.command()
+@_WHERE
+def check(where: str | None) -> int:
+    """Tell what is wrong with the configuration files. Exit code 2 if something is; warnings do not count."""
+    from shardfs.config import read
+
+    found = read(_chosen(where))
+    for fault in found.faults:
+        click.echo(f"warning: {fault}" if fault.warning else str(fault))
+    if not found.faults:
+        click.echo(f"{len(found.profiles)} profiles in {len(found.files)} files, nothing wrong")
+    return 2 if any(not fault.warning for fault in found.faults) else 0
+
+
+@config.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@_WHERE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def show(names: tuple[str, ...], where: str | None, as_json: bool) -> None:
+    """Print profiles as a mount would use them, with variables of the environment laid over; secrets are masked."""
+    from shardfs.config import read
+
+    found = read(_chosen(where))
+    for name in names or sorted(found.profiles):
+        profile = found.profile(name)
+        settings = dict(_effective(profile))
+        if as_json:
+            write_json({"name": name, "file": profile.file, **{k: value for k, (value, _) in settings.items()}})
+        else:
+            click.echo(f"[mount.{json.dumps(name) if '.' in name or ':' in name else name}]  # {profile.file}")
+            click.echo("".join(_lines(settings, profile.file)))
+
+
+def _chosen(where: str | None) -> str | None:
+    where = where or os.environ.get("SHARDFS_CONFIG")
+    return options.file_path(where) if where else None
+
+
+def _effective(profile: Profile) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """Each key with its value, as it may be shown, and where that comes from."""
+    above = options.from_environment(os.environ)
+    yield "source", (public_name(profile.source), profile.file)
+    yield "mountpoint", (profile.mountpoint, profile.file)
+    values = options.joined(profile.values, above)
+    for setting in options.settings():
+        if setting.name in values and setting.scope != options.FILES:
+            origin = setting.variable if setting.name in above else profile.file
+            yield setting.name, (_shown(setting, values[setting.name]), origin)
+    for word in values.get("kernel", ()):
+        yield word, (True, profile.file)
+    if "storage_options" in values:
+        origin = "SHARDFS_STORAGE_OPTIONS, too" if "storage_options" in above else profile.file
+        yield "storage_options", (masked(values["storage_options"]), origin)
+    if "env" in values:
+        given = {name: os.environ.get(name, value) for name, value in values["env"].items()}
+        yield "env", (masked(given), profile.file)
+
+
+def _shown(setting: options.Setting, value: Any) -> Any:
+    if setting.parse is options.octal:
+        return f"{value:04o}"
+    return "forever" if value == math.inf else value
+
+
+def _lines(settings: Mapping[str, tuple[Any, str]], file: str) -> Iterator[str]:
+    for key, (value, origin) in settings.items():
+        note = "" if origin == file else f"  # {origin}"
+        pairs = [(key, value)] if not isinstance(value, dict) else [(f"{key}.{k}", v) for k, v in value.items()]
+        for name, shown in pairs:
+            yield f"{name} = {json.dumps(shown, ensure_ascii=False, default=str)}{note}\n"

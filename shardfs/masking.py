@@ -1,0 +1,89 @@
+"""What may be secret in what a user gave, and what is shown of it: in messages, logs and lists of mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+MASK = "***"
+
+# fmt: off
+HARMLESS = frozenset((
+    "access", "account_name", "anon", "aws_ca_bundle", "aws_config_file", "aws_default_region", "aws_endpoint_url",
+    "aws_endpoint_url_s3", "aws_profile", "aws_region", "aws_shared_credentials_file", "cache_type", "compression",
+    "default_cache_type", "encoding", "endpoint_url", "fo", "google_application_credentials", "google_cloud_project",
+    "host", "https_proxy", "http_proxy", "location", "mode", "no_proxy", "path", "profile", "project", "protocol",
+    "region", "region_name", "remote_protocol", "signature_version", "target_protocol", "user", "username", "verify",
+))
+# fmt: on
+"""Names of storage options and variables whose values are shown. There is no list of all that is secret in all stores,
+so whatever is not here is masked, as far as it is text."""
+
+LEAST = 4
+"""Shorter secrets are not looked for in messages: they would be found in ordinary words."""
+
+_known: set[str] = set()
+
+
+def public_name(source: str) -> str:
+    """The source without what may be secret: user names and passwords, queries, fragments."""
+    return "::".join(_public_part(part) for part in source.split("::"))
+
+
+def _public_part(part: str) -> str:
+    if "://" not in part:
+        return part
+    url = urlsplit(part)
+    return urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))
+
+
+def masked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with a mask in place of each text that may be secret."""
+    return {name: _masked_value(name, value) for name, value in values.items()}
+
+
+def _masked_value(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return masked(value)
+    if isinstance(value, list | tuple):
+        return [_masked_value(name, item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return public_name(str(value)) if name.lower() in HARMLESS else MASK
+
+
+def secrets_of(source: str, *groups: Mapping[str, Any]) -> Iterator[str]:
+    """The texts that `public_name` and `masked` would not show."""
+    for part in source.split("::"):
+        url = urlsplit(part) if "://" in part else None
+        if url is not None:
+            yield from filter(None, (url.netloc.rpartition("@")[0], url.password, url.query, url.fragment))
+    for group in groups:
+        for name, value in group.items():
+            yield from _secrets_in(name, value)
+
+
+def _secrets_in(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from secrets_of("", value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secrets_in(name, item)
+    elif _masked_value(name, value) == MASK:
+        yield str(value)
+    elif isinstance(value, str):
+        yield from secrets_of(value)
+
+
+def remember(source: str, *groups: Mapping[str, Any]) -> None:
+    """From now on `scrubbed` takes these out. Stores put what they were given into their messages."""
+    for secret in secrets_of(source, *groups):
+        _known.update(text for text in (secret, unquote(secret)) if len(text) >= LEAST)
+
+
+def scrubbed(text: str) -> str:
+    """A message without the secrets that were remembered."""
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return text
