@@ -98,7 +98,7 @@ class ChunkTree:
         *self._bases, _ = _bases(self._dims, bool(self._names.prefix))
         self._rows: dict[int, _Row] = {}
         self._has_rows = type(self._names) is NestedNames and collection.lead is None
-        self._raw = collection.transform is None
+        self._raw, self._filler = collection.transform is None, collection.filler
         self.by_id = isinstance(self._names, IdNames)
 
     @staticmethod
@@ -224,7 +224,9 @@ class ChunkTree:
 
     def _attributes_of(self, number: int, coords: Coords, found: Found | None) -> Attributes:
         if found is None:
-            raise self._missing(coords)
+            if self._filler is None:
+                raise self._missing(coords)
+            return Attributes(number, False, self._fill_sizes(np.array([coords], np.uint64)).item(), self.mtime_ns)
         blob, start, size = found
         if blob.fd < 0:
             mtime_ns = self.chunks.stat(self.chunks.shard_of(coords)).mtime_ns
@@ -255,6 +257,8 @@ class ChunkTree:
 
     def read_chunk(self, number: int, coords: Coords, offset: int, size: int) -> bytes | memoryview:
         """`read` of the chunk at these coordinates, which has this number."""
+        if self._filler is not None and self.chunks.locate(coords) is None:
+            return memoryview(self._filler.show(coords))[offset : offset + size]
         if not self._raw:
             return memoryview(self._transformed(number, coords))[offset : offset + size]
         if self.chunks.is_local:
@@ -319,6 +323,8 @@ class ChunkTree:
         """The entries of a directory of this collection, from behind `cookie`."""
         if place.level + 1 < self.depth:
             return self._scan_directories(place, cookie)
+        if self._filler is not None:
+            return self._scan_chunks(place, cookie)
         if self.depth == 1:
             return self._scan_flat(cookie)
         return self._scan_chunks(place, cookie) if self._dims[-1] <= LONG_ROW else self._scan_long_row(place, cookie)
@@ -342,34 +348,40 @@ class ChunkTree:
             )
 
     def _scan_chunks(self, place: Place, cookie: int) -> Iterator[Batch]:
-        """The chunks of one row of the grid."""
-        if not self._dims[-1]:
-            return
-        row = self._coords(place.nth * self._dims[-1])
+        """The chunks of one row of names, each looked up."""
+        row = np.array(unravel(place.nth, self._dims[:-1]), np.uint64)
         for start in range(cookie, self._dims[-1], BATCH):
-            values = np.arange(start, min(start + BATCH, self._dims[-1]), dtype=np.uint64)
-            coords = np.empty((len(values), self.depth), np.uint64)
-            coords[:, :-1] = np.array(row[:-1], np.uint64)
-            coords[:, -1] = values
+            last = np.arange(start, min(start + BATCH, self._dims[-1]), dtype=np.uint64)
+            values = np.empty((len(last), self.depth), np.uint64)
+            values[:, :-1], values[:, -1] = row, last
+            coords = self._names.coords_many(values)
             exists, sizes, mtimes = self.chunks.present(coords)
-            values = values[exists]
-            if len(values):
+            shown = self._shown_sizes(coords, sizes)
+            if self._filler is not None:
+                shown, mtimes = (
+                    np.where(exists, shown, self._fill_sizes(coords)),
+                    np.where(exists, mtimes, self.mtime_ns),
+                )
+                exists = np.ones(len(last), np.bool_)
+            last = last[exists]
+            if len(last):
                 yield Batch(
-                    self._names.render(place.level, values),
-                    self._numbers(place, values),
-                    np.zeros(len(values), np.bool_),
-                    self._shown_sizes(coords[exists], sizes[exists]),
+                    self._names.render(place.level, last),
+                    self._numbers(place, last),
+                    np.zeros(len(last), np.bool_),
+                    shown[exists],
                     mtimes[exists],
-                    values + np.uint64(1),
+                    last + np.uint64(1),
                 )
 
     def _scan_long_row(self, place: Place, cookie: int) -> Iterator[Batch]:
         """The same, from what the shards hold: of so many places hardly any can be taken."""
-        row = np.array(self._coords(place.nth * self._dims[-1])[:-1], np.uint64)
+        row = np.array(unravel(place.nth, self._dims[:-1]), np.uint64)
         for batch in self.chunks.scan(cookie):
-            here = (batch.coords[:, :-1] == row).all(axis=1)
+            values = self._names.values(batch.coords)
+            here = (values[:, :-1] == row).all(axis=1)
             if here.any():
-                yield self._batch(place, batch, batch.coords[:, -1], here)
+                yield self._batch(place, batch, values[:, -1], here)
 
     def _scan_flat(self, cookie: int) -> Iterator[Batch]:
         """All chunks in one directory, shard by shard."""
@@ -412,6 +424,15 @@ class ChunkTree:
         if self.collection.transform is None:
             return stored
         return np.where(stored < 0, -1, self.collection.transform.sizes(coords, stored))
+
+    def _fill_sizes(self, coords: U64) -> Sizes:
+        """Of chunks that are not stored; made to know, if what is shown is compressed."""
+        if self._filler is None:
+            return np.zeros(len(coords), np.int64)
+        sizes = self._filler.sizes(coords)
+        for i in np.flatnonzero(sizes < 0).tolist():
+            sizes[i] = len(self._filler.show(tuple(coords[i].tolist())))
+        return sizes
 
 
 def _bases(dims: Coords, has_root: bool) -> list[int]:

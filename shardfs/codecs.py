@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +15,9 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy.typing as npt
+
+    from shardfs.arrays import Codec
     from shardfs.model import U64, Coords, Sizes
 
 _DeflateError: type[Exception] = zlib.error
@@ -25,13 +29,6 @@ MAX_STORED = MAX_DECODED + (MAX_DECODED >> 6)
 """What is larger before decoding cannot be smaller after it, but for what a codec adds to incompressible data."""
 
 PIECE = 16 << 20
-
-
-class BytesCodec(NamedTuple):
-    """A bytes-to-bytes codec as metadata names it."""
-
-    name: str
-    configuration: Mapping[str, Any]
 
 
 def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
@@ -133,12 +130,12 @@ DECODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
 }
 
 
-def can_decode(codec: BytesCodec) -> bool:
+def can_decode(codec: Codec) -> bool:
     """Whether `decode` knows this codec."""
     return codec.name in DECODERS
 
 
-def decode(codecs: Sequence[BytesCodec], data: bytes) -> bytes:
+def decode(codecs: Sequence[Codec], data: bytes) -> bytes:
     """Undo bytes-to-bytes codecs, the last one first. Raise ValueError with the reason if one fails."""
     for codec in reversed(codecs):
         try:
@@ -150,3 +147,69 @@ def decode(codecs: Sequence[BytesCodec], data: bytes) -> bytes:
         if len(data) > MAX_DECODED:
             raise ValueError(f"{codec.name}: grows beyond {MAX_DECODED} bytes when decoded")
     return data
+
+
+def encode(codecs: Sequence[Codec], data: bytes) -> bytes:
+    """Do what `decode` undoes."""
+    for codec in codecs:
+        data = ENCODERS[codec.name](data, codec.configuration)
+    return data
+
+
+def _add_crc32c(data: bytes, _: Mapping[str, Any]) -> bytes:
+    import google_crc32c
+
+    return data + int(google_crc32c.value(data)).to_bytes(4, "little")
+
+
+def _to_gzip(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    import gzip
+
+    return gzip.compress(data, configuration.get("level", 5), mtime=0)
+
+
+def _to_zstd(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    from numcodecs.zstd import Zstd
+
+    return bytes(Zstd(configuration.get("level", 0)).encode(data))
+
+
+BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+
+
+def _to_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    from numcodecs.blosc import Blosc
+
+    c = configuration
+    shuffle = BLOSC_SHUFFLES.index(c.get("shuffle", "noshuffle"))
+    codec = Blosc(c.get("cname", "lz4"), c.get("clevel", 5), shuffle, c.get("blocksize", 0))
+    return bytes(codec.encode(np.frombuffer(data, f"V{c.get('typesize', 1)}")))
+
+
+ENCODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
+    "crc32c": _add_crc32c,
+    "gzip": _to_gzip,
+    "zstd": _to_zstd,
+    "blosc": _to_blosc,
+}
+
+
+# ---- from elements to bytes
+
+
+def can_decode_array(serializer: Codec) -> bool:
+    """Whether `decode_array` knows this codec."""
+    return serializer.name == "bytes"
+
+
+def decode_array(serializer: Codec, data: bytes, shape: Coords, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The elements of a chunk, axes in memory order. Raise ValueError, with the reason."""
+    wanted = math.prod(shape) * dtype.itemsize
+    if len(data) != wanted:
+        raise ValueError(f"{wanted} bytes expected of {shape} {dtype}, {len(data)} found")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def encode_array(serializer: Codec, elements: npt.NDArray[Any]) -> bytes:
+    """The inverse of `decode_array`."""
+    return elements.tobytes()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardfs.model import U64, Bool, Coords
+    from shardfs.model import U64, Bool, ChunkNames, Coords
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -156,6 +156,9 @@ class NestedNames:
     def coords(self, values: Coords) -> Coords:
         return values
 
+    def coords_many(self, values: U64) -> U64:
+        return values
+
     def values(self, coords: U64) -> U64:
         return coords
 
@@ -227,8 +230,48 @@ class FlatNames:
     def coords(self, values: Coords) -> Coords:
         return unravel(values[0], self.grid)
 
+    def coords_many(self, values: U64) -> U64:
+        return unravel_many(values[:, 0], self.grid)
+
     def values(self, coords: U64) -> U64:
         return ravel_many(coords, self.grid)[:, None]
+
+
+class MappedNames:
+    """Names of a grid that has the axes of the chunks' own grid in another order, and some of length 1 more or less.
+
+    Args:
+        names: for the shown grid.
+        axes: shown axis i is axis `axes[i]` of the chunks' grid, or one that this does not mention.
+        rank: of the chunks' grid; an axis that is not shown has one chunk.
+    """
+
+    def __init__(self, names: ChunkNames, axes: Sequence[int | None], rank: int) -> None:
+        self.prefix, self.dims = names.prefix, names.dims
+        self.parse, self.render, self.reserved = names.parse, names.render, names.reserved
+        self._names, self._axes, self._rank = names, tuple(axes), rank
+
+    def coords(self, values: Coords) -> Coords:
+        out = [0] * self._rank
+        for axis, c in zip(self._axes, self._names.coords(values), strict=True):
+            if axis is not None:
+                out[axis] = c
+        return tuple(out)
+
+    def coords_many(self, values: U64) -> U64:
+        shown = self._names.coords_many(values)
+        out = np.zeros((len(values), self._rank), np.uint64)
+        for i, axis in enumerate(self._axes):
+            if axis is not None:
+                out[:, axis] = shown[:, i]
+        return out
+
+    def values(self, coords: U64) -> U64:
+        shown = np.zeros((len(coords), len(self._axes)), np.uint64)
+        for i, axis in enumerate(self._axes):
+            if axis is not None:
+                shown[:, i] = coords[:, axis]
+        return self._names.values(shown)
 
 
 class BoxNames:
@@ -285,6 +328,9 @@ class BoxNames:
     def coords(self, values: Coords) -> Coords:
         return unravel(values[0], self.grid)
 
+    def coords_many(self, values: U64) -> U64:
+        return unravel_many(values[:, 0], self.grid)
+
     def values(self, coords: U64) -> U64:
         return ravel_many(coords, self.grid)[:, None]
 
@@ -340,7 +386,7 @@ class IdNames:
         return self.cell(name) is not None
 
     def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
-        return self.names(self._coords(values))
+        return self.names(self.coords_many(values[:, None]))
 
     def names(self, coords: U64) -> npt.NDArray[np.bytes_]:
         """What the files at (n, d) coordinates are called, whatever their ids."""
@@ -353,9 +399,9 @@ class IdNames:
     def coords(self, values: Coords) -> Coords:
         return values if self._n == 1 else divmod(values[0], self._n)
 
-    def _coords(self, values: U64) -> U64:
+    def coords_many(self, values: U64) -> U64:
         n = np.uint64(self._n)
-        return values[:, None] if self._n == 1 else np.stack([values // n, values % n], axis=1)
+        return values if self._n == 1 else np.concatenate([values // n, values % n], axis=1)
 
     def values(self, coords: U64) -> U64:
         return coords if self._n == 1 else coords[:, :1] * np.uint64(self._n) + coords[:, 1:]

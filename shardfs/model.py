@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from shardfs.arrays import Array, Codec, Multiscale
     from shardfs.errors import CorruptShardError
 
 Coords: TypeAlias = tuple[int, ...]
@@ -286,6 +287,16 @@ class Transform(Protocol):
         """Raise ValueError, with the reason, for bytes that cannot be this chunk."""
 
 
+class Filler(Protocol):
+    """Makes the chunks that are not stored, where a reader would take a missing one for something else."""
+
+    def sizes(self, coords: U64) -> Sizes:
+        """Of chunks (n, d)."""
+
+    def show(self, coords: Coords) -> bytes:
+        """The bytes of one."""
+
+
 class Lead(NamedTuple):
     """Each chunk is two files: itself, and the bytes that lie right before it in its shard, which no index names.
 
@@ -318,7 +329,7 @@ class Layer:
     """
 
     format: ShardFormat
-    codecs: tuple[Any, ...] = ()
+    codecs: tuple[Codec, ...] = ()
     trailer: int = 0
     pair: Pair | None = None
 
@@ -345,6 +356,8 @@ class Collection:
         shards: where its shards lie, relative to the dataset's directory, if not at `path`. If the only shard is
             called "", it is the file of this name.
         lead: given if two files are shown for each chunk. The last coordinate tells them apart: 0 is the chunk.
+        array: what the chunks are chunks of, for layouts; None if it is no array, or shardfs knows too little of it.
+        filler: given if chunks that are not stored are shown all the same.
     """
 
     format: str
@@ -356,6 +369,8 @@ class Collection:
     transform: Transform | None = None
     shards: str | None = None
     lead: Lead | None = None
+    array: Array | None = None
+    filler: Filler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +441,17 @@ class Scope(Protocol):
         """What those that exist say of it; as `Format.open`. `path` is for messages."""
 
 
+class Consolidation(NamedTuple):
+    """A document that is made of all documents shown below its directory, when somebody asks for it.
+
+    Args:
+        build: takes the documents by path relative to the directory, this directory's own among them.
+    """
+
+    name: str
+    build: Callable[[Mapping[str, bytes]], bytes]
+
+
 @dataclass(frozen=True)
 class Dataset:
     """What the documents of one directory describe.
@@ -441,6 +467,11 @@ class Dataset:
         hidden: names in this directory that are not shown.
         rewriter: given if there are further documents to show otherwise.
         scope: given if there are datasets below that these documents lead to.
+        unsharded: arrays that the native layout shows as they are stored; other layouts need them described, too.
+        attributes: the user's, of a group; None if this is no group.
+        multiscales: images whose levels are arrays below.
+        consolidation: given if one of its documents is made of those below.
+        blank: nothing at all is shown of this directory.
     """
 
     format: str
@@ -452,6 +483,11 @@ class Dataset:
     hidden: frozenset[str] = frozenset()
     rewriter: Rewriter | None = None
     scope: Scope | None = None
+    unsharded: tuple[Collection, ...] = ()
+    attributes: Mapping[str, Any] | None = None
+    multiscales: tuple[Multiscale, ...] = ()
+    consolidation: Consolidation | None = None
+    blank: bool = False
 
 
 class ChunkNames(Protocol):
@@ -478,6 +514,9 @@ class ChunkNames(Protocol):
 
     def coords(self, values: Coords) -> Coords:
         """Grid coordinates of the chunk whose components have these values."""
+
+    def coords_many(self, values: U64) -> U64:
+        """The same for (n, len(dims)) values: (n, d)."""
 
     def values(self, coords: U64) -> U64:
         """The inverse of `coords` for (n, d) coordinates: (n, len(dims))."""

@@ -22,10 +22,12 @@ import numpy as np
 from shardfs.cache import ByteLRU, nothing
 from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
 from shardfs.chunks import DAMAGE_TTL_S, open_chunks
-from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
-from shardfs.formats import MAX_DOCUMENT_BYTES, formats
+from shardfs.errors import CorruptShardError, NotADatasetError, UnsupportedError, is_expected
+from shardfs.formats import MAX_DOCUMENT_BYTES, formats, views
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
-from shardfs.model import Batch, Blob, ByteRange, Coords, Dataset, Located, Problem, Scope, Stat, Summary
+from shardfs.model import (
+    Batch, Blob, ByteRange, Consolidation, Coords, Dataset, Located, Problem, Scope, Stat, Summary,
+)
 from shardfs.nodes import Chunk, Content, Directory, Document, File, Inherited, Node, NodeTable, Placed
 from shardfs.store import DirEntry, Store, open_store
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NATIVE = "native"
 NUMBERS_END = 1 << 63
 MAX_NODES = 1 << 56
 """Numbers that one collection may use: more than any real array needs, and never all that there are."""
@@ -51,8 +54,18 @@ SEARCH_DIRECTORIES = 2_000
 class Tree:
     """Thread-safe. Every method may block on the store, after calling the `waiting` hook."""
 
-    def __init__(self, store: Store, index_cache: ByteLRU, chunk_cache: ByteLRU, index_ttl_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        store: Store,
+        index_cache: ByteLRU,
+        chunk_cache: ByteLRU,
+        index_ttl_s: float = math.inf,
+        layout: str = NATIVE,
+        *,
+        skip_unsupported: bool = False,
+    ) -> None:
         self.store = store
+        self._view, self._skips = views()[layout] if layout != NATIVE else None, skip_unsupported
         self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
         self._lock = threading.Lock()
         self._firsts: list[int] = []
@@ -148,7 +161,10 @@ class Tree:
         return chunks.chunk_attributes(node.number, coords)
 
     def _rewritten(self, directory: Directory, content: Content, name: str) -> Attributes | None:
-        """A document whose name the dataset did not foresee."""
+        """A document whose name the dataset did not foresee, or that is made of others."""
+        consolidation = content.dataset.consolidation if content.dataset is not None else None
+        if consolidation is not None and name == consolidation.name:
+            return self._consolidated(directory, consolidation)
         rewriter = content.dataset.rewriter if content.dataset is not None else None
         if rewriter is None or not rewriter.applies(name):
             return None
@@ -156,9 +172,20 @@ class Tree:
         data = None if raw is None else rewriter.rewrite(directory.path, name, raw)
         return None if data is None else self._document(directory, name, data)
 
+    def _consolidated(self, directory: Directory, consolidation: Consolidation) -> Attributes:
+        known = self._nodes.known(directory.child_path(consolidation.name))
+        if isinstance(known, Document):
+            return self._document(directory, consolidation.name, known.data)
+        found = {}
+        for below in self._directories(start=directory):
+            inside = below.path.removeprefix(directory.path).lstrip("/")
+            for name, data in (below.content or Content()).documents.items():
+                found[f"{inside}/{name}" if inside else name] = data
+        return self._document(directory, consolidation.name, consolidation.build(found))
+
     def _child(self, directory: Directory, content: Content, name: str) -> Attributes:
         path = directory.child_path(name)
-        if content.dataset is not None and name in content.dataset.hidden:
+        if content.dataset is not None and (content.dataset.blank or name in content.dataset.hidden):
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         known = self._nodes.known(path) if self.store.remote else None
         if isinstance(known, Directory) and known.content is not None:
@@ -197,7 +224,7 @@ class Tree:
             if found is not None:
                 node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
                 if isinstance(node, Directory):
-                    node.content = self._content_of(node, found)
+                    node.content = self._content_of(node, self._viewed(path, found))
                 return True
         return False
 
@@ -344,8 +371,13 @@ class Tree:
         rewriter = content.dataset.rewriter if content.dataset is not None else None
         for name, data in documents.items():
             yield name, self._document(directory, name, data)
+        if content.dataset is not None and content.dataset.consolidation is not None:
+            name = content.dataset.consolidation.name
+            yield name, Attributes(number_of(directory.child_path(name)), False, -1, 0)  # made when asked for
         if chunks is not None and chunks.root is not None:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
+        if content.dataset is not None and content.dataset.blank:
+            return
         seen = set(content.dataset.hidden if content.dataset is not None else ())
         named = chunks is not None or bool(content.below)
         for entry in self._listed_by_store(directory.path) if named else self.store.scan(directory.path):
@@ -424,15 +456,18 @@ class Tree:
         return directory.content
 
     def _described(self, directory: Directory) -> Dataset | None:
-        path = directory.path
+        return self._viewed(directory.path, self._stored_dataset(directory.path, directory.inherited))
+
+    def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
+        """What the documents say of a directory."""
         documents = self._documents(path)
         for f in formats():
             if (found := f.open(path, documents)) is not None:
                 return found
-        if (inherited := directory.inherited.scope) is None:
+        if inherited.scope is None:
             return None
-        scope, base = inherited
-        return scope.open(path, _below(path, base), self._scope_documents(path, inherited))
+        scope, base = inherited.scope
+        return scope.open(path, _below(path, base), self._scope_documents(path, inherited.scope))
 
     def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
         scope, base = inherited
@@ -444,6 +479,25 @@ class Tree:
         if self._documents(path):
             return True
         return inherited is not None and bool(self._scope_documents(path, inherited))
+
+    def _viewed(self, path: str, dataset: Dataset | None) -> Dataset | None:
+        """The same in the layout that is shown."""
+        if self._view is None:
+            return dataset
+        below = {}
+        for name in self._view.children(dataset) if dataset is not None else ():
+            child = "/".join([*_parts(path), *_parts(name)])
+            scope = (dataset.scope, path) if dataset is not None and dataset.scope is not None else None
+            if (found := self._stored_dataset(child, Inherited(scope=scope))) is not None:
+                below[name] = found
+        try:
+            return self._view.show(path, dataset, below)
+        except UnsupportedError as e:
+            why = f"cannot be shown as {self._view.name}: {e}"
+            if not self._skips:
+                raise UnsupportedError(f"{path or '/'}: {why}") from e
+            self._report(Problem(path, why))
+            return Dataset("unsupported", blank=True)
 
     def _content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
         path, here = directory.path, None
@@ -590,9 +644,9 @@ class Tree:
                 **occupancy._asdict(),
             )
 
-    def _directories(self, limit: int | None = None) -> Iterator[Directory]:
+    def _directories(self, limit: int | None = None, start: Directory | None = None) -> Iterator[Directory]:
         """Directories that may hold datasets, opened, breadth first; damaged ones are reported and passed over."""
-        queue, count = deque([self._root]), 0
+        queue, count = deque([start or self._root]), 0
         while queue:
             directory = queue.popleft()
             count += 1
@@ -612,7 +666,7 @@ class Tree:
     def _subdirectories(self, directory: Directory, content: Content) -> list[Directory]:
         dataset, found = content.dataset, {}
         skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
-        if content.chunks is None and (dataset is None or not dataset.closed):
+        if content.chunks is None and (dataset is None or not (dataset.closed or dataset.blank)):
             for e in self.store.scan(directory.path):
                 if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in formats())):
                     found[e.name] = self._listed(directory.child_path(e.name), e, content.inherited(e.name))
@@ -622,18 +676,22 @@ class Tree:
 
     def require_dataset(self) -> None:
         """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there."""
-        opened = 0
+        opened, found = 0, False
         try:
             for directory in self._directories(SEARCH_DIRECTORIES + 1):
                 opened += 1
                 content = directory.content
                 if content is not None and (content.chunks is not None or content.below):
-                    return
+                    if self._view is None:
+                        return
+                    found = True  # look on: what the layout cannot express must be told now
         except PermissionError as e:
             root = self._root.content
             if not self.store.blind or root is None or root.dataset is None:
                 raise
             log.warning("a group whose members are not listed; mounted all the same: %s", e)
+            return
+        if found:
             return
         if opened > SEARCH_DIRECTORIES:
             log.warning("nothing sharded among the first %d directories; mounted all the same", SEARCH_DIRECTORIES)
@@ -677,15 +735,17 @@ def open_tree(
     chunk_cache_bytes: int = 256 << 20,
     index_ttl_s: float = math.inf,
     follow_symlinks: bool = False,
+    layout: str = NATIVE,
+    skip_unsupported: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> Tree:
     """The unsharded tree of a path or fsspec URL.
 
     Raise FileNotFoundError or another OSError if the source cannot be read, NotADatasetError if it holds nothing
-    sharded.
+    sharded, UnsupportedError if the layout cannot express something in it that is not to be skipped.
     """
     store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks)
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting)
-    tree = Tree(store, *caches, index_ttl_s)
+    tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported)
     tree.require_dataset()
     return tree

@@ -47,6 +47,24 @@ class Format(Protocol):
         """
 
 
+class View(Protocol):
+    """The layout face of a format: how it would show datasets of any other."""
+
+    @property
+    def name(self) -> str:
+        """As `--layout` calls it."""
+
+    def children(self, dataset: Dataset) -> Sequence[str]:
+        """Directories below of which `show` needs to know the datasets, as paths relative to the dataset's."""
+
+    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+        """A directory in this layout: other documents, names and transforms, and nothing of the source's form.
+
+        `dataset` is None for a directory that no format knows. `path` is for messages. Raise UnsupportedError, with
+        the reason, for what cannot be expressed.
+        """
+
+
 def parse_json(path: str, name: str, raw: bytes) -> Any:
     """Exact JSON: integers stay integers, duplicate names are refused. Raise CorruptShardError with the reason."""
     try:
@@ -88,3 +106,10 @@ def formats() -> Sequence[Format]:
     from shardfs.formats.zarr_transformer import ZARR_TRANSFORMER
 
     return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5)
+
+
+@cache
+def views() -> Mapping[str, View]:
+    """All layouts but the native one, by name."""
+    found: Sequence[View] = ()
+    return {view.name: view for view in found}

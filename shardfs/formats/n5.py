@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from shardfs.codecs import BytesCodec, decode
+from shardfs.arrays import Codec
+from shardfs.codecs import decode
 from shardfs.formats import parse_json, print_json
 from shardfs.grid import NestedNames, ceil_div, decimal
 from shardfs.model import Collection, Coords, Dataset, Facts, Layer, Problem
@@ -52,7 +53,7 @@ SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 HEADERLESS: Mapping[str, Literal["little", "big"]] = {"raw-bytes": "big", "bytes": "little"}
 """Codecs that write the elements alone, and their byte order if they do not say (n5-zarr's `bytes`: the machine's)."""
 
-CRC32C = BytesCodec("crc32c", {})
+CRC32C = Codec("crc32c", {})
 SEED_SHARDING = "/sharding/1.0"
 """The end of the transformer's URL, of which there are three spellings."""
 

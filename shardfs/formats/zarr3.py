@@ -10,7 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from shardfs.codecs import BytesCodec, can_decode
+from shardfs.arrays import Codec
+from shardfs.codecs import can_decode
 from shardfs.formats import parse_json, print_json
 from shardfs.grid import FlatNames, NestedNames, ceil_div, decimal
 from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
@@ -231,7 +232,7 @@ def _layer(state: _Unsharding, configuration: Any, after: list[dict[str, Any]], 
     shards = ShardingIndexed(axes, state.order, _index_encoding(configuration), keys.key, keys.coords)
     if all(c["name"] == "crc32c" for c in after):
         return Layer(shards, trailer=4 * len(after))
-    around = tuple(BytesCodec(c["name"], c.get("configuration", {})) for c in after)
+    around = tuple(Codec(c["name"], c.get("configuration", {})) for c in after)
     for c in around:
         if not can_decode(c):
             raise ValueError(f"codec {c.name!r} around the shard is unknown")

@@ -17,7 +17,7 @@ so that a hostile size allocates nothing."""
 class SinglePage:
     """The part of `model.ShardFormat` that is the same for every shard whose index is one page without a root."""
 
-    page_bits, blocks, walk = 0, 1, None
+    page_bits, blocks = 0, 1
 
     def block_of(self, page: int) -> int:
         return 0
