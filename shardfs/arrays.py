@@ -17,6 +17,10 @@ class Codec(NamedTuple):
     configuration: Mapping[str, Any] = MappingProxyType({})
 
 
+BYTES = Codec("bytes")
+"""Lays elements out as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkEncoding:
     """What the bytes of a chunk mean: everything that is needed to decode it, or to make another's bytes of it.
@@ -33,7 +37,7 @@ class ChunkEncoding:
     data_type: str
     order: tuple[int, ...]
     clipped: bool = False
-    serializer: Codec = Codec("bytes")
+    serializer: Codec = BYTES
     codecs: tuple[Codec, ...] = ()
     frame: Literal["none", "n5", "bcolz"] = "none"
 

@@ -26,7 +26,17 @@ from shardfs.errors import CorruptShardError, NotADatasetError, UnsupportedError
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats, views
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
 from shardfs.model import (
-    Batch, Blob, ByteRange, Consolidation, Coords, Dataset, Located, Problem, Scope, Stat, Summary,
+    Batch,
+    Blob,
+    ByteRange,
+    Consolidation,
+    Coords,
+    Dataset,
+    Located,
+    Problem,
+    Scope,
+    Stat,
+    Summary,
 )
 from shardfs.nodes import Chunk, Content, Directory, Document, File, Inherited, Node, NodeTable, Placed
 from shardfs.store import DirEntry, Store, open_store

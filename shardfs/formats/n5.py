@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from shardfs.model import U64, Blob, Sizes, Transform
 
-    Codec: TypeAlias = tuple[str, Mapping[str, Any]]
 
 DOCUMENT = "attributes.json"
 MAX_NESTING = 16
@@ -53,7 +52,7 @@ SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 HEADERLESS: Mapping[str, Literal["little", "big"]] = {"raw-bytes": "big", "bytes": "little"}
 """Codecs that write the elements alone, and their byte order if they do not say (n5-zarr's `bytes`: the machine's)."""
 
-CRC32C = Codec("crc32c", {})
+CRC32C = Codec("crc32c")
 SEED_SHARDING = "/sharding/1.0"
 """The end of the transformer's URL, of which there are three spellings."""
 
@@ -356,7 +355,7 @@ def _named(value: Any) -> Codec:
     configuration = value.get("configuration", {})
     if not isinstance(configuration, dict):
         raise ValueError(f"{value['name']}: configuration should be an object, not {configuration!r:.80}")
-    return value["name"], configuration
+    return Codec(value["name"], configuration)
 
 
 def _shape(value: Any, name: str, least: int) -> Coords:
