@@ -227,7 +227,7 @@ class ChunkTree:
             if self._filler is None:
                 raise self._missing(coords)
             return Attributes(number, False, self._fill_sizes(np.array([coords], np.uint64)).item(), self.mtime_ns)
-        blob, start, size = found
+        blob, start, size, _ = found
         if blob.fd < 0:
             mtime_ns = self.chunks.stat(self.chunks.shard_of(coords)).mtime_ns
             return Attributes(number, False, size if self._raw else self._shown_size(number, coords, size), mtime_ns)

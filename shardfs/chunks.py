@@ -19,6 +19,7 @@ from shardfs.model import (
     Blob,
     Bool,
     ByteRange,
+    Checksum,
     Collection,
     Coords,
     Index,
@@ -55,11 +56,12 @@ FEW = 64
 
 
 class Found(NamedTuple):
-    """A chunk's stored bytes: `[start, start + size)` of `blob`."""
+    """A chunk's stored bytes: `[start, start + size)` of `blob`; its checksum, if it has one, is behind them."""
 
     blob: Blob
     start: int
     size: int
+    checksum: Checksum | None = None
 
 
 _new = tuple.__new__
@@ -84,12 +86,12 @@ class Occupancy(NamedTuple):
 
 
 class _Page:
-    """A decoded index page and the version of the shard it was read from."""
+    """A decoded index page and the version of the shard it was read from; what checksums its chunks have."""
 
-    __slots__ = ("blob", "index", "version")
+    __slots__ = ("blob", "checksum", "index", "version")
 
-    def __init__(self, index: Index, blob: Blob, version: Version) -> None:
-        self.index, self.version = index, version
+    def __init__(self, index: Index, blob: Blob, version: Version, checksum: Checksum | None = None) -> None:
+        self.index, self.version, self.checksum = index, version, checksum
         # Weak: the store's own bound decides how many descriptors stay open, not the size of the index cache.
         self.blob = weakref.ref(blob)
 
@@ -160,7 +162,7 @@ class ChunkStore:
             blob = self._open(shard, number, page)
             if blob is None:
                 return self.at(placement, coords)
-        return _new(Found, (blob, start, size))  # as the constructor would, in half the time
+        return _new(Found, (blob, start, size, page.checksum))  # as the constructor would, in half the time
 
     def _open(self, shard: int, number: int, page: _Page) -> Blob | None:
         """The shard's blob, if it is still what the page was read from; else the page is forgotten."""
@@ -215,7 +217,8 @@ class ChunkStore:
         blob = self.source.open(shard)
         if self.format.walk is not None:
             told = blob.stat()
-            return _Page(self.format.walk(blob).checked(told.size), blob, told.version)
+            walked = self.format.walk(blob)
+            return _Page(walked.checked(told.size), blob, told.version, walked.checksum)
         root = self._root(shard, blob, self.format.block_of(number))
         request = self.format.page_request(shard, number, root)
         if request is None:
@@ -316,14 +319,20 @@ class ChunkStore:
 
     def _read_found(self, found: Found, part: ByteRange | None, decode: Callable[[bytes], bytes] | None) -> bytes:
         start, stop = found.start, found.start + found.size
+        checksum = found.checksum if part is None else None
         if part is not None:
             start, stop = min(start + part.start, stop), min(start + part.stop, stop)
+        elif checksum is not None:
+            stop += checksum.size
         try:
             data = found.blob.read([ByteRange(start, stop)])[0]
         except FileNotFoundError as e:
             raise ValueError("its shard has gone") from e
         if len(data) != stop - start:
             raise ValueError(f"{stop - start} bytes expected at {start}, {len(data)} found")
+        if checksum is not None:
+            data, told = data[: found.size], data[found.size :]
+            checksum.verify(data, told)
         return decode(data) if decode else data
 
     def read_many(self, coords: Sequence[Coords], parts: Sequence[ByteRange]) -> list[bytes | Exception]:

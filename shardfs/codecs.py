@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from shardfs.model import Checksum
 
 try:
     from zlib_ng import zlib_ng as zlib  # the extra `fast`
@@ -53,6 +57,17 @@ def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
     if not out:
         raise ValueError("not gzip data: empty")
     return out[0] if len(out) == 1 else b"".join(out)
+
+
+def inflate(data: bytes, size: int) -> bytes:
+    """Decode zlib data. Raise ValueError, with the reason, if that fails or does not give `size` bytes."""
+    try:
+        found: bytes = zlib.decompressobj().decompress(data, size + 1)
+    except _DeflateError as e:
+        raise ValueError(f"not zlib data: {e}") from e
+    if len(found) != size:
+        raise ValueError(f"{size} bytes expected after decompression, {len(found)} or more found")
+    return found
 
 
 class Gunzip:
@@ -120,6 +135,24 @@ def _blosc(data: bytes, _: Mapping[str, Any]) -> bytes:
     if len(data) < 16 or int.from_bytes(data[4:8], "little") > MAX_DECODED:
         raise ValueError("no Blosc data, or too large")
     return bytes(blosc.decompress(data))
+
+
+def _word(digest: Callable[[bytes], int]) -> Callable[[bytes], bytes]:
+    return lambda data: digest(data).to_bytes(4, "little")
+
+
+def _hash(name: str) -> Checksum:
+    new = partial(hashlib.new, name, usedforsecurity=False)
+    return Checksum(name, new().digest_size, lambda data: new(data).digest())
+
+
+CHECKSUMS = (
+    Checksum("none", 0, lambda _: b""),
+    Checksum("adler32", 4, _word(zlib.adler32)),
+    Checksum("crc32", 4, _word(zlib.crc32)),
+    *map(_hash, ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")),
+)
+"""Those of bloscpack, by their number there."""
 
 
 DECODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {

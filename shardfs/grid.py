@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -272,6 +273,50 @@ class MappedNames:
             if axis is not None:
                 shown[:, i] = coords[:, axis]
         return self._names.values(shown)
+
+
+class NumberedNames:
+    """The chunks of one axis, all in one directory, called by number: `__12.blp`, `0000000C.chunk`.
+
+    Args:
+        count: of chunks.
+        digits: if given, numbers are that many upper-case hexadecimal digits, or more if they need more.
+    """
+
+    prefix = b""
+
+    def __init__(self, count: int, head: bytes, tail: bytes, digits: int = 0) -> None:
+        self.dims = (count,)
+        self._head, self._tail, self._digits = head, tail, digits
+
+    def _number(self, name: bytes) -> int | None:
+        if not name.startswith(self._head) or not name.endswith(self._tail) or len(name) > 64:
+            return None
+        text = name[len(self._head) : len(name) - len(self._tail)]
+        if not self._digits:
+            return decimal(text)
+        number = int(text, 16) if re.fullmatch(rb"[0-9A-F]{1,16}", text) else -1
+        return number if text == b"%0*X" % (self._digits, number) else None
+
+    def parse(self, level: int, name: bytes) -> int | None:
+        number = self._number(name)
+        return number if number is not None and number < self.dims[0] else None
+
+    def reserved(self, level: int, name: bytes) -> bool:
+        return self._number(name) is not None
+
+    def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
+        form = b"%%0%dX" % self._digits if self._digits else b"%d"
+        return np.array([self._head + form % v + self._tail for v in values.tolist()], "S")
+
+    def coords(self, values: Coords) -> Coords:
+        return values
+
+    def coords_many(self, values: U64) -> U64:
+        return values
+
+    def values(self, coords: U64) -> U64:
+        return coords
 
 
 class BoxNames:

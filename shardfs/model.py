@@ -117,18 +117,34 @@ class Index(Protocol):
         """All of it, for listings."""
 
 
+class Checksum(NamedTuple):
+    """A sum that is stored beside what it is of; `digest` gives its `size` bytes."""
+
+    name: str
+    size: int
+    digest: Callable[[bytes], bytes]
+
+    def verify(self, data: bytes, told: bytes) -> None:
+        """Raise ValueError, with the reason, if `told` is not the sum of `data`."""
+        found = self.digest(data)
+        if found != told:
+            raise ValueError(f"its {self.name} is {found.hex()}, but says {told.hex()}")
+
+
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
     """One page of a shard index: which slots are present, and where.
 
     Parallel arrays, sorted by slot. `slots` is None when slot i is entry i for all i: then an entry costs 8 or
-    16 bytes of memory instead of 24. `broken` says why the entries at some positions cannot be true.
+    16 bytes of memory instead of 24. `broken` says why the entries at some positions cannot be true. `checksum` is
+    given if one lies right behind the range of each entry; only `ShardFormat.walk` gives one.
     """
 
     slots: U64 | None
     starts: npt.NDArray[np.unsignedinteger[Any]]
     sizes: npt.NDArray[np.unsignedinteger[Any]]
     broken: Mapping[int, str] = field(default_factory=dict)
+    checksum: Checksum | None = None
 
     @classmethod
     def empty(cls) -> Self:

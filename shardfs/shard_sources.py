@@ -12,7 +12,7 @@ from shardfs import codecs
 from shardfs.blobs import BytesBlob, EitherBlob, PairBlob, SliceBlob
 from shardfs.errors import CorruptShardError
 from shardfs.grid import ravel_many, unravel
-from shardfs.model import U64, Blob, ByteRange, Coords, Layer
+from shardfs.model import U64, Blob, ByteRange, Checksum, Coords, Layer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -94,7 +94,7 @@ class OuterChunks(Protocol):
     @property
     def is_local(self) -> bool: ...
 
-    def locate(self, coords: Coords) -> tuple[Blob, int, int] | None: ...
+    def locate(self, coords: Coords) -> tuple[Blob, int, int, Checksum | None] | None: ...
     def forget(self, coords: Coords) -> None: ...
     def key_of(self, coords: Coords) -> str: ...
     def scan(self, cookie: int) -> Iterator[OuterBatch]: ...
@@ -122,8 +122,7 @@ class NestedShards:
         found = self._outer.locate(coords)
         if found is None:
             raise FileNotFoundError(self.key(shard))
-        blob = SliceBlob(*found)
-        return _unwrapped(blob, self._layer, self.key(shard), self._decoded)
+        return _unwrapped(SliceBlob(*found[:3]), self._layer, self.key(shard), self._decoded)
 
     def reopen(self, shard: int) -> None:
         self._outer.forget(unravel(shard, self._grid))

@@ -100,12 +100,13 @@ def print_json(document: Any) -> bytes:
 @cache
 def formats() -> Sequence[Format]:
     """All formats, in the order in which a directory is asked for them."""
+    from shardfs.formats.bcolz import BCOLZ
     from shardfs.formats.n5 import N5
     from shardfs.formats.precomputed import PRECOMPUTED
     from shardfs.formats.zarr3 import ZARR3
     from shardfs.formats.zarr_transformer import ZARR_TRANSFORMER
 
-    return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5)
+    return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5, BCOLZ)
 
 
 @cache

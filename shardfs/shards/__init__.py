@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardfs.model import ByteRange, ShardIndex
+
 if TYPE_CHECKING:
-    from shardfs.model import U64
+    from shardfs.model import U64, Blob, Sizes
 
 MAX_INDEX_BYTES = (32 << 20) + 4096
 """The largest index page that is decoded: 2**21 chunks and their checksum. A size beyond it is taken for damage,
@@ -27,3 +29,48 @@ class SinglePage:
 
     def nonempty_pages(self, block: int, root: bytes | None) -> U64:
         return np.zeros(1, np.uint64)
+
+
+class Walked(SinglePage):
+    """The same, where no request gives the page: the format reads it with its own `walk`."""
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> None:
+        return None
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+        return ShardIndex.empty()
+
+
+BLOSC_HEADER = 16
+
+MAX_BLOSC_CHUNKS = 1 << 21
+
+_BATCH = 1 << 16
+
+
+def read_exactly(blob: Blob, where: ByteRange) -> bytes:
+    """Raise ValueError, with the reason, if the object ends before, or if it is more than an index may have."""
+    if where.stop - where.start > MAX_INDEX_BYTES:
+        raise ValueError(f"{where.stop - where.start} bytes at {where.start}; {MAX_INDEX_BYTES} is the limit")
+    data = blob.read([where])[0]
+    if len(data) != where.stop - where.start:
+        raise ValueError(f"{where.stop - where.start} bytes expected at {where.start}, {len(data)} found")
+    return data
+
+
+def blosc_size(head: bytes) -> int:
+    """The size of a Blosc chunk of version 1 or 2, by its first 16 bytes; -1 if they cannot be that.
+
+    https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst: `cbytes`, which includes these 16 bytes.
+    """
+    size = int.from_bytes(head[12:16], "little")
+    return size if len(head) == BLOSC_HEADER and BLOSC_HEADER <= size < 2**31 else -1
+
+
+def blosc_sizes(blob: Blob, starts: Sizes) -> Sizes:
+    """`blosc_size` of the chunks that start there; one read for each 65,536 of them."""
+    out = np.full(len(starts), -1, np.int64)
+    for i in range(0, len(starts), _BATCH):
+        where = [ByteRange(start, start + BLOSC_HEADER) for start in starts[i : i + _BATCH].tolist()]
+        out[i : i + _BATCH] = [blosc_size(head) for head in blob.read(where)]
+    return out

@@ -11,10 +11,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.model import ByteRange, Coords, Index, ShardFormat, Suffix
+from shardfs.blobs import absolute
+from shardfs.model import ByteRange, ByteRequest, Coords, Index, ShardFormat, Stat, Suffix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Extents = Mapping[Coords, tuple[int, int]]
 
@@ -24,19 +25,40 @@ class Sample:
     """A format beside an independent idea of it.
 
     `shard` makes the whole shard object in which chunks lie at the extents given, all of them of one shard;
-    `home` says in which shard object, by key, a chunk lies.
+    `home` says in which shard object, by key, a chunk lies. `extents` are given where chunks cannot lie anywhere.
     """
 
     format: ShardFormat
     cells: st.SearchStrategy[Coords]
     home: Callable[[Coords], str]
     shard: Callable[[Extents], bytes]
+    extents: st.SearchStrategy[Extents] | None = None
+
+
+class MemoryBlob:
+    """A `model.Blob` of bytes; `reads` are the requests of each read."""
+
+    fd, base = -1, 0
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.reads: list[list[ByteRange]] = []
+
+    def stat(self) -> Stat:
+        return Stat(len(self._data), 0, None)
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        where = [absolute(r, len(self._data)) for r in requests]
+        self.reads.append(where)
+        return [self._data[r.start : r.stop] for r in where]
 
 
 def read_index(sample: Sample, coords: Coords, stored: bytes) -> Index | None:
     """The index page in which a chunk of a shard object stands, as a reader would fetch it."""
     fmt = sample.format
     shard, page, _ = fmt.place(coords)
+    if fmt.walk is not None:
+        return fmt.walk(MemoryBlob(stored)).checked(len(stored))
     where = fmt.root_request(fmt.block_of(page))
     root = None if where is None else stored[where.start : where.stop]
     request = fmt.page_request(shard, page, root)
@@ -124,6 +146,10 @@ class ShardFormatSuite:
         pages = fmt.nonempty_pages(0, None if where is None else stored[where.start : where.stop])
         found = []
         for page in pages.tolist():
+            if fmt.walk is not None:
+                coords, valid = fmt.coords(shard, page, fmt.walk(MemoryBlob(stored)).all_slots())
+                found += [tuple(c) for c, ok in zip(coords.tolist(), valid.tolist(), strict=True) if ok]
+                continue
             request = fmt.page_request(shard, page, None if where is None else stored[where.start : where.stop])
             if request is None:
                 continue
@@ -187,7 +213,9 @@ def _bytes_of(size: int) -> st.SearchStrategy[bytes]:
 
 
 def _extents(sample: Sample) -> st.SearchStrategy[Extents]:
-    """Chunks of one shard, without overlap; the shard object has their bytes first (see `Sample.shard`)."""
+    """Chunks of one shard, without overlap; where they can, their bytes are the first of it (see `Sample.shard`)."""
+    if sample.extents is not None:
+        return sample.extents
 
     def of_one_shard(drawn: list[tuple[Coords, int]]) -> Extents:
         extents, position = {}, 0
@@ -201,4 +229,4 @@ def _extents(sample: Sample) -> st.SearchStrategy[Extents]:
     return st.lists(st.tuples(sample.cells, st.integers(0, 9)), max_size=12).map(of_one_shard)
 
 
-__all__ = ["Sample", "ShardFormatSuite"]
+__all__ = ["MemoryBlob", "Sample", "ShardFormatSuite"]

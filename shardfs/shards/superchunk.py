@@ -1,0 +1,252 @@
+"""Blosc chunks one after the other in a file, each with its checksum: superchunks and bloscpack files.
+
+"RFC for a persistence layer for bcolz" (bcolz, docs/persistence.rst), section "The superchunk layout", and bloscpack
+(https://github.com/Blosc/bloscpack, README), whose header is the same but for its version. Integers are little-endian.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardfs.codecs import CHECKSUMS
+from shardfs.grid import ceil_div, decimal
+from shardfs.model import (
+    MAX_BROKEN,
+    U64,
+    Blob,
+    Bool,
+    ByteRange,
+    Checksum,
+    Coords,
+    Placement,
+    Placements,
+    ShardIndex,
+    Sizes,
+)
+from shardfs.shards import BLOSC_HEADER, MAX_BLOSC_CHUNKS, Walked, blosc_size, blosc_sizes, read_exactly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MAGIC = b"blpk"
+HEADER = struct.Struct("<4sBBBBiiqq")
+METADATA = struct.Struct("<8sBBBBIII8s")
+HAS_OFFSETS, HAS_METADATA = 1, 2
+VERSIONS = (2, 3)
+"""2 in the RFC, 3 in bloscpack. bcolz writes version 1, with a header of 16 bytes, around each of its chunks."""
+
+HEAD = 64 << 10
+"""Bytes that are read first: header, metadata and offsets of all but the largest files."""
+
+MAX_METADATA = 16 << 20
+
+SMALL, WINDOW = 16 << 10, 64 << 10
+"""Without offsets, a chunk's header is found only behind the chunk before. Those of small chunks are read together."""
+
+
+class Header(NamedTuple):
+    """The first 32 bytes. Sizes, in bytes, and the number of chunks are -1 where the writer did not know them."""
+
+    has_offsets: bool
+    has_metadata: bool
+    checksum: Checksum
+    typesize: int
+    chunk_size: int
+    last_chunk: int
+    chunks: int
+    room: int
+    """Entries of the table of offsets that are kept free for chunks to come."""
+
+
+class Metadata(NamedTuple):
+    """The metadata section: `data` is compressed with zlib if `codec` is 1, to `size` bytes before."""
+
+    magic: bytes
+    codec: int
+    size: int
+    data: bytes
+
+
+def is_superchunk(head: bytes) -> bool:
+    """Whether a file that starts so is a superchunk or a bloscpack file, and not a single chunk of bcolz's."""
+    return head[:4] == MAGIC and len(head) > 4 and head[4] in VERSIONS
+
+
+def parse_header(head: bytes) -> Header:
+    """Raise ValueError, with the reason, if these 32 bytes are no header."""
+    if len(head) < HEADER.size:
+        raise ValueError(f"its header should have {HEADER.size} bytes, but it ends after {len(head)}")
+    _, _, options, checksum, typesize, chunk_size, last_chunk, chunks, room = HEADER.unpack_from(head)
+    if not is_superchunk(head):
+        raise ValueError(f"starts with {head[:5].hex()} instead of {MAGIC.hex()} and a version of 2 or 3")
+    if options & ~(HAS_OFFSETS | HAS_METADATA) or checksum >= len(CHECKSUMS):
+        raise ValueError(f"options {options:#x} and checksum {checksum} are not all known")
+    if chunks < -1 or (chunks == -1 and options & HAS_OFFSETS):
+        raise ValueError(f"a table of offsets of {chunks} chunks")
+    return Header(
+        bool(options & HAS_OFFSETS),
+        bool(options & HAS_METADATA),
+        CHECKSUMS[checksum],
+        typesize,
+        chunk_size,
+        last_chunk,
+        chunks,
+        max(room, 0),  # the RFC only reserves these bytes
+    )
+
+
+class Beginning:
+    """What stands before the chunks; most of it comes with the first read. Raise ValueError, with the reason.
+
+    Everything here does: for bytes that cannot be what they should be.
+    """
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob, self.size = blob, blob.stat().size
+        self._head = blob.read([ByteRange(0, min(HEAD, self.size))])[0]
+        self.header = parse_header(self._head)
+
+    def _part(self, start: int, size: int) -> bytes:
+        if start + size <= len(self._head):
+            return self._head[start : start + size]
+        return read_exactly(self.blob, ByteRange(start, start + size))
+
+    def _metadata_end(self) -> int:
+        """Where the metadata section ends, which is behind the header if there is none."""
+        if not self.header.has_metadata:
+            return HEADER.size
+        _, _, checksum, _, _, _, room, _, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
+        if checksum >= len(CHECKSUMS):
+            raise ValueError(f"checksum {checksum} of its metadata is not known")
+        end: int = HEADER.size + METADATA.size + room + CHECKSUMS[checksum].size
+        return end
+
+    def metadata(self) -> Metadata | None:
+        """The metadata section, verified; None if there is none."""
+        if not self.header.has_metadata:
+            return None
+        magic, _, checksum, codec, _, size, room, stored, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
+        if stored > room or max(size, room) > MAX_METADATA:
+            raise ValueError(f"{stored} bytes of metadata, {size} when decoded, in a section of {room}")
+        start = HEADER.size + METADATA.size
+        section = self._part(start, self._metadata_end() - start)
+        CHECKSUMS[checksum].verify(section[:stored], section[room:])
+        return Metadata(magic.rstrip(b"\0 "), codec, size, section[:stored])
+
+    def index(self, most: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
+        """Where each chunk lies; a chunk that cannot be found is broken. A file of more than `most` is refused."""
+        header, end, most = self.header, self._metadata_end(), min(most, MAX_BLOSC_CHUNKS)
+        if header.chunks > (possible := min(most, self.size // BLOSC_HEADER)):
+            raise ValueError(f"{header.chunks} chunks in {self.size} bytes; {possible} is the limit")
+        if not header.has_offsets:
+            return _by_walking(self.blob, self.size, header, end, most)
+        offsets = np.frombuffer(self._part(end, 8 * header.chunks), "<i8").astype(np.int64)
+        return _by_offsets(self.blob, self.size, header, offsets, end + 8 * (header.chunks + header.room))
+
+
+def _by_offsets(blob: Blob, size: int, header: Header, starts: Sizes, begin: int) -> ShardIndex:
+    sizes = np.full(len(starts), -1, np.int64)
+    inside = (starts >= begin) & (starts <= size - BLOSC_HEADER)
+    sizes[inside] = blosc_sizes(blob, starts[inside])
+    unknown = np.flatnonzero(starts == -1)  # their writer did not say: they lie behind the ones before
+    for run in np.split(unknown, np.flatnonzero(np.diff(unknown) != 1) + 1):
+        if not len(run):
+            break
+        before = int(run[0]) - 1
+        if before >= 0 and sizes[before] < BLOSC_HEADER:
+            continue
+        position = begin if before < 0 else int(starts[before] + sizes[before]) + header.checksum.size
+        for i, found in zip(run.tolist(), _walk(blob, size, position, header.checksum.size), strict=False):
+            starts[i], sizes[i] = found
+    return _index(starts, sizes, header.checksum, size)
+
+
+def _by_walking(blob: Blob, size: int, header: Header, begin: int, most: int) -> ShardIndex:
+    walk = _walk(blob, size, begin, header.checksum.size)
+    found = list(itertools.islice(walk, header.chunks if header.chunks >= 0 else most + 1))
+    if len(found) > most:
+        raise ValueError(f"more than {most} chunks")
+    rows = np.full((max(len(found), header.chunks), 2), -1, np.int64)
+    rows[: len(found)] = np.array(found, np.int64).reshape(-1, 2)
+    return _index(rows[:, 0], rows[:, 1], header.checksum, size)
+
+
+def _walk(blob: Blob, size: int, position: int, gap: int) -> Iterator[tuple[int, int]]:
+    """Start and size of chunk after chunk, `gap` bytes apart, from `position` on; at last a size of -1 for damage."""
+    window, begin, length = b"", position, BLOSC_HEADER
+    while position < size:
+        head = window[position - begin : position - begin + BLOSC_HEADER]
+        if len(head) < BLOSC_HEADER:
+            window, begin = blob.read([ByteRange(position, min(position + length, size))])[0], position
+            head = window[:BLOSC_HEADER]
+        if not head:
+            return
+        stored = blosc_size(head)
+        yield position, stored
+        if stored < 0:
+            return
+        position += stored + gap
+        length = WINDOW if stored <= SMALL else BLOSC_HEADER
+
+
+def _index(starts: Sizes, sizes: Sizes, checksum: Checksum, object_size: int) -> ShardIndex:
+    bad = np.flatnonzero((sizes < 0) | (starts + sizes > object_size - checksum.size))
+    keep = np.ones(len(starts), np.bool_)
+    keep[bad[MAX_BROKEN:]] = False  # no list of millions: the rest is absent
+    slots = None if keep.all() else np.flatnonzero(keep).astype(np.uint64)
+    at = (np.cumsum(keep) - 1)[bad[:MAX_BROKEN]]
+    told = starts[bad[:MAX_BROKEN]]
+    broken = {i: f"no whole Blosc chunk at {start}" for i, start in zip(at.tolist(), told.tolist(), strict=True)}
+    starts, sizes = starts[keep].clip(0), sizes[keep].clip(0)
+    return ShardIndex(slots, starts.astype(np.uint64), sizes.astype(np.uint64), broken, checksum)
+
+
+class Superchunks(Walked):
+    """A `model.ShardFormat`: chunks along one axis, so many to a file.
+
+    Args:
+        chunks: of the whole collection.
+        per_file: in each file, of which the last may have fewer.
+        single: there is one file, and it is called otherwise (a bloscpack file).
+    """
+
+    def __init__(self, chunks: int, per_file: int, *, single: bool = False) -> None:
+        self.grid = (chunks,)
+        self._per_file, self._single = per_file, single
+
+    def place(self, coords: Coords) -> Placement:
+        shard, slot = divmod(coords[0], self._per_file)
+        return shard, 0, slot
+
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        return lambda last: self.place((last,))
+
+    def place_many(self, coords: U64) -> Placements:
+        per_file = np.uint64(self._per_file)
+        numbers = coords[:, 0]
+        return Placements(numbers // per_file, np.zeros(len(numbers), np.uint64), numbers % per_file)
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        numbers = slots + np.uint64(shard * self._per_file)
+        return numbers[:, None], (slots < np.uint64(self._per_file)) & (numbers < np.uint64(self.grid[0]))
+
+    def walk(self, blob: Blob) -> ShardIndex:
+        return Beginning(blob).index(self._per_file)
+
+    def candidates(self, shard: int) -> U64 | None:
+        n = min(self._per_file, self.grid[0] - shard * self._per_file)
+        return np.arange(max(n, 0), dtype=np.uint64) if n <= MAX_BLOSC_CHUNKS else None
+
+    def key(self, shard: int) -> str:
+        return "" if self._single else f"__{shard + 1}__.bin"
+
+    def shard_of(self, key: str) -> int | None:
+        if self._single:
+            return 0 if key == "" else None
+        number = decimal(key[2:-6].encode()) if key.startswith("__") and key.endswith("__.bin") else None
+        files = ceil_div(self.grid[0], self._per_file)
+        return number - 1 if number is not None and 1 <= number <= files else None
