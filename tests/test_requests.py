@@ -17,7 +17,7 @@ from shardfs.formats.zarr3 import ZARR3
 from shardfs.inodes import ROOT
 from shardfs.store import FsspecStore
 from shardfs.tree import Tree
-from tests import handmade, handmade_ids
+from tests import data_n5, handmade, handmade_ids
 from tests.handmade import Entry
 from tests.suites.walking import entries
 
@@ -220,6 +220,34 @@ def _ids(deflate: bool = False) -> tuple[dict[str, bytes], dict[str, bytes]]:
         stored[number] = fragments, gzip.compress(manifest) if deflate else manifest
     info = {**handmade_ids.MESHES, "sharding": handmade.sharding(data="gzip" if deflate else "raw")}
     return {"info": json.dumps(info).encode(), "0.shard": handmade_ids.mesh_shard([stored, {}])}, shown
+
+
+@pytest.mark.parametrize("name", ["gzip_tensorstore", "checksum", "headerless_little", "seed_cut"])
+@pytest.mark.interop
+def test_blocks_of_n5(name: str, tmp_path: Path) -> None:
+    """As for arrays; their sizes cost nothing beside the index, whatever is put before them or cut off."""
+    dataset = data_n5.VARIANTS[name].write(tmp_path, name)
+    rank = dataset.array.ndim
+    cold, warm, missing = ("/".join((data_n5.MEMBER, x, *"0" * (rank - 1))) for x in "019")
+    stored = {str(p.relative_to(dataset.path)): p.read_bytes() for p in dataset.path.rglob("*") if p.is_file()}
+    fs, tree = _tree(stored)
+    tree.number(cold)
+    fs.pop()
+    size = tree.resolve(cold).size
+    assert [kind for kind, _ in fs.pop()] == ["read", "info"]
+    assert bytes(tree.read(tree.number(cold), 0, 1 << 62)) == (dataset.twin / cold).read_bytes()
+    assert size == (dataset.twin / cold).stat().st_size
+    assert len(fs.pop()) == 1
+    fs, tree = _tree(stored)
+    tree.number(cold)
+    fs.pop()
+    for path, requests in ((cold, 2), (warm, 1)):
+        assert bytes(tree.read(tree.number(path), 0, 1 << 62)) == (dataset.twin / path).read_bytes()
+        assert len(fs.pop()) == requests
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            tree.read(tree.number(missing), 0, 1)
+        assert fs.pop() == []
 
 
 IDS = (2, 2**63, 2**64 - 2)

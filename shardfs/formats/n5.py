@@ -15,6 +15,7 @@ import numpy as np
 
 from shardfs.arrays import Codec
 from shardfs.codecs import decode
+from shardfs.errors import CorruptShardError
 from shardfs.formats import parse_json, print_json
 from shardfs.grid import NestedNames, ceil_div, decimal
 from shardfs.model import Collection, Coords, Dataset, Facts, Layer, Problem
@@ -72,7 +73,11 @@ class N5Format:
         raw = documents.get(DOCUMENT)
         if raw is None or not raw.lstrip().startswith(b"{"):
             return None
-        doc = parse_json(path, DOCUMENT, raw)
+        try:
+            doc = parse_json(path, DOCUMENT, raw)
+        except CorruptShardError as e:
+            # Any group may have one, with what users put there; what lies below it needs it for nothing.
+            return Dataset("n5", problems=(Problem(path, f"{DOCUMENT}: {e.why}"),))
         if not _is_dataset(doc):
             return Dataset("n5") if "n5" in doc else None
         try:
