@@ -547,7 +547,17 @@ def _outside(path: Path) -> Case:
     return Case(path, good, absent=frozenset(("3/0", "3/1", "4/0", "0/2", "1/2")))
 
 
-DAMAGED |= {"nested_index_wrong": _nested_index_wrong, "outside": _outside}
+def _seed(path: Path) -> Case:
+    """The transformer's own rules: the last axis is the fastest, and half an empty entry is damage."""
+    document = attributes((8, 4), (2, 2), "uint8", compression=RAW, storage_transformers=[transformer((2, 2))])
+    write_json(path / "attributes.json", document)
+    first = _first(SEED_INDEX, entries={0: (EMPTY, EMPTY), 1: (EMPTY, 16), 2: (0, 10**6)})
+    write_files(path, {"0/0": first, "1/0": shards(_OTHERS, (2, 2), SEED_INDEX)[1, 0]})
+    good = {"1/1": _BLOCKS[3], **{key(p): block for p, block in _OTHERS.items()}}
+    return Case(path, good, frozenset(("0/1", "1/0")), frozenset(("0/0",)))
+
+
+DAMAGED |= {"nested_index_wrong": _nested_index_wrong, "outside": _outside, "seed": _seed}
 
 
 def _deep(depth: int) -> Json:

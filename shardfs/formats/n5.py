@@ -7,6 +7,7 @@ N5's order: x, the fastest axis, first.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shardfs.model import U64, Blob, Sizes, Transform
-
 
 DOCUMENT = "attributes.json"
 MAX_NESTING = 16
@@ -126,13 +126,13 @@ def _holds(listed: Any, is_wanted: Callable[[dict[str, Any]], bool]) -> bool:
 def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> tuple[Collection, dict[str, Any]]:
     layers: list[Layer] = []
     codecs, outer = doc["codecs"], shard
-    while (chain := _chain(codecs))[0][0] == "sharding_indexed":
+    while (chain := _chain(codecs))[0].name == "sharding_indexed":
         if len(layers) == MAX_NESTING:
             raise ValueError(f"shards are nested more than {MAX_NESTING} deep")
         if after := [name for name, _ in chain[1:] if name != "raw"]:
             # N5 itself ignores them, other libraries would apply them to the shard
             raise ValueError(f"codecs {after} after sharding_indexed may or may not be around the shard")
-        configuration = chain[0][1]
+        configuration = chain[0].configuration
         own = _shape(configuration["chunk_shape"], "chunk_shape", 1)
         _same_rank(own, shape, "chunk_shape")
         inner = own[::-1]
@@ -206,8 +206,8 @@ def _plain(chain: Sequence[Codec], chunk: Coords, data_type: Any) -> tuple[dict[
     (first, configuration), *rest = chain
     if first != "n5bytes" and first not in HEADERLESS:
         raise ValueError(f"codec {first!r:.80} is none that shardfs knows")
-    rest = [c for c in rest if c[0] != "raw"]
-    checksum = bool(rest) and rest[-1][0] == "crc32c"
+    rest = [c for c in rest if c.name != "raw"]
+    checksum = bool(rest) and rest[-1].name == "crc32c"
     around = rest[:-1] if checksum else rest
     if len(around) > 1:
         raise ValueError(f"plain N5 cannot say codecs {[name for name, _ in around]!r:.200}")
@@ -223,7 +223,7 @@ def _plain(chain: Sequence[Codec], chunk: Coords, data_type: Any) -> tuple[dict[
     if around and swap:
         raise ValueError("plain N5 has no little-endian blocks, and compressed ones cannot be turned")
     header = struct.pack(f">HH{len(chunk)}I", 0, len(chunk), *chunk)
-    nbytes = None if around else item * _product(chunk)
+    nbytes = None if around else item * math.prod(chunk)
     return compression, PlainBlocks(checksum, header, nbytes, item if swap else 1)
 
 
@@ -240,13 +240,6 @@ def _compression(name: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name}: {parameter} should be of the kind of {default!r}, not {value!r:.80}")
         out[parameter] = value
     return out
-
-
-def _product(shape: Coords) -> int:
-    n = 1
-    for s in shape:
-        n *= s
-    return n
 
 
 @dataclass(frozen=True)
