@@ -1,0 +1,147 @@
+"""The Zarr v3 draft of 2022: what zarr-python 2.18 writes sharded, mounted, is what it writes unsharded."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shardfs.fsspec_fs import ShardFileSystem
+from tests.conftest import client_python, run_client
+from tests.data_zarr_transformer import contents, parsed, write_variants
+from tests.datasets import same
+from tests.mount.programs import copy_tree, errno_of, shardfs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from tests.conftest import Mounted
+    from tests.data_zarr_transformer import Hierarchy
+    from tests.datasets import Array
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def hierarchies(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Hierarchy]:
+    return write_variants(tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="module")
+def source(hierarchies: Mapping[str, Hierarchy]) -> Path:
+    """The directory of all of them: what is what is found out for each directory."""
+    return next(iter(hierarchies.values())).path.parent
+
+
+def read_all(wanted: Sequence[tuple[Path, str, bool]], scratch: Path) -> list[Array | str]:
+    """What zarr-python 2.18 reads: from each root the array at a path, through consolidated metadata or not."""
+    jobs: list[dict[str, Any]] = []
+    for number, (root, path, consolidated) in enumerate(wanted):
+        out, failed = scratch / f"{number}.npy", scratch / f"{number}.failed"
+        jobs.append({"arguments": [str(root), path, consolidated], "out": str(out), "failed": str(failed)})
+    (scratch / "jobs.json").write_text(json.dumps(jobs))
+    run_client("read_many", "read_zarr_draft", scratch / "jobs.json", python=client_python("zarr2"), timeout=90)
+    return [
+        np.load(scratch / f"{n}.npy") if (scratch / f"{n}.npy").exists() else (scratch / f"{n}.failed").read_text()
+        for n in range(len(jobs))
+    ]
+
+
+def wrong(found: Sequence[Array | str], wanted: Sequence[tuple[str, Array]]) -> dict[str, str]:
+    out = {}
+    for is_, (name, should) in zip(found, wanted, strict=True):
+        if isinstance(is_, str):
+            out[name] = is_
+        elif not same(is_, should):
+            out[name] = f"{np.count_nonzero(is_ != should)} of {should.size} elements differ"
+    return out
+
+
+def test_zarr_python_reads_every_array(
+    hierarchies: Mapping[str, Hierarchy], source: Path, mounted: Mounted, tmp_path: Path
+) -> None:
+    arrays = [(h, path, data) for h in hierarchies.values() for path, data in h.arrays.items()]
+    assert len(arrays) > 40
+    with mounted(source) as mount:
+        jobs = [(mount / h.name, path, h.name == "consolidated") for h, path, _ in arrays]
+        found = read_all(jobs, tmp_path)
+    assert wrong(found, [(f"{h.name} {path}", data) for h, path, data in arrays]) == {}
+
+
+def test_what_zarr_python_reads_from_the_shards_is_the_same(
+    hierarchies: Mapping[str, Hierarchy], tmp_path: Path
+) -> None:
+    """So that the shards are what they are taken for."""
+    arrays = [(h, path, data) for h in hierarchies.values() if h.readable for path, data in h.arrays.items()]
+    found = read_all([(h.path, path, False) for h, path, _ in arrays], tmp_path)
+    assert wrong(found, [(f"{h.name} {path}", data) for h, path, data in arrays]) == {}
+
+
+def test_every_hierarchy_is_the_tree_of_its_twin(
+    hierarchies: Mapping[str, Hierarchy], source: Path, mounted: Mounted
+) -> None:
+    with mounted(source) as mount:
+        differ = {}
+        for name, hierarchy in hierarchies.items():
+            shown, twin = parsed(contents(mount / name)), parsed(contents(hierarchy.twin))
+            if shown != twin:
+                differ[name] = sorted(path for path in shown.keys() | twin if shown.get(path) != twin.get(path))
+    assert differ == {}
+
+
+def test_every_hierarchy_through_fsspec(hierarchies: Mapping[str, Hierarchy], source: Path) -> None:
+    fs = ShardFileSystem(source=str(source), skip_instance_cache=True)
+    for name, hierarchy in hierarchies.items():
+        root = f"/{name}/"
+        found = {path: info["size"] for path, info in fs.find(root, detail=True).items()}
+        shown = {path.removeprefix(root): fs.cat_file(path) for path in found}
+        assert parsed(shown) == parsed(contents(hierarchy.twin)), name
+        assert found == {path: len(shown[path.removeprefix(root)]) for path in found}
+
+
+def test_one_hierarchy_is_mounted_by_itself(
+    hierarchies: Mapping[str, Hierarchy], mounted: Mounted, tmp_path: Path
+) -> None:
+    for name in ("root", "rank_2"):
+        hierarchy = hierarchies[name]
+        with mounted(hierarchy.path) as mount:
+            assert parsed(contents(mount)) == parsed(contents(hierarchy.twin))
+            assert (
+                wrong(read_all([(mount, p, False) for p in hierarchy.arrays], tmp_path), list(hierarchy.arrays.items()))
+                == {}
+            )
+
+
+def test_info_and_locate_know_it(hierarchies: Mapping[str, Hierarchy]) -> None:
+    source = hierarchies["gzip"].path
+    told = json.loads(shardfs("info", source, "--json").stdout)
+    (collection,) = told["collections"]
+    assert told["problems"] == []
+    assert (collection["format"], collection["path"], collection["codecs"]) == ("zarr3-draft", "data/root/a", ["gzip"])
+    assert (collection["shape"], collection["chunk_shape"], collection["shard_shape"]) == ([7, 10], [2, 3], [4, 6])
+    assert (collection["shards"], collection["chunks"]) == (4, 16)
+    where = json.loads(shardfs("locate", source, "data/root/a/c3/1", "--json").stdout)
+    stored = (source / where["shard"]).read_bytes()[where["offset"] : where["offset"] + where["size"]]
+    assert where["shard"] == "data/root/a/c1/0"
+    assert stored == (hierarchies["gzip"].twin / "data/root/a/c3/1").read_bytes()
+
+
+def test_damage_is_an_error_for_its_chunks_alone(
+    hierarchies: Mapping[str, Hierarchy], mounted: Mounted, tmp_path: Path
+) -> None:
+    path = copy_tree(hierarchies["rank_2"].path, tmp_path / "damaged")
+    shard = path / "data/root/foo/baz/c0/1"
+    shard.write_bytes(shard.read_bytes()[:-9])
+    chunks, twin = "data/root/foo/baz", hierarchies["rank_2"].twin
+    with mounted(path) as mount:
+        for i in range(4):
+            for j in range(4):
+                name = f"{chunks}/c{i}/{j}"
+                if i < 2 and j >= 2:
+                    assert errno_of((mount / name).read_bytes) == errno.EIO
+                else:
+                    assert (mount / name).read_bytes() == (twin / name).read_bytes()
