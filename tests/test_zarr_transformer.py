@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -31,11 +29,14 @@ from tests.data_zarr_transformer import (
 )
 from tests.handmade import ABSENT, write_files, zarr_index
 from tests.strategies import json_paths, json_values, replaced
-from tests.suites import Sample, ShardFormatSuite
+from tests.suites import Sample, ShardFormatSuite, Sparse, ViewSuite
 from tests.suites.walking import entries, read_all, walk
 from tests.test_store import http_server
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from shardfs.model import Collection, Coords, Dataset
     from tests.suites.shard_format import Extents
 
@@ -299,39 +300,39 @@ class TestSuite(ShardFormatSuite):
         return _samples()
 
 
-@settings(max_examples=60)
-@given(st.data())
-def test_a_hierarchy_is_as_a_dictionary_has_it(data: st.DataObject) -> None:
-    """Sparse, of every rank, shards in shards, beside what is no chunk."""
-    rank, depth = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 3))
-    shape, chunk = ([data.draw(st.integers(1, top)) for _ in range(rank)] for top in (9, 3))
-    per_shard = [[data.draw(st.integers(1, 3)) for _ in range(rank)] for _ in range(depth)]
-    separator, path = data.draw(st.sampled_from("/.")), data.draw(st.sampled_from(("a", "g/c0", "c1/c2.3")))
+@st.composite
+def _views(draw: st.DrawFn) -> Sparse:
+    """One array, sparse, of any rank, at any place, with shards in shards."""
+    rank, depth = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+    shape, chunk = ([draw(st.integers(1, top)) for _ in range(rank)] for top in (9, 3))
+    per_shard = [[draw(st.integers(1, 3)) for _ in range(rank)] for _ in range(depth)]
+    separator, path = draw(st.sampled_from("/.")), draw(st.sampled_from(("", "/a", "/g/c0", "/c1/c2.3")))
     grid = [-(-n // c) for n, c in zip(shape, chunk, strict=True)] or [1]
-    chunks = {}
-    for cell in data.draw(st.permutations(list(product(*map(range, grid))))):
-        if data.draw(st.booleans()):
-            chunks[cell] = data.draw(st.binary(max_size=6))
+    cells = list(product(*map(range, grid)))
+    chunks: Cells = {cell: draw(st.binary(max_size=6)) for cell in draw(st.permutations(cells))[: draw(_some(cells))]}
     shards = chunks
     for per in per_shard:
-        shards = pack_shards(shards, per or [1], data.draw(st.sampled_from((b"", b"gap"))))
-    transformers = [sharding(*per) for per in per_shard]
+        shards = pack_shards(shards, per or [1], draw(st.sampled_from((b"", b"gap"))))
     chunk_grid = {"type": "regular", "chunk_shape": chunk, "separator": separator}
-    document = array_document(shape, chunk, *transformers, chunk_grid=chunk_grid)
-    plain = {f"plain/{name}": content for name, content in named(chunks, separator).items()}
-    with TemporaryDirectory() as directory:
-        sharded = {f"{path}/{name}": content for name, content in named(shards, separator).items()}
-        write_hierarchy(Path(directory), {path: document, "plain": array_document((9,), (1,))}, {**sharded, **plain})
-        (Path(directory) / f"data/root/{path}").mkdir(parents=True, exist_ok=True)
-        tree = open_tree(directory)
-        shown = {n.removeprefix("data/root/"): d for n, d in walk(tree).items() if n.startswith("data/")}
-        assert shown == {f"{path}/{n}": d for n, d in named(chunks, separator).items()} | plain
-        for cell, content in chunks.items():
-            name = f"data/root/{path}/c" + separator.join(map(str, cell))
-            found = tree.locate(name)
-            stored = Path(directory, found.shard.partition("[")[0]).read_bytes()
-            assert found.coords == cell
-            assert stored[found.offset : found.offset + found.size] == content
+    document = array_document(shape, chunk, *(sharding(*per) for per in per_shard), chunk_grid=chunk_grid)
+
+    def files(cells: Cells) -> dict[str, bytes]:
+        return {f"data/root{path}/{name}": content for name, content in named(cells, separator).items()}
+
+    documents = {"zarr.json": ROOT_DOCUMENT, f"meta/root{path}.array.json": document}
+    stored = {name: json.dumps(content).encode() for name, content in documents.items()} | files(shards)
+    near = st.tuples(*(st.integers(0, n + 1) for n in grid)).map(lambda cell: next(iter(files({cell: b""}))))
+    odd = st.sampled_from(("data", "meta/root", "c0", "data/root/c", "data/root/c0", "data/root/a/c0/00", "data/c0"))
+    return Sparse(stored, files(chunks), near | odd)
+
+
+def _some(cells: Sequence[object]) -> st.SearchStrategy[int]:
+    return st.integers(1, len(cells))  # where there is no shard at all, nothing can be mounted
+
+
+class TestView(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return _views()
 
 
 def _files() -> tuple[dict[str, Any], dict[str, bytes], dict[str, bytes]]:

@@ -60,6 +60,6 @@ def write(zarr: SimpleNamespace, job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    library = zarr_of_the_draft()
+    library = zarr_of_the_draft(sharding=True)
     for one in json.loads(Path(sys.argv[1]).read_text()):
         write(library, one)

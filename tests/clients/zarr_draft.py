@@ -1,4 +1,4 @@
-"""zarr-python 2.18 as it must be started to know the draft of 2022 and its sharding."""
+"""zarr-python 2.18 as it must be started to know the draft of 2022."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import warnings
 from types import SimpleNamespace
 
 
-def zarr_of_the_draft() -> SimpleNamespace:
-    """The parts of the library that tests use. It decides when it is imported what it can do."""
-    os.environ.update(ZARR_V3_EXPERIMENTAL_API="1", ZARR_V3_SHARDING="1")
+def zarr_of_the_draft(sharding: bool) -> SimpleNamespace:
+    """The parts of the library that tests use. When it is first imported it decides whether it knows shards."""
+    os.environ.update(ZARR_V3_EXPERIMENTAL_API="1", ZARR_V3_SHARDING="1" if sharding else "0")
     warnings.simplefilter("ignore", FutureWarning)  # it was an experiment, and says so
     transformers = importlib.import_module("zarr._storage.v3_storage_transformers")
     return SimpleNamespace(

@@ -90,7 +90,7 @@ def read_many(client: Client, wanted: Iterable[tuple[Dataset, str, Path]], scrat
     (scratch / "jobs.json").write_text(json.dumps(jobs))
     python = client_python("cv") if client == "cloudvolume" else sys.executable
     run_client("read_many", READERS[client], scratch / "jobs.json", python=python, timeout=90)
-    return [_outcome(Path(job["out"]), Path(job["failed"])) for job in jobs]
+    return [outcome_of(Path(job["out"]), Path(job["failed"])) for job in jobs]
 
 
 def _arguments(client: Client, dataset: Dataset, member: str, root: Path) -> list[Any]:
@@ -104,7 +104,7 @@ def _arguments(client: Client, dataset: Dataset, member: str, root: Path) -> lis
     return ["zarr3", str(root / member), None]
 
 
-def _outcome(out: Path, failed: Path) -> Array | str:
+def outcome_of(out: Path, failed: Path) -> Array | str:
     if failed.exists():
         return failed.read_text()
     if not out.exists():
