@@ -136,6 +136,13 @@ def decimal(name: bytes, digits: int = 19) -> int | None:
     return int(name)
 
 
+def cell_of(key: str, separator: str, rank: int) -> Coords | None:
+    """The coordinates that a key consists of, such as `1/23/45`; None if it is not of this form."""
+    parts = [decimal(part.encode()) for part in key.split(separator)]
+    found = tuple(part for part in parts if part is not None)
+    return found if len(found) == len(parts) == rank else None
+
+
 class NestedNames:
     """One directory level for each axis: `c/1/23/45` or `1/23/45`."""
 

@@ -14,7 +14,7 @@ from shardfs.errors import CorruptShardError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import Blob, Dataset
+    from shardfs.model import Blob, Coords, Dataset
 
 MAX_DOCUMENT_BYTES = 64 << 20
 MAX_CONTAINERS = 500_000
@@ -95,6 +95,42 @@ def print_json(document: Any) -> bytes:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair stays the escape that it was
+
+
+# ---- members of documents ----
+
+UNFIT = (ValueError, TypeError, KeyError, IndexError)
+"""What reading a member that is not as it should be raises."""
+
+
+def reason(error: Exception) -> str:
+    """Of one of `UNFIT`, for people."""
+    return f"no member {error}" if isinstance(error, KeyError) else str(error)
+
+
+def integer(value: Any, name: str, least: int) -> int:
+    """A number of elements or the like. Raise ValueError, with the reason, for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError(f"{name} should hold integers of at least {least}, not {value!r:.80}")
+    return value
+
+
+def listed(value: Any, name: str) -> list[Any]:
+    """Raise ValueError, with the reason, for what is no list."""
+    if not isinstance(value, list):
+        raise ValueError(f"{name} should be a list, not {type(value).__name__}")
+    return value
+
+
+def integers(value: Any, name: str, least: int) -> Coords:
+    """A list of `integer`: a shape."""
+    return tuple(integer(v, name, least) for v in listed(value, name))
+
+
+def require_rank(value: Sequence[Any], rank: int, name: str) -> None:
+    """Raise ValueError unless there is one item for each axis of the array."""
+    if len(value) != rank:
+        raise ValueError(f"{name} has {len(value)} axes, the array {rank}")
 
 
 @cache

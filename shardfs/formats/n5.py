@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -17,8 +18,8 @@ import numpy as np
 from shardfs.arrays import Codec
 from shardfs.codecs import decode
 from shardfs.errors import CorruptShardError
-from shardfs.formats import parse_json, print_json
-from shardfs.grid import NestedNames, ceil_div, decimal
+from shardfs.formats import UNFIT, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.grid import NestedNames, ceil_div, cell_of
 from shardfs.model import Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 
@@ -86,9 +87,8 @@ class N5Format:
                 return Dataset("n5", closed=True)
             collection, shown = unsharded
             return Dataset("n5", (collection,), {DOCUMENT: print_json(shown)}, closed=True)
-        except (ValueError, TypeError, KeyError, IndexError) as e:
-            why = f"no member {e}" if isinstance(e, KeyError) else str(e)
-            return Dataset("n5", problems=(Problem(path, f"{DOCUMENT}: {why}"),), closed=True)
+        except UNFIT as e:
+            return Dataset("n5", problems=(Problem(path, f"{DOCUMENT}: {reason(e)}"),), closed=True)
 
 
 def _is_dataset(doc: Mapping[str, Any]) -> bool:
@@ -108,9 +108,9 @@ def _unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None
         return None
     if coded and transformers:
         raise ValueError("storage transformers may store shards elsewhere")
-    shape = _shape(doc["dimensions"], "dimensions", 0)
-    block = _shape(doc["blockSize"], "blockSize", 1)
-    _same_rank(block, shape, "blockSize")
+    shape = integers(doc["dimensions"], "dimensions", 0)
+    block = integers(doc["blockSize"], "blockSize", 1)
+    require_rank(block, len(shape), "blockSize")
     if not shape:
         raise ValueError("no dimensions")
     return _unshard_codecs(doc, shape, block) if coded else _unshard_seed(doc, shape, block, transformers)
@@ -133,8 +133,8 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> tup
             # N5 itself ignores them, other libraries would apply them to the shard
             raise ValueError(f"codecs {after} after sharding_indexed may or may not be around the shard")
         configuration = chain[0].configuration
-        own = _shape(configuration["chunk_shape"], "chunk_shape", 1)
-        _same_rank(own, shape, "chunk_shape")
+        own = integers(configuration["chunk_shape"], "chunk_shape", 1)
+        require_rank(own, len(shape), "chunk_shape")
         inner = own[::-1]
         layers.append(_layer(shape, outer, inner, _index_encoding(configuration)))
         codecs, outer = configuration["codecs"], inner
@@ -169,11 +169,7 @@ def _key(coords: Coords) -> str:
 
 
 def _coords_of(rank: int) -> Callable[[str], Coords | None]:
-    def coords(key: str) -> Coords | None:
-        parts = [decimal(p.encode()) for p in key.split("/")]
-        return tuple(cast("list[int]", parts)) if len(parts) == rank and None not in parts else None
-
-    return coords
+    return partial(cell_of, separator="/", rank=rank)
 
 
 def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
@@ -304,7 +300,7 @@ def _unshard_seed(
     kind, configuration = transformers[0].get("type"), transformers[0]["configuration"]
     if kind != "indexed":
         raise ValueError(f"storage transformer: type should be indexed, not {kind!r:.80}")
-    given = _shape(configuration["chunks_per_shard"], "chunks_per_shard", 1)
+    given = integers(configuration["chunks_per_shard"], "chunks_per_shard", 1)
     if len(given) > len(shape):
         raise ValueError(f"chunks_per_shard has {len(given)} axes, the array {len(shape)}")
     per = (*given, *(1,) * (len(shape) - len(given)))  # as zarr-python does with the draft
@@ -333,15 +329,9 @@ def _collection(layers: Sequence[Layer], compression: str, facts: Facts, transfo
 # ---- members ----
 
 
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{name} should be a list, not {type(value).__name__}")
-    return value
-
-
 def _chain(value: Any) -> list[Codec]:
     """Codecs as (name, configuration), at least one."""
-    if not (chain := [_named(c) for c in _list(value, "codecs")]):
+    if not (chain := [_named(c) for c in listed(value, "codecs")]):
         raise ValueError("codecs should not be empty")
     return chain
 
@@ -354,18 +344,6 @@ def _named(value: Any) -> Codec:
     if not isinstance(configuration, dict):
         raise ValueError(f"{value['name']}: configuration should be an object, not {configuration!r:.80}")
     return Codec(value["name"], configuration)
-
-
-def _shape(value: Any, name: str, least: int) -> Coords:
-    for v in _list(value, name):
-        if isinstance(v, bool) or not isinstance(v, int) or not least <= v < 2**63:
-            raise ValueError(f"{name} should hold integers of at least {least}, not {v!r:.80}")
-    return tuple(value)
-
-
-def _same_rank(a: Sequence[Any], b: Sequence[Any], name: str) -> None:
-    if len(a) != len(b):
-        raise ValueError(f"{name} has {len(a)} axes, the array {len(b)}")
 
 
 N5 = N5Format()

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from shardfs.arrays import Codec
 from shardfs.codecs import can_decode
-from shardfs.formats import parse_json, print_json
-from shardfs.grid import FlatNames, NestedNames, ceil_div, decimal
+from shardfs.formats import UNFIT, integer, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.grid import FlatNames, NestedNames, ceil_div, cell_of
 from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 DOCUMENT = "zarr.json"
 
@@ -75,13 +75,8 @@ def _open_array(path: str, doc: dict[str, Any]) -> Dataset:
             return Dataset("zarr3", closed=True)
         collection, shown = unsharded
         return Dataset("zarr3", (collection,), {DOCUMENT: print_json(shown)}, closed=True)
-    except (ValueError, TypeError, KeyError, IndexError) as e:
-        return Dataset("zarr3", problems=(_problem(path, e),), closed=True)
-
-
-def _problem(path: str, error: Exception) -> Problem:
-    why = f"no member {error}" if isinstance(error, KeyError) else str(error)
-    return Problem(path, f"{DOCUMENT}: {why}")
+    except UNFIT as e:
+        return Dataset("zarr3", problems=(Problem(path, f"{DOCUMENT}: {reason(e)}"),), closed=True)
 
 
 def _rewritten(doc: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +92,7 @@ def _rewritten(doc: dict[str, Any]) -> dict[str, Any]:
         if member.get("node_type") == "array":
             try:
                 unsharded = _unshard(member)
-            except (ValueError, TypeError, KeyError, IndexError):
+            except UNFIT:
                 continue  # the array's own document says so when it is opened
             if unsharded is not None:
                 changed[name] = unsharded[1]
@@ -135,7 +130,7 @@ def _unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None
         return None
     if doc.get("storage_transformers"):
         raise ValueError("storage transformers may store chunks elsewhere")
-    shape = _shape(doc["shape"], "shape", 0)
+    shape = integers(doc["shape"], "shape", 0)
     state = _start(shape, doc["chunk_grid"])
     shard_shape = None if any(state.bounds) else tuple(state.chunk)
     keys = _ChunkKeys(doc.get("chunk_key_encoding"), len(shape))
@@ -168,12 +163,12 @@ def _start(shape: Coords, grid: Any) -> _Unsharding:
     name, configuration = _named(grid)
     order = list(range(len(shape)))
     if name == "regular":
-        chunk = _shape(configuration["chunk_shape"], "chunk_shape", 1)
-        _same_rank(chunk, shape, "chunk_grid")
+        chunk = integers(configuration["chunk_shape"], "chunk_shape", 1)
+        require_rank(chunk, len(shape), "chunk_grid")
         return _Unsharding(shape, list(chunk), order, [() for _ in shape])
     if name == "rectilinear":
         edges = configuration["chunk_shapes"]
-        _same_rank(edges, shape, "chunk_grid")
+        require_rank(edges, len(shape), "chunk_grid")
         bounds = [_bounds(e, n) for e, n in zip(edges, shape, strict=True)]
         return _Unsharding(shape, [e if isinstance(e, int) else 0 for e in edges], order, bounds)
     raise ValueError(f"unknown chunk grid {name!r}")
@@ -182,13 +177,13 @@ def _start(shape: Coords, grid: Any) -> _Unsharding:
 def _bounds(edges: Any, extent: int) -> tuple[int, ...]:
     """Element positions at which the shards of an axis begin, and the end of the last; () if they are regular."""
     if isinstance(edges, int):
-        _integer(edges, "chunk_shapes", 1)
+        integer(edges, "chunk_shapes", 1)
         return ()
     lengths: list[int] = []
     for e in edges:
         length, count = e if isinstance(e, list) else (e, 1)
-        _integer(length, "chunk_shapes", 1)
-        if _integer(count, "chunk_shapes", 1) + len(lengths) > MAX_EDGES:
+        integer(length, "chunk_shapes", 1)
+        if integer(count, "chunk_shapes", 1) + len(lengths) > MAX_EDGES:
             raise ValueError(f"chunk_shapes: more than {MAX_EDGES} shards along one axis")
         lengths += [length] * count
     bounds = tuple(itertools.accumulate(lengths, initial=0))
@@ -222,8 +217,8 @@ def _carry_over(state: _Unsharding, codec: dict[str, Any]) -> None:
 
 
 def _layer(state: _Unsharding, configuration: Any, after: list[dict[str, Any]], keys: _ChunkKeys) -> Layer:
-    own = _shape(configuration["chunk_shape"], "chunk_shape", 1)
-    _same_rank(own, state.shape, "sharding_indexed chunk_shape")
+    own = integers(configuration["chunk_shape"], "chunk_shape", 1)
+    require_rank(own, len(state.shape), "sharding_indexed chunk_shape")
     inner = list(own)
     for i, a in enumerate(state.order):
         inner[a] = own[i]
@@ -299,10 +294,7 @@ class _ChunkKeys:
             return () if key == self._scalar else None
         if not key.startswith(self._head):
             return None
-        parts = [decimal(p.encode()) for p in key[len(self._head) :].split(self._separator)]
-        if len(parts) != self._rank or any(p is None for p in parts):
-            return None
-        return tuple(cast("list[int]", parts))
+        return cell_of(key[len(self._head) :], self._separator, self._rank)
 
 
 # ---- members ----
@@ -319,28 +311,9 @@ def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _codec_list(codecs: Any) -> list[dict[str, Any]]:
-    if not isinstance(codecs, list):
-        raise ValueError(f"codecs should be a list, not {type(codecs).__name__}")
-    for c in codecs:
+    for c in listed(codecs, "codecs"):
         _named(c)
     return [{"name": c} if isinstance(c, str) else c for c in codecs]
-
-
-def _integer(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise ValueError(f"{name} should hold integers of at least {least}, not {value!r:.80}")
-    return value
-
-
-def _shape(value: Any, name: str, least: int) -> Coords:
-    if not isinstance(value, list):
-        raise ValueError(f"{name} should be a list, not {type(value).__name__}")
-    return tuple(_integer(v, name, least) for v in value)
-
-
-def _same_rank(a: Sequence[Any], b: Sequence[Any], name: str) -> None:
-    if len(a) != len(b):
-        raise ValueError(f"{name} has {len(a)} axes, the array {len(b)}")
 
 
 def _data_type(value: Any) -> str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from shardfs.formats import parse_json, print_json
-from shardfs.grid import FlatNames, HeadedNames, ceil_div, decimal
+from shardfs.formats import UNFIT, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.grid import FlatNames, HeadedNames, ceil_div, cell_of
 from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards import MAX_INDEX_BYTES
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
@@ -28,9 +28,6 @@ META, DATA = "meta/root", "data/root"
 CONSOLIDATED = ".zmetadata"
 
 MAX_NESTING = 16
-
-UNFIT = (ValueError, TypeError, KeyError, IndexError)
-"""What reading a member that is not as it should be raises."""
 
 
 class ZarrTransformer:
@@ -92,8 +89,7 @@ class Hierarchy:
             collection, shown = unsharded
             print_json(shown)  # only where the document can be shown, too
         except UNFIT as e:
-            why = f"no member {e}" if isinstance(e, KeyError) else str(e)
-            return Dataset(FORMAT, problems=(Problem(path, f"{array}: {why}"),), closed=True)
+            return Dataset(FORMAT, problems=(Problem(path, f"{array}: {reason(e)}"),), closed=True)
         return Dataset(FORMAT, (collection,), closed=True)
 
 
@@ -152,7 +148,7 @@ def _unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     kept, shardings = _split(transformers)
     if not shardings:
         return None
-    shape = _integers(doc["shape"], "shape", 0)
+    shape = integers(doc["shape"], "shape", 0)
     chunk, separator = _chunk_grid(doc["chunk_grid"], len(shape))
     # An array without axes has one chunk, and that is called c0 as if there were an axis.
     grid = tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True)) or (1,)
@@ -181,11 +177,9 @@ def _split(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
 
     One next to the store could change what shards are called or hold.
     """
-    if not isinstance(transformers, list):
-        raise ValueError(f"storage_transformers should be a list, not {type(transformers).__name__}")
     kept: list[Any] = []
     shardings: list[dict[str, Any]] = []
-    for t in transformers:
+    for t in listed(transformers, "storage_transformers"):
         extension = t["extension"]
         if not isinstance(extension, str):
             raise ValueError(f"extension should be a URL, not {extension!r:.80}")
@@ -206,9 +200,8 @@ def _chunk_grid(grid: Any, rank: int) -> tuple[Coords, str]:
     """The shape of a chunk, and what stands between the numbers in its name."""
     if grid["type"] != "regular":
         raise ValueError(f"unknown chunk grid {grid['type']!r:.80}")
-    chunk, separator = _integers(grid["chunk_shape"], "chunk_shape", 1), grid.get("separator", "/")
-    if len(chunk) != rank:
-        raise ValueError(f"chunk_shape has {len(chunk)} axes, the array {rank}")
+    chunk, separator = integers(grid["chunk_shape"], "chunk_shape", 1), grid.get("separator", "/")
+    require_rank(chunk, rank, "chunk_shape")
     if separator not in ("/", "."):
         raise ValueError(f"separator should be / or ., not {separator!r:.80}")
     return chunk, separator
@@ -219,7 +212,7 @@ def _chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
         raise ValueError(f"unknown type of shards {transformer['type']!r:.80}")
     per_shard = transformer["configuration"]["chunks_per_shard"]
     # zarr-python takes a bare number, and an axis that is not named for one that is not sharded.
-    found = _integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
+    found = integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
     if len(found) > rank:
         raise ValueError(f"chunks_per_shard has {len(found)} axes, the array {rank}")
     if 16 * math.prod(found) > MAX_INDEX_BYTES:
@@ -232,10 +225,7 @@ def _shards(grid: Coords, per_shard: Coords, separator: str) -> ShardingIndexed:
         return "c" + separator.join(map(str, coords))
 
     def coords(key: str) -> Coords | None:
-        numbers = [decimal(part.encode()) for part in key[1:].split(separator)]
-        if not key.startswith("c") or len(numbers) != len(grid) or None in numbers:
-            return None
-        return tuple(cast("list[int]", numbers))
+        return cell_of(key[1:], separator, len(grid)) if key.startswith("c") else None
 
     axes = [Axis(n, per) for n, per in zip(grid, per_shard, strict=True)]
     return ShardingIndexed(axes, range(len(axes)), IndexEncoding(crc32c=False), key, coords)
@@ -260,15 +250,6 @@ def _describe(depth: int) -> str:
 
 
 # ---- members ----
-
-
-def _integers(value: Any, name: str, least: int) -> Coords:
-    if not isinstance(value, list):
-        raise ValueError(f"{name} should be a list, not {type(value).__name__}")
-    for v in value:
-        if isinstance(v, bool) or not isinstance(v, int) or not least <= v < 2**63:
-            raise ValueError(f"{name} should hold integers of at least {least}, not {v!r:.80}")
-    return tuple(value)
 
 
 def _data_type(value: Any) -> str:
