@@ -16,7 +16,7 @@ import numpy as np
 from shardfs.codecs import MAX_STORED
 from shardfs.grid import SMALL_IDS, IdNames, NestedNames, unravel
 from shardfs.inodes import numbers_of_ids
-from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Placement, Sizes
+from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Entry, Placement, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -318,6 +318,25 @@ class ChunkTree:
         return self._found(coords)
 
     # ---- listing ----
+
+    def few(self, directory: int, most: int) -> list[Entry] | None:
+        """What `scan` gives for a directory that has room for no more than `most` entries; None for any other."""
+        level, nth = self.place(directory)
+        if not self._has_rows or self._filler is not None:
+            return None
+        if self.depth == 1 or level >= self.depth or self._dims[level] > most:
+            return None
+        dim, mtime_ns = self._dims[level], self.mtime_ns
+        if level + 1 < self.depth:
+            first = self._number(level, nth, 0)
+            return [(b"%d" % i, first + i, True, 0, mtime_ns, i + 1) for i in range(dim)]
+        first, above, place = self._rows.get(directory) or self._make_row(directory, nth)
+        found = self.chunks.row(place, dim)
+        if not self._raw and found:
+            coords = np.array([(*above, i) for i, _, _ in found], np.uint64)
+            sizes = self._shown_sizes(coords, np.array([size for _, size, _ in found], np.int64)).tolist()
+            found = [(i, size, mtime) for (i, _, mtime), size in zip(found, sizes, strict=True)]
+        return [(b"%d" % i, first + i, False, size, mtime, i + 1) for i, size, mtime in found]
 
     def scan(self, place: Place, cookie: int) -> Iterator[Batch]:
         """The entries of a directory of this collection, from behind `cookie`."""

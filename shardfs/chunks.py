@@ -377,8 +377,6 @@ class ChunkStore:
         The size is -1 where something is damaged: whether the chunk exists shows when it is opened.
         """
         n = len(coords)
-        if n <= FEW:
-            return self._present_few(coords)
         exists, sizes = np.zeros(n, np.bool_), np.zeros(n, np.int64)
         mtimes = np.zeros(n, np.int64)
         places = self.format.place_many(coords)
@@ -398,25 +396,39 @@ class ChunkStore:
             mtimes[at] = self._mtime_ns(shard) if len(at) else 0
         return exists, sizes, mtimes
 
-    def _present_few(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
-        """The same; for a short row numpy's overhead is most of the work."""
-        rows, times = [], {}
-        for c in coords.tolist():
-            shard, number, slot = self.format.place(c)
+    def row(self, place: Callable[[int], Placement], n: int) -> list[tuple[int, int, int]]:
+        """`present` for the first `n` chunks of a row: last coordinate, size and mtime of those that exist.
+
+        For short rows, where numpy's overhead would be most of the work. `place` is from `ShardFormat.row`.
+        """
+        out: list[tuple[int, int, int]] = []
+        home: tuple[int, int] | None = None
+        for last in range(n):
+            shard, number, slot = place(last)
+            if home != (shard, number):
+                home = shard, number
+                find, mtime_ns = self._finder(shard, number)
             try:
-                page = self._page(shard, number)
-                extent = None if page is None else page.index.find(slot)
-            except (CorruptShardError, ValueError):
-                rows.append((True, -1, 0))
+                extent = find(slot)
+            except ValueError:
+                out.append((last, -1, 0))
                 continue
-            if extent is None:
-                rows.append((False, 0, 0))
-                continue
-            if shard not in times:
-                times[shard] = self._mtime_ns(shard)
-            rows.append((True, extent[1], times[shard]))
-        exists, sizes, mtimes = zip(*rows, strict=True) if rows else ((), (), ())
-        return np.array(exists, np.bool_), np.array(sizes, np.int64), np.array(mtimes, np.int64)
+            if extent is not None:
+                out.append((last, extent[1], mtime_ns))
+        return out
+
+    def _finder(self, shard: int, number: int) -> tuple[Callable[[int], tuple[int, int] | None], int]:
+        """What finds chunks in a page, and the shard's mtime."""
+        try:
+            page = self._page(shard, number)
+        except CorruptShardError:
+            return _unknown_chunk, 0
+        if page is None:
+            return _no_chunk, 0
+        blob = page.blob()
+        if blob is None or blob.fd < 0:
+            return page.index.find, self._mtime_ns(shard)
+        return page.index.find, blob.stat().mtime_ns
 
     def _mtime_ns(self, shard: int) -> int:
         try:
@@ -533,6 +545,15 @@ class ChunkStore:
 
 
 _ids = itertools.count()
+
+
+def _no_chunk(slot: int) -> None:
+    """`Index.find` for a page that holds nothing."""
+
+
+def _unknown_chunk(slot: int) -> None:
+    """The same for a page that cannot be read."""
+    raise ValueError(slot)
 
 
 NONE = -2

@@ -538,6 +538,11 @@ class ChunkNames(Protocol):
         """The inverse of `coords` for (n, d) coordinates: (n, len(dims))."""
 
 
+Entry: TypeAlias = tuple[bytes, int, bool, int, int, int]
+"""One entry of a directory, for directories so small that arrays of entries (`Batch`) would be most of the work: name,
+number, whether it is a directory, size, mtime in ns, cookie."""
+
+
 class Batch(NamedTuple):
     """Consecutive entries of a directory, as parallel arrays of length n (at most 4,096 by convention).
 

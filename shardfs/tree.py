@@ -32,6 +32,7 @@ from shardfs.model import (
     Consolidation,
     Coords,
     Dataset,
+    Entry,
     Located,
     Problem,
     Scope,
@@ -332,6 +333,16 @@ class Tree:
             for i, data in zip(members, chunks.read_many([requests[i] for i in members]), strict=True):
                 out[i] = data
         return out
+
+    def few(self, number: int, most: int) -> list[Entry] | None:
+        """What `scan` gives for a directory of at most so many chunks and nothing else; None for any other."""
+        if number < TABLE_END:
+            return None
+        chunks = self._chunks_of(number)
+        found = chunks.few(number, most)
+        if found is None or next(self._foreign(chunks, chunks.place(number)), None) is not None:
+            return None
+        return found
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """The entries of a directory, without . and .., from behind `cookie` on; in constant memory."""

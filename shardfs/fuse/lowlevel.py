@@ -16,6 +16,7 @@ import errno
 import functools
 import os
 import stat
+import struct
 import tempfile
 from dataclasses import dataclass
 from struct import Struct
@@ -27,10 +28,10 @@ import numpy.typing as npt
 from shardfs.errors import MountError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import ModuleType
 
-    from shardfs.model import U64, Batch
+    from shardfs.model import U64, Batch, Entry
 
 # Opcodes
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, GETXATTR, LISTXATTR = 1, 2, 3, 14, 15, 17, 18, 22, 23
@@ -62,8 +63,11 @@ HEADER_SIZE = HEADER_OUT.size
 _ATTR = "QQQqqqIIIIIIIIII"  # ino size blocks atime mtime ctime their-nsec*3 mode nlink uid gid rdev blksize flags
 _ENTRY_OUT = Struct("=IiQ" + "QQQQII" + _ATTR)  # node, generation, entry and attribute timeout, their nsec
 _DIRENTPLUS = Struct("=" + "QQQQII" + _ATTR + "QQII")  # the same, then ino, offset, length and type of the name
+_SHORT_DIRENTPLUS = Struct("=Q32sQQQqqqIII28sQQII8s")  # with a short name; without what entries have in common
+_DOTS_PLUS = Struct("=128xQQII8s128xQQII8s")  # two by name only
 _DIRENT = Struct("=" + "QQII8s")  # ino, offset, length and type of a name; a short name
 _ATTR_OUT = Struct("=IiQ" + "QII" + _ATTR)  # attribute timeout, its nsec
+SHORT_RECORD = _SHORT_DIRENTPLUS.size
 _UNIQUE = Struct("=Q")  # at byte 8 of every reply
 _UNIQUE_NODE = Struct("=QQ")  # the same of one with an entry, with its node
 _ATTR_START = Struct("=QQQqqqIII")  # what differs from file to file
@@ -286,6 +290,8 @@ class Encoder:
             np.frombuffer(_DIRENTPLUS.pack(0, 0, *timeouts, *blank, *shared, 0, 0, 0, shared[0] >> 12), np.uint64)
             for shared in (files, directories)
         ]
+        self._timeouts = struct.pack("=QQQII", 0, *timeouts)
+        self._shared = [struct.pack("=IIIIIII", *shared) for shared in (files, directories)]
 
     def entry(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
         """A reply to LOOKUP."""
@@ -322,6 +328,30 @@ class Encoder:
         names = ((1, b"."), (2, b".."))[offset:]
         records = (_DIRENT.pack(number, at, len(name), stat.S_IFDIR >> 12, name) for at, name in names)
         return b"".join(bytes(8 * _DIRENT_INO if plus else 0) + record for record in records)
+
+    def few(self, number: int, entries: Iterable[Entry]) -> bytes:
+        """The body of a reply to READDIRPLUS with all of directory `number`; no name has more than 8 bytes.
+
+        What `dots` and `records` give, but in a third of the time if there are a dozen.
+        """
+        record, types = _SHORT_DIRENTPLUS.pack, (stat.S_IFREG >> 12, stat.S_IFDIR >> 12)
+        out = [_DOTS_PLUS.pack(number, 1, 1, types[1], b".", number, 2, 2, types[1], b"..")]
+        known = seconds = nanoseconds = 0
+        for name, child, directory, size, mtime_ns, cookie in entries:
+            if mtime_ns != known:
+                known = mtime_ns
+                seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
+            node = child
+            if size < 0:  # a name only
+                node = size = 0
+            out.append(
+                record(
+                    node, self._timeouts, child, size, (size + 511) >> 9, seconds, seconds, seconds,
+                    nanoseconds, nanoseconds, nanoseconds, self._shared[directory],
+                    child, cookie + 2, len(name), types[directory], name,
+                )
+            )  # fmt: skip
+        return b"".join(out)
 
     def records(
         self, batch: Batch, nodes: U64, offsets: U64, *, plus: bool

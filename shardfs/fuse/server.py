@@ -448,7 +448,7 @@ class _Listings:
 
     def __init__(self, encoder: lowlevel.Encoder) -> None:
         self._encoder = encoder
-        self._streams: OrderedDict[tuple[int, int, bool], _Stream] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int, bool], _Stream | _End] = OrderedDict()
 
     def page(
         self, tree: Tree, number: int, offset: int, size: int, *, plus: bool
@@ -457,14 +457,28 @@ class _Listings:
         # Taking the stream out makes this thread its only user.
         stream = self._streams.pop((number, offset, plus), None)
         if stream is None:
+            few = tree.few(number, size // lowlevel.SHORT_RECORD - DOTS) if plus and not offset else None
+            if few is not None:
+                self._keep(number, few[-1][-1] + DOTS if few else DOTS, plus, _End())
+                return self._encoder.few(number, few), []
             stream = _Stream(self._encoder, tree, number, offset, plus=plus)
         page, remembered, offset = stream.take(size)
         if page:
-            self._streams[number, offset, plus] = stream
+            self._keep(number, offset, plus, stream)
+        return page, remembered
+
+    def _keep(self, number: int, offset: int, plus: bool, stream: _Stream | _End) -> None:
+        self._streams[number, offset, plus] = stream
         if len(self._streams) > LISTINGS:
             with contextlib.suppress(KeyError):  # two threads may be here
                 self._streams.popitem(last=False)
-        return page, remembered
+
+
+class _End:
+    """What is left of a directory that was sent as a whole."""
+
+    def take(self, size: int) -> tuple[bytes, list[int], int]:
+        return b"", [], 0
 
 
 class _Stream:

@@ -24,6 +24,7 @@ from shardfs.fuse import lowlevel, server
 from shardfs.fuse.server import FuseSettings, Server
 from shardfs.inodes import ROOT, TABLE_END
 from shardfs.model import Batch
+from shardfs.model import Entry as SmallEntry
 from shardfs.store import LocalStore
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class FakeTree:
         self.known: dict[bytes, Attributes] = {b"zarr.json": Attributes(DOCUMENT, False, 5, MTIME_NS)}
         self.lookups = {DOCUMENT: 0}
         self.data = b"hello"
+        self.small: list[SmallEntry] | None = None
         self.scans: list[int] = []
         self.read: Callable[[int, int, int], bytes] = lambda number, offset, size: self.data[offset : offset + size]
 
@@ -76,6 +78,9 @@ class FakeTree:
 
     def statvfs(self) -> None:
         return None
+
+    def few(self, number: int, most: int) -> list[SmallEntry] | None:
+        return self.small if self.small is not None and len(self.small) <= most else None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         self.scans.append(cookie)
@@ -333,6 +338,21 @@ def test_listing(kernel: Kernel, many: FakeTree, size: int) -> None:
             assert e.node == 0  # a name and nothing else: the kernel asks when it wants to know
         else:
             assert (e.node, e.size) == (number, expected)
+
+
+@pytest.mark.parametrize("n", [0, 1, 8])
+def test_a_small_directory_is_listed_as_any_other(kernel: Kernel, many: FakeTree, n: int) -> None:
+    many.names, many.sizes = many.names[:n], many.sizes[:n]
+    many.numbers = [TABLE_END + i for i in range(n)]
+    pages = [kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(at, 4096)).body for at in (0, 6)]  # four in each
+    whole = listed(kernel)
+    rows = zip(many.names, many.numbers, many.sizes, strict=True)
+    many.small = [(name, number, False, size, MTIME_NS, i + 1) for i, (name, number, size) in enumerate(rows)]
+    many.scans.clear()
+    assert kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(0, 4096)).body == b"".join(pages)
+    assert listed(kernel) == whole
+    assert many.scans == []
+    assert listed(kernel, 160 * (n + 2) - 1) == whole  # in several pages
 
 
 def test_nodes_that_were_listed_with_their_attributes_are_counted(kernel: Kernel, many: FakeTree) -> None:

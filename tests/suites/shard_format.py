@@ -92,6 +92,13 @@ class ShardFormatSuite:
         assert list(zip(many.shard.tolist(), many.page.tolist(), many.slot.tolist(), strict=True)) == one_by_one
 
     @given(st.data())
+    def test_the_place_in_a_row_is_place(self, data: st.DataObject) -> None:
+        sample = data.draw(self.samples())
+        cell = data.draw(sample.cells)
+        if cell:
+            assert sample.format.row(cell[:-1])(cell[-1]) == sample.format.place(cell)
+
+    @given(st.data())
     def test_a_chunk_lies_in_the_shard_object_that_the_specification_says(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         cell = data.draw(sample.cells)

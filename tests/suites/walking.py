@@ -42,7 +42,11 @@ def walk(tree: Tree, number: int = ROOT, path: str = "") -> dict[str, bytes]:
     """Every file below a directory; what listing tells of each is checked against what looking it up tells."""
     out: dict[str, bytes] = {}
     cookie = 0
-    for e in entries(tree, number):
+    listed = list(entries(tree, number))
+    few = tree.few(number, 64)
+    if few is not None and few != listed:
+        raise AssertionError(f"{path}: {few}, but {listed}")
+    for e in listed:
         if e.cookie <= cookie:
             raise AssertionError(f"{path}: cookie {e.cookie} after {cookie}")
         cookie = e.cookie
