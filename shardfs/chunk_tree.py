@@ -97,7 +97,8 @@ class ChunkTree:
         self.depth = len(self._dims)
         *self._bases, _ = _bases(self._dims, bool(self._names.prefix))
         self._rows: dict[int, _Row] = {}
-        self._has_rows = type(self._names) is NestedNames and collection.lead is None
+        has_parents = self.depth > 1 or bool(self._names.prefix)
+        self._has_rows = type(self._names) is NestedNames and collection.lead is None and has_parents
         self._raw, self._filler = collection.transform is None, collection.filler
         self.by_id = isinstance(self._names, IdNames)
 
@@ -214,9 +215,14 @@ class ChunkTree:
 
     def attributes(self, number: int) -> Attributes:
         """Of a directory or a chunk. Raise FileNotFoundError for a chunk that does not exist."""
-        if number - self.first < self._bases[-1]:
+        position = number - self.first - self._bases[-1]
+        if position < 0:
             return Attributes(number, True, 0, self.mtime_ns)
-        return self.chunk_attributes(number, self.coords(number))
+        if not self._has_rows:
+            return self.chunk_attributes(number, self._coords(position))
+        nth, value = divmod(position, self._dims[-1])
+        parent = self.first + self._bases[-2] + nth
+        return self._in_row(self._rows.get(parent) or self._make_row(parent, nth), value)
 
     def chunk_attributes(self, number: int, coords: Coords) -> Attributes:
         """Of the chunk at these coordinates, which has this number."""

@@ -159,7 +159,7 @@ class NestedNames:
         return decimal(name) is not None
 
     def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
-        return values.astype("S20")
+        return values.astype(f"S{len(str(self.dims[level]))}")
 
     def coords(self, values: Coords) -> Coords:
         return values

@@ -364,9 +364,10 @@ class Encoder:
             offsets: the positions behind each entry, as the kernel will name them in the next request.
             plus: with attributes, for READDIRPLUS.
         """
+        width = -(-batch.names.itemsize // 8)
+        names = batch.names.astype(f"S{8 * width}").view("<u8").reshape(-1, width)
         # Not `np.char`: a module that numpy imports when it is first used, in the middle of the first listing.
-        lengths = np.fromiter(map(len, batch.names.tolist()), np.int64, len(batch.names))
-        width = -(-int(lengths.max()) // 8)
+        lengths = _POWERS.searchsorted(names, "right").sum(axis=1)
         words = np.empty((len(lengths), _NAME + width), np.uint64)
         words[:, :_NAME] = self._rows[0]
         if batch.directories.any():
@@ -376,7 +377,7 @@ class Encoder:
         words[:, _SIZE], words[:, _BLOCKS], words[:, _DIRENT_OFFSET] = sizes, (sizes + 511) >> 9, offsets
         _fill_times(words, batch.mtimes_ns)
         words.view(np.uint32)[:, _DIRENT_NAMELEN] = lengths
-        words[:, _NAME:] = batch.names.astype(f"S{8 * width}").view(np.uint64).reshape(-1, width)
+        words[:, _NAME:] = names.view(np.uint64)
         return _packed(words[:, 0 if plus else _DIRENT_INO :], width - (lengths + 7) // 8)
 
 
@@ -393,6 +394,9 @@ def _packed(rows: U64, spare: npt.NDArray[np.int64]) -> tuple[memoryview, npt.ND
     body = rows[np.arange(columns) < used[:, None]] if spare.any() else rows.ravel()
     return body.data.cast("B"), np.cumsum(used) * 8
 
+
+_POWERS = np.uint64(256) ** np.arange(8, dtype=np.uint64)
+"""A name's eight bytes, taken for a number in little endian, are at least as many of these as they are characters."""
 
 # Columns of a fuse_direntplus, a fuse_entry_out and a fuse_dirent, as 64-bit words; two of them as 32-bit words.
 _NODE, _INO, _SIZE, _BLOCKS, _TIMES = 0, 5, 6, 7, slice(8, 11)

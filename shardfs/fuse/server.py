@@ -310,12 +310,8 @@ class _Worker:
 
         return answer
 
-    def _attributes(self, number: int) -> Attributes:
-        """The attributes of a file that is read, as of its LOOKUP if that was not long ago."""
-        found = self._recent.get(number)
-        return self._fresh_attributes(number) if found is None else found
-
     def _fresh_attributes(self, number: int) -> Attributes:
+        """Kept for a while, as those of a LOOKUP are: who opens a file wants to know them and then to read it."""
         found = self._tree.attributes(number)
         if len(self._recent) >= RECENT:
             self._recent.clear()
@@ -339,24 +335,26 @@ class _Worker:
     # ---- bytes
 
     def _open(self, unique: int, number: int, _size: int) -> None:
-        found = self._attributes(number)
+        found = self._recent.get(number) or self._fresh_attributes(number)
         direct = found.extent is not None and found.size > DIRECT_IO_OVER
         self._send(lowlevel.opened(unique, lowlevel.OPEN_DIRECT_IO if direct else lowlevel.OPEN_KEEP_CACHE))
 
     def _read_handler(self) -> Handler:
-        request, outbox, send, attributes = self._request, self._outbox, self._send, self._attributes
+        request, outbox, send = self._request, self._outbox, self._send
+        recent, attributes = self._recent, self._fresh_attributes
         arguments, header, begin = lowlevel.READ_IN.unpack_from, lowlevel.HEADER_OUT.pack_into, lowlevel.BODY
         head = _PAGE - lowlevel.HEADER_SIZE
         preadv, nowait = os.preadv, os.RWF_NOWAIT
 
         def answer(unique: int, number: int, _size: int) -> None:
             offset, size = arguments(request, begin)
-            _, _, length, _, extent = attributes(number)
+            _, _, length, _, extent = recent.get(number) or attributes(number)
             if extent is None:
                 self._send_data(unique, self._tree.read(number, offset, size))
                 return
             blob, start = extent
-            size = min(size, max(length - offset, 0))
+            if size > length - offset:
+                size = max(length - offset, 0)
             data = outbox[_PAGE : _PAGE + size]
             try:
                 got = preadv(blob.fd, (data,), blob.base + start + offset, nowait)
