@@ -381,10 +381,29 @@ class Tree:
         return name, Attributes(number, False, -1, 0)
 
     def _foreign(self, chunks: ChunkTree, place: Place) -> Iterator[tuple[str, Attributes]]:
-        path = chunks.directory_path(place)
+        key = ("stored", chunks.first, place)
+        if not self._is_stored(chunks, place):
+            self._index_cache.get(key, lambda: (frozenset[str](), 0, self._ttl))
+            return
+        path, names = chunks.directory_path(place), set[str]()
         for entry in self._listed_by_store(path):
+            if len(names) <= MAX_FOREIGN:
+                names.add(entry.name)
             if not chunks.reserved(place.level, entry.name):
                 yield entry.name, self._quick(f"{path}/{entry.name}", entry, Inherited())
+        if place.level + 1 < chunks.depth and len(names) <= MAX_FOREIGN and not self.store.blind:
+            self._index_cache.get(key, lambda: (frozenset(names), 100 * len(names), self._ttl))
+
+    def _is_stored(self, chunks: ChunkTree, place: Place) -> bool:
+        """Whether the store may have a directory of chunks, too; most exist only as chunks of shards elsewhere.
+
+        Known without asking if the directory around it was listed before.
+        """
+        if not place.level:
+            return True
+        above, value = divmod(place.nth, chunks.collection.names.dims[place.level - 1])
+        around = self._index_cache.peek(("stored", chunks.first, Place(place.level - 1, above)))
+        return around is None or str(value) in around
 
     def _others(self, directory: Directory, content: Content) -> Iterator[tuple[str, Attributes]]:
         """What a directory shows besides chunks; with a size of -1 where it cannot be had for nothing."""

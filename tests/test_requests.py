@@ -304,6 +304,13 @@ def test_listing_a_row_asks_for_each_shard_once() -> None:
     assert {kind for kind, _ in fs.pop()} <= {"ls"}
 
 
+def test_a_directory_that_the_one_around_it_lacks_is_not_listed() -> None:
+    fs, tree = _tree(_array({f"c/0/{n}": handmade.zarr_shard(CHUNKS) for n in range(3)}))
+    for name in ("c", "c/0", "c/1"):
+        list(entries(tree, tree.resolve(name).number))
+    assert [name for kind, name in fs.pop() if kind == "ls"] == ["c", "0"]
+
+
 def test_neighbours_are_fetched_together() -> None:
     shards = {f"c/0/{n}": handmade.zarr_shard(CHUNKS, gap=b"hole") for n in range(2)}
     fs, tree = _tree(_array(shards))
