@@ -155,6 +155,24 @@ CHECKSUMS = (
 """Those of bloscpack, by their number there."""
 
 
+def blosc2_index(chunk: bytes) -> bytes:
+    """Decode the Blosc2 chunk in which a frame has its offsets. Raise ValueError with the reason.
+
+    https://github.com/Blosc/c-blosc2/blob/main/README_CHUNK_FORMAT.rst. Only what such chunks are compressed with is
+    accepted: others could make the library load plugins.
+    """
+    if len(chunk) < 32 or chunk[2] & 5 != 5 or chunk[2] >> 5 > 4 or max(chunk[16:22]) > 2:
+        raise ValueError("its index is no Blosc2 chunk of a kind that is known")
+    try:
+        import blosc2
+    except ImportError:
+        raise ValueError("needs python-blosc2: pip install 'shardfs[blosc2]'") from None
+    try:
+        return bytes(blosc2.decompress2(chunk))
+    except (RuntimeError, ValueError) as e:
+        raise ValueError(f"its index cannot be decoded: {e}") from e
+
+
 DECODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
     "crc32c": _crc32c,
     "gzip": _gzip,

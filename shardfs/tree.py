@@ -206,7 +206,8 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError):
             # A volume's directory may have no shard yet; and some stores know no directories, only objects.
             if name not in content.below and not (self.store.blind and self._is_described(path, content.scope)):
-                raise
+                # In a file that is shown as a directory the store says ENOTDIR, which it is for nobody else.
+                raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
             entry = DirEntry(name, True, None)
         return self._listed(path, entry, content.inherited(name))
 

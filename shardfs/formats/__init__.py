@@ -137,12 +137,13 @@ def require_rank(value: Sequence[Any], rank: int, name: str) -> None:
 def formats() -> Sequence[Format]:
     """All formats, in the order in which a directory is asked for them."""
     from shardfs.formats.bcolz import BCOLZ
+    from shardfs.formats.blosc2 import BLOSC2
     from shardfs.formats.n5 import N5
     from shardfs.formats.precomputed import PRECOMPUTED
     from shardfs.formats.zarr3 import ZARR3
     from shardfs.formats.zarr_transformer import ZARR_TRANSFORMER
 
-    return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5, BCOLZ)
+    return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5, BCOLZ, BLOSC2)
 
 
 @cache

@@ -20,7 +20,7 @@ from shardfs.errors import CorruptShardError
 from shardfs.formats import parse_json
 from shardfs.grid import NumberedNames, ceil_div
 from shardfs.model import U64, ByteRange, Collection, Coords, Dataset, Facts, Layer, Problem, Sizes
-from shardfs.shards.superchunk import HEADER, Beginning, Header, Metadata, Superchunks, is_superchunk
+from shardfs.shards.superchunk import HEADER, Beginning, Header, Metadata, Pack, Superchunks, is_superchunk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -283,7 +283,7 @@ def _open_packed(beginning: Beginning) -> Dataset:
     header, size = beginning.header, beginning.size
     metadata = _user_metadata(beginning.metadata())
     chunks = header.chunks if header.chunks >= 0 else len(beginning.index())
-    layers = (Layer(Superchunks(chunks, max(chunks, 1), single=True)),)
+    layers = (Layer(Pack(chunks, max(chunks, 1))),)
     array = _packed_array(header, chunks, metadata, size)
     attributes = {k: v for k, v in metadata.items() if array is None or k not in NUMPY_METADATA}
     documents = {"__attrs__": _line(attributes)} if array is None else _carray_documents(array, attributes)

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.model import ByteRange, ShardIndex
+from shardfs.model import ByteRange, Placements, ShardIndex
 
 if TYPE_CHECKING:
-    from shardfs.model import U64, Blob, Sizes
+    from collections.abc import Callable
+
+    from shardfs.model import U64, Blob, Bool, Coords, Placement, Sizes
 
 MAX_INDEX_BYTES = (32 << 20) + 4096
 """The largest index page that is decoded: 2**21 chunks and their checksum. A size beyond it is taken for damage,
@@ -31,8 +33,39 @@ class SinglePage:
         return np.zeros(1, np.uint64)
 
 
-class Walked(SinglePage):
-    """The same, where no request gives the page: the format reads it with its own `walk`."""
+class Numbered(SinglePage):
+    """The same, for chunks along one axis, so many to a shard, of which no request gives the index: `walk` reads it.
+
+    As it is here, there is one shard only, which is the dataset's own file.
+    """
+
+    def __init__(self, chunks: int, per_file: int) -> None:
+        self.grid, self.per_file = (chunks,), per_file
+
+    def place(self, coords: Coords) -> Placement:
+        shard, slot = divmod(coords[0], self.per_file)
+        return shard, 0, slot
+
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        return lambda last: self.place((last,))
+
+    def place_many(self, coords: U64) -> Placements:
+        per_file, numbers = np.uint64(self.per_file), coords[:, 0]
+        return Placements(numbers // per_file, np.zeros(len(numbers), np.uint64), numbers % per_file)
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        numbers = slots + np.uint64(shard * self.per_file)
+        return numbers[:, None], (slots < np.uint64(self.per_file)) & (numbers < np.uint64(self.grid[0]))
+
+    def candidates(self, shard: int) -> U64 | None:
+        n = min(self.per_file, self.grid[0] - shard * self.per_file)
+        return np.arange(max(n, 0), dtype=np.uint64) if n <= MAX_BLOSC_CHUNKS else None
+
+    def key(self, shard: int) -> str:
+        return ""
+
+    def shard_of(self, key: str) -> int | None:
+        return 0 if key == "" else None
 
     def page_request(self, shard: int, page: int, root: bytes | None) -> None:
         return None

@@ -16,21 +16,16 @@ from shardfs.codecs import CHECKSUMS
 from shardfs.grid import ceil_div, decimal
 from shardfs.model import (
     MAX_BROKEN,
-    U64,
     Blob,
-    Bool,
     ByteRange,
     Checksum,
-    Coords,
-    Placement,
-    Placements,
     ShardIndex,
     Sizes,
 )
-from shardfs.shards import BLOSC_HEADER, MAX_BLOSC_CHUNKS, Walked, blosc_size, blosc_sizes, read_exactly
+from shardfs.shards import BLOSC_HEADER, MAX_BLOSC_CHUNKS, Numbered, blosc_size, blosc_sizes, read_exactly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 MAGIC = b"blpk"
 HEADER = struct.Struct("<4sBBBBiiqq")
@@ -205,48 +200,20 @@ def _index(starts: Sizes, sizes: Sizes, checksum: Checksum, object_size: int) ->
     return ShardIndex(slots, starts.astype(np.uint64), sizes.astype(np.uint64), broken, checksum)
 
 
-class Superchunks(Walked):
-    """A `model.ShardFormat`: chunks along one axis, so many to a file.
-
-    Args:
-        chunks: of the whole collection.
-        per_file: in each file, of which the last may have fewer.
-        single: there is one file, and it is called otherwise (a bloscpack file).
-    """
-
-    def __init__(self, chunks: int, per_file: int, *, single: bool = False) -> None:
-        self.grid = (chunks,)
-        self._per_file, self._single = per_file, single
-
-    def place(self, coords: Coords) -> Placement:
-        shard, slot = divmod(coords[0], self._per_file)
-        return shard, 0, slot
-
-    def row(self, above: Coords) -> Callable[[int], Placement]:
-        return lambda last: self.place((last,))
-
-    def place_many(self, coords: U64) -> Placements:
-        per_file = np.uint64(self._per_file)
-        numbers = coords[:, 0]
-        return Placements(numbers // per_file, np.zeros(len(numbers), np.uint64), numbers % per_file)
-
-    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
-        numbers = slots + np.uint64(shard * self._per_file)
-        return numbers[:, None], (slots < np.uint64(self._per_file)) & (numbers < np.uint64(self.grid[0]))
+class Pack(Numbered):
+    """A `model.ShardFormat`: all chunks in one file, a bloscpack file."""
 
     def walk(self, blob: Blob) -> ShardIndex:
-        return Beginning(blob).index(self._per_file)
+        return Beginning(blob).index(self.per_file)
 
-    def candidates(self, shard: int) -> U64 | None:
-        n = min(self._per_file, self.grid[0] - shard * self._per_file)
-        return np.arange(max(n, 0), dtype=np.uint64) if n <= MAX_BLOSC_CHUNKS else None
+
+class Superchunks(Pack):
+    """The same, in files of so many chunks each, of which the last may have fewer."""
 
     def key(self, shard: int) -> str:
-        return "" if self._single else f"__{shard + 1}__.bin"
+        return f"__{shard + 1}__.bin"
 
     def shard_of(self, key: str) -> int | None:
-        if self._single:
-            return 0 if key == "" else None
         number = decimal(key[2:-6].encode()) if key.startswith("__") and key.endswith("__.bin") else None
-        files = ceil_div(self.grid[0], self._per_file)
+        files = ceil_div(self.grid[0], self.per_file)
         return number - 1 if number is not None and 1 <= number <= files else None

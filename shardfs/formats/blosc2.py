@@ -1,0 +1,75 @@
+"""Blosc2: contiguous frames, and the arrays in them, shown as the sparse frames that python-blosc2 opens as well.
+
+https://github.com/Blosc/c-blosc2: README_CFRAME_FORMAT.rst, README_SFRAME_FORMAT.rst and README_B2ND_METALAYER.rst
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from shardfs.grid import NumberedNames
+from shardfs.model import ByteRange, Collection, Dataset, Facts, Layer
+from shardfs.shards.blosc2_frame import META, Frame, Frames, is_contiguous
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardfs.model import Blob, Coords
+
+INDEX = "chunks.b2frame"
+
+
+class Blosc2:
+    """See `formats.Format`."""
+
+    documents = ()
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> None:
+        return None
+
+    def may_hold(self, name: str) -> bool:
+        return name.endswith((".b2nd", ".b2frame", ".b2f")) and name != INDEX
+
+    def open_file(self, path: str, blob: Blob) -> Dataset | None:
+        if not is_contiguous(blob.read([ByteRange(0, META)])[0]):
+            return None
+        frame = Frame(blob)
+        chunks = len(frame.offsets)
+        collection = Collection(
+            format="blosc2",
+            path="",
+            names=NumberedNames(chunks, b"", b".chunk", digits=8),
+            layers=(Layer(Frames(chunks, max(chunks, 1))),),
+            codecs=("blosc2",),
+            facts=_facts(frame),
+        )
+        return Dataset("blosc2", (collection,), {INDEX: frame.sparse()}, closed=True)
+
+
+def _facts(frame: Frame) -> Facts:
+    header = frame.header
+    array = _array(frame.metalayer(b"b2nd") or b"")
+    if array is not None:
+        return Facts(array[0], array[1], None, array[2], "contiguous frame")
+    items, per_chunk = header.nbytes // header.typesize, header.chunk_bytes // header.typesize
+    return Facts((items,), (per_chunk,), None, f"{header.typesize} bytes", "contiguous frame")
+
+
+def _array(layer: bytes) -> tuple[Coords, Coords, str] | None:
+    """Shape, chunk shape and type of an array, in msgpack; None if it has another form than the one described."""
+    try:
+        fields, rank = layer[0] & 15, layer[2]
+        chunks_at = 3 + 1 + 9 * rank
+        type_at = chunks_at + 2 * (1 + 5 * rank)
+        shape = struct.unpack_from(">" + "xq" * rank, layer, 4)
+        chunk_shape = struct.unpack_from(">" + "xi" * rank, layer, chunks_at + 1)
+        if fields < 7:
+            return shape, chunk_shape, "unknown"
+        (size,) = struct.unpack_from(">I", layer, type_at + 2)
+        return shape, chunk_shape, layer[type_at + 6 : type_at + 6 + size].decode("utf-8", "replace")
+    except (IndexError, struct.error):
+        return None
+
+
+BLOSC2 = Blosc2()

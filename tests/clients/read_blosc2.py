@@ -1,0 +1,30 @@
+"""python-blosc2: `read_blosc2 PATH OUT.npy`; of what is no array the bytes. Metadata is read, too."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.clients.outcome import report
+
+
+def read(path: str, vlmeta: dict[str, Any] | None = None) -> npt.NDArray[Any]:
+    import blosc2
+
+    found = blosc2.open(path, mode="r")
+    array = isinstance(found, blosc2.NDArray)
+    told = (found.schunk if array else found).vlmeta.getall()
+    if vlmeta is not None and told != vlmeta:
+        raise ValueError(f"vlmeta {told}")
+    return np.asarray(found[...]) if array else np.frombuffer(found[:], np.uint8)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path")
+    parser.add_argument("out")
+    args = parser.parse_args()
+    report(lambda: read(args.path), args.out)
