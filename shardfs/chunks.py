@@ -114,6 +114,7 @@ class ChunkStore:
     Args:
         path: of the collection, for messages.
         index_ttl_s: how long a page, or the absence of a shard, is trusted.
+        outer: of which the chunks are the shards of this layer, if it is not the outermost.
     """
 
     def __init__(
@@ -123,8 +124,9 @@ class ChunkStore:
         source: ShardSource,
         cache: ByteLRU,
         index_ttl_s: float = math.inf,
+        outer: ChunkStore | None = None,
     ) -> None:
-        self.path, self.format, self.source = path, format, source
+        self.path, self.format, self.source, self.outer = path, format, source, outer
         self._cache, self._ttl = cache, index_ttl_s
         self._id = next(_ids)
 
@@ -688,5 +690,5 @@ def open_chunks(
     chunks = ChunkStore(path, layers[0].format, source, index_cache, index_ttl_s)
     for outer, layer in itertools.pairwise(layers):
         source = NestedShards(chunks, outer.format.grid, layer, chunk_cache)
-        chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s)
+        chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s, chunks)
     return chunks

@@ -111,12 +111,12 @@ def _gzip(data: bytes, _: Mapping[str, Any]) -> bytes:
 def _zstd(data: bytes, _: Mapping[str, Any]) -> bytes:
     from numcodecs.zstd import Zstd
 
-    if not 0 <= _zstd_size(data) <= MAX_DECODED:
+    if not 0 <= zstd_size(data) <= MAX_DECODED:
         raise ValueError(f"no zstd frame that tells a size of at most {MAX_DECODED} bytes")
     return bytes(Zstd().decode(data))
 
 
-def _zstd_size(data: bytes) -> int:
+def zstd_size(data: bytes) -> int:
     """The size that a frame tells its content to have, -1 if it does not (RFC 8878, section 3.1.1.1)."""
     if data[:4] != b"\x28\xb5\x2f\xfd":
         return -1

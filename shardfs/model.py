@@ -67,11 +67,20 @@ class ShardSource(Protocol):
     def is_local(self) -> bool:
         """Whether they are files of this machine."""
 
+    @property
+    def layer(self) -> Layer: ...
+
     def open(self, shard: int) -> Blob:
         """Raise FileNotFoundError if the shard does not exist (then all its chunks are absent).
 
         On a remote store a missing shard may show only at the first `read`, as the same error.
         """
+
+    def stored(self, shard: int) -> Blob:
+        """The shard as it is stored, with the codecs of its layer around it. As `open`."""
+
+    def unwrap(self, shard: int, stored: Blob) -> Blob:
+        """What `open` gives, made of `stored`. Raise ValueError, with the reason, if it cannot be decoded."""
 
     def number(self, key: str) -> int | None:
         """The inverse of `key`; None if no shard is called so."""
@@ -137,7 +146,8 @@ class ShardIndex:
 
     Parallel arrays, sorted by slot. `slots` is None when slot i is entry i for all i: then an entry costs 8 or
     16 bytes of memory instead of 24. `broken` says why the entries at some positions cannot be true. `checksum` is
-    given if one lies right behind the range of each entry; only `ShardFormat.walk` gives one.
+    given if one lies right behind the range of each entry; only `ShardFormat.walk` gives one. `repeated` are slots with
+    further entries, which nobody finds; `checked` does not keep it.
     """
 
     slots: U64 | None
@@ -145,6 +155,7 @@ class ShardIndex:
     sizes: npt.NDArray[np.unsignedinteger[Any]]
     broken: Mapping[int, str] = field(default_factory=dict)
     checksum: Checksum | None = None
+    repeated: U64 | None = None
 
     @classmethod
     def empty(cls) -> Self:
@@ -313,6 +324,31 @@ class Filler(Protocol):
         """The bytes of one."""
 
 
+class ChunkCheck(Protocol):
+    """What the stored bytes of chunks must be, for `verify`. Pure arithmetic and bytes; no I/O."""
+
+    @property
+    def head(self) -> int | None:
+        """How many first bytes of a chunk `quick` looks at; None means all of them, as a checksum needs."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether any bytes of the right number are a chunk, so that `deep` tells no more than `sizes`."""
+
+    @property
+    def unchecked(self) -> str:
+        """The codec for which `deep` cannot look into chunks; "" if it can."""
+
+    def sizes(self, coords: U64) -> Sizes | None:
+        """The stored sizes of chunks (n, d); None if they depend on the content."""
+
+    def quick(self, coords: Coords, size: int, head: npt.NDArray[np.uint8]) -> None:
+        """Raise ValueError, with the reason, if a chunk of `size` bytes that begins with `head` is damaged."""
+
+    def deep(self, coords: Coords, stored: bytes) -> None:
+        """The same, having decoded all of it."""
+
+
 class Lead(NamedTuple):
     """Each chunk is two files: itself, and the bytes that lie right before it in its shard, which no index names.
 
@@ -374,6 +410,7 @@ class Collection:
         lead: given if two files are shown for each chunk. The last coordinate tells them apart: 0 is the chunk.
         array: what the chunks are chunks of, for layouts; None if it is no array, or shardfs knows too little of it.
         filler: given if chunks that are not stored are shown all the same.
+        check: what stored chunks must be; None if that is not known.
     """
 
     format: str
@@ -387,6 +424,7 @@ class Collection:
     lead: Lead | None = None
     array: Array | None = None
     filler: Filler | None = None
+    check: ChunkCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class StoreShards:
     """Shards that are objects of a store."""
 
     def __init__(self, store: Store, directory: str, layer: Layer, decoded: ByteLRU) -> None:
-        self._store, self._layer, self._decoded = store, layer, decoded
+        self._store, self.layer, self._decoded = store, layer, decoded
         # A shard without a name is what lies in the directory's place: a file that is shown as a directory.
         self._prefix = f"{directory}/" if directory and layer.format.key(0) else directory
 
@@ -34,17 +34,19 @@ class StoreShards:
         return not self._store.remote
 
     def key(self, shard: int) -> str:
-        return self._prefix + self._layer.format.key(shard)
+        return self._prefix + self.layer.format.key(shard)
 
     def number(self, key: str) -> int | None:
-        return self._layer.format.shard_of(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
+        return self.layer.format.shard_of(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
 
     def open(self, shard: int) -> Blob:
-        key = self.key(shard)
-        return _unwrapped(self._open_pair(key), self._layer, key, self._decoded)
+        return self.unwrap(shard, self.stored(shard))
 
-    def _open_pair(self, key: str) -> Blob:
-        pair = self._layer.pair
+    def unwrap(self, shard: int, stored: Blob) -> Blob:
+        return _unwrapped(stored, self.layer, self.key(shard), self._decoded)
+
+    def stored(self, shard: int) -> Blob:
+        key, pair = self.key(shard), self.layer.pair
         if pair is None:
             return self._store.open(key)
         stem = key.rsplit(".", 1)[0]
@@ -62,7 +64,7 @@ class StoreShards:
         self._store.reopen(self.key(shard))
 
     def existing(self) -> tuple[U64, None]:
-        key = self._layer.format.key(0)
+        key = self.layer.format.key(0)
         found = sorted(set(self._walk("", key.count("/")))) if key else [0]
         return np.array(found, np.uint64), None
 
@@ -71,9 +73,9 @@ class StoreShards:
             if depth and e.directory:
                 yield from self._walk(f"{below}{e.name}/", depth - 1)
             elif not depth and not e.directory:
-                pair = self._layer.pair
-                name = e.name if pair is None else self._layer.single_name(e.name, pair.body)
-                shard = self._layer.format.shard_of(below + name)
+                pair = self.layer.pair
+                name = e.name if pair is None else self.layer.single_name(e.name, pair.body)
+                shard = self.layer.format.shard_of(below + name)
                 if shard is not None:
                     yield shard
 
@@ -104,7 +106,7 @@ class NestedShards:
     """Shards that are chunks of an outer collection."""
 
     def __init__(self, outer: OuterChunks, outer_grid: Sequence[int], layer: Layer, decoded: ByteLRU) -> None:
-        self._outer, self._grid, self._layer, self._decoded = outer, tuple(outer_grid), layer, decoded
+        self._outer, self._grid, self.layer, self._decoded = outer, tuple(outer_grid), layer, decoded
 
     @property
     def is_local(self) -> bool:
@@ -118,11 +120,17 @@ class NestedShards:
         return None  # a place in a shard is not named by a path
 
     def open(self, shard: int) -> Blob:
+        return self.unwrap(shard, self.stored(shard))
+
+    def unwrap(self, shard: int, stored: Blob) -> Blob:
+        return _unwrapped(stored, self.layer, self.key(shard), self._decoded)
+
+    def stored(self, shard: int) -> Blob:
         coords = unravel(shard, self._grid)
         found = self._outer.locate(coords)
         if found is None:
             raise FileNotFoundError(self.key(shard))
-        return _unwrapped(SliceBlob(*found[:3]), self._layer, self.key(shard), self._decoded)
+        return SliceBlob(*found[:3])
 
     def reopen(self, shard: int) -> None:
         self._outer.forget(unravel(shard, self._grid))

@@ -654,11 +654,25 @@ class Tree:
 
     def chunk_at(self, shard: str, offset: int) -> str | None:
         """The shown path of the chunk that covers byte `offset` of a shard object; None if none does."""
-        for directory in self._directories():
-            chunks = directory.content.chunks if directory.content else None
-            if chunks is not None and (coords := chunks.chunks.covering(shard, offset)) is not None:
-                return chunks.chunk_path(coords)
+        for tree in self.collections():
+            if (coords := tree.chunks.covering(shard, offset)) is not None:
+                return tree.chunk_path(coords)
         return None
+
+    def collections(self) -> Iterator[ChunkTree]:
+        """All sharded collections; looks into every directory that may hold some."""
+        for directory in self._directories():
+            if directory.content is not None and directory.content.chunks is not None:
+                yield directory.content.chunks
+
+    def collection(self, path: str) -> ChunkTree:
+        """The collection shown in this directory. Raise FileNotFoundError if there is none."""
+        number = self.resolve(path).number
+        node = self._nodes.get(number) if number < TABLE_END else None
+        content = self._open(node) if isinstance(node, Directory) else None
+        if content is None or content.chunks is None:
+            raise FileNotFoundError(errno.ENOENT, "no sharded collection", path)
+        return content.chunks
 
     def problems(self) -> list[Problem]:
         """What was not expanded so far, and why."""
@@ -666,11 +680,7 @@ class Tree:
 
     def summaries(self) -> Iterator[Summary]:
         """One for each collection; reads every shard index."""
-        for directory in self._directories():
-            content = directory.content
-            if content is None or content.chunks is None:
-                continue
-            tree = content.chunks
+        for tree in self.collections():
             facts, occupancy = tree.collection.facts, tree.chunks.occupancy()
             yield Summary(
                 path=tree.path,

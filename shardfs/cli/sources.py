@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -90,7 +91,7 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
     from shardfs.tree import open_tree
 
     masking.remember(source)
-    try:
+    with opening(source):
         return open_tree(
             absolute(source),
             storage_options=found.storage_options,
@@ -100,6 +101,13 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
             follow_symlinks=found.symlinks == "follow",
             **hooks,
         )
+
+
+@contextmanager
+def opening(source: str) -> Iterator[None]:
+    """Whatever a store says when it is opened leaves as an error with the source's name, unless it is a bug."""
+    try:
+        yield
     except OSError as e:
         if e.filename is not None:
             raise

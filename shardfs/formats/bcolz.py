@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardfs.arrays import Codec
+from shardfs.checks import Chain
 from shardfs.codecs import inflate
 from shardfs.errors import CorruptShardError
 from shardfs.formats import parse_json
@@ -200,6 +202,7 @@ def _collection(format: str, path: str, shards: str, layers: tuple[Layer, ...], 
         layers=layers,
         codecs=("blosc",),
         transform=BlpHeader(),
+        check=Chain((Codec("blosc"),)),
         facts=Facts(shape, chunk, None, dtype, "superchunks"),
     )
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from shardfs.arrays import Codec
+from shardfs.checks import Chain, Image
 from shardfs.codecs import Gunzip, gunzip
 from shardfs.errors import CorruptShardError
 from shardfs.formats import parse_json, print_json
@@ -131,6 +133,11 @@ def _layers(spec: ShardingSpec, ids: Ids | MortonCode) -> tuple[Layer, ...]:
     return (Layer(Uint64Sharded(spec, ids), pair=Pair(".index", ".data", ENTRY << spec.minishard_bits)),)
 
 
+def _around(spec: ShardingSpec) -> tuple[Codec, ...]:
+    """The container around each chunk."""
+    return (Codec("gzip", {}),) if spec.data_encoding == "gzip" else ()
+
+
 def _key_path(key: Any) -> str:
     if not isinstance(key, str) or not key:
         raise ValueError(f"key should be a relative path, not {key!r}")
@@ -162,6 +169,9 @@ def _scale(info: dict[str, Any], scale: dict[str, Any], spec: ShardingSpec) -> C
         def sizes(coords: U64) -> U64:
             return names.voxels_many(coords) * voxel_bytes
 
+    def image(coords: Coords) -> Image:
+        return Image((*names.shape(coords), channels), str(info.get("data_type")).lower())
+
     return Collection(
         format="precomputed",
         path=_key_path(scale["key"]),
@@ -170,6 +180,7 @@ def _scale(info: dict[str, Any], scale: dict[str, Any], spec: ShardingSpec) -> C
         codecs=(encoding,),
         facts=Facts((*size, channels), (*chunk, channels), None, str(info.get("data_type")), str(spec)),
         transform=Gunzip(sizes) if spec.data_encoding == "gzip" else None,
+        check=Chain(_around(spec), sizes, "" if encoding == "raw" else encoding, image),
     )
 
 
@@ -230,6 +241,7 @@ def _annotations_by_cell(level: dict[str, Any], spec: ShardingSpec) -> Collectio
         codecs=(),
         facts=Facts(grid, (1,) * len(grid), None, "annotations", str(spec)),
         transform=Gunzip() if spec.data_encoding == "gzip" else None,
+        check=Chain(_around(spec), encoding="annotations"),
     )
 
 
@@ -246,6 +258,7 @@ def _by_id(path: str, what: str, spec: ShardingSpec) -> Collection:
         codecs=(),
         facts=Facts((), (), None, what, str(spec)),
         transform=Gunzip() if spec.data_encoding == "gzip" else None,
+        check=Chain(_around(spec), encoding=what),
     )
 
 

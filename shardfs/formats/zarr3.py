@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
+
 from shardfs.arrays import Codec
+from shardfs.checks import Chain
 from shardfs.codecs import can_decode
 from shardfs.formats import UNFIT, integer, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import FlatNames, NestedNames, ceil_div, cell_of
@@ -18,7 +23,7 @@ from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, 
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 DOCUMENT = "zarr.json"
 
@@ -33,6 +38,12 @@ VALUE_WISE = frozenset(
     )
 )
 """Array-to-array codecs that treat each element by itself: doing so before or after cutting chunks is the same."""
+
+KEEP_SIZE = frozenset(("transpose", "bitround", "numcodecs.bitround"))
+"""Array-to-array codecs that make as many bytes as they are given."""
+
+_ITEM = re.compile(r"(?:u?int|float|bfloat|complex)(8|16|32|64|128)|r(8|16|24|32|64|128)|bool")
+"""Data types whose size in bits is their name; and `bool`, of 8."""
 
 MAX_EDGES = 1_000_000
 """Shards along one axis of a rectilinear grid; their edges are kept in memory."""
@@ -155,8 +166,22 @@ def _unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None
         layers=tuple(state.layers),
         codecs=tuple(c["name"] for c in chain),
         facts=Facts(shape, tuple(state.chunk), shard_shape, _data_type(doc.get("data_type")), _describe(state)),
+        check=_check(chain, state.chunk, doc.get("data_type")),
     )
     return collection, shown
+
+
+def _check(chain: Sequence[Mapping[str, Any]], chunk: Sequence[int], data_type: Any) -> Chain:
+    """What stored chunks must be; they are full at the edges of the array, too."""
+    rest = list(itertools.dropwhile(lambda c: c["name"] in KEEP_SIZE, chain))
+    if not rest or rest[0]["name"] not in ("bytes", "endian"):
+        return Chain(encoding=rest[0]["name"] if rest else "?")
+    around = [Codec(c["name"], c.get("configuration", {})) for c in rest[1:]]
+    match = _ITEM.fullmatch(data_type) if isinstance(data_type, str) else None
+    size = math.prod(chunk) * (1 if match is None else int(match[1] or match[2] or 8) // 8)
+    if match is None or size >= 2**62:
+        return Chain(around)
+    return Chain(around, lambda coords: np.full(len(coords), size, np.uint64))
 
 
 def _start(shape: Coords, grid: Any) -> _Unsharding:

@@ -248,7 +248,8 @@ class Uint64Sharded:
             order = np.argsort(ids, kind="stable")
             ids, starts, sizes = ids[order], starts[order], sizes[order]
             first = np.append(True, ids[1:] != ids[:-1])  # an id twice is damage; its first entry is the one found
-            ids, starts, sizes = ids[first], starts[first], sizes[first]
+            repeated = np.unique(ids[~first]) if not first.all() else None
+            return ShardIndex(ids[first], starts[first], sizes[first], repeated=repeated)
         return ShardIndex(ids, starts, sizes.copy())
 
     def candidates(self, shard: int) -> None:

@@ -1,0 +1,186 @@
+"""What stored chunks must be: the arithmetic and the decoding by which `verify` finds damage. Pure; no I/O."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardfs import codecs
+from shardfs.codecs import can_decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from shardfs.arrays import Codec
+    from shardfs.model import U64, Coords, Sizes
+
+CRC32C = "crc32c"
+HEADS: Mapping[str, int] = {"blosc": 16, "zstd": 18, "gzip": 3}
+"""How many first bytes of a codec's output tell whether it can be that, and often how much is in it."""
+
+
+class Image(NamedTuple):
+    """What an encoding of elements is told of the chunk that it should hold: shape, x first; a type as numpy has it."""
+
+    shape: Coords
+    data_type: str
+
+
+class Chain:
+    """A `model.ChunkCheck`: elements in some encoding, and bytes-to-bytes codecs around it.
+
+    Args:
+        codecs: in the order of encoding; unknown ones are told by `unchecked`.
+        encoded: how many bytes the encoding makes of each of the chunks (n, d); None if that depends on the content.
+        encoding: its name; "" if any bytes of the right number will do.
+        image: of a chunk, for encodings that have a name.
+    """
+
+    def __init__(
+        self,
+        codecs: Sequence[Codec] = (),
+        encoded: Callable[[U64], U64] | None = None,
+        encoding: str = "",
+        image: Callable[[Coords], Image] | None = None,
+    ) -> None:
+        self._codecs, self._encoded, self._encoding, self._image = tuple(codecs), encoded, encoding, image
+        names = [c.name for c in codecs]
+        self._around = len(names)  # from here on checksums only, which do not hide what is below
+        while self._around and names[self._around - 1] == CRC32C:
+            self._around -= 1
+        self._fixed = encoded is not None and set(names) <= {CRC32C}
+        self._last = names[self._around - 1] if self._around else ""
+        self.head = None if names[-1:] == [CRC32C] else HEADS.get(self._last, 0)
+        self.unchecked = next((c.name for c in self._codecs if not can_decode(c)), "") or _missing(encoding)
+        self.plain = self._fixed and not encoding
+
+    def sizes(self, coords: U64) -> Sizes | None:
+        if not self._fixed or self._encoded is None:
+            return None
+        return self._encoded(coords).astype(np.int64) + 4 * len(self._codecs)
+
+    def quick(self, coords: Coords, size: int, head: npt.NDArray[np.uint8]) -> None:
+        if self.head is None:
+            for _ in self._codecs[self._around :]:
+                head = _without_crc32c(head)
+            size = len(head)
+        if self._last:
+            told = _LAST.get(self._last, _anything)(size, head[: HEADS.get(self._last, 0)].tobytes())
+            self._compare(coords, self._around - 1, told)
+
+    def _compare(self, coords: Coords, around: int, size: int) -> None:
+        """Whether the encoding with so many codecs around it may have this size; -1 is unknown."""
+        if size < 0 or self._encoded is None or any(c.name != CRC32C for c in self._codecs[:around]):
+            return
+        wanted = int(self._encoded(np.array([coords], np.uint64))[0]) + 4 * around
+        if size != wanted:
+            raise ValueError(f"{wanted} bytes expected inside {self._codecs[around].name}, {size} told")
+
+    def deep(self, coords: Coords, stored: bytes) -> None:
+        known = len(self._codecs)
+        while known and can_decode(self._codecs[known - 1]):
+            known -= 1
+        data = codecs.decode(self._codecs[known:], stored)
+        if known:
+            return
+        if self._encoded is not None:
+            wanted = int(self._encoded(np.array([coords], np.uint64))[0])
+            if len(data) != wanted:
+                raise ValueError(f"{wanted} bytes expected after decoding, {len(data)} found")
+        if self._encoding and self._image is not None and not self.unchecked:
+            _decode_elements(self._encoding, data, self._image(coords))
+
+
+def _without_crc32c(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    import google_crc32c
+
+    if len(data) < 4:
+        raise ValueError(f"no crc32c in {len(data)} bytes")
+    found, told = google_crc32c.value(data[:-4]), int.from_bytes(data[-4:].tobytes(), "little")
+    if found != told:
+        raise ValueError(f"it has crc32c {found:08x}, but says {told:08x}")
+    return data[:-4]
+
+
+# ---- what the first bytes of a codec's output tell: the size of its input, -1 if not
+
+
+def _anything(size: int, head: bytes) -> int:
+    return -1
+
+
+def _blosc(size: int, head: bytes) -> int:
+    """Blosc 1 chunk format, https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst"""
+    if len(head) < 16:
+        raise ValueError(f"no Blosc header in {size} bytes")
+    inside, whole = int.from_bytes(head[4:8], "little"), int.from_bytes(head[12:16], "little")
+    if whole != size:
+        raise ValueError(f"its Blosc header tells {whole} bytes, but it has {size}")
+    return inside
+
+
+def _zstd(size: int, head: bytes) -> int:
+    if head[:4] != b"\x28\xb5\x2f\xfd":
+        raise ValueError("does not begin as a zstd frame does")
+    return codecs.zstd_size(head)
+
+
+def _gzip(size: int, head: bytes) -> int:
+    if head != b"\x1f\x8b\x08":
+        raise ValueError("does not begin as gzip does")
+    return -1
+
+
+_LAST: Mapping[str, Callable[[int, bytes], int]] = {"blosc": _blosc, "zstd": _zstd, "gzip": _gzip}
+
+
+# ---- encodings of elements, by libraries that need not be there
+
+
+def _pillow(pil: Any, data: bytes, image: Image) -> int:
+    picture = pil.open(io.BytesIO(data))
+    picture.load()
+    return int(picture.width * picture.height * len(picture.getbands()))
+
+
+def _decompressed(library: Any, data: bytes, image: Image) -> int:
+    return int(library.decompress(data).size)
+
+
+ENCODINGS: Mapping[str, tuple[str, Callable[[Any, bytes, Image], int]]] = {
+    "jpeg": ("PIL.Image", _pillow),
+    "png": ("PIL.Image", _pillow),
+    "compresso": ("compresso", _decompressed),
+    "crackle": ("crackle", _decompressed),
+    "fpzip": ("fpzip", _decompressed),
+}
+"""Name of the encoding -> the module that knows it, and what decodes by that and tells the number of elements."""
+
+
+def _missing(encoding: str) -> str:
+    """The encoding, if it cannot be decoded here."""
+    if not encoding:
+        return ""
+    if encoding not in ENCODINGS:
+        return encoding
+    try:
+        importlib.import_module(ENCODINGS[encoding][0])
+    except ImportError:
+        return encoding
+    return ""
+
+
+def _decode_elements(encoding: str, data: bytes, image: Image) -> None:
+    module, decode = ENCODINGS[encoding]
+    try:
+        found = decode(importlib.import_module(module), data, image)
+    except Exception as e:  # every library has its own exception for damaged input
+        raise ValueError(f"{encoding}: {type(e).__name__}: {e}") from e
+    wanted = int(np.prod([int(n) for n in image.shape], dtype=object))
+    if found != wanted:
+        raise ValueError(f"{encoding}: {wanted} elements expected, {found} found")

@@ -1,0 +1,196 @@
+"""The verb `verify`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from shardfs.cli.printing import human_bytes, write_json
+from shardfs.cli.sources import absolute, given_options, opening, source_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from shardfs.jobs import Part, Plan
+    from shardfs.verify import Finding, Report, Tally
+
+DAMAGED = 7
+
+
+def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> Part:
+    from shardfs.jobs import Part
+
+    number, slash, of = text.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise click.BadParameter(f"{text!r} is not of the form i/n, with i from 1 to n")
+    return Part(int(number), int(of))
+
+
+@click.command()
+@click.argument("source")
+@click.option("--deep", is_flag=True, help="Read and decode every chunk.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]")
+@click.option("--shards", "part", default="1/1", metavar="I/N", callback=_part, help="Only part I of N, from 1 to N.")
+@click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: findings, then counts.")
+@source_options
+def verify(source: str, deep: bool, jobs: int, part: Part, dask: str | None, as_json: bool, **given: Any) -> int:
+    """Look for damage in all shards of SOURCE. Exit code 7 if there is any.
+
+    Looks at indices, at checksums, and at what the first bytes of chunks tell; see docs/verify.md.
+    """
+    from shardfs import jobs as work
+
+    found, _ = given_options(**given, flags={})
+    follow = found.symlinks == "follow"
+    what = work.Source.of(absolute(source), found.storage_options, follow_symlinks=follow)
+    with opening(source):
+        plans = list(work.plan(what, part))
+        problems = what.tree().problems() if part.number == 1 else []
+    with ExitStack() as stack:
+        executor, workers = None, jobs
+        if dask is not None:
+            executor, workers = _dask(dask, stack)
+        show = stack.enter_context(_shown(as_json, plans))
+        for problem in problems:
+            show.finding(work.unreadable(problem))
+        for report in work.verify(what, plans, deep=deep, executor=executor, workers=workers):
+            show.report(report)
+        return DAMAGED if show.end(deep) else 0
+
+
+def _dask(address: str, stack: ExitStack) -> tuple[Executor, int]:
+    """An executor that works on a cluster, and how many threads that has."""
+    try:
+        from distributed import Client
+    except ImportError as e:
+        raise click.UsageError(f"--dask needs the package distributed: pip install 'shardfs[dask]' ({e})") from e
+    where = {"scheduler_file": address} if os.path.isfile(address) else {"address": address}
+    client = stack.enter_context(Client(**where))
+    return client.get_executor(retries=2), max(1, sum(client.nthreads().values()))
+
+
+# ---- output ----
+
+
+class _Show(Protocol):
+    def __enter__(self) -> _Show: ...
+    def __exit__(self, *_: object) -> None: ...
+    def finding(self, finding: Finding) -> None: ...
+    def report(self, report: Report) -> None: ...
+    def end(self, deep: bool) -> int:
+        """Tell the counts; the number of findings."""
+
+
+def _shown(as_json: bool, plans: Sequence[Plan]) -> _Show:
+    return _AsJson(plans) if as_json else _AsText(plans)
+
+
+class _Counts:
+    """What all ways of telling have in common."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        from shardfs.verify import Tally
+
+        self.tallies: Mapping[str, Tally] = {p.collection: Tally() for p in plans}
+        self.others = 0
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to clear away."""
+
+    def report(self, report: Report) -> None:
+        self.tallies[report.collection].add(report.tally)
+        for finding in report.findings:
+            self.tell(finding)
+
+    def finding(self, finding: Finding) -> None:
+        self.others += 1
+        self.tell(finding)
+
+    def tell(self, finding: Finding) -> None:
+        raise NotImplementedError
+
+    @property
+    def findings(self) -> int:
+        return self.others + sum(t.findings for t in self.tallies.values())
+
+
+class _AsJson(_Counts):
+    def __enter__(self) -> _AsJson:
+        return self
+
+    def tell(self, finding: Finding) -> None:
+        write_json({"type": "finding", **finding._asdict()})
+
+    def end(self, deep: bool) -> int:
+        for path, tally in self.tallies.items():
+            write_json({"type": "collection", "collection": path, **asdict(tally)})
+        write_json({"type": "end", "deep": deep, "findings": self.findings})
+        return self.findings
+
+
+class _AsText(_Counts):
+    """Findings as they come, and a bar if somebody watches."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        super().__init__(plans)
+        from rich.console import Console
+
+        self._out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self._bar: Any = None
+        self._shards = sum(len(p.shards) for p in plans)
+
+    def __enter__(self) -> _AsText:
+        if self._out.is_terminal and sys.stderr.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = TextColumn("{task.fields[words]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = Progress(*columns, console=self._out, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._shards, words="shards")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def report(self, report: Report) -> None:
+        super().report(report)
+        if self._bar is not None:
+            words = f"{report.collection or '/'}: {self.findings} findings, shards"
+            self._bar.update(self._task, advance=report.tally.shards, words=words)
+
+    def tell(self, finding: Finding) -> None:
+        where = finding.shard or finding.collection or "/"
+        files = f" ({', '.join(finding.files)})" if finding.files else ""
+        self._out.print(
+            f"{where}: {finding.kind}: {finding.why}{files}", style="red" if self._out.is_terminal else None
+        )
+
+    def end(self, deep: bool) -> int:
+        self.__exit__()
+        for path, tally in self.tallies.items():
+            self._out.print(f"{path or '/'}: {', '.join(_words(tally))}")
+        return self.findings
+
+
+def _words(t: Tally) -> Iterator[str]:
+    yield f"{t.shards} shards ({human_bytes(t.shard_bytes)}), {t.chunks} chunks ({human_bytes(t.stored_bytes)})"
+    if t.looked_bytes:
+        yield f"{human_bytes(t.looked_bytes)} of them read"
+    if t.dead_bytes:
+        yield f"{human_bytes(t.dead_bytes)} dead"
+    if t.shared_bytes:
+        yield f"{human_bytes(t.shared_bytes)} shared by several chunks"
+    if t.outside_chunks:
+        yield f"{t.outside_chunks} entries beyond the edge of the array"
+    if t.unchecked_chunks:
+        yield f"{t.unchecked_chunks} chunks not decoded, for want of a decoder"
+    yield f"{t.findings} findings" if t.findings else "sound"
