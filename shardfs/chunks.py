@@ -6,13 +6,12 @@ import itertools
 import logging
 import math
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardfs.blobs import BytesBlob
-from shardfs.codecs import MAX_STORED
 from shardfs.errors import CorruptShardError, StaleShardError, UnsupportedError
 from shardfs.model import (
     U64,
@@ -20,10 +19,8 @@ from shardfs.model import (
     Bool,
     ByteRange,
     Checksum,
-    Collection,
     Coords,
     Index,
-    Lead,
     Placement,
     ShardFormat,
     ShardIndex,
@@ -32,13 +29,11 @@ from shardfs.model import (
     Stat,
     Version,
 )
-from shardfs.shard_sources import NestedShards, StoreShards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.cache import ByteLRU
-    from shardfs.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -586,109 +581,3 @@ def _sizes(index: ShardIndex, at: npt.NDArray[np.intp]) -> Sizes:
         bad = np.fromiter(index.broken, np.intp, len(index.broken))
         sizes[np.isin(at, bad)] = -1
     return sizes
-
-
-class _Told(NamedTuple):
-    """What a chunk says that has a lead: the decoded chunk, if it is stored otherwise, and the size of the lead.
-
-    `origin` is what tells this chunk from one that takes its place, `lead` the reason if there can be none.
-    """
-
-    origin: tuple[int, int, Version]
-    data: bytes
-    lead: int | str
-
-
-def _origin(found: Found) -> tuple[int, int, Version]:
-    # For a remote shard its version would cost a request; what is remembered of it ends with `index_ttl` at the latest.
-    return found.start, found.size, found.blob.stat().version if found.blob.fd >= 0 else None
-
-
-class LeadChunks(ChunkStore):
-    """Chunks of which each is two files: the second is what lies right before the first (`model.Lead`)."""
-
-    def __init__(self, lead: Lead, path: str, format: ShardFormat, source: ShardSource, *cache: Any) -> None:
-        super().__init__(path, format, source, *cache)
-        self._lead = lead
-
-    def locate(self, coords: Coords) -> Found | None:
-        found = super().locate(coords)
-        if found is None or (coords[-1] == 0 and self._lead.decode is None):
-            return found
-        told = self._told(coords, found)
-        if coords[-1] == 0:
-            return Found(BytesBlob(told.data, found.blob), 0, len(told.data))
-        if isinstance(told.lead, str):
-            raise self._damage_of(coords, told.lead)
-        return Found(found.blob, found.start - told.lead, told.lead)
-
-    def _told(self, coords: Coords, found: Found) -> _Told:
-        key = (self._id, "lead", coords[0])
-        told = self._cache.get(key, lambda: self._load_told(coords, found))
-        if told.origin != _origin(found):
-            self._cache.drop(key)
-            told = self._cache.get(key, lambda: self._load_told(coords, found))
-        return told
-
-    def _load_told(self, coords: Coords, found: Found) -> tuple[_Told, int, float]:
-        try:
-            if found.size > MAX_STORED:
-                raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
-            data = self._read_found(found, None, self._lead.decode)
-        except ValueError as e:
-            raise self._damage_of(coords, str(e)) from e
-        lead = self._lead_of(data, found.start)
-        kept = b"" if self._lead.decode is None else data
-        return _Told(_origin(found), kept, lead), len(kept), self._ttl if isinstance(lead, int) else DAMAGE_TTL_S
-
-    def _lead_of(self, data: bytes, start: int) -> int | str:
-        """The size, or the reason why there is none."""
-        try:
-            size = self._lead.size(data)
-        except ValueError as e:
-            return str(e)
-        return f"{size} bytes should lie before it, but it begins at {start}" if size > start else size
-
-    def forget(self, coords: Coords) -> None:
-        self._cache.drop((self._id, "lead", coords[0]))
-        super().forget(coords)
-
-    def _damage_of(self, coords: Coords, why: str) -> CorruptShardError:
-        shard, _, slot = self.format.place(coords)
-        return CorruptShardError(self.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
-
-    def scan(self, cookie: int) -> Iterator[ChunkBatch]:
-        """Both files of each chunk, one behind the other; the size of the second only its chunk can tell."""
-        whole, skip = divmod(cookie, 2)
-        for batch in super().scan(whole):
-            n = len(batch.sizes)
-            coords = np.repeat(batch.coords, 2, axis=0)
-            coords[1::2, -1] = 1
-            sizes = np.full(2 * n, -1, np.int64)
-            if self._lead.decode is None:
-                sizes[::2] = batch.sizes
-            cookies = np.repeat(batch.cookies, 2) * np.uint64(2)
-            cookies[::2] -= np.uint64(1)
-            yield ChunkBatch(coords[skip:], sizes[skip:], batch.mtime_ns, cookies[skip:])
-            skip = 0
-
-
-def open_chunks(
-    store: Store,
-    directory: str,
-    path: str,
-    collection: Collection,
-    index_cache: ByteLRU,
-    chunk_cache: ByteLRU,
-    index_ttl_s: float = math.inf,
-) -> ChunkStore:
-    """The innermost chunks of a collection, whose outermost shards lie in `directory` of the store."""
-    layers, lead = collection.layers, collection.lead
-    source: ShardSource = StoreShards(store, directory, layers[0], chunk_cache)
-    if lead is not None:
-        return LeadChunks(lead, path, layers[0].format, source, index_cache, index_ttl_s)
-    chunks = ChunkStore(path, layers[0].format, source, index_cache, index_ttl_s)
-    for outer, layer in itertools.pairwise(layers):
-        source = NestedShards(chunks, outer.format.grid, layer, chunk_cache)
-        chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s, chunks)
-    return chunks

@@ -12,8 +12,6 @@ import itertools
 import logging
 import math
 import os
-import threading
-from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +19,9 @@ import numpy as np
 
 from shardfs.cache import ByteLRU, nothing
 from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
-from shardfs.chunks import DAMAGE_TTL_S, open_chunks
-from shardfs.errors import CorruptShardError, NotADatasetError, UnsupportedError, is_expected
-from shardfs.formats import MAX_DOCUMENT_BYTES, formats, views
+from shardfs.datasets import NATIVE, Datasets
+from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
+from shardfs.formats import MAX_DOCUMENT_BYTES, formats
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
 from shardfs.model import (
     Batch,
@@ -31,26 +29,19 @@ from shardfs.model import (
     ByteRange,
     Consolidation,
     Coords,
-    Dataset,
     Entry,
     Located,
     Problem,
-    Scope,
     Stat,
     Summary,
 )
-from shardfs.nodes import Chunk, Content, Directory, Document, File, Inherited, Node, NodeTable, Placed
+from shardfs.nodes import Chunk, Content, Directory, Document, File, Inherited, Node, NodeTable
 from shardfs.store import DirEntry, Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 log = logging.getLogger(__name__)
-
-NATIVE = "native"
-NUMBERS_END = 1 << 63
-MAX_NODES = 1 << 56
-"""Numbers that one collection may use: more than any real array needs, and never all that there are."""
 
 REST = 1 << 61
 """Cookies from here on stand for the names in a directory that are no chunks."""
@@ -76,24 +67,15 @@ class Tree:
         skip_unsupported: bool = False,
     ) -> None:
         self.store = store
-        self._view, self._skips = views()[layout] if layout != NATIVE else None, skip_unsupported
         self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
-        self._lock = threading.Lock()
-        self._firsts: list[int] = []
-        self._trees: list[ChunkTree] = []
-        self._tree_at: dict[str, ChunkTree] = {}
-        self._next_first = TABLE_END
-        self._problems: dict[Problem, None] = {}
+        self._datasets = Datasets(
+            store, index_cache, chunk_cache, index_ttl_s, layout, skip_unsupported=skip_unsupported
+        )
+        self._chunks_of = self._datasets.chunks_of
         self._root = Directory(ROOT, "", Inherited())
         self._nodes = NodeTable(self._root)
 
     # ---- numbers ----
-
-    def _chunks_of(self, number: int) -> ChunkTree:
-        i = bisect_right(self._firsts, number) - 1
-        if i < 0:
-            raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
-        return self._trees[i]
 
     def remember(self, number: int) -> None:
         """The kernel (or a handle) was given this number once more and counts on it until `forget`."""
@@ -145,7 +127,7 @@ class Tree:
         return names if len(names) <= MAX_FOREIGN else None
 
     def _lookup_in(self, directory: Directory, raw: bytes) -> Attributes:
-        content = self._open(directory)
+        content = self._datasets.open(directory)
         name = os.fsdecode(raw)
         if name in content.documents:
             return self._document(directory, name, content.documents[name])
@@ -205,7 +187,9 @@ class Tree:
             entry = self.store.entry(path)
         except (FileNotFoundError, NotADirectoryError):
             # A volume's directory may have no shard yet; and some stores know no directories, only objects.
-            if name not in content.below and not (self.store.blind and self._is_described(path, content.scope)):
+            if name not in content.below and not (
+                self.store.blind and self._datasets.is_described(path, content.scope)
+            ):
                 # In a file that is shown as a directory the store says ENOTDIR, which it is for nobody else.
                 raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
             entry = DirEntry(name, True, None)
@@ -231,29 +215,19 @@ class Tree:
             try:
                 found = f.open_file(path, self.store.open(path))
             except (ValueError, OSError) as e:
-                self._report(Problem(path, str(e)))
+                self._datasets.report(Problem(path, str(e)))
                 continue
             if found is not None:
                 node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
                 if isinstance(node, Directory):
-                    node.content = self._content_of(node, self._viewed(path, found))
+                    node.content = self._datasets.content_of(node, self._datasets.viewed(path, found))
                 return True
         return False
 
     def _document(self, directory: Directory, name: str, data: bytes) -> Attributes:
         path = directory.child_path(name)
         node = self._nodes.intern(path, lambda number: Document(number, path, data))
-        return Attributes(node.number, False, len(data), self._mtime(path))
-
-    def _mtime(self, path: str) -> int:
-        try:
-            stat = self.store.entry(path).stat
-        except OSError:
-            return 0
-        return stat.mtime_ns if stat else 0
-
-    def _directory_mtime(self, path: str) -> int:
-        return 0 if self.store.remote else self._mtime(path)  # object stores have no directories to ask for
+        return Attributes(node.number, False, len(data), self._datasets.mtime(path))
 
     def _file_attributes(self, node: Node) -> Attributes:
         if self._ttl != math.inf:
@@ -274,9 +248,9 @@ class Tree:
             return self._chunks_of(number).attributes(number)
         node = self._nodes.get(number)
         if isinstance(node, Document):
-            return Attributes(number, False, len(node.data), self._mtime(node.path))
+            return Attributes(number, False, len(node.data), self._datasets.mtime(node.path))
         if isinstance(node, Directory):
-            return Attributes(number, True, 0, self._directory_mtime(node.path))
+            return Attributes(number, True, 0, self._datasets.directory_mtime(node.path))
         if isinstance(node, Chunk):
             return node.chunks.chunk_attributes(number, node.coords)
         return self._file_attributes(node)
@@ -357,7 +331,7 @@ class Tree:
         node = self._nodes.get(number)
         if not isinstance(node, Directory):
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
-        content = self._open(node)
+        content = self._datasets.open(node)
         top = content.chunks if content.chunks is not None and content.chunks.root is None else None
         yield from self._scan_both(top, Place(0, 0), self._others(node, content), cookie)
 
@@ -476,128 +450,6 @@ class Tree:
         """Of a local source."""
         return self.store.statvfs()
 
-    # ---- directories ----
-
-    def _documents(self, path: str) -> dict[str, bytes]:
-        names = dict.fromkeys(name for f in formats() for name in f.documents)
-        return self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
-
-    def _open(self, directory: Directory) -> Content:
-        """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
-        if directory.content is None:
-            damage = self._index_cache.peek(("damage", directory.number))
-            if damage is not None:
-                raise damage.with_traceback(None)
-            try:
-                directory.content = self._content_of(directory, self._described(directory))
-            except CorruptShardError as e:
-                known = e  # large documents are not parsed again for every name that is looked up
-                self._index_cache.get(("damage", directory.number), lambda: (known, 1000, DAMAGE_TTL_S))
-                raise
-        return directory.content
-
-    def _described(self, directory: Directory) -> Dataset | None:
-        return self._viewed(directory.path, self._stored_dataset(directory.path, directory.inherited))
-
-    def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
-        """What the documents say of a directory."""
-        documents = self._documents(path)
-        for f in formats():
-            if (found := f.open(path, documents)) is not None:
-                return found
-        if inherited.scope is None:
-            return None
-        scope, base = inherited.scope
-        return scope.open(path, _below(path, base), self._scope_documents(path, inherited.scope))
-
-    def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
-        scope, base = inherited
-        wanted = scope.documents(_below(path, base))
-        return self.store.documents(base, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
-
-    def _is_described(self, path: str, inherited: tuple[Scope, str] | None) -> bool:
-        """Whether there are documents for a directory, which proves that it is there."""
-        if self._documents(path):
-            return True
-        return inherited is not None and bool(self._scope_documents(path, inherited))
-
-    def _viewed(self, path: str, dataset: Dataset | None) -> Dataset | None:
-        """The same in the layout that is shown."""
-        if self._view is None:
-            return dataset
-        below = {}
-        for name in self._view.children(dataset) if dataset is not None else ():
-            child = "/".join([*_parts(path), *_parts(name)])
-            scope = (dataset.scope, path) if dataset is not None and dataset.scope is not None else None
-            if (found := self._stored_dataset(child, Inherited(scope=scope))) is not None:
-                below[name] = found
-        try:
-            return self._view.show(path, dataset, below)
-        except UnsupportedError as e:
-            why = f"cannot be shown as {self._view.name}: {e}"
-            if not self._skips:
-                raise UnsupportedError(f"{path or '/'}: {why}") from e
-            self._report(Problem(path, why))
-            return Dataset("unsupported", blank=True)
-
-    def _content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
-        path, here = directory.path, None
-        documents: dict[str, bytes] = {}
-        below: dict[str, list[tuple[tuple[str, ...], Placed | bytes]]] = {}
-        for parts, what in [*directory.inherited.below, *self._own(path, dataset)]:
-            if len(parts) == 1 and isinstance(what, bytes):
-                documents[parts[0]] = what
-            elif parts:
-                below.setdefault(parts[0], []).append((parts[1:], what))
-            elif here is None and isinstance(what, Placed):
-                here = what
-            else:
-                self._report(Problem(path, "a second sharded collection in the same directory"))
-        for problem in dataset.problems if dataset else ():
-            self._report(problem)
-        scope = directory.inherited.scope
-        if dataset is not None and dataset.scope is not None:
-            scope = dataset.scope, path
-        return Content(dataset, self._chunk_tree(path, here) if here else None, documents, below, scope)
-
-    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes]]:
-        """What a dataset shows in its directory and below."""
-        if dataset is None:
-            return
-        for c in dataset.collections:
-            shards = c.path if c.shards is None else c.shards
-            yield _parts(c.path), Placed(c, "/".join([*_parts(path), *_parts(shards)]))
-        for name, data in dataset.documents.items():
-            yield _parts(name), data
-
-    def _report(self, problem: Problem) -> None:
-        if problem not in self._problems:
-            self._problems[problem] = None
-            log.warning("%s: shown as it is stored: %s", problem.path or "/", problem.why)
-
-    def _chunk_tree(self, path: str, placed: Placed) -> ChunkTree:
-        """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""
-        known = self._tree_at.get(path)
-        if known is not None:
-            return known
-        collection = placed.collection
-        caches = self._index_cache, self._chunk_cache, self._ttl
-        chunks = open_chunks(self.store, placed.shards, path, collection, *caches)
-        mtime = self._directory_mtime(path)
-        with self._lock:
-            known = self._tree_at.get(path)
-            if known is not None:
-                return known
-            first, count = self._next_first, ChunkTree.count(collection)
-            if count > MAX_NODES or count >= NUMBERS_END - first:
-                raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
-            tree = ChunkTree(path, collection, chunks, self._chunk_cache, first, mtime, self._ttl)
-            self._next_first = first + count
-            self._tree_at[path] = tree
-            self._trees.append(tree)
-            self._firsts.append(first)
-        return tree
-
     # ---- paths ----
 
     def resolve(self, path: str) -> Attributes:
@@ -621,7 +473,7 @@ class Tree:
             number = self._chunks_of(directory).number(directory, os.fsencode(name))
         else:
             node = self._nodes.get(directory)
-            chunks = self._open(node).chunks if isinstance(node, Directory) else None
+            chunks = self._datasets.open(node).chunks if isinstance(node, Directory) else None
             at_top = chunks is not None and chunks.root is None
             number = chunks.number(None, os.fsencode(name)) if chunks is not None and at_top else None
         return self.resolve(path).number if number is None else number
@@ -669,14 +521,14 @@ class Tree:
         """The collection shown in this directory. Raise FileNotFoundError if there is none."""
         number = self.resolve(path).number
         node = self._nodes.get(number) if number < TABLE_END else None
-        content = self._open(node) if isinstance(node, Directory) else None
+        content = self._datasets.open(node) if isinstance(node, Directory) else None
         if content is None or content.chunks is None:
             raise FileNotFoundError(errno.ENOENT, "no sharded collection", path)
         return content.chunks
 
     def problems(self) -> list[Problem]:
         """What was not expanded so far, and why."""
-        return list(self._problems)
+        return list(self._datasets.problems)
 
     def summaries(self) -> Iterator[Summary]:
         """One for each collection; reads every shard index."""
@@ -704,15 +556,15 @@ class Tree:
             if limit is not None and count > limit:
                 return
             try:
-                content = self._open(directory)
+                content = self._datasets.open(directory)
                 yield directory
                 queue += self._subdirectories(directory, content)
             except CorruptShardError as e:
-                self._report(Problem(directory.path, f"{e.key}: {e.why}"))
+                self._datasets.report(Problem(directory.path, f"{e.key}: {e.why}"))
             except OSError as e:
                 if directory is self._root:
                     raise
-                self._report(Problem(directory.path, f"cannot be looked into: {e}"))
+                self._datasets.report(Problem(directory.path, f"cannot be looked into: {e}"))
 
     def _subdirectories(self, directory: Directory, content: Content) -> list[Directory]:
         dataset, found = content.dataset, {}
@@ -733,7 +585,7 @@ class Tree:
                 opened += 1
                 content = directory.content
                 if content is not None and (content.chunks is not None or content.below):
-                    if self._view is None:
+                    if self._datasets.view is None:
                         return
                     found = True  # look on: what the layout cannot express must be told now
         except PermissionError as e:
@@ -747,22 +599,13 @@ class Tree:
         if opened > SEARCH_DIRECTORIES:
             log.warning("nothing sharded among the first %d directories; mounted all the same", SEARCH_DIRECTORIES)
             return
-        if self._problems:
-            problem = next(iter(self._problems))
+        if self._datasets.problems:
+            problem = next(iter(self._datasets.problems))
             raise NotADatasetError(f"{problem.path or 'the source'} cannot be shown unsharded: {problem.why}")
         root = self._root.content
         if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
             self.store.entry("")  # says so if it does not exist
         raise NotADatasetError("no sharded dataset of a kind that shardfs knows found in the source")
-
-
-def _below(path: str, base: str) -> str:
-    """The path relative to that of a directory above."""
-    return path.removeprefix(base).lstrip("/")
-
-
-def _parts(path: str) -> tuple[str, ...]:
-    return tuple(part for part in path.split("/") if part not in ("", "."))
 
 
 def _batch(entries: Sequence[tuple[str, Attributes]], position: int) -> Batch:

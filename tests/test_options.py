@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs import codecs, formats, options, shards, tree
+from shardfs import codecs, datasets, formats, options, shards
 from shardfs.formats import precomputed, zarr3
 from shardfs.options import OptionError, Options, from_environment, from_flags, from_mount_options, merged
 
@@ -176,7 +176,7 @@ def test_the_limits_in_the_documents_are_those_of_the_code() -> None:
         f"{formats.MAX_DOCUMENT_BYTES >> 20} MiB, {formats.MAX_ITEMS} members, {formats.MAX_CONTAINERS} objects",
         f"decoded | {shards.MAX_INDEX_BYTES >> 20} MiB",
         f"must be decoded | {codecs.MAX_DECODED >> 20} MiB",
-        f"of one array | 2^{tree.MAX_NODES.bit_length() - 1} ",
+        f"of one array | 2^{datasets.MAX_NODES.bit_length() - 1} ",
         f"rectilinear grid | {zarr3.MAX_EDGES} ",
         f"to a depth of {zarr3.MAX_NESTING} ",
         f"scales of a volume | {precomputed.MAX_PARTS} ",

@@ -11,10 +11,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from shardfs.cache import ByteLRU
-from shardfs.chunks import ChunkStore, open_chunks
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
 from shardfs.inodes import ROOT
+from shardfs.lead_chunks import open_chunks
 from shardfs.store import FsspecStore
 from shardfs.tree import Tree
 from tests import data_n5, handmade, handmade_ids
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from shardfs.chunks import ChunkStore
     from shardfs.model import Dataset
 
 

@@ -1,0 +1,216 @@
+"""What the documents of a source describe, directory by directory: formats are asked, the layout's view applied, and
+collections get their trees and numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import threading
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from shardfs.chunk_tree import ChunkTree
+from shardfs.chunks import DAMAGE_TTL_S
+from shardfs.errors import CorruptShardError, UnsupportedError
+from shardfs.formats import MAX_DOCUMENT_BYTES, formats, views
+from shardfs.inodes import TABLE_END
+from shardfs.lead_chunks import open_chunks
+from shardfs.model import Dataset, Problem
+from shardfs.nodes import Content, Directory, Inherited, Placed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.cache import ByteLRU
+    from shardfs.model import Scope
+    from shardfs.store import Store
+
+log = logging.getLogger(__name__)
+
+NATIVE = "native"
+NUMBERS_END = 1 << 63
+MAX_NODES = 1 << 56
+"""Numbers that one collection may use: more than any real array needs, and never all that there are."""
+
+
+class Datasets:
+    """Thread-safe.
+
+    Args:
+        index_cache: for shard indices, and for what is known to be damaged.
+        layout: the name of a view, or `NATIVE`.
+        skip_unsupported: what the view cannot express becomes a problem instead of an error.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        index_cache: ByteLRU,
+        chunk_cache: ByteLRU,
+        index_ttl_s: float = math.inf,
+        layout: str = NATIVE,
+        *,
+        skip_unsupported: bool = False,
+    ) -> None:
+        self.store = store
+        self.view = views()[layout] if layout != NATIVE else None
+        self._skips = skip_unsupported
+        self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
+        self._lock = threading.Lock()
+        self._firsts: list[int] = []
+        self._trees: list[ChunkTree] = []
+        self._tree_at: dict[str, ChunkTree] = {}
+        self._next_first = TABLE_END
+        self.problems: dict[Problem, None] = {}
+
+    def chunks_of(self, number: int) -> ChunkTree:
+        """The tree to which a number belongs. Raise FileNotFoundError if there is none."""
+        i = bisect_right(self._firsts, number) - 1
+        if i < 0:
+            raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
+        return self._trees[i]
+
+    def _documents(self, path: str) -> dict[str, bytes]:
+        names = dict.fromkeys(name for f in formats() for name in f.documents)
+        return self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
+
+    def open(self, directory: Directory) -> Content:
+        """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
+        if directory.content is None:
+            damage = self._index_cache.peek(("damage", directory.number))
+            if damage is not None:
+                raise damage.with_traceback(None)
+            try:
+                directory.content = self.content_of(directory, self._described(directory))
+            except CorruptShardError as e:
+                known = e  # large documents are not parsed again for every name that is looked up
+                self._index_cache.get(("damage", directory.number), lambda: (known, 1000, DAMAGE_TTL_S))
+                raise
+        return directory.content
+
+    def _described(self, directory: Directory) -> Dataset | None:
+        return self.viewed(directory.path, self._stored_dataset(directory.path, directory.inherited))
+
+    def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
+        """What the documents say of a directory."""
+        documents = self._documents(path)
+        for f in formats():
+            if (found := f.open(path, documents)) is not None:
+                return found
+        if inherited.scope is None:
+            return None
+        scope, base = inherited.scope
+        return scope.open(path, _below(path, base), self._scope_documents(path, inherited.scope))
+
+    def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
+        scope, base = inherited
+        wanted = scope.documents(_below(path, base))
+        return self.store.documents(base, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
+
+    def is_described(self, path: str, inherited: tuple[Scope, str] | None) -> bool:
+        """Whether there are documents for a directory, which proves that it is there."""
+        if self._documents(path):
+            return True
+        return inherited is not None and bool(self._scope_documents(path, inherited))
+
+    def viewed(self, path: str, dataset: Dataset | None) -> Dataset | None:
+        """The same in the layout that is shown. Raise UnsupportedError for what it cannot express."""
+        if self.view is None:
+            return dataset
+        below = {}
+        for name in self.view.children(dataset) if dataset is not None else ():
+            child = "/".join([*_parts(path), *_parts(name)])
+            scope = (dataset.scope, path) if dataset is not None and dataset.scope is not None else None
+            if (found := self._stored_dataset(child, Inherited(scope=scope))) is not None:
+                below[name] = found
+        try:
+            return self.view.show(path, dataset, below)
+        except UnsupportedError as e:
+            why = f"cannot be shown as {self.view.name}: {e}"
+            if not self._skips:
+                raise UnsupportedError(f"{path or '/'}: {why}") from e
+            self.report(Problem(path, why))
+            return Dataset("unsupported", blank=True)
+
+    def content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
+        """What a directory holds in which there is this dataset, with what it inherits."""
+        path, here = directory.path, None
+        documents: dict[str, bytes] = {}
+        below: dict[str, list[tuple[tuple[str, ...], Placed | bytes]]] = {}
+        for parts, what in [*directory.inherited.below, *self._own(path, dataset)]:
+            if len(parts) == 1 and isinstance(what, bytes):
+                documents[parts[0]] = what
+            elif parts:
+                below.setdefault(parts[0], []).append((parts[1:], what))
+            elif here is None and isinstance(what, Placed):
+                here = what
+            else:
+                self.report(Problem(path, "a second sharded collection in the same directory"))
+        for problem in dataset.problems if dataset else ():
+            self.report(problem)
+        scope = directory.inherited.scope
+        if dataset is not None and dataset.scope is not None:
+            scope = dataset.scope, path
+        return Content(dataset, self._chunk_tree(path, here) if here else None, documents, below, scope)
+
+    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes]]:
+        """What a dataset shows in its directory and below."""
+        if dataset is None:
+            return
+        for c in dataset.collections:
+            shards = c.path if c.shards is None else c.shards
+            yield _parts(c.path), Placed(c, "/".join([*_parts(path), *_parts(shards)]))
+        for name, data in dataset.documents.items():
+            yield _parts(name), data
+
+    def report(self, problem: Problem) -> None:
+        """Remember, and log once, what is not expanded."""
+        if problem not in self.problems:
+            self.problems[problem] = None
+            log.warning("%s: shown as it is stored: %s", problem.path or "/", problem.why)
+
+    def _chunk_tree(self, path: str, placed: Placed) -> ChunkTree:
+        """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""
+        known = self._tree_at.get(path)
+        if known is not None:
+            return known
+        collection = placed.collection
+        caches = self._index_cache, self._chunk_cache, self._ttl
+        chunks = open_chunks(self.store, placed.shards, path, collection, *caches)
+        mtime = self.directory_mtime(path)
+        with self._lock:
+            known = self._tree_at.get(path)
+            if known is not None:
+                return known
+            first, count = self._next_first, ChunkTree.count(collection)
+            if count > MAX_NODES or count >= NUMBERS_END - first:
+                raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
+            tree = ChunkTree(path, collection, chunks, self._chunk_cache, first, mtime, self._ttl)
+            self._next_first = first + count
+            self._tree_at[path] = tree
+            self._trees.append(tree)
+            self._firsts.append(first)
+        return tree
+
+    def mtime(self, path: str) -> int:
+        """Of a file of the store, in ns; 0 if it cannot be had."""
+        try:
+            stat = self.store.entry(path).stat
+        except OSError:
+            return 0
+        return stat.mtime_ns if stat else 0
+
+    def directory_mtime(self, path: str) -> int:
+        """Of a directory of the store."""
+        return 0 if self.store.remote else self.mtime(path)  # object stores have no directories to ask for
+
+
+def _below(path: str, base: str) -> str:
+    """The path relative to that of a directory above."""
+    return path.removeprefix(base).lstrip("/")
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part not in ("", "."))
