@@ -137,6 +137,94 @@ def _blosc(data: bytes, _: Mapping[str, Any]) -> bytes:
     return bytes(blosc.decompress(data))
 
 
+def _unpack(decoder: Callable[[], Any]) -> Callable[[bytes, Mapping[str, Any]], bytes]:
+    """Decode with one of the standard library's decompressors, which all can be told when to stop."""
+
+    def undo(data: bytes, _: Mapping[str, Any]) -> bytes:
+        out: list[bytes] = []
+        total = 0
+        while data:  # one stream after the other, as the command line tools write them
+            unpacker = decoder()
+            while not unpacker.eof:
+                part = unpacker.decompress(data, PIECE)
+                data = b""
+                total += len(part)
+                if total > MAX_DECODED:
+                    raise ValueError(f"grows beyond {MAX_DECODED} bytes when decompressed")
+                if not part and not unpacker.eof and unpacker.needs_input:
+                    raise ValueError("ends too early")
+                out.append(part)
+            data = unpacker.unused_data
+        if not out:
+            raise ValueError("is empty")
+        return b"".join(out)
+
+    return undo
+
+
+def _bz2_decoder() -> Any:
+    import bz2
+
+    return bz2.BZ2Decompressor()
+
+
+def _lzma(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    import lzma
+
+    c = configuration
+    forms = {1: lzma.FORMAT_XZ, 2: lzma.FORMAT_ALONE, 3: lzma.FORMAT_RAW}
+    form, limit = forms[c.get("format", 1)], MAX_DECODED  # of memory: a header may ask for any amount
+    if form == lzma.FORMAT_RAW:
+        return _unpack(lambda: lzma.LZMADecompressor(form, filters=c.get("filters")))(data, c)
+    return _unpack(lambda: lzma.LZMADecompressor(form, memlimit=limit))(data, c)
+
+
+def _zlib(data: bytes, _: Mapping[str, Any]) -> bytes:
+    decoder = zlib.decompressobj()
+    found: bytes = decoder.decompress(data, MAX_DECODED + 1)
+    if not decoder.eof and len(found) <= MAX_DECODED:
+        raise ValueError("zlib data end too early")
+    return found
+
+
+def _lz4(data: bytes, _: Mapping[str, Any]) -> bytes:
+    """One block behind its decoded size, as numcodecs has it."""
+    from numcodecs.lz4 import LZ4
+
+    if len(data) < 4 or int.from_bytes(data[:4], "little") > MAX_DECODED:
+        raise ValueError("no LZ4 data, or too large")
+    return bytes(LZ4().decode(data))
+
+
+LZ4_MAGIC, LZ4_HEADER, LZ4_STORED, LZ4_PACKED = b"LZ4Block", 21, 0x10, 0x20
+
+
+def _n5_lz4(data: bytes, _: Mapping[str, Any]) -> bytes:
+    """The framing of lz4-java's `LZ4BlockOutputStream`: blocks of magic, token, two sizes and a checksum.
+
+    The checksum is an xxHash, of which nothing here has the library; LZ4 itself and the sizes are checked.
+    """
+    out: list[bytes] = []
+    total = 0
+    while True:
+        head, token = data[:LZ4_HEADER], data[8:9]
+        if len(head) < LZ4_HEADER or not head.startswith(LZ4_MAGIC):
+            raise ValueError("no LZ4 blocks as Java writes them")
+        packed, size = int.from_bytes(head[9:13], "little"), int.from_bytes(head[13:17], "little")
+        body, data = data[LZ4_HEADER : LZ4_HEADER + packed], data[LZ4_HEADER + packed :]
+        total += size
+        if len(body) != packed or total > MAX_DECODED:
+            raise ValueError("an LZ4 block is cut or too large")
+        if not size:
+            return b"".join(out)
+        kind = token[0] & 0xF0
+        if kind not in (LZ4_STORED, LZ4_PACKED):
+            raise ValueError(f"an LZ4 block of unknown kind {kind:#x}")
+        out.append(body if kind == LZ4_STORED else _lz4(head[13:17] + body, {}))
+        if len(out[-1]) != size:
+            raise ValueError(f"an LZ4 block of {len(out[-1])} bytes says {size}")
+
+
 def _word(digest: Callable[[bytes], int]) -> Callable[[bytes], bytes]:
     return lambda data: digest(data).to_bytes(4, "little")
 
@@ -178,6 +266,11 @@ DECODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
     "gzip": _gzip,
     "zstd": _zstd,
     "blosc": _blosc,
+    "numcodecs.bz2": _unpack(_bz2_decoder),
+    "numcodecs.lzma": _lzma,
+    "numcodecs.zlib": _zlib,
+    "numcodecs.lz4": _lz4,
+    "n5.lz4": _n5_lz4,
 }
 
 
@@ -237,11 +330,39 @@ def _to_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     return bytes(codec.encode(np.frombuffer(data, f"V{c.get('typesize', 1)}")))
 
 
+def _to_bz2(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    import bz2
+
+    return bz2.compress(data, configuration.get("level", 1))
+
+
+def _to_lzma(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    from numcodecs.lzma import LZMA
+
+    told = {name: configuration[name] for name in ("format", "check", "preset", "filters") if name in configuration}
+    return bytes(LZMA(**told).encode(data))
+
+
+def _to_zlib(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    found: bytes = zlib.compress(data, configuration.get("level", 1))
+    return found
+
+
+def _to_lz4(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    from numcodecs.lz4 import LZ4
+
+    return bytes(LZ4(configuration.get("acceleration", 1)).encode(data))
+
+
 ENCODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
     "crc32c": _add_crc32c,
     "gzip": _to_gzip,
     "zstd": _to_zstd,
     "blosc": _to_blosc,
+    "numcodecs.bz2": _to_bz2,
+    "numcodecs.lzma": _to_lzma,
+    "numcodecs.zlib": _to_zlib,
+    "numcodecs.lz4": _to_lz4,
 }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import google_crc32c
+import numcodecs
 import numpy as np
 import numpy.typing as npt
 
@@ -58,6 +59,17 @@ def crc32c(data: bytes) -> bytes:
 def block_with_crc(block: bytes) -> bytes:
     """As the chain `n5bytes, ..., crc32c` has it: codecs see what follows the header, so the sum does, too."""
     return block + crc32c(block[header_size(block) :])
+
+
+def lz4_blocks(data: bytes, size: int = 65536) -> bytes:
+    """As Java's `LZ4BlockOutputStream` has it; nothing but the sum, of which no reader here has the function."""
+    out = b""
+    for start in range(0, len(data), size):
+        part = data[start : start + size]
+        packed = bytes(numcodecs.LZ4().encode(part))[4:]
+        kind, body = (0x20, packed) if len(packed) < len(part) else (0x10, part)
+        out += struct.pack("<8sBIII", b"LZ4Block", kind + 6, len(body), len(part), 0) + body
+    return out + struct.pack("<8sBIII", b"LZ4Block", 0x16, 0, 0, 0)
 
 
 # ------------------------------------------------------------------------------------------------------- shards

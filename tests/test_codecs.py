@@ -1,0 +1,52 @@
+"""Bytes-to-bytes codecs: what one side writes, the other reads; `test_bad_input` has what is damaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numcodecs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs import codecs
+from shardfs.arrays import Codec
+from tests.data_n5 import lz4_blocks
+
+CONFIGURATIONS: list[tuple[str, dict[str, Any]]] = [
+    ("crc32c", {}),
+    ("gzip", {"level": 1}),
+    ("zstd", {"level": 3, "checksum": True}),
+    ("blosc", {"cname": "zstd", "clevel": 5, "shuffle": "bitshuffle", "typesize": 4, "blocksize": 0}),
+    ("numcodecs.bz2", {"level": 9}),
+    ("numcodecs.lzma", {}),
+    ("numcodecs.lzma", {"format": 1, "check": -1, "preset": 9, "filters": None}),
+    ("numcodecs.lzma", {"format": 3, "check": 0, "filters": [{"id": 33, "preset": 1}]}),
+    ("numcodecs.zlib", {"level": 4}),
+    ("numcodecs.lz4", {"acceleration": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "configuration"), CONFIGURATIONS, ids=lambda c: c if isinstance(c, str) else "")
+@given(st.binary(min_size=1, max_size=75).map(lambda items: 4 * items))  # whole items, as chunks are
+def test_encoding_is_the_inverse_of_decoding(name: str, configuration: dict[str, Any], data: bytes) -> None:
+    codec = [Codec(name, configuration)]
+    assert codecs.decode(codec, codecs.encode(codec, data)) == data
+
+
+@pytest.mark.parametrize("name", ["bz2", "lzma", "zlib", "lz4"])
+@given(data=st.binary(min_size=1, max_size=300))
+def test_numcodecs_reads_and_writes_the_same(name: str, data: bytes) -> None:
+    theirs, ours = numcodecs.get_codec({"id": name}), [Codec(f"numcodecs.{name}")]
+    assert bytes(theirs.decode(codecs.encode(ours, data))) == data
+    assert codecs.decode(ours, bytes(theirs.encode(data))) == data
+
+
+@given(st.binary(max_size=300), st.integers(1, 100))
+def test_the_lz4_of_java(data: bytes, size: int) -> None:
+    assert codecs.decode([Codec("n5.lz4")], lz4_blocks(data, size)) == data
+
+
+def test_every_codec_that_is_encoded_is_decoded() -> None:
+    assert codecs.ENCODERS.keys() <= codecs.DECODERS.keys()
+    assert {name for name, _ in CONFIGURATIONS} == codecs.ENCODERS.keys()
