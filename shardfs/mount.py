@@ -24,6 +24,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from shardfs import notify
+from shardfs.cache import nothing
 from shardfs.errors import MountError, exit_code, is_expected, message
 from shardfs.masking import public_name, scrubbed
 
@@ -74,12 +76,21 @@ def mount(
     mountpoint = os.path.realpath(mountpoint)
     _check_mountpoint(mountpoint)
 
-    def serve(ready: Callable[[], None]) -> None:
-        _serve(mountpoint, open_tree, fuse, fsname or public_name(source), ready)
+    shown = fsname or public_name(source)
+
+    def serve(ready: Callable[[], None], stopping: Callable[[], None] = nothing) -> None:
+        _serve(mountpoint, open_tree, fuse, shown, ready, stopping)
 
     if foreground:
         _log_to(None if log_file is None else _file_handler(log_file), log_level)
-        serve(lambda: log.info("%s is mounted on %s", public_name(source), mountpoint))
+        manager = notify.from_environment(os.environ)
+
+        def ready() -> None:
+            log.info("%s is mounted on %s", shown, mountpoint)
+            if manager is not None:
+                manager.watch(mountpoint, lambda: f"serving {shown} on {mountpoint}")
+
+        serve(ready, manager.stopping if manager is not None else nothing)
         return 0
     sys.stdout.flush()
     sys.stderr.flush()
@@ -147,6 +158,7 @@ def _serve(
     fuse: FuseSettings,
     fsname: str,
     ready: Callable[[], None],
+    stopping: Callable[[], None],
 ) -> None:
     """Open, mount, answer requests until unmounted."""
     from shardfs.fuse.lowlevel import Session
@@ -170,6 +182,7 @@ def _serve(
         server.start(tree, session, lambda: os.write(send, UNMOUNTED))
         ready()
         told = os.read(receive, 1)
+        stopping()
         if told != UNMOUNTED:
             log.info("%s: unmounting %s", signal.Signals(told[0]).name, mountpoint)
             session.unmount()
@@ -198,10 +211,12 @@ def _daemon(serve: Callable[[Callable[[], None]], None], send: int, log_file: st
     """The child's life; does not return."""
     code = 0
     try:
-        os.setsid()
         _log_to(_daemon_handler(log_file), log_level)
 
         def ready() -> None:
+            # Not before: who has set off an automount waits for us, and autofs lets nobody through to the mountpoint but
+            # the process group of the automounter, to which the helper of mount(8) belongs, and so do we.
+            os.setsid()
             _report(send, 0, "")
             _detach()
 

@@ -11,14 +11,17 @@ import os
 import signal
 import sys
 import traceback
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from shardfs import __version__, errors, options
 from shardfs.errors import is_expected
 
-OK, USAGE = 0, 2
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OK, USAGE, INTERRUPTED = 0, 2, 128 + signal.SIGINT
 """Exit codes of its own; the others are in `errors.exit_code`."""
 
 VERBS = {
@@ -30,6 +33,8 @@ VERBS = {
     "locate": "looking",
     "verify": "verifying",
     "config": "configuring",
+    "install": "installing",
+    "uninstall": "installing",
 }
 """Verb -> the module of this package that has it, as a click command of the verb's name (`-` is `_` there).
 In the order of the help text."""
@@ -92,11 +97,16 @@ def is_bug(error: BaseException) -> bool:
 
 def run(args: list[str]) -> int:
     """Do what the arguments say; the exit code."""
+    return guarded(lambda: commands.main(args, prog_name="shardfs", standalone_mode=False))
+
+
+def guarded(work: Callable[[], object]) -> int:
+    """The exit code of `work`, which may return one; what it raises is told."""
     try:
-        code = commands.main(args, prog_name="shardfs", standalone_mode=False)
+        code = work()
         return code if isinstance(code, int) else OK
     except (KeyboardInterrupt, click.Abort):
-        return 128 + signal.SIGINT
+        return INTERRUPTED
     except Exception as e:  # noqa: BLE001  (told, with a traceback if it is a bug)
         if os.environ.get("SHARDFS_DEBUG") or is_bug(e):
             traceback.print_exc()

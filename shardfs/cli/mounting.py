@@ -81,7 +81,7 @@ def mount(
         if profile is None:
             raise click.UsageError(_NEEDED)
         source, mountpoint = profile.source, profile.mountpoint
-    _check_users(found)
+    check_users(found)
     return start(source, mountpoint, found, foreground=foreground)
 
 
@@ -114,7 +114,8 @@ def _only_profile(word: str, given: str | None) -> str:
     return word
 
 
-def _check_users(found: Options) -> None:
+def check_users(found: Options) -> None:
+    """Refuse what would let others in by mistake."""
     if found.allow_other and not found.default_permissions:
         raise options.OptionError(
             "allow_other lets everybody in, and only with default_permissions does the kernel look at owners and "

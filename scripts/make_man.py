@@ -1,0 +1,186 @@
+"""Write the manual pages from the click commands and the table of options: python scripts/make_man.py [DIR]."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardfs import options
+from shardfs.cli import VERBS, commands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGES = Path(__file__).parent.parent / "docs/man"
+MADE = r".\" Written by scripts/make_man.py for `shardfs install`. Change the commands or the table of options instead."
+
+DESCRIPTION = """\
+shardfs is a FUSE file system. It shows a sharded dataset as the directory that an unsharded writer would have left:
+metadata without the sharding, and every chunk a plain file. Nothing is converted or copied.
+
+A first word that is no verb means `mount`, so that `shardfs SOURCE MOUNTPOINT -o ro` is a mount command like any other.
+A SOURCE is a path or a URL that fsspec knows. The name of a profile can stand for SOURCE and MOUNTPOINT."""
+
+FILES = [
+    ("/etc/shardfs/*.toml, ~/.config/shardfs/*.toml", "Profiles: tables [mount.NAME] with source, mountpoint, "
+     "storage_options, env, and the options below. A file with secrets should have the mode 0600."),
+    ("/etc/fuse.conf", "user_allow_other must stand there before anyone but root may use allow_other."),
+]  # fmt: skip
+
+EXIT = [
+    ("0", "done"),
+    ("1", "something unexpected; of umount: the mount is busy"),
+    ("2", "wrong usage"),
+    ("3", "the source was not found or cannot be read"),
+    ("4", "the source is not a sharded dataset that shardfs supports"),
+    ("5", "the mount failed"),
+    ("6", "the mount was not ready in time"),
+    ("7", "verify found damage"),
+]
+
+HELPER = """\
+mount(8) runs this program for the types shardfs and fuse.shardfs, be it from a shell, for a line of fstab(5), or for a
+unit of systemd.mount(5). It returns when the mount answers; a daemon then serves it until it is unmounted, with
+umount(8) or shardfs umount.
+
+OPTIONS are those of shardfs(1), and those of mount(8). `ro` must be among them: without it mount(8) asks for a writable
+mount. `profile=NAME` takes options, and with them secrets, from a configuration file."""
+
+HELPER_FLAGS = [
+    ("-f", "Fake: check the arguments and mount nothing."),
+    ("-v", "Say what is mounted where."),
+    ("-s, -n, -N NAMESPACE, -t TYPE", "Accepted, without effect."),
+    ("-o OPTIONS", "Options, separated by commas."),
+]
+
+FSTAB = """\
+/data/brain.zarr  /mnt/brain  shardfs  ro,x-systemd.requires-mounts-for=/data  0 0
+s3://bucket/em    /mnt/em     shardfs  ro,_netdev,nofail,noauto,x-systemd.automount,profile=em  0 0"""
+
+HELPER_EXIT = [("0", "done"), ("1", "wrong usage"), ("8", "interrupted"), ("32", "the mount failed")]
+
+
+def roff(text: str) -> str:
+    """Plain text as roff: nothing of it is a request or a special character. Words in backticks become bold."""
+    text = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq")
+    text = re.sub(r"`([^`]*)`", r"\\fB\1\\fR", text)
+    return "\n".join(rf"\&{line}" if line.startswith(".") else line for line in text.splitlines())
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    for paragraph in text.replace("\b", "").split("\n\n"):
+        yield ".PP"
+        yield roff(" ".join(paragraph.split()))
+
+
+def listed(pairs: list[tuple[str, str]]) -> Iterator[str]:
+    for term, text in pairs:
+        yield ".TP"
+        yield rf"\fB{roff(term)}\fR"
+        yield roff(" ".join(text.split()))
+
+
+def head(name: str, section: int, what: str) -> Iterator[str]:
+    yield MADE
+    yield f'.TH "{name.upper()}" "{section}" "" "shardfs" ""'
+    yield from (".SH NAME", rf"{name} \- {what}")
+
+
+def verbs(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """The command, or those below it, with their full names."""
+    if isinstance(command, click.Group):
+        for below, found in command.commands.items():
+            yield from verbs(found, f"{name} {below}")
+    else:
+        yield name, command
+
+
+def all_verbs() -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(commands)
+    for name in VERBS:
+        command = commands.get_command(context, name)
+        if command is None:
+            raise LookupError(name)
+        yield from verbs(command, name)
+
+
+def verb(name: str, command: click.Command) -> Iterator[str]:
+    context = click.Context(command)
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f".SS shardfs {roff(name)} {roff(usage)}"
+    yield from paragraphs(command.help or "")
+    table = {setting.name for setting in options.settings()} if name == "mount" else set()
+    records = [
+        p.get_help_record(context) for p in command.params if isinstance(p, click.Option) and p.name not in table
+    ]
+    yield from listed([(term, text) for term, text in filter(None, records) if term != "-h, --help"])
+    if table:
+        yield from paragraphs("and a flag for each option below: `--NAME VALUE`; `--NAME` and `--no-NAME` of a switch.")
+
+
+def option_table() -> Iterator[str]:
+    yield ".SH OPTIONS"
+    yield from paragraphs(
+        "Each can stand in a profile, in a variable `SHARDFS_NAME`, in `-o name=value`, and be a flag; the later wins. "
+        "Sizes are bytes, or 64K, 256M, 1GiB; times are seconds, or 10m, 2h, 1d."
+    )
+    for scope in dict.fromkeys(setting.scope for setting in options.settings()):
+        yield f".SS {roff(scope)}"
+        settings = [s for s in options.settings() if s.scope == scope]
+        yield from listed([(s.name + (f"={s.value}" if s.value else ""), f"{s.help} [{s.default}]") for s in settings])
+    yield ".SS The store"
+    yield from listed(
+        [
+            ("storage_option.KEY=VALUE", "Goes to the fsspec file system of the source."),
+            ("env.NAME=VALUE", "A variable of the environment, set before the source is opened."),
+        ]
+    )
+
+
+def shardfs_1() -> Iterator[str]:
+    yield from head("shardfs", 1, "show sharded datasets as one plain file per chunk")
+    yield ".SH SYNOPSIS"
+    yield r"\fBshardfs\fR \fIVERB\fR ..."
+    yield ".br"
+    yield r"\fBshardfs\fR \fISOURCE MOUNTPOINT\fR [\fB\-o\fR \fIOPTIONS\fR]"
+    yield ".SH DESCRIPTION"
+    yield from paragraphs(DESCRIPTION)
+    yield ".SH VERBS"
+    for name, command in all_verbs():
+        yield from verb(name, command)
+    yield from option_table()
+    yield ".SH EXIT STATUS"
+    yield from listed(EXIT)
+    yield ".SH FILES"
+    yield from listed(FILES)
+    yield ".SH SEE ALSO"
+    yield r"\fBmount.shardfs\fR(8), \fBfusermount3\fR(1), \fBfuse\fR(4), \fBfstab\fR(5), \fBsystemd.mount\fR(5)"
+
+
+def mount_shardfs_8() -> Iterator[str]:
+    yield from head("mount.shardfs", 8, "the helper of mount(8) for shardfs")
+    yield ".SH SYNOPSIS"
+    yield r"\fBmount \-t shardfs\fR \fISOURCE MOUNTPOINT\fR \fB\-o\fR \fIOPTIONS\fR"
+    yield ".br"
+    yield r"\fBmount.shardfs\fR \fISOURCE MOUNTPOINT\fR [\fB\-sfnv\fR] [\fB\-o\fR \fIOPTIONS\fR]"
+    yield ".SH DESCRIPTION"
+    yield from paragraphs(HELPER)
+    yield from listed(HELPER_FLAGS)
+    yield from (".SH EXAMPLES", ".nf", roff(FSTAB), ".fi")
+    yield ".SH EXIT STATUS"
+    yield from listed(HELPER_EXIT)
+    yield ".SH SEE ALSO"
+    yield r"\fBshardfs\fR(1), \fBmount\fR(8), \fBfstab\fR(5), \fBsystemd.automount\fR(5)"
+
+
+def write(directory: Path) -> None:
+    for name, lines in (("shardfs.1", shardfs_1()), ("mount.shardfs.8", mount_shardfs_8())):
+        (directory / name).write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else PAGES)

@@ -1,0 +1,55 @@
+"""What mount(8) runs for the types `shardfs` and `fuse.shardfs`: `mount.shardfs SOURCE MOUNTPOINT [-sfnv] [-o ...]`.
+
+Not the command line of `shardfs`: `-f` is fake here, HOME may be empty, and exit codes are those of mount(8).
+"""
+
+from __future__ import annotations
+
+import getopt
+import os
+import pwd
+import sys
+from typing import NoReturn
+
+import click
+
+from shardfs import __version__, cli
+from shardfs.cli.mounting import check_users, start
+from shardfs.cli.sources import given_options
+from shardfs.masking import public_name
+
+USAGE, INTERRUPTED, FAILED = 1, 8, 32
+"""Of mount(8)."""
+
+_SYNTAX = "usage: mount.shardfs SOURCE MOUNTPOINT [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]"
+
+
+def helper(args: list[str]) -> int:
+    """Do what mount(8) asks; its exit code."""
+    # Stores look for their credentials at home.
+    os.environ["HOME"] = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    code = cli.guarded(lambda: _mount(args))
+    return {0: 0, cli.USAGE: USAGE, cli.INTERRUPTED: INTERRUPTED}.get(code, FAILED)
+
+
+def _mount(args: list[str]) -> int:
+    try:
+        flags, words = getopt.gnu_getopt(args, "sfnvhVN:t:o:", ["help", "version"])
+    except getopt.GetoptError as e:
+        raise click.UsageError(f"{e}; {_SYNTAX}") from None
+    names = {name for name, _ in flags}
+    if names & {"-h", "--help", "-V", "--version"}:
+        click.echo(f"{_SYNTAX}\nshardfs {__version__}")
+        return 0
+    if len(words) != 2:
+        raise click.UsageError(_SYNTAX)
+    found, _ = given_options([text for name, text in flags if name == "-o"], (), (), {})
+    check_users(found)
+    if "-v" in names:
+        click.echo(f"shardfs: {public_name(words[0])} on {words[1]}")
+    return 0 if "-f" in names else start(words[0], words[1], found, foreground=False)
+
+
+def main() -> NoReturn:
+    """The programs `mount.shardfs` and `mount.fuse.shardfs`."""
+    sys.exit(helper(sys.argv[1:]))

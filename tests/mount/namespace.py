@@ -1,0 +1,169 @@
+"""A corner of this machine in which mounts, links in /sbin and a service manager disturb nobody.
+
+Needs root. What is in there sees the same files, but has mounts and processes of its own, and ends with the test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.datasets import ROOT
+from tests.mount.programs import PLAIN_ENVIRONMENT, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SYSTEMD = "/lib/systemd/systemd"
+
+PROGRAMS = {
+    "shardfs": "-m shardfs",
+    "mount.shardfs": "-c 'from shardfs.cli.helper import main; main()'",
+    "mount.fuse.shardfs": "-c 'from shardfs.cli.helper import main; main()'",
+}
+
+
+class Namespace:
+    def __init__(self, scratch: Path, first: int) -> None:
+        self.scratch, self._first = scratch, first
+        self.programs = scratch / "bin"
+        self.config = scratch / "config"
+        self.environment = _environment(scratch)
+
+    def attempt(self, *command: str | Path, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a program in there, whatever its exit status."""
+        enter = ["nsenter", f"--target={self._first}", "--mount", "--pid", "--"]
+        return attempt(*enter, *command, timeout=timeout, **{"env": self.environment, **options})
+
+    def run(self, *command: str | Path, timeout: float = 60, **options: Any) -> str:
+        """The output of a program that must succeed."""
+        done = self.attempt(*command, timeout=timeout, **options)
+        assert done.returncode == 0, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}\n{self.log()}"
+        return done.stdout
+
+    def systemctl(self, *words: str | Path, timeout: float = 60) -> str:
+        return self.run("systemctl", "--user", "--no-pager", *words, timeout=timeout)
+
+    def show(self, unit: str, name: str) -> str:
+        return self.systemctl("show", "--value", "-p", name, unit).strip()
+
+    def mounts(self, path: Path) -> list[str]:
+        """The types of the mounts on a path."""
+        lines = Path(f"/proc/{self._first}/mountinfo").read_text().splitlines()
+        return [line.split(" - ")[1].split()[0] for line in lines if line.split()[4] == str(path)]
+
+    def log(self) -> str:
+        """What units said whose standard error is `unit.log`."""
+        log = self.scratch / "unit.log"
+        return log.read_text(errors="replace")[-6000:] if log.exists() else ""
+
+    def wait_until(self, condition: Callable[[], object], seconds: float = 40) -> None:
+        stop = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < stop, self.log()
+            time.sleep(0.05)
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    kept = {k: v for k, v in PLAIN_ENVIRONMENT.items() if not k.startswith(("SHARDFS_", "XDG_", "DBUS_"))}
+    return {
+        **kept,
+        "PATH": f"{scratch / 'bin'}:{kept['PATH']}:/usr/sbin:/sbin",
+        "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}",
+        "XDG_CONFIG_HOME": str(scratch / "config"),
+        "XDG_DATA_HOME": str(scratch / "share"),
+    }
+
+
+@contextmanager
+def namespace(scratch: Path, *, manager: bool = False) -> Iterator[Namespace]:
+    """A new one, with a user's service manager running in it if wanted."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if manager and not (os.path.exists(SYSTEMD) and shutil.which("systemctl")):
+        pytest.skip("no systemd")
+    _write_programs(scratch / "bin")
+    (scratch / "config/systemd/user").mkdir(parents=True)
+    cgroups = _make_cgroups() if manager else []
+    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private"]
+    command = [*unshare, sys.executable, "-m", "tests.mount.inside", str(scratch), *map(str, cgroups)]
+    pipe = subprocess.PIPE
+    try:
+        with subprocess.Popen(
+            command, cwd=ROOT, stdin=pipe, stdout=pipe, env=_environment(scratch), text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                if process.stdout.readline() != "ready\n":
+                    pytest.skip("no namespace can be made here")
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+                found = Namespace(scratch, int(children.split()[0]))
+                if manager:
+                    _await_manager(found)
+                yield found
+            finally:
+                process.kill()  # and with it all that is in there
+    finally:
+        _remove_cgroups(cgroups)
+
+
+def _write_programs(directory: Path) -> None:
+    directory.mkdir()
+    for name, words in PROGRAMS.items():
+        path = directory / name
+        path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {words} "$@"\n')
+        path.chmod(0o755)
+
+
+def _await_manager(inside: Namespace) -> None:
+    stop = time.monotonic() + 30
+    while inside.attempt("systemctl", "--user", "is-system-running", timeout=10).stdout.strip() != "running":
+        if time.monotonic() > stop:
+            pytest.skip(f"systemd --user does not run here: {inside.log()}")
+        time.sleep(0.1)
+
+
+def _make_cgroups() -> list[Path]:
+    """One below ours in each hierarchy that systemd may use. It moves all processes of the cgroup that it begins in."""
+    where: dict[str, str] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, after = line.split(" - ")
+        kind, _, words = after.split(" ", 2)
+        if kind == "cgroup2":
+            where[""] = before.split()[4]
+        elif kind == "cgroup":
+            where.update({word: before.split()[4] for word in words.split(",")})
+    made: list[Path] = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        name = names.split(",")[0]
+        if name not in ("", "name=systemd", "cpu", "memory", "pids", "blkio") or name not in where:
+            continue
+        directory = Path(f"{where[name]}{path}", f"shardfs-test-{os.getpid()}-{time.monotonic_ns()}")
+        try:
+            directory.mkdir()
+        except OSError as e:
+            _remove_cgroups(made)
+            pytest.skip(f"no cgroup can be made: {e}")
+        made.append(directory)
+    if not made:
+        pytest.skip("no cgroups")
+    return made
+
+
+def _remove_cgroups(made: list[Path]) -> None:
+    stop = time.monotonic() + 10
+    for top in made:
+        while top.exists() and time.monotonic() < stop:
+            for directory, _, _ in os.walk(top, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(directory)
+            time.sleep(0.02)

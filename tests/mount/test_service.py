@@ -1,0 +1,255 @@
+"""The service unit under a real service manager: ready when the mount answers, stop, crash, watchdog."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.datasets import ROOT
+from tests.mount.namespace import Namespace, namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.datasets import Dataset
+
+    Get = Callable[[str, str], Dataset]
+
+pytestmark = [pytest.mark.fuse, pytest.mark.slow]
+
+UNIT = "shardfs@brain.service"
+
+
+@pytest.fixture
+def source(dataset: Get) -> Path:
+    return dataset("zarr3", "default").path
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "mnt"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def inside(tmp_path: Path, mountpoint: Path, source: Path) -> Iterator[Namespace]:
+    """With the user's unit installed, and a profile `brain`."""
+    with namespace(tmp_path, manager=True) as made:
+        write_profile(made, source, mountpoint)
+        made.run("shardfs", "install", "--user", "--programs", made.programs)
+        yield made
+
+
+def write_profile(inside: Namespace, source: Path | str, mountpoint: Path, *lines: str) -> None:
+    directory = inside.config / "shardfs"
+    directory.mkdir(exist_ok=True)
+    text = "\n".join(["[mount.brain]", f'source = "{source}"', f'mountpoint = "{mountpoint}"', *lines, ""])
+    (directory / "config.toml").write_text(text)
+
+
+def drop_in(inside: Namespace, *lines: str) -> None:
+    directory = inside.config / "systemd/user/shardfs@.service.d"
+    directory.mkdir(parents=True, exist_ok=True)
+    log = f"StandardError=append:{inside.scratch}/unit.log"  # there is no journal in there
+    (directory / "test.conf").write_text("\n".join(["[Service]", log, *lines, ""]))
+    inside.systemctl("daemon-reload")
+
+
+def test_start_is_done_when_the_mount_answers(inside: Namespace, source: Path, mountpoint: Path) -> None:
+    inside.systemctl("start", UNIT)
+    assert inside.mounts(mountpoint) == ["fuse.shardfs"]
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    assert inside.show(UNIT, "ActiveState") == "active"
+    inside.wait_until(lambda: inside.show(UNIT, "StatusText") == f"serving {source} on {mountpoint}")
+    inside.systemctl("stop", UNIT)
+    assert inside.mounts(mountpoint) == []
+    assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "Result")) == ("inactive", "success")
+
+
+def test_stop_waits_for_who_uses_the_mount(inside: Namespace, mountpoint: Path) -> None:
+    inside.systemctl("start", UNIT)
+    reader = threading.Thread(target=inside.run, args=("sh", "-c", f"exec 3<{mountpoint}/zarr.json; sleep 2; cat <&3"))
+    reader.start()
+    time.sleep(0.7)
+    began = time.monotonic()
+    inside.systemctl("stop", UNIT)
+    assert time.monotonic() - began > 0.7
+    reader.join()  # it has read all, or `run` would have complained
+    assert inside.mounts(mountpoint) == []
+
+
+def test_a_crash_is_cleared_and_the_mount_comes_back(inside: Namespace, mountpoint: Path) -> None:
+    drop_in(inside, "RestartSec=0.1")
+    inside.systemctl("start", UNIT)
+    first = inside.show(UNIT, "MainPID")
+    inside.run("kill", "-KILL", first)
+    inside.wait_until(lambda: inside.show(UNIT, "MainPID") not in ("0", first))
+    inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "active")
+    assert inside.mounts(mountpoint) == ["fuse.shardfs"]
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    assert inside.show(UNIT, "NRestarts") == "1"
+    inside.systemctl("stop", UNIT)
+    assert inside.mounts(mountpoint) == []
+
+
+def test_a_crash_without_a_restart_leaves_no_corpse(inside: Namespace, mountpoint: Path) -> None:
+    drop_in(inside, "Restart=no")
+    inside.systemctl("start", UNIT)
+    inside.run("kill", "-KILL", inside.show(UNIT, "MainPID"))
+    inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "failed")
+    assert inside.mounts(mountpoint) == []
+
+
+def test_a_corpse_of_others_is_cleared_by_the_start(inside: Namespace, source: Path, mountpoint: Path) -> None:
+    inside.run("shardfs", "mount", source, mountpoint)
+    inside.run("sh", "-c", f"kill -KILL $(getfattr --only-values -n user.shardfs.pid {mountpoint})")
+    inside.wait_until(lambda: "not connected" in inside.attempt("ls", mountpoint).stderr)
+    inside.systemctl("start", UNIT)
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+
+
+def test_what_cannot_be_mounted_fails_and_is_not_tried_again(inside: Namespace, mountpoint: Path) -> None:
+    write_profile(inside, mountpoint, mountpoint)  # an empty directory: no dataset
+    drop_in(inside, "RestartSec=0.1")
+    assert inside.attempt("systemctl", "--user", "start", UNIT).returncode != 0
+    assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "ExecMainStatus")) == ("failed", "4")
+    write_profile(inside, mountpoint, mountpoint, "umsk = 0")
+    assert inside.attempt("systemctl", "--user", "start", UNIT).returncode != 0
+    time.sleep(0.5)
+    assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "ExecMainStatus")) == ("failed", "2")
+    assert "did you mean 'umask'" in inside.log()
+    assert inside.mounts(mountpoint) == []
+
+
+# ---- the watchdog
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves files until `hang` is set; then nothing is answered any more."""
+
+    hang: threading.Event
+
+    def do_GET(self) -> None:
+        if self.hang.is_set():
+            time.sleep(60)
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def web(root: Path) -> Iterator[tuple[str, threading.Event]]:
+    hang = threading.Event()
+    handler = type("Handler", (_Handler,), {"hang": hang})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(root)))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", hang
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_watchdog_is_answered(inside: Namespace, mountpoint: Path) -> None:
+    drop_in(inside, "WatchdogSec=1")
+    inside.systemctl("start", UNIT)
+    pid = inside.show(UNIT, "MainPID")
+    time.sleep(3)
+    assert (inside.show(UNIT, "MainPID"), inside.show(UNIT, "NRestarts")) == (pid, "0")
+    inside.systemctl("stop", UNIT)
+
+
+def test_the_watchdog_ends_a_daemon_that_serves_nobody(inside: Namespace, source: Path, mountpoint: Path) -> None:
+    """It lives, but its only thread waits for a store that says nothing."""
+    pytest.importorskip("aiohttp")
+    with web(source) as (url, hang):
+        write_profile(inside, url, mountpoint, "threads = 1")
+        drop_in(inside, "WatchdogSec=2", "Restart=no")
+        inside.systemctl("start", UNIT)
+        hang.set()
+        reader = threading.Thread(target=inside.attempt, args=("cat", mountpoint / "c/0/0"))
+        reader.start()
+        inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "failed")
+        assert inside.show(UNIT, "Result") == "watchdog"
+        assert inside.mounts(mountpoint) == []
+        reader.join(30)
+        assert not reader.is_alive()
+
+
+def test_the_watchdog_ends_a_daemon_that_is_stopped(inside: Namespace, mountpoint: Path) -> None:
+    drop_in(inside, "WatchdogSec=1", "RestartSec=0.1")
+    inside.systemctl("start", UNIT)
+    inside.run("kill", f"-{signal.SIGSTOP.value}", inside.show(UNIT, "MainPID"))
+    inside.wait_until(lambda: inside.show(UNIT, "NRestarts") != "0")
+    inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "active")
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+
+
+# ---- the units as they are shipped
+
+
+def test_the_system_unit_serves_with_its_hardening(inside: Namespace, source: Path, mountpoint: Path) -> None:
+    """None of it hides the mount from others."""
+    inside.run("shardfs", "install", "--programs", inside.programs)
+    unit = inside.config / "systemd/user/shardfs@.service"
+    unit.write_text(Path(unit).read_text())  # as it was placed by the fixture
+    text = inside.run("cat", "/etc/systemd/system/shardfs@.service")
+    assert "CapabilityBoundingSet" in text
+    unit.write_text(text)
+    inside.systemctl("daemon-reload")
+    inside.systemctl("start", UNIT)
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    pid = inside.show(UNIT, "MainPID")
+    assert "NoNewPrivs:\t1" in inside.run("cat", f"/proc/{pid}/status")
+    inside.systemctl("stop", UNIT)
+    assert inside.mounts(mountpoint) == []
+
+
+@pytest.mark.parametrize("kind", ["system", "user"])
+def test_the_units_are_sound(kind: str, inside: Namespace, tmp_path: Path) -> None:
+    placed = tmp_path / "units"
+    placed.mkdir()
+    words = ["--user"] if kind == "user" else []
+    inside.run("shardfs", "install", *words, "--root", tmp_path / "root", "--programs", inside.programs)
+    (unit,) = (tmp_path / "root").rglob("shardfs@.service")
+    shutil.copy(unit, placed / "shardfs@brain.service")
+    for example in ("mnt-brain.mount", "mnt-brain.automount"):
+        shutil.copy(ROOT / "systemd" / example, placed / example)
+    told = inside.attempt("systemd-analyze", f"--{kind}", "--man=no", "verify", *placed.iterdir())
+    assert (told.returncode, told.stderr) == (0, ""), told.stderr
+
+
+def test_an_automount_is_triggered(inside: Namespace, source: Path, mountpoint: Path) -> None:
+    inside.run("shardfs", "install", "--programs", inside.programs)
+    units = inside.config / "systemd/user"
+    name = inside.run("systemd-escape", "--path", mountpoint).strip()
+    example = (ROOT / "systemd/mnt-brain.mount").read_text().replace("profile=brain", "attr_timeout=5")
+    example = example.replace("s3://bucket/brain.zarr", str(source)).replace("/mnt/brain", str(mountpoint))
+    (units / f"{name}.mount").write_text(example)
+    example = (ROOT / "systemd/mnt-brain.automount").read_text().replace("/mnt/brain", str(mountpoint))
+    (units / f"{name}.automount").write_text(example.replace("TimeoutIdleSec=600", "TimeoutIdleSec=2"))
+    inside.systemctl("daemon-reload")
+    started = inside.attempt("systemctl", "--user", "start", f"{name}.automount")
+    if started.returncode:
+        pytest.skip(f"no automount here: {started.stderr}")
+    assert inside.mounts(mountpoint) == ["autofs"]
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=30)
+    assert inside.mounts(mountpoint) == ["autofs", "fuse.shardfs"]
+    assert inside.show(f"{name}.mount", "ActiveState") == "active"
+    inside.wait_until(lambda: inside.mounts(mountpoint) == ["autofs"])  # nobody uses it
+    assert os.fspath(mountpoint / "zarr.json") in inside.run("ls", mountpoint / "zarr.json", timeout=30)
+    inside.systemctl("stop", f"{name}.automount", timeout=30)
+    assert inside.mounts(mountpoint) == []
