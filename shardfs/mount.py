@@ -214,8 +214,8 @@ def _daemon(serve: Callable[[Callable[[], None]], None], send: int, log_file: st
         _log_to(_daemon_handler(log_file), log_level)
 
         def ready() -> None:
-            # Not before: who has set off an automount waits for us, and autofs lets nobody through to the mountpoint but
-            # the process group of the automounter, to which the helper of mount(8) belongs, and so do we.
+            # Not before: while an automount is under way, autofs lets only the process group
+            # of the automounter look at the mountpoint, and the helper of mount(8) belongs to it.
             os.setsid()
             _report(send, 0, "")
             _detach()
