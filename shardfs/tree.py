@@ -103,13 +103,13 @@ class Tree:
         """Something that is no chunk, in a directory of chunks. Hardly ever there, and often asked for."""
         names = self._index_cache.peek(("foreign", parent))
         if names is not None and not names:  # the rule: nothing else is here, so nothing else needs a look
-            raise FileNotFoundError(errno.ENOENT, "no such file", name)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         place = chunks.place(parent)
         if chunks.reserved(place.level, name):
             raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
         names = self._foreign_names(chunks, parent)
         if names is not None and name not in names:
-            raise FileNotFoundError(errno.ENOENT, "no such file", name)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         path = f"{chunks.directory_path(place)}/{name}"
         return self._listed(path, self.store.entry(path), Inherited())
 
@@ -179,7 +179,7 @@ class Tree:
     def _child(self, directory: Directory, content: Content, name: str) -> Attributes:
         path = directory.child_path(name)
         if content.dataset is not None and (content.dataset.blank or name in content.dataset.hidden):
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         known = self._nodes.known(path) if self.store.remote else None
         if isinstance(known, Directory) and known.content is not None:
             return Attributes(known.number, True, 0, 0)  # seen before; a remote store would be asked once more
@@ -191,7 +191,7 @@ class Tree:
                 self.store.blind and self._datasets.is_described(path, content.scope)
             ):
                 # In a file that is shown as a directory the store says ENOTDIR, which it is for nobody else.
-                raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path) from None
             entry = DirEntry(name, True, None)
         return self._listed(path, entry, content.inherited(name))
 
@@ -457,7 +457,7 @@ class Tree:
         found = Attributes(ROOT, True, 0, 0)
         parts = [p for p in path.split("/") if p and p != "."]
         if ".." in parts:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         for part in parts:
             found = self.lookup(found.number, os.fsencode(part))
         return found if parts else self.attributes(ROOT)
