@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardfs.errors import CorruptShardError
 
@@ -24,8 +24,31 @@ MAX_ITEMS = 1_000_000
 MAX_PRETTY = 64 << 10
 
 
+class System(NamedTuple):
+    """A kind of sharded data, as docs/formats.md lists it.
+
+    Args:
+        format: what `info` calls it.
+        found_by: the documents, or the form of a file.
+        shown_as: what a mount holds instead.
+        writers: programs of others that wrote such data in the tests, or what stands in for them.
+        readers: programs of others that read it there, through a mount.
+    """
+
+    format: str
+    name: str
+    found_by: str
+    shown_as: str
+    writers: str
+    readers: str
+
+
 class Format(Protocol):
     """The source face of a format."""
+
+    @property
+    def systems(self) -> Sequence[System]:
+        """What it knows, for people."""
 
     @property
     def documents(self) -> Sequence[str]:
@@ -144,6 +167,13 @@ def formats() -> Sequence[Format]:
     from shardfs.formats.zarr_transformer import ZARR_TRANSFORMER
 
     return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5, BCOLZ, BLOSC2)
+
+
+def as_markdown() -> str:
+    """The table of docs/formats.md."""
+    head = "| system | recognised by | shown as | written by | read by |\n|---|---|---|---|---|\n"
+    rows = (system for f in formats() for system in f.systems)
+    return head + "".join(f"| {' | '.join(system[1:])} |\n" for system in rows)
 
 
 @cache

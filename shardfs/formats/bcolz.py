@@ -19,7 +19,7 @@ from shardfs.arrays import Codec
 from shardfs.checks import Chain
 from shardfs.codecs import inflate
 from shardfs.errors import CorruptShardError
-from shardfs.formats import parse_json
+from shardfs.formats import System, parse_json
 from shardfs.grid import NumberedNames, ceil_div
 from shardfs.model import U64, ByteRange, Collection, Coords, Dataset, Facts, Layer, Problem, Sizes
 from shardfs.shards.superchunk import HEADER, Beginning, Header, Metadata, Pack, Superchunks, is_superchunk
@@ -61,6 +61,24 @@ class Bcolz:
     """See `formats.Format`."""
 
     documents = (SIZES, STORAGE, ATTRIBUTES)
+    systems = (
+        System(
+            "bcolz",
+            "bcolz superchunks",
+            "`meta/sizes`, and `meta/storage` with `superchunksize`",
+            "bcolz 1.x: `data/__0.blp`",
+            "python-blosc (chunks)",
+            "bcolz-zipline",
+        ),
+        System(
+            "bloscpack",
+            "bloscpack files",
+            "`*.blp`, `*.bp`, and how the file begins",
+            "a directory of bcolz 1.x",
+            "bloscpack",
+            "bcolz-zipline",
+        ),
+    )
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         if SIZES not in documents or STORAGE not in documents:

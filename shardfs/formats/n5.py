@@ -18,7 +18,7 @@ import numpy as np
 from shardfs.arrays import Codec
 from shardfs.codecs import decode
 from shardfs.errors import CorruptShardError
-from shardfs.formats import UNFIT, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.formats import UNFIT, System, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import NestedNames, ceil_div, cell_of
 from shardfs.model import Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
@@ -63,6 +63,24 @@ class N5Format:
     """See `formats.Format`."""
 
     documents = (DOCUMENT,)
+    systems = (
+        System(
+            "n5",
+            "N5 4.x `sharding_indexed`",
+            "`attributes.json` with `codecs`",
+            "plain N5: `0/4/1/7`",
+            "N5 (Java), a golden shard; tensorstore, z5py (blocks)",
+            "tensorstore, z5py, zarr-python 2",
+        ),
+        System(
+            "n5",
+            "N5 with the storage transformer of 2022",
+            "`attributes.json` with `storage_transformers`",
+            "plain N5: `0/4/1/7`",
+            "tensorstore, z5py (blocks)",
+            "tensorstore, z5py, zarr-python 2",
+        ),
+    )
 
     def may_hold(self, name: str) -> bool:
         return False

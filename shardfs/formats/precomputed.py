@@ -17,7 +17,7 @@ from shardfs.arrays import Codec
 from shardfs.checks import Chain, Image
 from shardfs.codecs import Gunzip, gunzip
 from shardfs.errors import CorruptShardError
-from shardfs.formats import parse_json, print_json
+from shardfs.formats import System, parse_json, print_json
 from shardfs.grid import BoxNames, FlatNames, IdNames, MortonCode
 from shardfs.model import U64, Blob, Collection, Coords, Dataset, Facts, Layer, Lead, Pair, Problem
 from shardfs.shards.uint64_sharded import ENTRY, Ids, ShardingSpec, Uint64Sharded, integer
@@ -44,6 +44,40 @@ class Precomputed:
     """See `formats.Format`."""
 
     documents = ("info",)
+    systems = (
+        System(
+            "precomputed",
+            "Neuroglancer volumes",
+            "`info` with `scales`",
+            "the volume: `0-64_0-64_0-16`",
+            "tensorstore, cloud-volume",
+            "tensorstore, cloud-volume",
+        ),
+        System(
+            "precomputed",
+            "Neuroglancer multi-resolution meshes",
+            "`info`, `neuroglancer_multilod_draco`",
+            "`ID.index` and `ID`",
+            "igneous with cloud-volume",
+            "cloud-volume",
+        ),
+        System(
+            "precomputed",
+            "Neuroglancer skeletons",
+            "`info`, `neuroglancer_skeletons`",
+            "`ID`",
+            "igneous with cloud-volume; tensorstore (shards)",
+            "cloud-volume, igneous",
+        ),
+        System(
+            "precomputed",
+            "Neuroglancer annotations",
+            "`info`, `neuroglancer_annotations_v1`",
+            "`ID`, and cells as `1_2_3`",
+            "neuroglancer with tensorstore (shards)",
+            "neuroglancer",
+        ),
+    )
 
     def may_hold(self, name: str) -> bool:
         return False

@@ -17,7 +17,7 @@ import numpy as np
 from shardfs.arrays import Codec
 from shardfs.checks import Chain
 from shardfs.codecs import can_decode
-from shardfs.formats import UNFIT, integer, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.formats import UNFIT, System, integer, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import FlatNames, NestedNames, ceil_div, cell_of
 from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
@@ -55,6 +55,16 @@ class Zarr3:
     """See `formats.Format`."""
 
     documents = (DOCUMENT,)
+    systems = (
+        System(
+            "zarr3",
+            "Zarr v3 `sharding_indexed`",
+            "`zarr.json`, `zarr_format` 3",
+            "Zarr v3: `c/1/2` and the other chunk keys",
+            "tensorstore, zarr-python 3, z5py",
+            "tensorstore, zarr-python 3, z5py, dask",
+        ),
+    )
 
     def may_hold(self, name: str) -> bool:
         return False

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardfs.formats import UNFIT, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.formats import UNFIT, System, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import FlatNames, HeadedNames, ceil_div, cell_of
 from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards import MAX_INDEX_BYTES
@@ -34,6 +34,16 @@ class ZarrTransformer:
     """See `formats.Format`."""
 
     documents = (DOCUMENT,)
+    systems = (
+        System(
+            FORMAT,
+            "Zarr v3 draft of 2022, sharding storage transformer",
+            "`zarr.json`, `zarr_format` a URL, and `meta/root/*.array.json`",
+            "the draft without it: `data/root/foo/c1/2`",
+            "zarr-python 2.18",
+            "zarr-python 2.18",
+        ),
+    )
 
     def may_hold(self, name: str) -> bool:
         return False

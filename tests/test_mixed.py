@@ -1,0 +1,134 @@
+"""Trees that mix formats: what each directory is, its own documents say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from shardfs.formats import as_markdown, formats
+from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.tree import open_tree
+from tests import data_bcolz, data_n5, handmade, handmade_ids
+from tests.data_zarr_transformer import array_document, contents, named, pack_shards, sharding, write_hierarchy
+from tests.mount.programs import link_tree, shardfs
+from tests.suites.walking import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from subprocess import CompletedProcess
+
+    from tests.conftest import Mounted
+    from tests.datasets import Dataset
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Planted(NamedTuple):
+    """A dataset somewhere in the tree."""
+
+    format: str
+    collections: frozenset[str]
+    shown: Mapping[str, bytes]
+    """Chunks that must be there, and nothing that is called like them."""
+
+
+@pytest.fixture
+def planted(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> dict[str, Planted]:
+    """By directory below `tmp_path / "tree"`, some of them in directories of others."""
+    root = tmp_path / "tree"
+    out = {}
+
+    def plant(path: str, format: str, collections: set[str], shown: Mapping[str, bytes]) -> None:
+        inside = frozenset(f"{path}/{c}".rstrip("/") for c in collections)
+        out[path] = Planted(format, inside, {f"{path}/{name}": data for name, data in shown.items()})
+
+    image, volume = dataset("zarr3", "ome_pyramid"), dataset("precomputed", "two_scales")
+    link_tree(image.path, root / "lab/image.zarr")
+    plant("lab/image.zarr", "zarr3", {"0", "1", "2"}, _chunks(image.twin, "zarr.json"))
+    link_tree(volume.path, root / "lab/em")
+    plant("lab/em", "precomputed", {"16_16_40"}, _chunks(volume.twin, "info"))
+    plant("lab/em/meshes", "precomputed", {""}, handmade_ids.CASES["meshes_sound"](root / "lab/em/meshes").good)
+    for name in ("java", "seed", "nested_headerless"):
+        stored, shown = data_n5.golden()[name]
+        handmade.write_files(root / f"lab/container.n5/{name}", stored)
+        chunks = {block: data for block, data in shown.items() if block != "attributes.json"}
+        plant(f"lab/container.n5/{name}", "n5", {""}, chunks)
+    handmade.write_files(root / "lab/container.n5", {"attributes.json": b'{"n5": "4.0.0"}'})
+    cells: dict[tuple[int, ...], bytes] = {(i, j): bytes([i, j]) for i in range(3) for j in range(4)}
+    stored = {f"g/c0/{name}": data for name, data in named(pack_shards(cells, (2, 3))).items()}
+    write_hierarchy(root / "old/draft", {"g/c0": array_document((3, 4), (1, 1), sharding(2, 3))}, stored)
+    shown = {f"data/root/g/c0/{name}": data for name, data in named(cells).items()}
+    plant("old/draft", "zarr3-draft", {"data/root/g/c0"}, shown)
+    # A draft describes what is in `data` and `meta`, and nothing beside them.
+    plant("old/draft/beside", "zarr3", {""}, handmade.zarr_sound(root / "old/draft/beside").good)
+    column = np.arange(50, dtype="<i4")
+    data_bcolz.write_array(root / "old/column", column, 7, 5)
+    blocks = [data_bcolz.BLP + chunk for chunk in data_bcolz.chunks_of(column, 7)]
+    plant("old/column", "bcolz", {"data"}, {f"data/__{i}.blp": chunk for i, chunk in enumerate(blocks)})
+    (root / "old/pack.blp").write_bytes((GOLDEN / "bloscpack/plain-crc32.blp").read_bytes())
+    plant("old/pack.blp", "bloscpack", {"data"}, {})
+    handmade.write_files(root / "v2.zarr", {".zarray": b'{"zarr_format": 2}', "0.0": b"as", "c/0/0": b"it is"})
+    return out
+
+
+def _chunks(twin: Path, document: str) -> dict[str, bytes]:
+    return {name: data for name, data in contents(twin).items() if Path(name).name != document}
+
+
+def test_every_directory_is_shown_as_what_it_is(planted: Mapping[str, Planted], tmp_path: Path) -> None:
+    tree = open_tree(str(tmp_path / "tree"))
+    shown = walk(tree)
+    for path, one in planted.items():
+        assert {name: shown.get(name) for name in one.shown} == one.shown, path
+    assert {name: data for name, data in shown.items() if name.startswith("v2.zarr/")} == {
+        f"v2.zarr/{name}": data for name, data in contents(tmp_path / "tree/v2.zarr").items()
+    }
+    told = {(summary.path, summary.format) for summary in tree.summaries()}
+    wanted = {(path, one.format) for one in planted.values() for path in one.collections}
+    assert told == wanted
+    assert tree.problems() == []
+
+
+def test_the_same_through_fsspec_and_a_mount(planted: Mapping[str, Planted], mounted: Mounted, tmp_path: Path) -> None:
+    source = tmp_path / "tree"
+    shown = walk(open_tree(str(source)))
+    fs = ShardFileSystem(str(source), skip_instance_cache=True)
+    assert {name: fs.cat_file(name) for name in fs.find("")} == {f"/{name}": data for name, data in shown.items()}
+    with mounted(source) as mount:
+        assert contents(mount) == shown
+
+
+def test_info_and_locate_know_each_of_them(planted: Mapping[str, Planted], tmp_path: Path) -> None:
+    source = tmp_path / "tree"
+    told = _json(shardfs("info", source, "--json"))
+    found = {collection["path"]: collection["format"] for collection in told["collections"]}
+    for one in planted.values():
+        assert {path: found.get(path) for path in one.collections} == dict.fromkeys(one.collections, one.format)
+        name = sorted(one.shown)[0]
+        where = _json(shardfs("locate", source, name, "--json"))
+        assert where["collection"] in one.collections
+        assert (source / where["shard"].partition("[")[0]).is_file()
+        if "[" in where["shard"]:
+            continue  # a place in a shard of a shard has no path
+        asked = ("--shard", where["shard"], "--offset", str(where["offset"]))
+        assert _json(shardfs("locate", source, *asked, "--json"))["path"] == name
+
+
+def _json(run: CompletedProcess[str]) -> dict[str, Any]:
+    assert run.returncode == 0, run.stderr
+    out: dict[str, Any] = json.loads(run.stdout)
+    return out
+
+
+def test_every_registered_system_is_among_them(planted: Mapping[str, Planted]) -> None:
+    """Blosc2 is an extra. Skeletons and annotations are found as meshes are, by documents of their own."""
+    assert {one.format for one in planted.values()} == {system.format for f in formats() for system in f.systems}
+
+
+def test_the_table_in_the_documents_is_that_of_the_registry() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "formats.md").read_text()
+    assert as_markdown() in text, "run: python scripts/formats_table.py"
