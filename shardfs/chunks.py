@@ -522,23 +522,28 @@ class ChunkStore:
 
     def covering(self, key: str, offset: int) -> Coords | None:
         """The chunk whose stored bytes cover `offset` of the shard object of this name."""
-        shard = self.source.number(key)
-        if shard is None:
-            return None
-        for number in self._pages(shard, 0):
-            page = self._page(shard, number)
-            if page is None:
-                continue
-            at = np.uint64(offset)
-            index = page.index.arrays()
+        at = np.uint64(offset)
+        for shard, number, index in self._indices(key):
             starts, sizes = index.starts.astype(np.uint64), index.sizes.astype(np.uint64)
             hits = np.flatnonzero((starts <= at) & (at - np.minimum(starts, at) < sizes))
-            if len(hits):
-                coords, valid = self.format.coords(shard, number, index.all_slots()[hits])
-                for c, ok in zip(coords.tolist(), valid.tolist(), strict=True):
-                    if ok:
-                        return tuple(c)
+            for coords in self._coords(shard, number, index, hits):
+                return coords
         return None
+
+    def _indices(self, key: str) -> Iterator[tuple[int, int, ShardIndex]]:
+        """The pages of the shard object of this name."""
+        shard = self.source.number(key)
+        if shard is None:
+            return
+        for number in self._pages(shard, 0):
+            page = self._page(shard, number)
+            if page is not None:
+                yield shard, number, page.index.arrays()
+
+    def _coords(self, shard: int, number: int, index: ShardIndex, at: npt.NDArray[np.intp]) -> list[Coords]:
+        """Of the entries of a page at these positions, but for those that no reader finds."""
+        coords, valid = self.format.coords(shard, number, index.all_slots()[at])
+        return [tuple(c) for c in coords[valid].tolist()]
 
 
 _ids = itertools.count()

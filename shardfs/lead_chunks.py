@@ -83,6 +83,22 @@ class LeadChunks(ChunkStore):
             return str(e)
         return f"{size} bytes should lie before it, but it begins at {start}" if size > start else size
 
+    def covering(self, key: str, offset: int) -> Coords | None:
+        return super().covering(key, offset) or self._leading(key, offset)
+
+    def _leading(self, key: str, offset: int) -> Coords | None:
+        """The second file of the chunk that comes next in the shard, if it begins at `offset` or before."""
+        behind = []
+        for shard, number, index in self._indices(key):
+            later = np.flatnonzero(index.starts > offset)
+            if len(later):
+                nearest = later[index.starts[later].argmin()]
+                cells = self._coords(shard, number, index, np.array([nearest]))
+                behind += [(index.starts[nearest].item(), cell[0]) for cell in cells]
+        second = (min(behind)[1], 1) if behind else None
+        found = self.locate(second) if second is not None else None
+        return second if found is not None and found.start <= offset else None
+
     def forget(self, coords: Coords) -> None:
         self._cache.drop((self._id, "lead", coords[0]))
         super().forget(coords)

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import blosc
 import numpy as np
 import pytest
 
 from shardfs.formats import as_markdown, formats
 from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.tree import open_tree
-from tests import data_bcolz, data_n5, handmade, handmade_ids
+from tests import data_bcolz, data_blosc2, data_n5, handmade, handmade_ids
 from tests.data_zarr_transformer import array_document, contents, named, pack_shards, sharding, write_hierarchy
 from tests.mount.programs import link_tree, shardfs
 from tests.suites.walking import walk
@@ -70,7 +71,13 @@ def planted(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> dict[str,
     blocks = [data_bcolz.BLP + chunk for chunk in data_bcolz.chunks_of(column, 7)]
     plant("old/column", "bcolz", {"data"}, {f"data/__{i}.blp": chunk for i, chunk in enumerate(blocks)})
     (root / "old/pack.blp").write_bytes((GOLDEN / "bloscpack/plain-crc32.blp").read_bytes())
-    plant("old/pack.blp", "bloscpack", {"data"}, {})
+    pack = open_tree(str(root / "old"))
+    blocks = [bytes(pack.read(pack.resolve(f"pack.blp/data/__{i}.blp").number, 0, 1 << 20)) for i in range(5)]
+    assert len(b"".join(blosc.decompress(block[16:]) for block in blocks)) == 400
+    plant("old/pack.blp", "bloscpack", {"data"}, {f"data/__{i}.blp": block for i, block in enumerate(blocks)})
+    blocks = [data_blosc2.chunk(bytes([i]) * 16) for i in range(3)]
+    handmade.write_files(root, {"lab/frame.b2frame": data_blosc2.frame(blocks, 16)})
+    plant("lab/frame.b2frame", "blosc2", {""}, {f"{i:08d}.chunk": block for i, block in enumerate(blocks)})
     handmade.write_files(root / "v2.zarr", {".zarray": b'{"zarr_format": 2}', "0.0": b"as", "c/0/0": b"it is"})
     return out
 
@@ -125,7 +132,7 @@ def _json(run: CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_every_registered_system_is_among_them(planted: Mapping[str, Planted]) -> None:
-    """Blosc2 is an extra. Skeletons and annotations are found as meshes are, by documents of their own."""
+    """Skeletons and annotations are found as meshes are, by documents of their own."""
     assert {one.format for one in planted.values()} == {system.format for f in formats() for system in f.systems}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from shardfs.formats import System
 from shardfs.grid import NumberedNames
 from shardfs.model import ByteRange, Collection, Dataset, Facts, Layer
 from shardfs.shards.blosc2_frame import META, Frame, Frames, is_contiguous
@@ -24,6 +25,16 @@ class Blosc2:
     """See `formats.Format`."""
 
     documents = ()
+    systems = (
+        System(
+            "blosc2",
+            "Blosc2 contiguous frames",
+            "`*.b2nd`, `*.b2frame`, `*.b2f`, and how the file begins",
+            "a sparse frame: `00000000.chunk`",
+            "python-blosc2",
+            "python-blosc2",
+        ),
+    )
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> None:
         return None
