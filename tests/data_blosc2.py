@@ -84,6 +84,15 @@ def _super_chunk(path: Path, contiguous: bool) -> None:
     made.delete_chunk(11)
 
 
+def _objects(path: Path, contiguous: bool) -> None:
+    """Chunks that differ in size."""
+    import blosc2
+
+    made = blosc2.ObjectArray(urlpath=str(path), contiguous=contiguous, mode="w")
+    for i in range(20):
+        made.append({"a": [1] * i})
+
+
 _RAMP = np.arange(40 * 23, dtype="<i4").reshape(40, 23)
 _ISLANDS = np.where((_RAMP > 400) & (_RAMP < 500), _RAMP, 0).astype("<i4")
 
@@ -99,4 +108,5 @@ WRITERS: dict[str, Callable[[Path, bool], None]] = {
     "structured.b2nd": _array(np.array([(i, i / 2) for i in range(50)], dtype=[("x", "<i4"), ("y", "<f8")]), (8,)),
     "named.b2nd": _array(_RAMP, (7, 8), meta={"unit": b"nm" * 20_000}),
     "changed.b2frame": _super_chunk,
+    "objects.b2f": _objects,
 }

@@ -16,15 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError
 from shardfs.formats.bcolz import BCOLZ, parse_yaml
 from shardfs.fsspec_fs import ShardFileSystem
-from shardfs.tree import open_tree
+from shardfs.inodes import ROOT
+from shardfs.store import FsspecStore
+from shardfs.tree import Tree, open_tree
 from tests import data_bcolz
 from tests.data_bcolz import BLP, Superchunk, compressed, metadata_section, sizes_yaml, storage_yaml, stored
 from tests.strategies import json_paths, json_values, replaced
 from tests.suites.shard_format import MemoryBlob
-from tests.suites.walking import walk
+from tests.suites.walking import entries, walk
+from tests.test_requests import Counting
+from tests.test_requests import own_memory as own_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -361,8 +366,30 @@ def test_files_that_are_none(data: bytes) -> None:
 def test_metadata_that_is_damaged(section: bytes) -> None:
     data = bytearray(Superchunk(version=3).write([stored(b"x")]))
     data[5] |= 2
-    with pytest.raises((ValueError, CorruptShardError)):
+    with pytest.raises(ValueError, match=r"metadata|zlib|sha512|expected"):
         _open_file(bytes(data[:32]) + section + bytes(data[32:]))
+
+
+@pytest.mark.parametrize("told", [2**62, 2**63 - 1, 2**21 + 1, -2])
+def test_a_pack_of_an_absurd_number_of_chunks(told: int, tmp_path: Path) -> None:
+    """It is a file, and what lies beside it is listed all the same."""
+    (tmp_path / "bad.blp").write_bytes(Superchunk(version=3, told=told).write([stored(b"x")]))
+    (tmp_path / "good.blp").write_bytes(Superchunk(version=3).write([stored(b"x")]))
+    tree = open_tree(str(tmp_path))
+    assert not tree.resolve("bad.blp").directory
+    assert set(walk(tree)) == {"bad.blp", "good.blp/__attrs__", "good.blp/data/__0.blp"}
+    assert [p.path for p in tree.problems()] == ["bad.blp"]
+
+
+@given(st.data())
+def test_any_metadata_of_a_pack_is_shown_or_told(data: st.DataObject) -> None:
+    told = replaced(ARRAY, data.draw(st.sampled_from([(), *json_paths(ARRAY)])), data.draw(json_values))
+    raw = Superchunk(version=3, metadata=json.dumps(told).encode())
+    try:
+        found = _open_file(raw.write([stored(bytes(36))] * 4, (36, 12)))
+    except ValueError:
+        return
+    assert found is not None
 
 
 # ---------------------------------------------------------------------------------------------------- trees
@@ -485,3 +512,45 @@ def test_a_grid_of_absurd_size_lists_what_is_there(tmp_path: Path) -> None:
     tree = open_tree(str(tmp_path))
     names = [n for b in tree.scan(tree.resolve("data").number) for n in b.names.tolist()]
     assert sorted(names) == [b"__%d.blp" % i for i in range(5)]
+
+
+# ------------------------------------------------------------------------------------------------- requests
+
+
+def _counted(source: Path) -> tuple[Counting, Tree]:
+    files = {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()}
+    fs = Counting(files)
+    tree = Tree(FsspecStore(fs, "/root"), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    tree.require_dataset()
+    fs.pop()
+    return fs, tree
+
+
+def test_a_cold_chunk_costs_four_requests_and_a_warm_one_one(tmp_path: Path) -> None:
+    """Cold: the superchunk's size, its offsets, the sizes of all its chunks, which lie close, and the chunk."""
+    chunks = _write_example(tmp_path)
+    fs, tree = _counted(tmp_path)
+    directory = tree.resolve("data").number
+
+    def read(name: str) -> bytes:
+        found = tree.lookup(directory, name.removeprefix("data/").encode())
+        return bytes(tree.read(found.number, 0, found.size))
+
+    assert read("data/__0.blp") == chunks["data/__0.blp"]
+    asked = [kind for kind, name in fs.pop() if name == "__1__.bin"]  # and the directory for documents, once
+    assert sorted(asked) == ["info", "read", "read", "read"]
+    assert read("data/__3.blp") == chunks["data/__3.blp"]
+    assert fs.pop() == [("read", "__1__.bin")]
+
+
+def test_listing_packs_costs_two_requests_each(tmp_path: Path) -> None:
+    for i in range(3):
+        shutil.copy(Path(__file__).parent / "golden/bloscpack/array-1d.blp", tmp_path / f"{i}.blp")
+    files = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    fs = Counting(files)
+    tree = Tree(FsspecStore(fs, "/root"), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    tree.attributes(ROOT)
+    names = [e.name for e in entries(tree, ROOT)]
+    assert names == [b"0.blp", b"1.blp", b"2.blp"]
+    asked = [request for request in fs.pop() if request[1].endswith(".blp")]
+    assert sorted(asked) == sorted((kind, f"{i}.blp") for i in range(3) for kind in ("info", "read"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -241,6 +242,17 @@ def test_sparse_frames_are_as_they_are(written: Path) -> None:
     fs = ShardFileSystem(str(written), skip_instance_cache=True)
     for path in written.glob("sparse/*/*"):
         assert fs.cat_file(f"sparse/{path.parent.name}/{path.name}") == path.read_bytes()
+
+
+def test_a_store_of_many_frames_is_as_it_is(written: Path, tmp_path: Path) -> None:
+    """Its readers look for files; one that is mounted itself is a directory like any other."""
+    shutil.copytree(written / "contiguous", tmp_path / "x/tree.b2d/a")
+    shutil.copytree(written / "contiguous", tmp_path / "y")
+    tree = open_tree(str(tmp_path))
+    for name in WRITERS:
+        assert not tree.resolve(f"x/tree.b2d/a/{name}").directory
+        assert tree.resolve(f"y/{name}").directory
+    assert open_tree(str(tmp_path / "x/tree.b2d")).resolve("a/ramp.b2nd").directory
 
 
 def test_through_fsspec_from_a_remote_store(written: Path) -> None:

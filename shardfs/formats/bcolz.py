@@ -21,8 +21,9 @@ from shardfs.codecs import inflate
 from shardfs.errors import CorruptShardError
 from shardfs.formats import System, parse_json
 from shardfs.grid import NumberedNames, ceil_div
-from shardfs.model import U64, ByteRange, Collection, Coords, Dataset, Facts, Layer, Problem, Sizes
-from shardfs.shards.superchunk import HEADER, Beginning, Header, Metadata, Pack, Superchunks, is_superchunk
+from shardfs.model import U64, Collection, Coords, Dataset, Facts, Layer, Problem, Sizes
+from shardfs.shards import BLOSC_HEADER, blosc_size
+from shardfs.shards.superchunk import Beginning, Header, Metadata, Pack, Superchunks, is_superchunk, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +55,8 @@ class BlpHeader:
         return stored + len(self.head)
 
     def show(self, coords: Coords, stored: bytes) -> bytes:
+        if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
+            raise ValueError(f"a Blosc chunk that says another size than {len(stored)} bytes")
         return self.head + stored
 
 
@@ -98,8 +101,8 @@ class Bcolz:
         return name.endswith((".blp", ".bp")) and not re.fullmatch(r"__\d+\.blp", name)
 
     def open_file(self, path: str, blob: Blob) -> Dataset | None:
-        head = blob.read([ByteRange(0, HEADER.size)])[0]
-        return _open_packed(Beginning(blob)) if is_superchunk(head) else None
+        head = read_head(blob)
+        return _open_packed(Beginning(blob, head)) if is_superchunk(head) else None
 
 
 # ---- what bcolz 1.x reads ----
@@ -303,6 +306,8 @@ NUMPY_METADATA = ("container", "dtype", "shape", "order")
 def _open_packed(beginning: Beginning) -> Dataset:
     header, size = beginning.header, beginning.size
     metadata = _user_metadata(beginning.metadata())
+    if header.chunks > beginning.most():
+        raise ValueError(f"{header.chunks} chunks in {size} bytes")
     chunks = header.chunks if header.chunks >= 0 else len(beginning.index())
     layers = (Layer(Pack(chunks, max(chunks, 1))),)
     array = _packed_array(header, chunks, metadata, size)
@@ -318,7 +323,10 @@ def _user_metadata(section: Metadata | None) -> dict[str, Any]:
     data = section.data
     if section.codec:
         data = inflate(data, section.size)
-    found = parse_json("", "metadata", data)
+    try:
+        found = parse_json("", "metadata", data)
+    except CorruptShardError as e:
+        raise ValueError(str(e)) from e
     return found if isinstance(found, dict) else {"metadata": found}
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats import System
 from shardfs.grid import NumberedNames
-from shardfs.model import ByteRange, Collection, Dataset, Facts, Layer
-from shardfs.shards.blosc2_frame import META, Frame, Frames, is_contiguous
+from shardfs.model import Collection, Dataset, Facts, Layer
+from shardfs.shards.blosc2_frame import Frame, Frames, is_contiguous, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from shardfs.model import Blob, Coords
 
 INDEX = "chunks.b2frame"
+
+STORE = ".b2d"
+"""Directories called so hold a tree or a table, whose readers look for frames that are files."""
 
 
 class Blosc2:
@@ -43,9 +46,12 @@ class Blosc2:
         return name.endswith((".b2nd", ".b2frame", ".b2f")) and name != INDEX
 
     def open_file(self, path: str, blob: Blob) -> Dataset | None:
-        if not is_contiguous(blob.read([ByteRange(0, META)])[0]):
+        if any(part.endswith(STORE) for part in path.split("/")[:-1]):
             return None
-        frame = Frame(blob)
+        head = read_head(blob)
+        if not is_contiguous(head):
+            return None
+        frame = Frame(blob, head)
         chunks = len(frame.offsets)
         collection = Collection(
             format="blosc2",

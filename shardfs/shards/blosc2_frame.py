@@ -66,14 +66,19 @@ def parse_header(head: bytes) -> FrameHeader:
     return found
 
 
+def read_head(blob: Blob) -> bytes:
+    """As much as is read first."""
+    return blob.read([ByteRange(0, HEAD)])[0]
+
+
 class Frame:
     """All of a contiguous frame but its chunks. Raises ValueError, with the reason, for what cannot be one."""
 
-    def __init__(self, blob: Blob) -> None:
-        self._blob = blob
-        size = blob.stat().size
-        head = blob.read([ByteRange(0, min(HEAD, size))])[0]
+    def __init__(self, blob: Blob, head: bytes | None = None) -> None:
+        """`head` is what `read_head` gives, if it is read already."""
+        head = read_head(blob) if head is None else head
         self.header = parse_header(head)
+        self._blob, size = blob, blob.stat().size
         if self.header.frame_length > size:
             raise ValueError(f"a frame of {self.header.frame_length} bytes in a file of {size}")
         if self.header.length > len(head):

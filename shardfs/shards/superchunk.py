@@ -94,16 +94,22 @@ def parse_header(head: bytes) -> Header:
     )
 
 
+def read_head(blob: Blob) -> bytes:
+    """As much as is read first."""
+    return blob.read([ByteRange(0, HEAD)])[0]
+
+
 class Beginning:
     """What stands before the chunks; most of it comes with the first read. Raise ValueError, with the reason.
 
     Everything here does: for bytes that cannot be what they should be.
     """
 
-    def __init__(self, blob: Blob) -> None:
-        self.blob, self.size = blob, blob.stat().size
-        self._head = blob.read([ByteRange(0, min(HEAD, self.size))])[0]
+    def __init__(self, blob: Blob, head: bytes | None = None) -> None:
+        """`head` is what `read_head` gives, if it is read already."""
+        self._head = read_head(blob) if head is None else head
         self.header = parse_header(self._head)
+        self.blob, self.size = blob, blob.stat().size
 
     def _part(self, start: int, size: int) -> bytes:
         if start + size <= len(self._head):
@@ -132,15 +138,19 @@ class Beginning:
         CHECKSUMS[checksum].verify(section[:stored], section[room:])
         return Metadata(magic.rstrip(b"\0 "), codec, size, section[:stored])
 
+    def most(self) -> int:
+        """How many chunks there could be."""
+        return min(MAX_BLOSC_CHUNKS, self.size // BLOSC_HEADER)
+
     def index(self, most: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
         """Where each chunk lies; a chunk that cannot be found is broken. A file of more than `most` is refused."""
-        header, end, most = self.header, self._metadata_end(), min(most, MAX_BLOSC_CHUNKS)
-        if header.chunks > (possible := min(most, self.size // BLOSC_HEADER)):
-            raise ValueError(f"{header.chunks} chunks in {self.size} bytes; {possible} is the limit")
+        header, end, most = self.header, self._metadata_end(), min(most, self.most())
+        if header.chunks > most:
+            raise ValueError(f"{header.chunks} chunks in {self.size} bytes; {most} is the limit")
         if not header.has_offsets:
             return _by_walking(self.blob, self.size, header, end, most)
         offsets = np.frombuffer(self._part(end, 8 * header.chunks), "<i8").astype(np.int64)
-        return _by_offsets(self.blob, self.size, header, offsets, end + 8 * (header.chunks + header.room))
+        return _by_offsets(self.blob, self.size, header, offsets, end + 8 * header.chunks)
 
 
 def _by_offsets(blob: Blob, size: int, header: Header, starts: Sizes, begin: int) -> ShardIndex:
@@ -154,7 +164,7 @@ def _by_offsets(blob: Blob, size: int, header: Header, starts: Sizes, begin: int
         before = int(run[0]) - 1
         if before >= 0 and sizes[before] < BLOSC_HEADER:
             continue
-        position = begin if before < 0 else int(starts[before] + sizes[before]) + header.checksum.size
+        position = begin + 8 * header.room if before < 0 else int(starts[before] + sizes[before]) + header.checksum.size
         for i, found in zip(run.tolist(), _walk(blob, size, position, header.checksum.size), strict=False):
             starts[i], sizes[i] = found
     return _index(starts, sizes, header.checksum, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ def read(path: str, vlmeta: dict[str, Any] | None = None) -> npt.NDArray[Any]:
     import blosc2
 
     found = blosc2.open(path, mode="r")
+    if isinstance(found, blosc2.ObjectArray):
+        return np.asarray([json.dumps(found[i]) for i in range(len(found))])
     array = isinstance(found, blosc2.NDArray)
     told = (found.schunk if array else found).vlmeta.getall()
     if vlmeta is not None and told != vlmeta:
