@@ -213,9 +213,9 @@ class ChunkStore:
     def _read_page(self, shard: int, number: int) -> _Page | None:
         blob = self.source.open(shard)
         if self.format.walk is not None:
-            told = blob.stat()
-            walked = self.format.walk(blob)
-            return _Page(walked.checked(told.size), blob, told.version, walked.checksum)
+            walked, told = self.format.walk(blob), blob.stat()
+            self.stat(shard, blob)  # which is known now, and asked for soon
+            return _Page(walked.checked(told.size), blob, told.version if self.is_local else None, walked.checksum)
         root = self._root(shard, blob, self.format.block_of(number))
         request = self.format.page_request(shard, number, root)
         if request is None:
@@ -265,12 +265,12 @@ class ChunkStore:
     def key_of(self, coords: Coords) -> str:
         return self.source.key(self.format.place(coords)[0])
 
-    def stat(self, shard: int) -> Stat:
-        """Of the shard object; at most one request."""
+    def stat(self, shard: int, blob: Blob | None = None) -> Stat:
+        """Of the shard object, which `blob` is, if it is open already; at most one request."""
 
         def load() -> tuple[Stat, int, float]:
             try:
-                return self.source.open(shard).stat(), 100, self._ttl
+                return (blob or self.source.open(shard)).stat(), 100, self._ttl
             except ValueError as e:
                 raise self._damage(shard, str(e)) from e
 
