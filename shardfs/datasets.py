@@ -9,12 +9,13 @@ import logging
 import math
 import threading
 from bisect import bisect_right
+from collections import deque
 from typing import TYPE_CHECKING
 
 from shardfs.chunk_tree import ChunkTree
 from shardfs.chunks import DAMAGE_TTL_S
 from shardfs.errors import CorruptShardError, UnsupportedError
-from shardfs.formats import MAX_DOCUMENT_BYTES, formats, views
+from shardfs.formats import MAX_DOCUMENT_BYTES, formats, sources, views
 from shardfs.inodes import TABLE_END
 from shardfs.lead_chunks import open_chunks
 from shardfs.model import Dataset, Problem
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
 
     from shardfs.cache import ByteLRU
     from shardfs.model import Scope
-    from shardfs.store import Store
+    from shardfs.store import DirEntry, Store
 
 log = logging.getLogger(__name__)
 
 NATIVE = "native"
+LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
+"""How many directories below a plain one are looked into before it is taken to lead to a dataset."""
+
 NUMBERS_END = 1 << 63
 MAX_NODES = 1 << 56
 """Numbers that one collection may use: more than any real array needs, and never all that there are."""
@@ -56,6 +60,7 @@ class Datasets:
     ) -> None:
         self.store = store
         self.view = views()[layout] if layout != NATIVE else None
+        self.formats = formats() if layout == NATIVE else sources()
         self._skips = skip_unsupported
         self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
         self._lock = threading.Lock()
@@ -73,7 +78,7 @@ class Datasets:
         return self._trees[i]
 
     def _documents(self, path: str) -> dict[str, bytes]:
-        names = dict.fromkeys(name for f in formats() for name in f.documents)
+        names = dict.fromkeys(name for f in self.formats for name in f.documents)
         return self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
 
     def open(self, directory: Directory) -> Content:
@@ -91,12 +96,47 @@ class Datasets:
         return directory.content
 
     def _described(self, directory: Directory) -> Dataset | None:
-        return self.viewed(directory.path, self._stored_dataset(directory.path, directory.inherited))
+        dataset = self._stored_dataset(directory.path, directory.inherited)
+        if dataset is None and (directory.inherited.below or self.view is None or not self._leads_on(directory)):
+            return None  # what the layout shows here, it has said above, or there is nothing
+        return self.viewed(directory.path, dataset)
+
+    def _leads_on(self, directory: Directory) -> bool:
+        """Whether a dataset lies somewhere below a directory that is none, as far as a bounded look can tell."""
+        queue, looked = deque([directory.path]), 0
+        limit = LOOK_AHEAD_REMOTE if self.store.remote else LOOK_AHEAD
+        while queue:
+            path = queue.popleft()
+            for entry in self.listed_by_store(path):
+                if not entry.directory:
+                    if any(f.may_hold(entry.name) for f in self.formats):
+                        return True
+                    continue
+                looked += 1
+                child = f"{path}/{entry.name}" if path else entry.name
+                if looked > limit or self._may_be_dataset(child, directory.inherited):
+                    return True
+                queue.append(child)
+        return False
+
+    def _may_be_dataset(self, path: str, inherited: Inherited) -> bool:
+        try:
+            return self._stored_dataset(path, inherited) is not None
+        except (CorruptShardError, OSError):
+            return True
+
+    def listed_by_store(self, path: str) -> Iterator[DirEntry]:
+        """Of a directory of which the metadata names all that matters: a web server need not list it, too."""
+        try:
+            yield from self.store.scan(path)
+        except PermissionError:
+            if not self.store.blind:
+                raise
 
     def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
         """What the documents say of a directory."""
         documents = self._documents(path)
-        for f in formats():
+        for f in self.formats:
             if (found := f.open(path, documents)) is not None:
                 return found
         if inherited.scope is None:
@@ -131,8 +171,8 @@ class Datasets:
             why = f"cannot be shown as {self.view.name}: {e}"
             if not self._skips:
                 raise UnsupportedError(f"{path or '/'}: {why}") from e
-            self.report(Problem(path, why))
-            return Dataset("unsupported", blank=True)
+            self.report(Problem(path, why, skipped=True))
+            return Dataset("unsupported", blank=True, closed=True)
 
     def content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
         """What a directory holds in which there is this dataset, with what it inherits."""
@@ -153,7 +193,8 @@ class Datasets:
         scope = directory.inherited.scope
         if dataset is not None and dataset.scope is not None:
             scope = dataset.scope, path
-        return Content(dataset, self._chunk_tree(path, here) if here else None, documents, below, scope)
+        shards = tuple(c.layers[0].format for c in dataset.collections if c.shards == "") if dataset else ()
+        return Content(dataset, self._chunk_tree(path, here) if here else None, documents, below, scope, shards)
 
     def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes]]:
         """What a dataset shows in its directory and below."""
@@ -169,7 +210,8 @@ class Datasets:
         """Remember, and log once, what is not expanded."""
         if problem not in self.problems:
             self.problems[problem] = None
-            log.warning("%s: shown as it is stored: %s", problem.path or "/", problem.why)
+            shown = "not shown" if problem.skipped else "shown as it is stored"
+            log.warning("%s: %s: %s", problem.path or "/", shown, problem.why)
 
     def _chunk_tree(self, path: str, placed: Placed) -> ChunkTree:
         """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""

@@ -29,7 +29,8 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     Args:
         source: a path or an fsspec URL.
-        layout: "native": what a writer of the same format leaves without sharding.
+        layout: "native": what a writer of the same format leaves without sharding; or another, see docs/layouts.md.
+        unsupported: "fail" refuses a source that the layout cannot express, "skip" leaves out what it cannot.
         storage_options: for the file system of `source`.
         index_cache, chunk_cache: bytes, or a text such as "256M".
         index_ttl: seconds for which an index, or the absence of a shard, is trusted.
@@ -52,13 +53,14 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         chunk_cache: int | str = "256M",
         index_ttl: float = math.inf,
         symlinks: str = "inside",
+        unsupported: str = "fail",
         fo: str | None = None,
         target_protocol: str | None = None,
         target_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        given = {"layout": layout, "symlinks": symlinks}
+        given = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported}
         given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
         self.options = options.merged(options.from_flags(given))
         self.source = _source(source, fo, target_protocol)
@@ -74,6 +76,8 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             chunk_cache_bytes=self.options.chunk_cache,
             index_ttl_s=self._index_ttl,
             follow_symlinks=self.options.symlinks == "follow",
+            layout=self.options.layout,
+            skip_unsupported=self.options.unsupported == "skip",
         )
         return os.getpid(), tree
 

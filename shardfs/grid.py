@@ -204,12 +204,12 @@ class FlatNames:
     def __init__(self, grid: Sequence[int], head: bytes, separator: bytes, scalar: bytes) -> None:
         self.grid = tuple(grid)
         self.dims = (math.prod(grid),)
-        self._head, self._separator, self._scalar = head, separator, scalar
+        self.separator, self._head, self._scalar = separator, head, scalar
 
     def _parts(self, name: bytes) -> list[int] | None:
         if not name.startswith(self._head):
             return None
-        parts = [decimal(p) for p in name[len(self._head) :].split(self._separator)]
+        parts = [decimal(p) for p in name[len(self._head) :].split(self.separator)]
         found = [p for p in parts if p is not None]
         return found if len(found) == len(parts) == len(self.grid) else None
 
@@ -233,7 +233,7 @@ class FlatNames:
             return np.full(len(values), self._scalar)
         columns = unravel_many(values, self.grid)
         parts = [columns[:, axis].astype("S20").tolist() for axis in range(len(self.grid))]
-        return np.array([self._head + self._separator.join(row) for row in zip(*parts, strict=True)], "S")
+        return np.array([self._head + self.separator.join(row) for row in zip(*parts, strict=True)], "S")
 
     def coords(self, values: Coords) -> Coords:
         return unravel(values[0], self.grid)

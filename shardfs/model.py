@@ -469,10 +469,14 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that shardfs does not expand, and why; told by `info` and in the log."""
+    """Something that shardfs does not expand, and why; told by `info` and in the log.
+
+    It is shown as it is stored, or, if `skipped`, not at all.
+    """
 
     path: str
     why: str
+    skipped: bool = False
 
 
 class Rewriter(Protocol):
@@ -519,11 +523,14 @@ class Dataset:
         closed: no other datasets lie below this directory (it is an array, full of chunks).
         unwalked: subdirectories in which no datasets lie (they are full of chunks, too).
         hidden: names in this directory that are not shown.
+        form: names in this directory that make it a dataset of its format (documents, directories of chunks), which
+            other layouts do not show. What shards are called need not be among them.
         rewriter: given if there are further documents to show otherwise.
         scope: given if there are datasets below that these documents lead to.
         unsharded: arrays that the native layout shows as they are stored; other layouts need them described, too.
         attributes: the user's, of a group; None if this is no group.
         multiscales: images whose levels are arrays below.
+        indescribable: why its arrays have no description, if they have none.
         consolidation: given if one of its documents is made of those below.
         blank: nothing at all is shown of this directory.
     """
@@ -535,11 +542,13 @@ class Dataset:
     closed: bool = False
     unwalked: frozenset[str] = frozenset()
     hidden: frozenset[str] = frozenset()
+    form: frozenset[str] = frozenset()
     rewriter: Rewriter | None = None
     scope: Scope | None = None
     unsharded: tuple[Collection, ...] = ()
     attributes: Mapping[str, Any] | None = None
     multiscales: tuple[Multiscale, ...] = ()
+    indescribable: str = ""
     consolidation: Consolidation | None = None
     blank: bool = False
 

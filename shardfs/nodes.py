@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shardfs.chunk_tree import ChunkTree
-    from shardfs.model import Collection, Coords, Dataset, Scope
+    from shardfs.model import Collection, Coords, Dataset, Scope, ShardFormat
 
 RECENT_NODES = 65_536
 """Nodes that were handed out without the kernel (yet) counting on them."""
@@ -76,17 +76,33 @@ class Inherited(NamedTuple):
 
 @dataclass(frozen=True)
 class Content:
-    """What a directory turned out to hold. `documents` are shown in place of what is stored."""
+    """What a directory turned out to hold. `documents` are shown in place of what is stored.
+
+    `shards` are the formats of shards in it of which the chunks are shown in another form.
+    """
 
     dataset: Dataset | None = None
     chunks: ChunkTree | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
     below: Mapping[str, Sequence[tuple[tuple[str, ...], Placed | bytes]]] = field(default_factory=dict)
     scope: tuple[Scope, str] | None = None
+    shards: tuple[ShardFormat, ...] = ()
+
+    def hides(self, name: str) -> bool:
+        """Whether something of this name in the store is not shown."""
+        if self.dataset is not None and (self.dataset.blank or name in self.dataset.hidden):
+            return name not in self.below
+        return name not in self.below and any(_leads_to_shard(format, name) for format in self.shards)
 
     def inherited(self, name: str) -> Inherited:
         """What the directory `name` in this one is told."""
         return Inherited(self.below.get(name, ()), self.scope)
+
+
+def _leads_to_shard(format: ShardFormat, name: str) -> bool:
+    """Whether a shard is called so, or shards lie in a directory called so."""
+    _, slash, rest = format.key(0).partition("/")
+    return bool(format.key(0)) and format.shard_of(name + slash + rest) is not None
 
 
 class Directory(Node):

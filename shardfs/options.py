@@ -144,6 +144,8 @@ class Setting:
         return "SHARDFS_" + self.name.upper()
 
 
+LAYOUTS = ("native", "zarr2")
+
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
 FILES = "Configuration files"
 
@@ -160,10 +162,18 @@ class Options:
 
     layout: str = _option(
         "native",
-        one_of("native"),
-        "NAME",
+        one_of(*LAYOUTS),
+        "|".join(LAYOUTS),
         VIEW,
-        "How datasets are shown: native is what a writer of the same format leaves without sharding.",
+        "How datasets are shown: native is what a writer of the same format leaves without sharding; the others are "
+        "plain files of another ecosystem.",
+    )
+    unsupported: str = _option(
+        "fail",
+        one_of("fail", "skip"),
+        "fail|skip",
+        VIEW,
+        "What the layout cannot express: fail refuses the mount, skip leaves it out; `shardfs info` lists it.",
     )
     ro: bool = _option("true", read_only, "", VIEW, "Read-only, which every mount is.")
     symlinks: str = _option(

@@ -16,6 +16,8 @@ from shardfs.codecs import MAX_DECODED, can_decode, can_decode_array, decode, de
 from shardfs.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from shardfs.arrays import Array, ChunkEncoding, Codec
@@ -35,28 +37,38 @@ def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
     """
     stored = array.encoding
     same_around = len(_checks(stored)) == len(_checks(shown)) and stored.frame == shown.frame
-    if _same_payload(stored, shown) and same_around and stored.clipped == shown.clipped:
+    if _same_payload(array, shown) and same_around and stored.clipped == shown.clipped:
         return None
     return Transcoder(array, shown)
 
 
-def _checks(encoding: ChunkEncoding) -> tuple[Codec, ...]:
-    """The checksums behind everything else, which can be cut without decoding."""
-    n = len(encoding.codecs)
-    while n and encoding.codecs[n - 1].name == CRC32C:
+def without_checks(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
+    """The codecs without the checksums behind everything else, which can be cut without decoding."""
+    n = len(codecs)
+    while n and codecs[n - 1].name == CRC32C:
         n -= 1
-    return encoding.codecs[n:]
+    return tuple(codecs[:n])
+
+
+def memory_order(order: Coords, chunk: Coords) -> Coords:
+    """An order of axes without those along which chunks have one element: wherever these stand, nothing moves."""
+    return tuple(axis for axis in order if chunk[axis] != 1)
+
+
+def _checks(encoding: ChunkEncoding) -> tuple[Codec, ...]:
+    return encoding.codecs[len(_inner(encoding)) :]
 
 
 def _inner(encoding: ChunkEncoding) -> tuple[Codec, ...]:
-    return encoding.codecs[: len(encoding.codecs) - len(_checks(encoding))]
+    return without_checks(encoding.codecs)
 
 
-def _same_payload(a: ChunkEncoding, b: ChunkEncoding) -> bool:
-    """Whether a full chunk has the same bytes in both, but for frames and checksums."""
+def _same_payload(array: Array, b: ChunkEncoding) -> bool:
+    """Whether a full chunk has the same bytes as it is stored and in `b`, but for frames and checksums."""
+    a = array.encoding
     return (
         _layout_type(a.data_type) == _layout_type(b.data_type)
-        and a.order == b.order
+        and memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
         and a.serializer.name == b.serializer.name
         and [c.name for c in _inner(a)] == [c.name for c in _inner(b)]
     )
@@ -143,7 +155,7 @@ class Transcoder:
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
         self._stored, self._shown = array.encoding, _Shown(array, shown)
         self._array = array
-        self._passes = _same_payload(self._stored, shown)
+        self._passes = _same_payload(array, shown)
         self._checks = _checks(self._stored)
         self._around = 4 * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
         if not self._passes or self._stored.clipped != shown.clipped or self._stored.frame == "n5":

@@ -21,7 +21,7 @@ from shardfs.cache import ByteLRU, nothing
 from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
 from shardfs.datasets import NATIVE, Datasets
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
-from shardfs.formats import MAX_DOCUMENT_BYTES, formats
+from shardfs.formats import MAX_DOCUMENT_BYTES
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
 from shardfs.model import (
     Batch,
@@ -48,6 +48,9 @@ REST = 1 << 61
 
 MAX_FOREIGN = 1000
 """Up to so many names that are no chunks are kept for a directory of chunks, so that missing ones cost no request."""
+
+MAX_CONSOLIDATED = 50_000
+"""Directories below a group of which the documents are gathered in one."""
 
 SEARCH_DIRECTORIES = 2_000
 """How many directories are looked into before a source is mounted on trust."""
@@ -170,7 +173,9 @@ class Tree:
         if isinstance(known, Document):
             return self._document(directory, consolidation.name, known.data)
         found = {}
-        for below in self._directories(start=directory):
+        for count, below in enumerate(self._directories(start=directory)):
+            if count == MAX_CONSOLIDATED:  # nobody must have it, and it would have to be kept
+                raise FileNotFoundError(errno.ENOENT, "too much lies below to be told in one file", directory.path)
             inside = below.path.removeprefix(directory.path).lstrip("/")
             for name, data in (below.content or Content()).documents.items():
                 found[f"{inside}/{name}" if inside else name] = data
@@ -178,7 +183,7 @@ class Tree:
 
     def _child(self, directory: Directory, content: Content, name: str) -> Attributes:
         path = directory.child_path(name)
-        if content.dataset is not None and (content.dataset.blank or name in content.dataset.hidden):
+        if content.hides(name):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         known = self._nodes.known(path) if self.store.remote else None
         if isinstance(known, Directory) and known.content is not None:
@@ -205,7 +210,7 @@ class Tree:
 
     def _is_dataset(self, path: str, name: str, inherited: Inherited) -> bool:
         """Whether a file is shown as a directory; its content is then known."""
-        candidates = [f for f in formats() if f.may_hold(name)]
+        candidates = [f for f in self._datasets.formats if f.may_hold(name)]
         if not candidates:
             return False
         known = self._nodes.known(path)
@@ -361,7 +366,7 @@ class Tree:
             self._index_cache.get(key, lambda: (frozenset[str](), 0, self._ttl))
             return
         path, names = chunks.directory_path(place), set[str]()
-        for entry in self._listed_by_store(path):
+        for entry in self._datasets.listed_by_store(path):
             if len(names) <= MAX_FOREIGN:
                 names.add(entry.name)
             if not chunks.reserved(place.level, entry.name):
@@ -393,11 +398,11 @@ class Tree:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
         if content.dataset is not None and content.dataset.blank:
             return
-        seen = set(content.dataset.hidden if content.dataset is not None else ())
+        seen = set()
         named = chunks is not None or bool(content.below)
-        for entry in self._listed_by_store(directory.path) if named else self.store.scan(directory.path):
+        for entry in self._datasets.listed_by_store(directory.path) if named else self.store.scan(directory.path):
             name = entry.name
-            if name in documents or name in seen or (chunks is not None and chunks.reserved(0, name)):
+            if name in documents or content.hides(name) or (chunks is not None and chunks.reserved(0, name)):
                 continue
             path = directory.child_path(name)
             if rewriter is not None and rewriter.applies(name):
@@ -409,14 +414,6 @@ class Tree:
         for name in content.below:
             if name not in seen and name not in documents:
                 yield name, self._child(directory, content, name)
-
-    def _listed_by_store(self, path: str) -> Iterator[DirEntry]:
-        """Of a directory of which the metadata names all that matters: a web server need not list it, too."""
-        try:
-            yield from self.store.scan(path)
-        except PermissionError:
-            if not self.store.blind:
-                raise
 
     def _quick(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
         if entry.directory or self._is_dataset(path, entry.name, inherited):
@@ -571,7 +568,7 @@ class Tree:
         skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
         if content.chunks is None and (dataset is None or not (dataset.closed or dataset.blank)):
             for e in self.store.scan(directory.path):
-                if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in formats())):
+                if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._datasets.formats)):
                     found[e.name] = self._listed(directory.child_path(e.name), e, content.inherited(e.name))
         found |= {name: self._child(directory, content, name) for name in content.below if name not in found}
         nodes = [self._nodes.get(a.number) for a in found.values() if a.directory]

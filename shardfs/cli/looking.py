@@ -62,7 +62,7 @@ def info(source: str, as_json: bool, **given: Any) -> None:
     """Tell of the sharded arrays in SOURCE: shapes, counts, bytes, and what cannot be shown. Reads every index."""
     tree = open_for(source, **given)
     collections = [summary._asdict() for summary in tree.summaries()]
-    problems = [{"path": p.path, "why": p.why} for p in tree.problems()]
+    problems = [{"path": p.path, "why": p.why, "skipped": p.skipped} for p in tree.problems()]
     if as_json:
         write_json({"source": source, "collections": collections, "problems": problems})
     else:
@@ -169,7 +169,7 @@ def _long_entry(a: Attributes) -> bytes:
     return f"{'d' if a.directory else '-'} {a.size if a.size >= 0 else '?':>12} {when} ".encode()
 
 
-def _print_info(collections: list[dict[str, Any]], problems: list[dict[str, str]]) -> None:
+def _print_info(collections: list[dict[str, Any]], problems: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -185,7 +185,8 @@ def _print_info(collections: list[dict[str, Any]], problems: list[dict[str, str]
     if collections:
         console.print(table)
     for p in problems:
-        console.print(Text(f"{p['path'] or '/'}: shown as it is stored: {p['why']}"))
+        shown = "not shown" if p["skipped"] else "shown as it is stored"
+        console.print(Text(f"{p['path'] or '/'}: {shown}: {p['why']}"))
 
 
 def _cells(c: Mapping[str, Any]) -> Iterator[str]:

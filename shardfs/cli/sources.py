@@ -99,6 +99,8 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
             chunk_cache_bytes=found.chunk_cache,
             index_ttl_s=found.index_ttl,
             follow_symlinks=found.symlinks == "follow",
+            layout=found.layout,
+            skip_unsupported=found.unsupported == "skip",
             **hooks,
         )
 

@@ -83,8 +83,8 @@ class View(Protocol):
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         """A directory in this layout: other documents, names and transforms, and nothing of the source's form.
 
-        `dataset` is None for a directory that no format knows. `path` is for messages. Raise UnsupportedError, with
-        the reason, for what cannot be expressed.
+        `dataset` is None for a directory that no format knows, above datasets. `path` is for messages. Raise
+        UnsupportedError, with the reason, for what cannot be expressed.
         """
 
 
@@ -177,7 +177,17 @@ def as_markdown() -> str:
 
 
 @cache
+def sources() -> Sequence[Format]:
+    """Those, and what the native layout has no need to look for: layouts show it as it is, or describe it."""
+    from shardfs.formats.zarr2 import ZARR2
+
+    return (*formats(), ZARR2)
+
+
+@cache
 def views() -> Mapping[str, View]:
     """All layouts but the native one, by name."""
-    found: Sequence[View] = ()
+    from shardfs.formats.zarr2 import ZARR2
+
+    found: Sequence[View] = (ZARR2,)
     return {view.name: view for view in found}

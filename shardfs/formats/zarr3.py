@@ -1,4 +1,4 @@
-"""Zarr v3 arrays with the `sharding_indexed` codec, shown as the same arrays without it.
+"""Zarr v3: arrays with the `sharding_indexed` codec are shown as the same arrays without it; all are described.
 
 https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html and .../v3/codecs/sharding-indexed/index.html
 """
@@ -9,23 +9,26 @@ import itertools
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from shardfs.arrays import Codec
+from shardfs import ome, zarr_values
+from shardfs.arrays import Array, Codec
 from shardfs.checks import Chain
 from shardfs.codecs import can_decode
 from shardfs.formats import UNFIT, System, integer, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import FlatNames, NestedNames, ceil_div, cell_of
 from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
+from shardfs.shards.unsharded import Unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DOCUMENT = "zarr.json"
+FORM = frozenset((DOCUMENT,))
 
 VALUE_WISE = frozenset(
     (
@@ -81,23 +84,83 @@ class Zarr3:
             return None  # the draft of 2022 has a URL there
         if doc.get("node_type") == "array":
             return _open_array(path, doc)
+        attributes = _attributes(doc)
+        group = Dataset("zarr3", form=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
         try:
             shown = _rewritten(doc)
-            documents = {DOCUMENT: print_json(shown)} if shown is not doc else {}
+            return replace(group, documents={DOCUMENT: print_json(shown)}) if shown is not doc else group
         except (ValueError, RecursionError):
-            return Dataset("zarr3", problems=(Problem(path, f"{DOCUMENT}: nested too deeply"),))
-        return Dataset("zarr3", (), documents)
+            return replace(group, problems=(Problem(path, f"{DOCUMENT}: nested too deeply"),))
 
 
 def _open_array(path: str, doc: dict[str, Any]) -> Dataset:
+    array = Dataset("zarr3", closed=True, form=FORM | {"c"})
     try:
         unsharded = _unshard(doc)
         if unsharded is None:
-            return Dataset("zarr3", closed=True)
+            return _described(array, doc)
         collection, shown = unsharded
-        return Dataset("zarr3", (collection,), {DOCUMENT: print_json(shown)}, closed=True)
+        return _described(replace(array, collections=(collection,), documents={DOCUMENT: print_json(shown)}), shown)
     except UNFIT as e:
-        return Dataset("zarr3", problems=(Problem(path, f"{DOCUMENT}: {reason(e)}"),), closed=True)
+        return replace(array, problems=(Problem(path, f"{DOCUMENT}: {reason(e)}"),))
+
+
+def _attributes(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = doc.get("attributes")
+    return found if isinstance(found, dict) else {}
+
+
+# ---- what other layouts need to know ----
+
+
+def _described(dataset: Dataset, doc: Mapping[str, Any]) -> Dataset:
+    """The dataset with what the document of its (unsharded) array says, or with the reason why it cannot be told."""
+    try:
+        array = _array(doc)
+        if dataset.collections:
+            return replace(dataset, collections=tuple(replace(c, array=array) for c in dataset.collections))
+        return replace(dataset, unsharded=(_plain(doc, array),))
+    except (*UNFIT, RecursionError) as e:
+        return replace(dataset, indescribable=reason(e))
+
+
+def _array(doc: Mapping[str, Any]) -> Array:
+    """What the document of an array in a regular grid of chunks says."""
+    shape = integers(doc["shape"], "shape", 0)
+    chunk = _regular(doc["chunk_grid"], shape)
+    data_type, names = zarr_values.numpy_type(doc["data_type"]), doc.get("dimension_names")
+    chain = [(c["name"], c.get("configuration", {})) for c in _codec_list(doc["codecs"])]
+    named = isinstance(names, list) and len(names) == len(shape) and all(isinstance(n, str | None) for n in names)
+    return Array(
+        shape,
+        chunk,
+        data_type,
+        zarr_values.chunk_encoding(data_type, len(shape), chain),
+        tuple(range(len(shape))),
+        zarr_values.fill_value(doc.get("fill_value"), data_type),
+        tuple(names) if named and names else None,
+        attributes=_attributes(doc),
+    )
+
+
+def _regular(grid: Any, shape: Coords) -> Coords:
+    name, configuration = _named(grid)
+    if name != "regular":
+        raise ValueError(f"chunk grid {name!r:.80} is not regular")
+    chunk = integers(configuration["chunk_shape"], "chunk_shape", 1)
+    require_rank(chunk, len(shape), "chunk_grid")
+    return chunk
+
+
+def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
+    """An array that is not sharded: each chunk is an object by itself."""
+    if doc.get("storage_transformers"):
+        raise ValueError("storage transformers may store chunks elsewhere")
+    keys = _ChunkKeys(doc.get("chunk_key_encoding"), len(array.shape))
+    facts = Facts(array.shape, array.chunk, None, _data_type(doc["data_type"]), "none")
+    codecs = tuple(c["name"] for c in _codec_list(doc["codecs"]))
+    layer = Layer(Unsharded(array.grid, keys.key, keys.coords))
+    return Collection("zarr3", "", keys.names(array.grid), (layer,), codecs, facts, array=array)
 
 
 def _rewritten(doc: dict[str, Any]) -> dict[str, Any]:
@@ -242,10 +305,7 @@ def _enter(state: _Unsharding, codecs: list[dict[str, Any]], keys: _ChunkKeys) -
 def _carry_over(state: _Unsharding, codec: dict[str, Any]) -> None:
     name = codec["name"]
     if name == "transpose":
-        order = codec["configuration"]["order"]
-        if sorted(order) != list(range(len(state.shape))):
-            raise ValueError(f"transpose: order {order!r} is no permutation of the axes")
-        state.order = [state.order[i] for i in order]
+        state.order = list(zarr_values.transposed(tuple(state.order), codec["configuration"]["order"]))
     elif name not in VALUE_WISE:
         raise ValueError(f"codec {name!r} before sharding_indexed may depend on how the array is cut")
     state.before.append(codec)

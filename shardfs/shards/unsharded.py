@@ -30,6 +30,10 @@ class Unsharded(SinglePage):
     def place(self, coords: Coords) -> Placement:
         return ravel(coords, self.grid), 0, 0
 
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        first = ravel((*above, 0), self.grid)
+        return lambda last: (first + last, 0, 0)
+
     def place_many(self, coords: U64) -> Placements:
         zeros = np.zeros(len(coords), np.uint64)
         return Placements(ravel_many(coords, self.grid), zeros, zeros)

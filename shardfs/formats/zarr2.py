@@ -1,0 +1,241 @@
+"""The layout `zarr2`: any dataset as Zarr v2, images as OME-Zarr 0.4.
+
+https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html. Stored chunks are shown as they are wherever Zarr v2 has
+their codec; others are decoded and shown uncompressed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardfs import ome
+from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.errors import UnsupportedError
+from shardfs.formats import parse_json, print_json
+from shardfs.grid import FlatNames, MappedNames, NestedNames
+from shardfs.model import Collection, Consolidation, Dataset
+from shardfs.transcode import memory_order, transcoder, without_checks
+from shardfs.zarr_values import SHUFFLES, STRING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.model import Blob, ChunkNames
+
+ARRAY, GROUP, ATTRIBUTES, CONSOLIDATED = ".zarray", ".zgroup", ".zattrs", ".zmetadata"
+
+MEMBERS: Mapping[str, Sequence[str]] = {
+    "gzip": ("level",),
+    "zstd": ("level",),  # no `checksum`: tensorstore refuses it, and decoding does without
+    "blosc": ("cname", "clevel", "shuffle", "blocksize"),
+}
+"""The parameters of codecs that both versions have; those that are called `numcodecs.` keep theirs."""
+
+DEFAULTS: Mapping[str, Any] = {"level": 5, "cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0}
+
+PASSING = frozenset(("bz2", "zlib", "lzma", "lz4"))
+"""Further compressors of numcodecs, by their name in Zarr v2: those that all its readers bring."""
+
+KINDS = "biufc"
+
+
+class Zarr2:
+    """See `formats.Format` and `formats.View`. Of Zarr v2 itself it says only that it is there."""
+
+    name = "zarr2"
+    documents = (ARRAY, GROUP, ATTRIBUTES)
+
+    def may_hold(self, name: str) -> bool:
+        return False
+
+    def open_file(self, path: str, blob: Blob) -> None:
+        return None
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        found = {name: raw for name, raw in documents.items() if name in self.documents}
+        if ARRAY not in found and GROUP not in found:
+            return None
+        return Dataset("zarr2", documents=found, closed=ARRAY in found, form=frozenset(found))
+
+    def children(self, dataset: Dataset) -> Sequence[str]:
+        return ()
+
+    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+        if dataset is None:
+            return Dataset("zarr2", documents=_group_documents(None), consolidation=CONSOLIDATION)
+        if dataset.format == self.name:
+            return dataset if dataset.closed else replace(dataset, consolidation=CONSOLIDATION)
+        if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
+            raise UnsupportedError(why)
+        stored = (*dataset.collections, *dataset.unsharded)
+        is_array = len(stored) == 1 and not dataset.multiscales
+        if dataset.closed and not is_array:
+            raise UnsupportedError(f"{dataset.format} does not tell what it is")
+        placed = [_Placed(c, "" if is_array else c.path) for c in stored]
+        documents = {} if is_array else _group_documents(dataset)
+        for p in placed:
+            documents |= p.documents()
+        return Dataset(
+            "zarr2",
+            tuple(p.collection() for p in placed),
+            documents,
+            closed=dataset.closed,
+            unwalked=dataset.unwalked,
+            hidden=dataset.hidden | dataset.form,
+            scope=dataset.scope,
+            consolidation=None if is_array else CONSOLIDATION,
+        )
+
+
+# ---- groups ----
+
+
+def _group_documents(dataset: Dataset | None) -> dict[str, bytes]:
+    """Of a group; None for a directory that is one only because of what lies below."""
+    documents = {GROUP: print_json({"zarr_format": 2})}
+    if dataset is not None:
+        attributes = dict(ome.as_04(dataset.attributes or {}))
+        if dataset.multiscales and not ome.multiscales(attributes):
+            attributes |= ome.attributes_04(dataset.multiscales)
+        documents[ATTRIBUTES] = _printed(attributes)
+    return documents
+
+
+def _consolidated(documents: Mapping[str, bytes]) -> bytes:
+    wanted = {
+        path: parse_json(path, path.rsplit("/", 1)[-1], raw)
+        for path, raw in sorted(documents.items())
+        if path.rsplit("/", 1)[-1] in Zarr2.documents
+    }
+    return print_json({"zarr_consolidated_format": 1, "metadata": wanted})
+
+
+CONSOLIDATION = Consolidation(CONSOLIDATED, _consolidated)
+
+
+def _printed(attributes: Mapping[str, Any]) -> bytes:
+    try:
+        return print_json(_strict(attributes))
+    except (ValueError, RecursionError):
+        raise UnsupportedError("its attributes are nested too deeply") from None
+
+
+def _strict(value: Any) -> Any:
+    """The same without numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _strict(v) for name, v in value.items()}
+    if isinstance(value, list):
+        return [_strict(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+# ---- arrays ----
+
+
+class _Placed:
+    """An array of any source, shown at a path below its dataset."""
+
+    def __init__(self, stored: Collection, path: str) -> None:
+        if stored.array is None:
+            what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
+            raise UnsupportedError(f"{stored.path}: {what} has no description")
+        self._stored, self._path, self._array = stored, path, stored.array
+        self._shown = shown_encoding(self._array)
+
+    def collection(self) -> Collection:
+        stored = self._stored
+        return replace(
+            stored,
+            path=self._path,
+            names=self._names(),
+            codecs=tuple(c.name for c in self._shown.codecs),
+            transform=transcoder(self._array, self._shown),
+            shards=stored.path if stored.shards is None else stored.shards,
+        )
+
+    @property
+    def _separator(self) -> str:
+        names = self._stored.names
+        return names.separator.decode() if isinstance(names, FlatNames) else "/"
+
+    def _names(self) -> ChunkNames:
+        array, rank = self._array, len(self._stored.layers[-1].format.grid)
+        names: ChunkNames
+        if self._separator == "/" and array.grid:
+            names = NestedNames(array.grid)
+        else:
+            names = FlatNames(array.grid, b"", self._separator.encode(), b"0")
+        return names if array.grid_axes == tuple(range(rank)) else MappedNames(names, array.grid_axes, rank)
+
+    def documents(self) -> dict[str, bytes]:
+        """Of the array, and of the groups on the way to it."""
+        parts = self._path.split("/") if self._path else []
+        documents = {"/".join([*parts[:n], GROUP]): print_json({"zarr_format": 2}) for n in range(1, len(parts))}
+        documents["/".join([*parts, ARRAY])] = print_json(self._document())
+        documents["/".join([*parts, ATTRIBUTES])] = _printed(self._attributes())
+        return documents
+
+    def _document(self) -> dict[str, Any]:
+        array, shown = self._array, self._shown
+        return {
+            "zarr_format": 2,
+            "shape": array.shape,
+            "chunks": array.chunk,
+            "dtype": shown.data_type,
+            "order": "C" if shown.order == tuple(range(len(array.shape))) else "F",
+            "fill_value": array.fill_value,
+            "dimension_separator": self._separator,
+            "filters": None if shown.serializer == BYTES else [{"id": shown.serializer.name}],
+            "compressor": compressor(shown.codecs[0]) if shown.codecs else None,
+        }
+
+    def _attributes(self) -> dict[str, Any]:
+        array = self._array
+        attributes = dict(array.attributes)
+        if array.names and all(name is not None for name in array.names):
+            attributes["_ARRAY_DIMENSIONS"] = list(array.names)
+        if array.offset is not None and any(array.offset):
+            attributes.setdefault("offset", list(array.offset))
+        return attributes
+
+
+def shown_encoding(array: Array) -> ChunkEncoding:
+    """The encoding of Zarr v2 that needs least to be done. Raise UnsupportedError if it has no such data type."""
+    stored, rank = array.encoding, len(array.shape)
+    dtype = np.dtype(array.data_type)
+    orders = tuple(range(rank)), tuple(range(rank))[::-1]
+    order = next((o for o in orders if memory_order(o, array.chunk) == memory_order(stored.order, array.chunk)), None)
+    around = without_checks(stored.codecs)
+    is_cut = stored.clipped and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
+    if array.data_type == STRING:
+        if order is None or stored.serializer.name != "vlen-utf8" or len(around) > 1 or None in map(compressor, around):
+            raise UnsupportedError("strings are shown only as they are stored, and Zarr v2 has not these codecs")
+        return ChunkEncoding(STRING, order, serializer=Codec("vlen-utf8"), codecs=around)
+    if dtype.kind not in KINDS:
+        raise UnsupportedError(f"data type {dtype.name} has no form in Zarr v2 that its readers share")
+    kept = order is not None and stored.serializer == BYTES
+    if order is not None and kept and (not around or (len(around) == 1 and compressor(around[0]) and not is_cut)):
+        return ChunkEncoding(stored.data_type, order, codecs=around)
+    return ChunkEncoding(dtype.newbyteorder("<").str, orders[0])
+
+
+def compressor(codec: Codec) -> dict[str, Any] | None:
+    """The codec as Zarr v2 calls it; None if readers of Zarr v2 do not all have it."""
+    name = codec.name.removeprefix("numcodecs.")
+    if name in PASSING and name != codec.name:
+        return {"id": name, **codec.configuration}
+    if name not in MEMBERS:
+        return None
+    found = {member: codec.configuration.get(member, DEFAULTS[member]) for member in MEMBERS[name]}
+    if isinstance(shuffle := found.get("shuffle"), str):
+        found["shuffle"] = SHUFFLES.index(shuffle) if shuffle in SHUFFLES else 0
+    return {"id": name, **found}
+
+
+ZARR2 = Zarr2()
