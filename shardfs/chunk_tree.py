@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardfs.cache import ByteLRU
     from shardfs.chunks import ChunkBatch, ChunkStore, Found
+    from shardfs.model import Transform
 
 BATCH = 4096
 ROWS = 4096
@@ -321,7 +322,15 @@ class ChunkTree:
 
     def stored(self, coords: Coords) -> Found:
         """Where the stored bytes of a chunk lie."""
-        return self._found(coords)
+        found = self.chunks.stored(coords)
+        if found is None:
+            raise self._missing(coords)
+        return found
+
+    def transform_of(self, coords: Coords) -> Transform | None:
+        """What stands between the stored bytes of a chunk and those that are shown."""
+        lead = self.collection.lead
+        return self.collection.transform if lead is None else lead.transform if coords[-1] == 0 else None
 
     # ---- listing ----
 

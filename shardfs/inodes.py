@@ -26,7 +26,9 @@ def numbers_of_ids(path: str, coords: U64) -> U64:
     """The numbers for chunks (n, d) of the collection at a path, whose first coordinate is an id: a splitmix64 hash."""
     x = coords[:, 0] + np.uint64(number_of(path))
     for axis in range(1, coords.shape[1]):
-        x = x * np.uint64(2) + coords[:, axis]
+        x += coords[:, axis] * np.uint64(
+            0x9E3779B97F4A7C15
+        )  # any large odd number; a small one would not keep all bits
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return (x ^ x >> np.uint64(31)) % np.uint64(TABLE_END - 2) + np.uint64(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ class LeadChunks(ChunkStore):
 
     def locate(self, coords: Coords) -> Found | None:
         found = super().locate(coords)
-        if found is None or (coords[-1] == 0 and self._lead.decode is None):
+        if found is None or (coords[-1] == 0 and self._lead.transform is None):
             return found
         told = self._told(coords, found)
         if coords[-1] == 0:
@@ -68,11 +69,12 @@ class LeadChunks(ChunkStore):
         try:
             if found.size > MAX_STORED:
                 raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
-            data = self._read_found(found, None, self._lead.decode)
+            transform = self._lead.transform
+            data = self._read_found(found, None, None if transform is None else partial(transform.show, coords))
         except ValueError as e:
             raise self._damage_of(coords, str(e)) from e
         lead = self._lead_of(data, found.start)
-        kept = b"" if self._lead.decode is None else data
+        kept = b"" if transform is None else data
         return _Told(_origin(found), kept, lead), len(kept), self._ttl if isinstance(lead, int) else DAMAGE_TTL_S
 
     def _lead_of(self, data: bytes, start: int) -> int | str:
@@ -82,6 +84,9 @@ class LeadChunks(ChunkStore):
         except ValueError as e:
             return str(e)
         return f"{size} bytes should lie before it, but it begins at {start}" if size > start else size
+
+    def stored(self, coords: Coords) -> Found | None:
+        return super().locate(coords) if coords[-1] == 0 else self.locate(coords)
 
     def covering(self, key: str, offset: int) -> Coords | None:
         return super().covering(key, offset) or self._leading(key, offset)
@@ -115,7 +120,7 @@ class LeadChunks(ChunkStore):
             coords = np.repeat(batch.coords, 2, axis=0)
             coords[1::2, -1] = 1
             sizes = np.full(2 * n, -1, np.int64)
-            if self._lead.decode is None:
+            if self._lead.transform is None:
                 sizes[::2] = batch.sizes
             cookies = np.repeat(batch.cookies, 2) * np.uint64(2)
             cookies[::2] -= np.uint64(1)

@@ -353,12 +353,12 @@ class Lead(NamedTuple):
     """Each chunk is two files: itself, and the bytes that lie right before it in its shard, which no index names.
 
     Args:
-        size: how many bytes those are, told by the (decoded) chunk. Raise ValueError, with the reason.
-        decode: undoes what is around the chunk itself, but not around the bytes before it.
+        size: how many bytes those are, told by the chunk as it is shown. Raise ValueError, with the reason.
+        transform: what is around the chunk itself, but not around the bytes before it.
     """
 
     size: Callable[[bytes], int]
-    decode: Callable[[bytes], bytes] | None = None
+    transform: Transform | None = None
 
 
 class Pair(NamedTuple):

@@ -489,7 +489,7 @@ class Tree:
             if not isinstance(node, Chunk):
                 return None
             chunks, coords = node.chunks, node.coords
-        found, transform = chunks.stored(coords), chunks.collection.transform
+        found, transform = chunks.stored(coords), chunks.transform_of(coords)
         codecs = chunks.collection.codecs if transform is None else (*chunks.collection.codecs, transform.name)
         offset = found.start + max(found.blob.base, 0)
         return Located(chunks.path, coords, chunks.chunks.key_of(coords), offset, found.size, codecs)

@@ -47,7 +47,7 @@ MESHES: dict[str, Json] = {
 }
 
 
-def mesh_shard(minishards: Sequence[Mapping[int, tuple[bytes, bytes]]]) -> bytes:
+def mesh_shard(minishards: Sequence[Mapping[int, tuple[bytes, bytes]]], *, deflate_index: bool = False) -> bytes:
     """Of fragments and manifest of each id: the manifest has an entry, the fragments lie right before it."""
     body, indices = b"", []
     for meshes in minishards:
@@ -55,7 +55,8 @@ def mesh_shard(minishards: Sequence[Mapping[int, tuple[bytes, bytes]]]) -> bytes
         for number, (fragments, stored) in meshes.items():
             row.append((number, len(body) + len(fragments), len(stored)))
             body += fragments + stored
-        indices.append(minishard_index(row))
+        index = minishard_index(row)
+        indices.append(gzip.compress(index, mtime=0) if deflate_index and index else index)
     bounds, position = b"", len(body)
     for index in indices:
         bounds += struct.pack("<QQ", position, position + len(index))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hypothesis import strategies as st
 
 from shardfs.grid import MortonCode
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 from shardfs.shards.uint64_sharded import Ids, ShardingSpec, Uint64Sharded
-from tests import handmade
+from tests import handmade, handmade_ids
 from tests.suites.shard_format import Extents, Sample
 from tests.suites.view import Sparse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardfs.model import Coords
     from shardfs.shards.uint64_sharded import ChunkIds
@@ -260,6 +263,82 @@ def sparse_volumes(draw: st.DrawFn) -> Sparse:
     near = st.tuples(*(st.integers(-1, n) for n in grid)).map(name)
     odd = st.sampled_from(("s", "info", "s/0.shard", "s/x", "x", "s/0-1_0-1", "s/0-1_0-1_0-1", "s/0-1_0-1_00-1"))
     return Sparse(stored, shown, near | cells(grid).map(lambda cell: name(cell, 1)) | odd)
+
+
+def _id_shards(spec: ShardingSpec, meshes: Mapping[int, tuple[bytes, bytes]], directory: str = "") -> dict[str, bytes]:
+    """Shards with what is stored for each id, and what lies before that without a name."""
+    document, shards = spec_json(spec), dict[str, list[dict[int, tuple[bytes, bytes]]]]()
+    for number, parts in meshes.items():
+        home, minishard = handmade.uint64_hash(number, document)
+        name = directory + handmade.shard_name(home, spec.shard_bits)
+        shards.setdefault(name, [{} for _ in range(1 << spec.minishard_bits)])[minishard][number] = parts
+    deflate = spec.minishard_index_encoding == "gzip"
+    return {name: handmade_ids.mesh_shard(rows, deflate_index=deflate) for name, rows in shards.items()}
+
+
+_encodings: st.SearchStrategy[Literal["raw", "gzip"]] = st.sampled_from(("raw", "gzip"))
+_object_ids = st.integers(0, 30) | U64 | st.sampled_from((2**52 - 1, 2**52, 2**63 - 1, 2**63, 2**64 - 1))
+_odd_ids = st.sampled_from(("info", "0.shard", "x", "00", "+1", "-1", str(2**64), "1.index", ".index", "9.data"))
+
+
+@st.composite
+def sparse_skeletons(draw: st.DrawFn) -> Sparse:
+    """Opaque chunks by id, some of them empty."""
+    spec = replace(draw(sharding_specs()), data_encoding=draw(_encodings))
+    found = draw(st.dictionaries(_object_ids, st.binary(max_size=6), max_size=12))
+    stored = {n: gzip.compress(d, mtime=0) if spec.data_encoding == "gzip" else d for n, d in found.items()}
+    info = {**handmade_ids.SKELETONS, "sharding": spec_json(spec)}
+    files = {"info": json.dumps(info).encode(), **_id_shards(spec, {n: (b"", d) for n, d in stored.items()})}
+    shown = {str(number): data for number, data in found.items()}
+    return Sparse(files, shown, _object_ids.map(str) | _odd_ids, {str(number): data for number, data in stored.items()})
+
+
+@st.composite
+def sparse_meshes(draw: st.DrawFn) -> Sparse:
+    """Meshes of any number of levels and fragments, some of no bytes."""
+    spec = replace(draw(sharding_specs()), data_encoding=draw(_encodings))
+    levels = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=3)
+    meshes, shown, raw = {}, dict[str, bytes](), dict[str, bytes]()
+    for number, sizes in draw(st.dictionaries(_object_ids, levels, max_size=9)).items():
+        manifest, size = handmade_ids.manifest(sizes), sum(map(sum, sizes))
+        fragments = draw(st.binary(min_size=size, max_size=size))
+        container = gzip.compress(manifest, mtime=0) if spec.data_encoding == "gzip" else manifest
+        meshes[number] = fragments, container
+        shown |= {str(number): fragments, f"{number}.index": manifest}
+        raw[f"{number}.index"] = container
+    info = {**handmade_ids.MESHES, "sharding": spec_json(spec)}
+    files = {"info": json.dumps(info).encode(), **_id_shards(spec, meshes)}
+    names = _object_ids.map(str) | _object_ids.map("{}.index".format) | _odd_ids
+    return Sparse(files, shown, names, raw)
+
+
+@st.composite
+def sparse_annotations(draw: st.DrawFn) -> Sparse:
+    """An index by id and a level of cells of any rank, each with a sharding of its own."""
+    info: dict[str, Any] = {"@type": "neuroglancer_annotations_v1"}
+    files, shown, raw = dict[str, bytes](), dict[str, bytes](), dict[str, bytes]()
+
+    def index(key: str, members: dict[str, Any], values: Mapping[str, tuple[int, bytes]]) -> dict[str, Any]:
+        """`values`: the id and the bytes of each name."""
+        told = {f"{key}/{name}": data for name, (_, data) in values.items()}
+        shown.update(told)
+        spec = replace(draw(sharding_specs()), data_encoding=draw(_encodings))
+        contain = partial(gzip.compress, mtime=0) if spec.data_encoding == "gzip" else bytes
+        raw.update({name: contain(data) for name, data in told.items()})
+        stored = {number: (b"", contain(data)) for number, data in values.values()}
+        files.update(_id_shards(spec, stored, f"{key}/"))
+        return {"key": key, **members, "sharding": spec_json(spec)}
+
+    by_id = draw(st.dictionaries(_object_ids, st.binary(max_size=6), max_size=6))
+    info["by_id"] = index("by_id", {}, {str(number): (number, data) for number, data in by_id.items()})
+    grid = draw(grids(bits=50))
+    cell_of = st.tuples(*(st.integers(0, min(n - 1, 3)) | st.integers(max(n - 3, 0), n - 1) for n in grid))
+    by_cell = draw(st.dictionaries(cell_of, st.binary(max_size=6), max_size=6))
+    values = {"_".join(map(str, cell)): (handmade.morton(cell, grid), data) for cell, data in by_cell.items()}
+    info["spatial"] = [index("spatial0", {"grid_shape": list(grid)}, values)]
+    files["info"] = json.dumps(info).encode()
+    near = st.tuples(*(st.integers(0, n) for n in grid)).map(lambda cell: "spatial0/" + "_".join(map(str, cell)))
+    return Sparse(files, shown, near | _object_ids.map("by_id/{}".format) | _odd_ids, raw)
 
 
 # ----------------------------------------------------------------------------------------------------- JSON

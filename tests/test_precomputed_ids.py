@@ -20,8 +20,8 @@ from shardfs.store import FsspecStore, LocalStore
 from shardfs.tree import Tree
 from tests import data_precomputed_ids, handmade, handmade_ids
 from tests.datasets import read_tree
-from tests.strategies import uint64_sharded_id_samples
-from tests.suites import Sample, ShardFormatSuite
+from tests.strategies import sparse_annotations, sparse_meshes, sparse_skeletons, uint64_sharded_id_samples
+from tests.suites import Sample, ShardFormatSuite, Sparse, ViewSuite
 from tests.suites.walking import entries, parsed, read_all, walk
 
 if TYPE_CHECKING:
@@ -36,6 +36,21 @@ if TYPE_CHECKING:
 class TestSuite(ShardFormatSuite):
     def samples(self) -> st.SearchStrategy[Sample]:
         return uint64_sharded_id_samples()
+
+
+class TestSkeletons(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return sparse_skeletons()
+
+
+class TestMeshes(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return sparse_meshes()
+
+
+class TestAnnotations(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return sparse_annotations()
 
 
 # ---- manifests ----

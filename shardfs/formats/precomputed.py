@@ -15,7 +15,7 @@ import numpy as np
 
 from shardfs.arrays import Codec
 from shardfs.checks import Chain, Image
-from shardfs.codecs import Gunzip, gunzip
+from shardfs.codecs import Gunzip
 from shardfs.errors import CorruptShardError
 from shardfs.formats import System, parse_json, print_json
 from shardfs.grid import BoxNames, FlatNames, IdNames, MortonCode
@@ -305,7 +305,7 @@ def _meshes(_: dict[str, Any], spec: ShardingSpec) -> Collection:
         layers=_layers(spec, Ids(files=2)),
         codecs=(),
         facts=Facts((), (), None, "meshes", str(spec)),
-        lead=Lead(fragments_size, gunzip if spec.data_encoding == "gzip" else None),
+        lead=Lead(fragments_size, Gunzip() if spec.data_encoding == "gzip" else None),
     )
 
 
