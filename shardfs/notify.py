@@ -36,15 +36,18 @@ class Notifier:
         self._over = threading.Event()
         self._probe: subprocess.Popen[bytes] | None = None
 
-    def tell(self, **fields: str) -> None:
-        """Send fields such as `STATUS`. A manager that does not listen is not our trouble."""
+    def tell(self, **fields: str) -> bool:
+        """Send fields such as `STATUS`; False if nobody listens any more."""
         text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in fields.items())
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.setblocking(False)
             try:
                 sender.sendto(text.encode("utf8", "replace"), self._address)
-            except OSError:
-                return
+            except ConnectionRefusedError:
+                return False
+            except OSError:  # it does not read as fast as we tell, for instance
+                return True
+        return True
 
     def watch(self, mountpoint: str, status: Callable[[], str]) -> None:
         """From now on, in a thread: `READY` when the mount answers, and then how it goes, until `stopping`."""
@@ -62,7 +65,8 @@ class Notifier:
             if not self._over.is_set():
                 alive = {"WATCHDOG": "1"} if self._watched else {}
                 told = {**first, **alive, "STATUS": status()} if answers else {"STATUS": "the mount does not answer"}
-                self.tell(**told)
+                if not self.tell(**told) and not self._watched:
+                    return
             first = {} if answers else first
             self._over.wait(FIRST_S if first else self._every_s)
 
