@@ -144,7 +144,7 @@ class Setting:
         return "SHARDFS_" + self.name.upper()
 
 
-LAYOUTS = ("native", "zarr2")
+LAYOUTS = ("native", "zarr2", "n5")
 
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
 FILES = "Configuration files"

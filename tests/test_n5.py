@@ -21,6 +21,7 @@ from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError
 from shardfs.formats import formats, parse_json
 from shardfs.formats.n5 import N5, PlainBlocks
+from shardfs.model import Dataset
 from shardfs.shards.sharding_indexed import ShardingIndexed
 from shardfs.store import FsspecStore, LocalStore
 from shardfs.tree import Tree, open_tree
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardfs.model import Coords, Dataset
+    from shardfs.model import Coords
     from tests.suites.shard_format import Extents
 
 N5BYTES: Any = {"name": "n5bytes"}
@@ -173,9 +174,12 @@ def test_what_is_not_sharded_is_not_touched(document: Any) -> None:
 def test_a_root_and_a_group() -> None:
     root = _open({"n5": "4.0.0", "dimensions": [3]})
     assert (root.format, root.collections, dict(root.documents), root.closed) == ("n5", (), {}, False)
+    assert root.attributes == {"dimensions": [3]}
     others: list[Any] = [{"a": 1}, {"dimensions": [1], "blockSize": [1]}, {"codecs": []}]
     for other in others:
-        assert N5.open("a", {"attributes.json": json.dumps(other).encode()}) is None
+        assert _open(other) == Dataset("n5", form=frozenset(("attributes.json",)), attributes=other)
+        beside = {"attributes.json": json.dumps(other).encode(), "info": b"{}"}
+        assert N5.open("a", beside) is None
     assert N5.open("a", {"attributes.json": b"[1, 2]"}) is None
     assert N5.open("a", {}) is None
 

@@ -6,10 +6,11 @@ A format is a module-level value with the attributes of `Format`; it is register
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shardfs.errors import CorruptShardError
+from shardfs.errors import CorruptShardError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,6 +121,27 @@ def print_json(document: Any) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair stays the escape that it was
 
 
+def print_strict(document: Mapping[str, Any]) -> bytes:
+    """`print_json` of what a layout shows, without the numbers that JSON does not have: they are named instead.
+
+    Raise UnsupportedError if it is nested too deeply.
+    """
+    try:
+        return print_json(_named_numbers(document))
+    except (ValueError, RecursionError):
+        raise UnsupportedError("its attributes are nested too deeply") from None
+
+
+def _named_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _named_numbers(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named_numbers(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 # ---- members of documents ----
 
 UNFIT = (ValueError, TypeError, KeyError, IndexError)
@@ -187,7 +209,8 @@ def sources() -> Sequence[Format]:
 @cache
 def views() -> Mapping[str, View]:
     """All layouts but the native one, by name."""
+    from shardfs.formats.n5 import N5
     from shardfs.formats.zarr2 import ZARR2
 
-    found: Sequence[View] = (ZARR2,)
+    found: Sequence[View] = (ZARR2, N5)
     return {view.name: view for view in found}

@@ -6,7 +6,6 @@ their codec; others are decoded and shown uncompressed.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from shardfs import ome
 from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.errors import UnsupportedError
-from shardfs.formats import parse_json, print_json
+from shardfs.formats import System, parse_json, print_json, print_strict
 from shardfs.grid import FlatNames, MappedNames, NestedNames
 from shardfs.model import Collection, Consolidation, Dataset
 from shardfs.transcode import memory_order, transcoder, without_checks
@@ -47,6 +46,7 @@ class Zarr2:
     """See `formats.Format` and `formats.View`. Of Zarr v2 itself it says only that it is there."""
 
     name = "zarr2"
+    systems: Sequence[System] = ()  # the native layout shows none of it otherwise
     documents = (ARRAY, GROUP, ATTRIBUTES)
 
     def may_hold(self, name: str) -> bool:
@@ -101,7 +101,7 @@ def _group_documents(dataset: Dataset | None) -> dict[str, bytes]:
         attributes = dict(ome.as_04(dataset.attributes or {}))
         if dataset.multiscales and not ome.multiscales(attributes):
             attributes |= ome.attributes_04(dataset.multiscales)
-        documents[ATTRIBUTES] = _printed(attributes)
+        documents[ATTRIBUTES] = print_strict(attributes)
     return documents
 
 
@@ -115,24 +115,6 @@ def _consolidated(documents: Mapping[str, bytes]) -> bytes:
 
 
 CONSOLIDATION = Consolidation(CONSOLIDATED, _consolidated)
-
-
-def _printed(attributes: Mapping[str, Any]) -> bytes:
-    try:
-        return print_json(_strict(attributes))
-    except (ValueError, RecursionError):
-        raise UnsupportedError("its attributes are nested too deeply") from None
-
-
-def _strict(value: Any) -> Any:
-    """The same without numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _strict(v) for name, v in value.items()}
-    if isinstance(value, list):
-        return [_strict(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 # ---- arrays ----
@@ -178,7 +160,7 @@ class _Placed:
         parts = self._path.split("/") if self._path else []
         documents = {"/".join([*parts[:n], GROUP]): print_json({"zarr_format": 2}) for n in range(1, len(parts))}
         documents["/".join([*parts, ARRAY])] = print_json(self._document())
-        documents["/".join([*parts, ATTRIBUTES])] = _printed(self._attributes())
+        documents["/".join([*parts, ATTRIBUTES])] = print_strict(self._attributes())
         return documents
 
     def _document(self) -> dict[str, Any]:
