@@ -404,7 +404,7 @@ class FsspecStore:
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 continue
             except PermissionError as e:  # what a store also says of missing names to those who may not list
-                refused = e
+                refused = refused if "/" in name else e
         if refused is not None and not out and not directory:
             raise refused
         return out

@@ -98,6 +98,13 @@ def test_more_shards_than_numbers_are_refused() -> None:
         _format([Axis(2**40, 1), Axis(2**40, 1)])
 
 
+def test_more_slots_than_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="beyond any real array"):
+        _format([Axis(1, 2**40), Axis(1, 2**40)])
+    with pytest.raises(ValueError, match="beyond any real array"):
+        _format([Axis(2**40, 0, (0, 2**40)), Axis(3, 2**40)])
+
+
 def test_very_many_broken_entries_cost_no_list_of_them() -> None:
     n = 300_000
     rows = np.empty((n, 2), "<u8")

@@ -204,7 +204,7 @@ def test_a_suffix_that_is_none(suffix: Any) -> None:
 def test_where_documents_are_looked_for() -> None:
     scope = Hierarchy(".x")
     assert scope.documents("data/root/a/b") == ("meta/root/a/b.array.x", "meta/root/a/b.group.x")
-    assert scope.documents("data/root") == ("meta/root.array.x", "meta/root.group.x")
+    assert scope.documents("data/root") == ("meta/root.array.x", "meta/root.group.x", "zarr.json")
     assert scope.documents("data/roots") == scope.documents("other") == scope.documents("metadata") == ()
     assert scope.open("h/data/rooted", "data/rooted", {}) is None
     assert scope.open("h/data/root/a", "data/root/a", {"meta/root/a.group.x": b"{}"}) is None

@@ -83,7 +83,8 @@ class Hierarchy:
             return (f"{below}.group{self.suffix}",)
         if _lies_in(DATA, below):
             node = META + below.removeprefix(DATA)
-            return f"{node}.array{self.suffix}", f"{node}.group{self.suffix}"
+            own = f"{node}.array{self.suffix}", f"{node}.group{self.suffix}"
+            return (*own, DOCUMENT) if below == DATA else own
         return ()
 
     def open(self, path: str, below: str, documents: Mapping[str, bytes]) -> Dataset | None:

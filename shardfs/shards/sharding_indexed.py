@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Literal
 
@@ -81,6 +82,11 @@ class Axis:
     def slots(self, g: int) -> int:
         return self.bounds[g + 1] - self.bounds[g] if self.bounds else self.per_shard
 
+    @property
+    def most_slots(self) -> int:
+        """Of the shard that has most."""
+        return max((b - a for a, b in pairwise(self.bounds)), default=self.per_shard)
+
 
 class ShardingIndexed(SinglePage):
     """Places the chunks of a grid in shards; a `model.ShardFormat` with a single page.
@@ -105,6 +111,8 @@ class ShardingIndexed(SinglePage):
         self.shard_grid = tuple(a.shards for a in axes)
         if math.prod(self.shard_grid) >= 2**63:
             raise ValueError(f"a grid of {self.shard_grid} shards is beyond any real array")
+        if math.prod(a.most_slots for a in axes) >= 2**63:
+            raise ValueError(f"a shard of {tuple(a.most_slots for a in axes)} chunks is beyond any real array")
         self._key, self._coords_of_key = key, coords_of_key
         self._shard_strides = strides(self.shard_grid)
         self._regular = not any(a.bounds for a in axes)

@@ -15,6 +15,7 @@ from tests.conftest import client_python, run_client
 from tests.data_zarr_transformer import contents, parsed, write_variants
 from tests.datasets import same
 from tests.mount.programs import copy_tree, errno_of, outcome_of, shardfs
+from tests.mount.web import GUARDED, LISTED, UNLISTED, find_nginx, serving
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,3 +143,20 @@ def test_damage_is_an_error_for_its_chunks_alone(
                     assert errno_of((mount / name).read_bytes) == errno.EIO
                 else:
                     assert (mount / name).read_bytes() == (twin / name).read_bytes()
+
+
+@pytest.mark.parametrize("server", [LISTED, UNLISTED, GUARDED])
+def test_over_a_web_server(
+    server: str, hierarchies: Mapping[str, Hierarchy], source: Path, mounted: Mounted, tmp_path: Path
+) -> None:
+    """Also one that lists nothing, or says of what is not there that it is forbidden: documents are the proof."""
+    if find_nginx() is None:
+        pytest.skip("no nginx")
+    hierarchy = hierarchies["group"]
+    (tmp_path / "nginx").mkdir()
+    with serving(source, tmp_path / "nginx") as web, mounted(web.url("group", server)) as mount:
+        for name, content in parsed(contents(hierarchy.twin)).items():
+            if server == LISTED or not name.startswith(("data/root/implied", "meta/root/implied")):
+                assert parsed({name: (mount / name).read_bytes()}) == {name: content}
+        arrays = [(path, data) for path, data in hierarchy.arrays.items() if path.startswith("g/c")]
+        assert wrong(read_all([(mount, path) for path, _ in arrays], tmp_path), arrays) == {}
