@@ -164,6 +164,9 @@ class Tree:
         rewriter = content.dataset.rewriter if content.dataset is not None else None
         if rewriter is None or not rewriter.applies(name):
             return None
+        known = self._nodes.known(directory.child_path(name))
+        if isinstance(known, Document):
+            return self._document(directory, name, known.data)
         raw = self.store.documents(directory.path, [name], MAX_DOCUMENT_BYTES).get(name)
         data = None if raw is None else rewriter.rewrite(directory.path, name, raw)
         return None if data is None else self._document(directory, name, data)

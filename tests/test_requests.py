@@ -18,6 +18,7 @@ from shardfs.lead_chunks import open_chunks
 from shardfs.store import FsspecStore
 from shardfs.tree import Tree
 from tests import data_n5, handmade, handmade_ids
+from tests.data_zarr_transformer import ROOT_DOCUMENT, array_document, named, pack_shards, sharding
 from tests.handmade import Entry
 from tests.suites.walking import entries
 
@@ -288,6 +289,29 @@ def test_meshes_are_looked_up_and_listed() -> None:
     assert len(fs.pop()) == 2 * len(IDS)
     assert {e.name.decode() for e in entries(tree, ROOT)} == {"info", *shown}
     assert {kind for kind, _ in fs.pop()} <= {"ls", "info"}, "listing reads no manifest"
+
+
+def test_a_hierarchy_of_the_draft_of_2022() -> None:
+    """Its documents lie elsewhere: they are asked for once, with those that could lie in the directory."""
+    stored = named(pack_shards({(i, j): bytes([i, j]) * 2 for i in range(4) for j in range(4)}, (2, 2)))
+    document = array_document((4, 4), (1, 1), sharding(2, 2))
+    fs, tree = _tree(
+        {
+            "zarr.json": json.dumps(ROOT_DOCUMENT).encode(),
+            "meta/root/a.array.json": json.dumps(document).encode(),
+            **{f"data/root/a/{name}": data for name, data in stored.items()},
+        }
+    )
+    tree.number("data/root/a/c0/0")
+    fs.pop()
+    for name, asked in (("c0/0", 2), ("c1/1", 1), ("c3/3", 2)):
+        assert len(tree.read(tree.number(f"data/root/a/{name}"), 0, 1 << 62)) == 4
+        assert len(fs.pop()) == asked
+    tree.resolve("meta/root/a.array.json")
+    fs.pop()
+    for _ in range(2):
+        assert tree.resolve("meta/root/a.array.json").size < len(json.dumps(document, indent=2))
+        assert [kind for kind, _ in fs.pop()] == ["info"], "for its time"
 
 
 def test_listing_a_row_asks_for_each_shard_once() -> None:

@@ -48,6 +48,7 @@ class Zarr2:
     name = "zarr2"
     systems: Sequence[System] = ()  # the native layout shows none of it otherwise
     documents = (ARRAY, GROUP, ATTRIBUTES)
+    systems = ()
 
     def may_hold(self, name: str) -> bool:
         return False
