@@ -45,6 +45,8 @@ class LeadChunks(ChunkStore):
     def __init__(self, lead: Lead, path: str, format: ShardFormat, source: ShardSource, *cache: Any) -> None:
         super().__init__(path, format, source, *cache)
         self._lead = lead
+        root = format.root_request(format.blocks - 1)
+        self._floor = 0 if root is None else root.stop  # before it lies the root of the index
 
     def locate(self, coords: Coords) -> Found | None:
         found = super().locate(coords)
@@ -83,7 +85,9 @@ class LeadChunks(ChunkStore):
             size = self._lead.size(data)
         except ValueError as e:
             return str(e)
-        return f"{size} bytes should lie before it, but it begins at {start}" if size > start else size
+        if size > start - self._floor:
+            return f"{size} bytes should lie before it, but it begins at {start}, behind an index of {self._floor}"
+        return size
 
     def stored(self, coords: Coords) -> Found | None:
         return super().locate(coords) if coords[-1] == 0 else self.locate(coords)

@@ -150,10 +150,10 @@ def mesh_of_very_many_levels(path: Path) -> Case:
 
 @_case
 def mesh_fragments_before_the_shard(path: Path) -> Case:
-    """The manifest claims more than there is before it: the first mesh of the shard, and sizes of 4 GiB each."""
+    """The manifest claims more than there is before it: a byte of the shard's index, and sizes of 4 GiB each."""
     even = {0: (b"abc", manifest([[4]])), 2: (b"", manifest([[2**32 - 1] * 5])), 4: _good(4, [[9]])}
     good = {"0.index": even[0][1], "2.index": even[2][1]} | _shown({4: even[4]})
-    return _meshes(path, even, good=good, bad=["2"])
+    return _meshes(path, even, good=good, bad=["0", "2"])
 
 
 @_case

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError
 from shardfs.formats.precomputed import PRECOMPUTED, fragments_size
+from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.inodes import ROOT
 from shardfs.store import FsspecStore, LocalStore
 from shardfs.tree import Tree
 from tests import data_precomputed_ids, handmade, handmade_ids
@@ -290,7 +293,7 @@ def test_damage_harms_nothing_beside_it(name: str, tmp_path: Path) -> None:
         assert listed.isdisjoint(case.absent)
 
 
-def _names(tree: Tree, number: int = 1, path: str = "") -> set[str]:
+def _names(tree: Tree, number: int = ROOT, path: str = "") -> set[str]:
     out = set()
     for e in entries(tree, number):
         name = f"{path}{e.name.decode()}"
@@ -315,3 +318,57 @@ def test_a_shard_that_is_replaced(data: str, tmp_path: Path) -> None:
     for sizes in ([3, 4], [1, 2], [4, 3]):
         shown = write(sizes)
         assert {name: read_all(tree, tree.resolve(name)) for name in shown} == shown
+
+
+def test_a_million_ids_are_listed_in_little_memory(tmp_path: Path) -> None:
+    """Each once, ids of 64 bits among them, in memory that an index cache of 1 MiB bounds, begun anywhere."""
+    count, minishards = 1_000_000, 256
+    ids = np.arange(count, dtype=np.uint64) + np.repeat(np.array([0, 2**63], np.uint64), count // 2)
+    rows = [ids[ids % np.uint64(minishards) == np.uint64(m)] for m in range(minishards)]
+    indices = [
+        np.stack([np.diff(row, prepend=np.uint64(0)), np.zeros_like(row), np.zeros_like(row)]).astype("<u8").tobytes()
+        for row in rows
+    ]
+    ends = np.cumsum([len(index) for index in indices])
+    bounds = np.stack([ends - [len(index) for index in indices], ends], axis=1).astype("<u8")
+    spec = handmade.sharding(minishard=8)
+    handmade.write_json(tmp_path / "info", {**handmade_ids.SKELETONS, "sharding": spec})
+    (tmp_path / "0.shard").write_bytes(bounds.tobytes() + b"".join(indices))
+
+    tree = Tree(LocalStore(str(tmp_path)), ByteLRU(1 << 20), ByteLRU(0))
+    found = np.concatenate([b.names.astype("S20") for b in tree.scan(ROOT)])
+    assert sorted(map(int, found[:-1].tolist())) == ids.tolist()
+    assert found[-1] == b"info"
+    tracemalloc.start()
+    try:
+        names, cookie = 0, 0
+        for batch in tree.scan(ROOT):
+            names, cookie = names + len(batch.names), int(batch.cookies[-1])
+            if names > count // 3:
+                break
+        assert names + sum(len(batch.names) for batch in tree.scan(ROOT, cookie)) == count + 1
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["igneous_murmur", "neuroglancer_lines", "neuroglancer_points", "nested"])
+def test_fsspec_shows_the_twin(name: str, id_dataset: Callable[[str], IdDataset]) -> None:
+    variant = id_dataset(name)
+    fs = ShardFileSystem(source=str(variant.path), skip_instance_cache=True)
+    found = {path.lstrip("/"): fs.cat_file(path) for path in fs.find("")}
+    assert parsed(found) == read_tree(variant.twin)
+    for path in variant.twin.rglob("*"):
+        where = str(path.relative_to(variant.twin))
+        if path.is_file() and path.name != "info":
+            told, size = fs.info(where), path.stat().st_size
+            assert (told["type"], told["size"]) == ("file", size)
+            assert fs.cat_file(where, start=size // 3, end=size // 2) == path.read_bytes()[size // 3 : size // 2]
+        elif path.is_dir():
+            assert {e["name"].rsplit("/", 1)[-1] for e in fs.ls(where)} == {p.name for p in path.iterdir()}
+            assert all(
+                e["size"] in (None, (path / e["name"].rsplit("/", 1)[-1]).stat().st_size)
+                for e in fs.ls(where)
+                if e["type"] == "file" and not e["name"].endswith("/info")
+            )
