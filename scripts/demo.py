@@ -27,7 +27,7 @@ def brain() -> npt.NDArray[np.uint8]:
     return np.asarray(image.dataobj, dtype=np.uint8)
 
 
-def write(source: Path) -> None:
+def write(source: Path, chunk: int) -> None:
     """A Zarr v3 group with one sharded array, its shard indices at the start of the shards."""
     import tensorstore
 
@@ -36,7 +36,7 @@ def write(source: Path) -> None:
     group = {"zarr_format": 3, "node_type": "group", "attributes": {"title": "MNI152 2009a nonlinear, T1"}}
     (source / "zarr.json").write_text(json.dumps(group))
     sharding = {
-        "chunk_shape": [CHUNK] * 3,
+        "chunk_shape": [chunk] * 3,
         "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 6}}],
         "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
         "index_location": "start",
@@ -50,7 +50,7 @@ def write(source: Path) -> None:
                 "data_type": "uint8",
                 "chunk_grid": {
                     "name": "regular",
-                    "configuration": {"chunk_shape": [CHUNK * CHUNKS_PER_SHARD] * 3},
+                    "configuration": {"chunk_shape": [chunk * CHUNKS_PER_SHARD] * 3},
                 },
                 "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
                 "dimension_names": ["x", "y", "z"],
@@ -109,13 +109,15 @@ def compare(source: Path, copies: Path) -> None:
 def main() -> None:
     match sys.argv[1:]:
         case ["write", source]:
-            write(Path(source))
+            write(Path(source), CHUNK)
+        case ["write", source, chunk]:
+            write(Path(source), int(chunk))
         case ["read", source, mount]:
             read(Path(source), Path(mount))
         case ["compare", source, copies]:
             compare(Path(source), Path(copies))
         case _:
-            raise SystemExit("usage: demo.py write SOURCE | read SOURCE MOUNT | compare SOURCE COPIES")
+            raise SystemExit("usage: demo.py write SOURCE [CHUNK] | read SOURCE MOUNT | compare SOURCE COPIES")
 
 
 if __name__ == "__main__":

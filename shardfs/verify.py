@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Buffer = npt.NDArray[np.uint8]
     Look = Callable[[Coords, int, Buffer], None]
 
-SPAN = 512 << 10
+SPAN = 1 << 20
 """Bytes of local files are read so many at a time: few calls, and still in the processor's cache when looked at."""
 
 REMOTE_SPAN = 16 << 20

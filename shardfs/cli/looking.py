@@ -57,9 +57,15 @@ def cat(source: str, paths: tuple[str, ...], **given: Any) -> None:
 @click.command()
 @click.argument("source")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
+@click.option("--map", "as_map", is_flag=True, help="Also draw which chunks exist, their sizes, and dead bytes.")
+@click.option("--png", metavar="FILE", help="Draw the same into a PNG file (needs the extra `plot`).")
 @source_options
-def info(source: str, as_json: bool, **given: Any) -> None:
+def info(source: str, as_json: bool, as_map: bool, png: str | None, **given: Any) -> None:
     """Tell of the sharded arrays in SOURCE: shapes, counts, bytes, and what cannot be shown. Reads every index."""
+    if as_json and as_map:
+        raise click.UsageError("--json and --map do not go together")
+    if png is not None:
+        _require_matplotlib()
     tree = open_for(source, **given)
     collections = [summary._asdict() for summary in tree.summaries()]
     problems = [{"path": p.path, "why": p.why, "skipped": p.skipped} for p in tree.problems()]
@@ -67,6 +73,32 @@ def info(source: str, as_json: bool, **given: Any) -> None:
         write_json({"source": source, "collections": collections, "problems": problems})
     else:
         _print_info(collections, problems)
+    if as_map:
+        _print_maps(tree)
+    if png is not None:
+        from shardfs import pictures
+        from shardfs.maps import chunk_map
+
+        pictures.draw([chunk_map(c, pictures.BINS, pictures.BINS) for c in tree.collections()], png)
+
+
+def _require_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise click.UsageError("--png needs the package matplotlib: pip install 'shardfs[plot]'")
+
+
+def _print_maps(tree: Tree) -> None:
+    from rich.console import Console
+
+    from shardfs.cli.mapping import map_size, print_map
+    from shardfs.maps import chunk_map
+
+    console = Console(soft_wrap=True, highlight=False)
+    for collection in tree.collections():
+        console.print()
+        print_map(console, chunk_map(collection, *map_size(console)))
 
 
 @click.command()

@@ -1,0 +1,167 @@
+"""`info --map`: a map of chunks in a terminal, by half blocks and colours, or by shades where there are no colours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardfs.cli.printing import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+    from rich.console import Console
+    from rich.text import Text
+
+    from shardfs.maps import ChunkMap
+
+    Shares = npt.NDArray[np.float64]
+
+SHADES = " ░▒▓█"
+"""None, up to a third, up to two thirds, more, all."""
+
+COLOURS = ((38, 38, 46), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+"""The same as colours, with all that is between: dark grey, and some of the viridis map."""
+
+LARGEST = 6
+"""Pixels for each chunk of a small grid, at most."""
+
+ROWS, COLUMNS, BARS = 48, 96, 12
+
+
+def map_size(console: Console) -> tuple[int, int]:
+    """Rows and columns of a map: of half blocks if there are colours, else of pairs of characters."""
+    columns = max(16, min(console.width - 4, COLUMNS))
+    return (ROWS, columns) if console.color_system is not None else (ROWS // 2, columns // 2)
+
+
+def print_map(console: Console, found: ChunkMap) -> None:
+    """Map, legend, sizes, dead bytes."""
+    from rich.text import Text
+
+    console.print(Text(_title(found), style="bold"))
+    if found.rows is not None and found.columns is not None:
+        coloured = console.color_system is not None
+        pixels = _enlarged(found.shares(), *map_size(console))
+        console.print(Text(f"  {_axes(found)}"))
+        for line in _half_blocks(pixels) if coloured else _shaded(pixels):
+            console.print(Text("  ") + line)
+        console.print(Text("  ") + _legend(coloured))
+    for words in (*_sizes(found), *_dead(found)):
+        console.print(Text(f"  {words}"))
+    console.print()
+
+
+def _title(found: ChunkMap) -> str:
+    grid = f" of {' x '.join(map(str, found.grid))}" if found.grid else ""
+    words = f"{found.path or '/'}: {found.total} chunks{grid} in {len(found.shards)} shards"
+    return f"{words}, {found.findings} findings: see `shardfs verify`" if found.findings else words
+
+
+def _axes(found: ChunkMap) -> str:
+    rows, columns = found.rows, found.columns
+    if rows is None or columns is None:
+        return ""
+    down = f"axis {rows.axis} downwards, " if rows.axis >= 0 else ""
+    right = f"axis {columns.axis} to the right" if columns.axis >= 0 else "one chunk"
+    others = [str(axis) for axis in range(len(found.grid)) if axis not in (rows.axis, columns.axis)]
+    rest = f", all of axis {' and '.join(others)} on top of each other" if others else ""
+    return f"{down}{right}{rest}"
+
+
+def _enlarged(shares: Shares, rows: int, columns: int) -> Shares:
+    """As large as there is room for."""
+    k = max(1, min(rows // shares.shape[0], columns // shares.shape[1], LARGEST))
+    return shares.repeat(k, axis=0).repeat(k, axis=1)
+
+
+def _half_blocks(pixels: Shares) -> Iterator[Text]:
+    from rich.color import Color
+    from rich.style import Style
+    from rich.text import Text
+
+    def colour(share: float) -> Color:
+        return Color.from_rgb(*_colour(share))
+
+    if len(pixels) % 2:
+        pixels = np.concatenate([pixels, np.full((1, pixels.shape[1]), -1)])
+    for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
+        line = Text()
+        for a, b in zip(upper, lower, strict=True):
+            line.append("▀", Style(color=colour(a), bgcolor=colour(b) if b >= 0 else None))
+        yield line
+
+
+def _colour(share: float) -> tuple[float, float, float]:
+    if share <= 0:
+        return COLOURS[0]
+    place = min(share, 1) * (len(COLOURS) - 2) + 1  # the smallest share is told from none
+    i = min(int(place), len(COLOURS) - 2)
+    r, g, b = (x + (y - x) * (place - i) for x, y in zip(COLOURS[i], COLOURS[i + 1], strict=True))
+    return r, g, b
+
+
+def _shaded(pixels: Shares) -> Iterator[Text]:
+    from rich.text import Text
+
+    for row in pixels.tolist():
+        yield Text("".join(2 * _shade(share) for share in row))  # characters are twice as high as wide
+
+
+def _shade(share: float) -> str:
+    if share <= 0:
+        return "·"
+    return SHADES[4] if share >= 1 else SHADES[1 + min(int(share * 3), 2)]
+
+
+def _legend(coloured: bool) -> Text:
+    from rich.style import Style
+    from rich.text import Text
+
+    line = Text("none exist ")
+    if coloured:
+        for i in range(9):
+            r, g, b = (int(c) for c in _colour(i / 8))
+            line.append("█", Style(color=f"rgb({r},{g},{b})"))
+    else:
+        line.append("· ░▒▓ █")
+    return line + Text(" all exist")
+
+
+def _sizes(found: ChunkMap) -> Iterator[str]:
+    from shardfs.maps import size_bins
+
+    bins = size_bins(found, BARS)
+    if not bins:
+        return
+    yield ""
+    yield "sizes of chunks, as they are stored"
+    most = max(b.chunks for b in bins)
+    labels = [f"from {human_bytes(b.start)}" for b in bins]
+    width = max(map(len, labels))
+    for label, b in zip(labels, bins, strict=True):
+        yield f"{label:>{width}}  {_bar(b.chunks / most)} {b.chunks}"
+
+
+def _bar(share: float, length: int = 32) -> str:
+    """In eighths of a character; something for every share above nothing."""
+    eighths = max(round(share * 8 * length), 1 if share > 0 else 0)
+    return "█" * (eighths // 8) + "▏▎▍▌▋▊▉"[eighths % 8 - 1 : eighths % 8]
+
+
+def _dead(found: ChunkMap) -> Iterator[str]:
+    dead, objects = int(found.dead.sum()), int(found.objects.sum())
+    yield ""
+    if not dead:
+        yield f"no dead bytes in {human_bytes(objects)}"
+        return
+    shards = int(np.count_nonzero(found.dead))
+    share = f"{dead / objects:.1%}" if objects else ""
+    yield f"dead bytes: {human_bytes(dead)} of {human_bytes(objects)} ({share}), in {shards} shards; most in"
+    worst = np.argsort(-found.dead, kind="stable")[: len(found.keys)].tolist()
+    width = max(map(len, found.keys))
+    for key, i in zip(found.keys, worst, strict=True):
+        part = int(found.dead[i]) / max(int(found.objects[i]), 1)
+        yield f"{key:<{width}}  {_bar(part)} {human_bytes(int(found.dead[i]))} ({part:.1%})"
