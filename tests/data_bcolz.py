@@ -91,7 +91,7 @@ class Superchunk:
         )
         if self.metadata is not None:
             head += metadata_section(self.metadata)
-        body, found = b"", {}
+        body, found = bytearray(), {}
         begin = len(head) + (8 * (len(chunks) + self.room) if self.offsets else 0)
         for i in sorted(range(len(chunks)), reverse=self.backwards):
             found[i] = begin + len(body)
@@ -102,7 +102,7 @@ class Superchunk:
         table = [-1 if i in self.unknown else found[i] for i in range(len(chunks))] + [-1] * self.room
         for i, entry in self.entries:
             table[i] = entry
-        return head + (struct.pack(f"<{len(table)}q", *table) if self.offsets else b"") + body
+        return head + (struct.pack(f"<{len(table)}q", *table) if self.offsets else b"") + bytes(body)
 
 
 def metadata_section(data: bytes, *, room: int | None = None, checksum: int = 2, codec: int = 1) -> bytes:

@@ -6,6 +6,7 @@ import builtins
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from shardfs.tree import Tree, open_tree
 from tests import data_bcolz
 from tests.data_bcolz import BLP, Superchunk, compressed, metadata_section, sizes_yaml, storage_yaml, stored
 from tests.strategies import json_paths, json_values, replaced
+from tests.suites import Sparse, ViewSuite
 from tests.suites.shard_format import MemoryBlob
 from tests.suites.walking import entries, walk
 from tests.test_requests import Counting
@@ -512,6 +514,59 @@ def test_a_grid_of_absurd_size_lists_what_is_there(tmp_path: Path) -> None:
     tree = open_tree(str(tmp_path))
     names = [n for b in tree.scan(tree.resolve("data").number) for n in b.names.tolist()]
     assert sorted(names) == [b"__%d.blp" % i for i in range(5)]
+
+
+# ---------------------------------------------------------------------------------------------------- views
+
+
+@st.composite
+def superchunks(draw: st.DrawFn) -> Sparse:
+    """Some superchunks missing, of any kind of checksum, with offsets or without."""
+    chunks = [stored(c) for c in draw(st.lists(st.binary(max_size=9), max_size=9))]
+    per_file, how = draw(st.integers(1, 4)), draw(_hows())
+    sizes, storage = {**SIZES, "shape": [3 * len(chunks)]}, {**STORAGE, "chunkshape": [3], "superchunksize": per_file}
+    files = {"meta/sizes": json.dumps(sizes).encode(), "meta/storage": json.dumps(storage).encode()}
+    raw: dict[str, bytes] = {}
+    for k, i in enumerate(range(0, len(chunks), per_file), 1):
+        if draw(st.integers(0, 3)):
+            files[f"data/__{k}__.bin"] = how.write(chunks[i : i + per_file])
+            raw |= {f"data/__{i + j}.blp": chunk for j, chunk in enumerate(chunks[i : i + per_file])}
+    odd = st.sampled_from(
+        ("data", "data/__1__.bin", "data/__00.blp", "data/__+1.blp", "data/__.blp", "meta", "__attrs__")
+    )
+    names = st.integers(-1, 10).map("data/__{}.blp".format) | odd
+    return Sparse(files, {name: BLP + chunk for name, chunk in raw.items()}, names, raw)
+
+
+@st.composite
+def packs(draw: st.DrawFn) -> Sparse:
+    files: dict[str, bytes] = {}
+    raw: dict[str, bytes] = {}
+    for name in draw(st.sets(st.sampled_from(("a.blp", "b.bp", "c/d.blp")), min_size=1)):
+        chunks = [stored(c) for c in draw(st.lists(st.binary(max_size=9), max_size=6))]
+        files[name] = replace(draw(_hows()), version=3).write(chunks)
+        raw |= {f"{name}/data/__{i}.blp": chunk for i, chunk in enumerate(chunks)}
+    names = st.tuples(st.sampled_from(("a.blp", "b.bp")), st.integers(0, 6)).map(lambda n: f"{n[0]}/data/__{n[1]}.blp")
+    odd = st.sampled_from(("a.blp", "a.blp/data", "a.blp/data/__1__.bin", "a.blp/x", "a.blp/data/x/y", "c"))
+    return Sparse(files, {name: BLP + chunk for name, chunk in raw.items()}, names | odd, raw)
+
+
+def _hows() -> st.SearchStrategy[Superchunk]:
+    sums = st.integers(0, 8)
+    with_offsets = st.builds(
+        Superchunk, checksum=sums, room=st.integers(0, 3), slack=st.integers(0, 3), backwards=st.booleans()
+    )
+    return with_offsets | st.builds(Superchunk, checksum=sums, offsets=st.just(False), told=st.sampled_from((None, -1)))
+
+
+class TestSuperchunkView(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return superchunks()
+
+
+class TestPackView(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return packs()
 
 
 # ------------------------------------------------------------------------------------------------- requests

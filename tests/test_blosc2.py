@@ -19,6 +19,7 @@ from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.shards.blosc2_frame import Frame, Frames, is_contiguous
 from shardfs.tree import open_tree
 from tests.data_blosc2 import WRITERS, ZEROS, chunk, frame
+from tests.suites import Sparse, ViewSuite
 from tests.suites.shard_format import MemoryBlob, Sample, ShardFormatSuite
 from tests.suites.walking import walk
 
@@ -184,6 +185,24 @@ def test_without_the_library_the_problem_says_what_to_install(monkeypatch: pytes
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(Exception, match=r"pip install 'shardfs\[blosc2\]'"):
         open_tree(str(tmp_path))
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Sparse:
+    files: dict[str, bytes] = {}
+    shown: dict[str, bytes] = {}
+    for name in draw(st.sets(st.sampled_from(("a.b2nd", "b/c.b2frame")), min_size=1)):
+        chunks = draw(st.lists(st.none() | st.binary(max_size=9).map(chunk), max_size=20))
+        files[name] = frame(chunks, 9)
+        shown |= {f"{name}/{i:08X}.chunk": c for i, c in enumerate(chunks) if c is not None}
+    names = st.integers(0, 20).map("a.b2nd/{:08X}.chunk".format)
+    odd = st.sampled_from(("a.b2nd", "a.b2nd/x", "a.b2nd/0000000a.chunk", "a.b2nd/00000000.chunk/x", "b"))
+    return Sparse(files, shown, names | odd)
+
+
+class TestView(ViewSuite):
+    def samples(self) -> st.SearchStrategy[Sparse]:
+        return frames()
 
 
 # ---------------------------------------------------------------------------------------------------- trees

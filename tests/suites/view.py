@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import pytest
 
 DOCUMENTS = ("zarr.json", "info", "attributes.json")
+DOCUMENT_ENDINGS = (".array.json", "meta/sizes", "meta/storage", "__attrs__")
+INDEX_FILE = "chunks.b2frame"
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,10 @@ class ViewSuite:
 
 def _without_documents(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """What is shown of a document is its format's own; that it can be read is all that a view owes."""
-    documents = {name for name in files if name in DOCUMENTS or name.endswith(".array.json")}
+    documents = {name for name in files if name in DOCUMENTS or name.endswith(DOCUMENT_ENDINGS)}
     for name in documents:
         json.loads(files[name])
+    documents |= {name for name in files if name.endswith(INDEX_FILE)}
     return {name: data for name, data in files.items() if name not in documents}
 
 
