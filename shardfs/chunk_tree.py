@@ -460,13 +460,8 @@ class ChunkTree:
         return np.where(stored < 0, -1, self.collection.transform.sizes(coords, stored))
 
     def _fill_sizes(self, coords: U64) -> Sizes:
-        """Of chunks that are not stored; made to know, if what is shown is compressed."""
-        if self._filler is None:
-            return np.zeros(len(coords), np.int64)
-        sizes = self._filler.sizes(coords)
-        for i in np.flatnonzero(sizes < 0).tolist():
-            sizes[i] = len(self._filler.show(tuple(coords[i].tolist())))
-        return sizes
+        """Of chunks that are not stored."""
+        return np.zeros(len(coords), np.int64) if self._filler is None else self._filler.sizes(coords)
 
 
 def _bases(dims: Coords, has_root: bool) -> list[int]:

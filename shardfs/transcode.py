@@ -134,14 +134,19 @@ class _Shown:
 
     def made_of(self, cell: Coords, elements: npt.NDArray[Any]) -> bytes:
         """The shown bytes of a chunk of these elements, which are cropped or padded as needed."""
-        encoding, wanted = self.encoding, self.shape(cell)
+        wanted = self.shape(cell)
         if elements.shape != wanted:
             out = np.full(wanted, fill_element(self.array.fill_value, elements.dtype), elements.dtype)
             common = tuple(slice(0, min(a, b)) for a, b in zip(elements.shape, wanted, strict=True))
             out[common] = elements[common]
             elements = out
+        return self.encoded(elements)
+
+    def encoded(self, elements: npt.NDArray[Any]) -> bytes:
+        """The shown bytes of these elements, axes in the array's order."""
+        encoding, shape = self.encoding, elements.shape
         elements = elements.astype(encoding.data_type, copy=False).transpose(encoding.order)
-        return self.framed(wanted, encode(encoding.codecs, encode_array(encoding.serializer, elements)))
+        return self.framed(shape, encode(encoding.codecs, encode_array(encoding.serializer, elements)))
 
     def framed(self, shape: Coords, payload: bytes) -> bytes:
         if self.encoding.frame == "n5":
@@ -160,8 +165,7 @@ class Transcoder:
         self._around = 4 * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
         if not self._passes or self._stored.clipped != shown.clipped or self._stored.frame == "n5":
             _require_decodable(self._stored)
-            if math.prod(array.chunk) * max(np.dtype(array.data_type).itemsize, 1) > MAX_DECODED:
-                raise UnsupportedError(f"chunks of {array.chunk} must be decoded; {MAX_DECODED} bytes is the limit")
+            _require_small(array, "decoded")
 
     @property
     def name(self) -> str:
@@ -182,10 +186,13 @@ class Transcoder:
         cell = self._shown.cell(coords)
         payload, shape = self._unframed(cell, stored)
         if not self._passes or shape != self._shown.shape(cell):
-            return self._shown.made_of(cell, self._elements(payload, shape))
-        payload = encode(_checks(self._shown.encoding), decode(self._checks, payload))
-        shown = self._shown.framed(shape, payload)
-        if self._shown.is_plain and len(shown) != self._shown.sizes(np.array([cell], np.uint64))[0]:
+            shown = self._shown.made_of(cell, self._elements(payload, shape))
+        else:
+            payload = encode(_checks(self._shown.encoding), decode(self._checks, payload))
+            shown = self._shown.framed(shape, payload)
+        # A block of N5 tells its shape itself, and may tell another than it should have.
+        told = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64)).item()
+        if told not in (-1, len(shown)):
             raise ValueError(f"{len(stored)} bytes are none of a chunk of {shape} {self._array.data_type}")
         return shown
 
@@ -238,15 +245,35 @@ class FillValue:
     """A `model.Filler`: chunks full of the array's fill value."""
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
+        _require_small(array, "made")
         self._shown = _Shown(array, shown)
+        self._last: tuple[Coords, bytes] | None = None  # most are whole chunks, all alike
+        self._sizes: dict[Coords, int] = {}
 
     def sizes(self, coords: U64) -> Sizes:
-        return self._shown.sizes(self._shown.cells(coords))
+        cells = self._shown.cells(coords)
+        sizes = self._shown.sizes(cells)
+        for i in np.flatnonzero(sizes < 0).tolist():
+            shape = self._shown.shape(tuple(cells[i].tolist()))
+            if shape not in self._sizes:  # of compressed ones: by making one of each shape
+                self._sizes[shape] = len(self._made(shape))
+            sizes[i] = self._sizes[shape]
+        return sizes
 
     def show(self, coords: Coords) -> bytes:
-        cell, array = self._shown.cell(coords), self._shown.array
-        element = fill_element(array.fill_value, self._shown.encoding.data_type)
-        return self._shown.made_of(cell, np.full(self._shown.shape(cell), element))
+        return self._made(self._shown.shape(self._shown.cell(coords)))
+
+    def _made(self, shape: Coords) -> bytes:
+        last = self._last
+        if last is None or last[0] != shape:
+            element = fill_element(self._shown.array.fill_value, self._shown.encoding.data_type)
+            self._last = last = shape, self._shown.encoded(np.full(shape, element))
+        return last[1]
+
+
+def _require_small(array: Array, done: str) -> None:
+    if math.prod(array.chunk) * max(np.dtype(array.data_type).itemsize, 1) > MAX_DECODED:
+        raise UnsupportedError(f"chunks of {array.chunk!r:.80} must be {done}; {MAX_DECODED} bytes is the limit")
 
 
 def _require_decodable(encoding: ChunkEncoding) -> None:

@@ -1,0 +1,271 @@
+"""The layout n5: documents, blocks and images of any described array, read by libraries that know N5 alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+import z5py
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardfs import codecs
+from shardfs.errors import UnsupportedError
+from shardfs.inodes import ROOT
+from shardfs.tree import Tree, open_tree
+from tests.data_n5 import attributes, header
+from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, sharding, transpose
+from tests.handmade import group_document, write_files, write_json
+from tests.suites.walking import entries, read_all, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.datasets import Array as Data
+
+BYTE: Any = {"name": "bytes"}
+BZ2: Any = {"name": "numcodecs.bz2", "configuration": {"level": 3}}
+
+
+def _n5(path: Path, *, skip: bool = False) -> Tree:
+    return open_tree(str(path), layout="n5", skip_unsupported=skip)
+
+
+def _document(tree: Tree, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(read_all(tree, tree.resolve(f"{path}/attributes.json")))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- Zarr v3 as source
+
+
+def write_zarr(
+    path: Path, data: Data, chunk: Sequence[int], chain: Sequence[Any], *, shard: Sequence[int] = (), **members: Any
+) -> None:
+    """An array written by tensorstore; in shards, if `shard` is given."""
+    metadata = {
+        "shape": list(data.shape),
+        "data_type": data.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shard or chunk)}},
+        "codecs": [sharding(chunk, chain)] if shard else list(chain),
+        "fill_value": [0, 0] if data.dtype.kind == "c" else np.zeros((), data.dtype).item(),
+        **members,
+    }
+    store = {"driver": "file", "path": f"{path}/"}
+    ts.open({"driver": "zarr3", "kvstore": store, "metadata": metadata}, create=True).result().write(data).result()
+
+
+def _read_tensorstore(container: Path, member: str) -> Data:
+    store = {"driver": "file", "path": f"{container / member}/"}
+    found: Data = ts.open({"driver": "n5", "kvstore": store}).result().read().result()
+    return found.T
+
+
+def _read_z5(container: Path, member: str) -> Data:
+    return np.asarray(z5py.File(str(container), mode="r", use_zarr_format=False)[member][...])
+
+
+def _shown_as(data: Data) -> Data:
+    """What readers of N5 must find."""
+    return data.astype("uint8") if data.dtype == bool else data
+
+
+def _equal(left: Data, right: Data) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and bool(((left == right) | (left != left)).all())
+
+
+_DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
+_FILLS: dict[str, list[Any]] = {
+    "b": [False, True],
+    "u": [0, 1, 255],
+    "i": [0, -1],
+    "f": [0.0, -0.5, "NaN", "-Infinity"],
+}
+
+
+@st.composite
+def _arrays(draw: st.DrawFn) -> tuple[Data, dict[str, Any]]:
+    """An array with islands of its fill value, and how it is written."""
+    rank = draw(st.integers(1, 4))
+    chunk = [draw(st.integers(1, 4)) for _ in range(rank)]
+    shard = [c * draw(st.integers(1, 3)) for c in chunk] if draw(st.booleans()) else []
+    shape = [draw(st.integers(1, 9)) for _ in range(rank)]
+    dtype = np.dtype(draw(st.sampled_from(_DTYPES)))
+    around = draw(st.sampled_from(([], [GZIP], [ZSTD], [BLOSC], [CRC], [GZIP, CRC], [ZSTD, CRC], [ZSTD, GZIP])))
+    blosc = {**BLOSC, "configuration": {**BLOSC["configuration"], "typesize": dtype.itemsize}}
+    chain = [blosc if c is BLOSC else c for c in around]
+    chain.insert(0, draw(st.sampled_from((LITTLE, BIG))) if dtype.itemsize > 1 else BYTE)
+    if draw(st.booleans()):
+        chain.insert(0, transpose(*draw(st.permutations(range(rank)))))
+    fill = draw(st.sampled_from(_FILLS[dtype.kind]))
+    data = (np.arange(math.prod(shape)) % 100).astype(dtype).reshape(shape)
+    element = np.array(float(fill.replace("Infinity", "inf")) if isinstance(fill, str) else fill).astype(dtype)
+    for _ in range(draw(st.integers(0, 2))):
+        data[tuple(slice(draw(st.integers(0, n - 1)), draw(st.integers(1, n))) for n in shape)] = element
+    return data, {"chunk": chunk, "chain": chain, "shard": shard, "fill_value": fill}
+
+
+@settings(max_examples=150)
+@given(_arrays())
+def test_any_array_of_zarr_is_read_as_n5(tmp_path_factory: pytest.TempPathFactory, written: tuple[Data, Any]) -> None:
+    data, how = written
+    path = tmp_path_factory.mktemp("n5")
+    write_zarr(path / "source" / "a", data, **how)
+    tree = _n5(path / "source")
+    write_files(path / "shown", walk(tree))
+    assert _equal(_read_tensorstore(path / "shown", "a"), _shown_as(data))
+    assert _equal(_read_z5(path / "shown", "a"), _shown_as(data))
+    filled = how["fill_value"] not in (0, False)
+    grid = [-(-n // c) for n, c in zip(data.shape, how["chunk"], strict=True)]
+    blocks = [name for name in walk(tree) if not name.endswith("attributes.json")]
+    assert len(blocks) == math.prod(grid) or not filled
+
+
+_ISLAND = np.pad(np.arange(1, 25, dtype="uint16").reshape(4, 6), ((0, 5), (3, 5)), constant_values=7)  # 9x14
+
+
+@pytest.mark.parametrize(
+    ("chain", "compression", "passes"),
+    [
+        ([BIG], {"type": "raw"}, True),
+        ([LITTLE], {"type": "raw"}, False),
+        ([BIG, GZIP], {"type": "gzip", "level": 5, "useZlib": False}, True),
+        ([BIG, ZSTD], {"type": "zstd", "level": 3}, True),
+        ([BIG, ZSTD, CRC], {"type": "zstd", "level": 3}, True),
+        ([BIG, CRC], {"type": "raw"}, True),
+        ([BIG, BLOSC], {"type": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}, True),
+        ([LITTLE, GZIP], {"type": "raw"}, False),
+        ([BIG, ZSTD, GZIP], {"type": "raw"}, False),
+        ([BIG, CRC, GZIP], {"type": "raw"}, False),
+        ([transpose(1, 0), BIG], {"type": "raw"}, False),
+        ([transpose(1, 0), transpose(1, 0), BIG, GZIP], {"type": "gzip", "level": 5, "useZlib": False}, True),
+    ],
+)
+def test_payloads_pass_where_they_can(chain: list[Any], compression: Any, passes: bool, tmp_path: Path) -> None:
+    write_zarr(tmp_path / "a", _ISLAND, (4, 5), chain, shard=(8, 10))
+    tree = _n5(tmp_path)
+    assert _document(tree, "a") == attributes((14, 9), (5, 4), "uint16", compression=compression)
+    shown, native = walk(tree), walk(open_tree(str(tmp_path)))
+    assert shown.keys() == {f"a/{x}/{y}" for x in range(3) for y in range(3)} | {"attributes.json", "a/attributes.json"}
+    cut = 4 * sum(c is CRC for c in chain)
+    for x, y in np.ndindex(3, 3):
+        block, chunk = shown[f"a/{x}/{y}"], native[f"a/c/{y}/{x}"]
+        if passes:
+            assert block == header((5, 4)) + chunk[: len(chunk) - cut]
+        else:
+            part = _ISLAND[4 * y : 4 * y + 4, 5 * x : 5 * x + 5]
+            assert block == header(part.shape[::-1]) + part.astype(">u2").tobytes()
+
+
+def test_a_root_has_the_version_and_groups_their_attributes(tmp_path: Path) -> None:
+    user = {"name": "µ", "big": 2**64 - 1, "none": None, "nested": {"a": [1.5]}}
+    write_json(tmp_path / "zarr.json", group_document(root=True))
+    write_json(tmp_path / "g/zarr.json", group_document(**user, inf=float("inf")))
+    write_json(tmp_path / "empty/zarr.json", group_document())
+    write_zarr(tmp_path / "g/a", _ISLAND, (4, 5), [BIG], attributes=user, dimension_names=["y", "x"])
+    (tmp_path / "g/README").write_text("kept")
+    tree = _n5(tmp_path)
+    shown = walk(tree)
+    assert not any("zarr" in name or name.split("/")[-2:-1] == ["c"] for name in shown)
+    assert json.loads(shown["attributes.json"]) == {"n5": "2.0.0", "root": True}
+    assert json.loads(shown["g/attributes.json"]) == {**user, "inf": "Infinity"}
+    assert "empty/attributes.json" not in shown
+    assert shown["g/README"] == b"kept"
+    document = json.loads(shown["g/a/attributes.json"])
+    assert document["axes"] == ["x", "y"]
+    assert {name: document[name] for name in user} == user
+
+
+def test_an_array_may_be_the_root(tmp_path: Path) -> None:
+    write_zarr(tmp_path, _ISLAND, (4, 5), [LITTLE])
+    tree = _n5(tmp_path)
+    shown = json.loads(read_all(tree, tree.resolve("attributes.json")))
+    assert shown == {"n5": "2.0.0", **attributes((14, 9), (5, 4), "uint16", compression={"type": "raw"})}
+    write_files(tmp_path / "shown", walk(tree))
+    assert _equal(_read_tensorstore(tmp_path / "shown", "."), _ISLAND)
+
+
+def test_names_of_n5_win_over_those_of_the_user(tmp_path: Path) -> None:
+    user = {"dimensions": "mine", "compression": 7, "n5": "9.0.0", "axes": [1], "codecs": [], "kept": 1}
+    write_zarr(tmp_path / "a", _ISLAND, (4, 5), [BIG], attributes=user, dimension_names=["y", "x"])
+    tree = _n5(tmp_path)
+    own = attributes((14, 9), (5, 4), "uint16", compression={"type": "raw"}, axes=["x", "y"])
+    assert _document(tree, "a") == {**own, "kept": 1}
+    assert {p.why.split(":")[0] for p in tree.problems()} == {f"attribute {name!r}" for name in user if name != "kept"}
+    assert all(p.path == "a" and p.skipped for p in tree.problems())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "why"),
+    [
+        ("float16", (4,), "N5 has no data type float16"),
+        ("complex64", (4,), "N5 has no data type complex64"),
+        ("uint8", (), "N5 has no arrays without axes"),
+    ],
+)
+def test_what_n5_cannot_say_is_refused_when_mounted(
+    dtype: str, shape: tuple[int, ...], why: str, tmp_path: Path
+) -> None:
+    chain = [BYTE] if dtype == "uint8" else [LITTLE]
+    write_zarr(tmp_path / "g/odd", np.ones(shape, dtype), (2,) * len(shape), chain)
+    write_zarr(tmp_path / "g/even", _ISLAND, (4, 5), [LITTLE])
+    with pytest.raises(UnsupportedError, match=rf"^g/odd: cannot be shown as n5: {why}"):
+        _n5(tmp_path)
+    tree = _n5(tmp_path, skip=True)
+    assert [(p.path, p.skipped) for p in tree.problems()] == [("g/odd", True)]
+    assert why in tree.problems()[0].why
+    shown = walk(tree)
+    assert "g/even/attributes.json" in shown
+    assert not any(name.startswith("g/odd") for name in shown)
+
+
+def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, chain, fill in (("turned", [LITTLE, ZSTD], 0), ("filled", [BIG, GZIP, CRC], 7)):
+        write_zarr(tmp_path / name, _ISLAND, (4, 5), chain, shard=(8, 10), fill_value=fill)
+    tree = _n5(tmp_path)
+
+    def fail(*_: Any, **__: Any) -> bytes:
+        raise AssertionError("a chunk is decoded")
+
+    monkeypatch.setattr("shardfs.transcode.decode", fail)
+    sizes = dict(_sizes(tree, ROOT))
+    assert len(sizes) == 2 * 9 + 3
+    assert min(sizes.values()) > 0
+
+
+def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
+    for e in entries(tree, number):
+        name = f"{path}/{e.name.decode()}"
+        if e.directory:
+            yield from _sizes(tree, e.number, name)
+        else:
+            yield name, e.size
+
+
+def test_a_block_of_fill_value_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_zarr(tmp_path / "a", np.full((40, 40), 7, "uint16"), (4, 4), [BIG, GZIP], fill_value=7)
+    made = []
+    encode = codecs.encode
+    monkeypatch.setattr("shardfs.transcode.encode", lambda *given: made.append(1) or encode(*given))
+    assert len(walk(_n5(tmp_path))) == 102
+    assert len(made) == 1
+
+
+def test_fill_values_that_are_zero_are_not_stored(tmp_path: Path) -> None:
+    for name, fill in (("zero", 0.0), ("minus", -0.0)):
+        write_zarr(tmp_path / name, np.full((4, 4), fill, "float32"), (2, 2), [BIG], fill_value=fill)
+    assert walk(_n5(tmp_path)).keys() == {"attributes.json", "zero/attributes.json", "minus/attributes.json"}
+
+
+def test_chunks_too_large_to_be_made_are_refused(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "a", _ISLAND, (4, 5), [BIG, GZIP], fill_value=1)
+    document = json.loads((tmp_path / "a/zarr.json").read_bytes())
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [2**20, 2**20]
+    write_json(tmp_path / "a/zarr.json", document)
+    with pytest.raises(UnsupportedError, match="a: cannot be shown as n5: "):
+        _n5(tmp_path)
