@@ -1,0 +1,32 @@
+#!/bin/sh
+# The entry point of a container that mounts a source for one command. The mount is gone again when the command has
+# ended, and on SIGTERM, which `docker stop` and Kubernetes send: the command gets it first.
+#
+#     entrypoint.sh SOURCE MOUNTPOINT COMMAND [ARGUMENT]...
+#
+# Options of the mount come from variables: SHARDFS_LAYOUT, SHARDFS_STORAGE_OPTIONS and so on. The exit code is that of
+# the command, or of the mount if that failed. A container that only shows a mount to others needs no script:
+# `shardfs mount -f SOURCE MOUNTPOINT` unmounts on SIGTERM by itself.
+set -eu
+
+if [ "$#" -lt 3 ]; then
+    echo "usage: $0 SOURCE MOUNTPOINT COMMAND [ARGUMENT]..." >&2
+    exit 2
+fi
+source=$1 mountpoint=$2
+shift 2
+
+shardfs mount "$source" "$mountpoint"
+"$@" &
+command=$!
+trap 'kill -TERM "$command" 2>/dev/null || true' TERM INT HUP
+
+# A signal that is trapped ends `wait`, and the command may take its time.
+status=0
+wait "$command" || status=$?
+while kill -0 "$command" 2>/dev/null; do
+    status=0
+    wait "$command" || status=$?
+done
+shardfs umount --patient --timeout 5 "$mountpoint" || shardfs umount --lazy --if-mounted "$mountpoint"
+exit "$status"

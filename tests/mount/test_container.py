@@ -1,0 +1,102 @@
+"""The entry point for containers, as the first process of a namespace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.datasets import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.datasets import Dataset
+
+    Get = Callable[[str, str], Dataset]
+
+pytestmark = pytest.mark.fuse
+
+UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+
+
+@pytest.fixture
+def source(dataset: Get) -> Path:
+    return dataset("zarr3", "default").path
+
+
+@contextmanager
+def container(tmp_path: Path, source: Path | str, *command: str) -> Iterator[subprocess.Popen[str]]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/shardfs"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m shardfs "$@"\n')
+    program.chmod(0o755)
+    mountpoint = str(tmp_path / "mnt")
+    os.mkdir(mountpoint)
+    # What is left when the script has ended can still be seen in its namespace.
+    script = 'mnt=$1; shift; sh "$@"; echo status $?; grep -c " $mnt " /proc/mounts'
+    words = [*UNSHARE, "sh", "-c", script, "sh", mountpoint, str(ROOT / "scripts/entrypoint.sh")]
+    words += [str(source), mountpoint, *command]
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def entry_point(process: subprocess.Popen[str]) -> int:
+    """Its number, outside."""
+    (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(Path(f"/proc/{first}/task/{first}/children").read_text().split()[0])
+
+
+def test_the_mount_is_there_for_the_command(source: Path, tmp_path: Path) -> None:
+    with container(tmp_path, source, "sh", "-c", f"test -s {tmp_path}/mnt/zarr.json && exit 7") as process:
+        out, error = process.communicate(timeout=60)
+    assert (out, error) == ("status 7\n0\n", "")
+
+
+def test_a_mount_that_fails_runs_nothing(tmp_path: Path) -> None:
+    with container(tmp_path, tmp_path / "none", "echo", "ran") as process:
+        out, error = process.communicate(timeout=60)
+    assert out == "status 3\n0\n"
+    assert "No such file" in error
+
+
+def test_sigterm_ends_the_command_then_the_mount(source: Path, tmp_path: Path) -> None:
+    program = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(open(sys.argv[1]).close() or 9)); "
+    program += "print('up', flush=True); signal.pause()"
+    with container(tmp_path, source, sys.executable, "-c", program, f"{tmp_path}/mnt/zarr.json") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        began = time.monotonic()
+        os.kill(entry_point(process), signal.SIGTERM)
+        out, error = process.communicate(timeout=30)
+    assert (out, error) == ("status 9\n0\n", "")
+    assert time.monotonic() - began < 10
+
+
+def test_a_mount_in_the_foreground_as_the_first_process(source: Path, tmp_path: Path) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    words = [*UNSHARE, sys.executable, "-m", "shardfs", "mount", "-f", "--log-level=info", str(source), str(mountpoint)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        assert "is mounted on" in process.stderr.readline()
+        (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert "SIGTERM: unmounting" in process.stderr.read()
