@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -100,9 +100,17 @@ class FakeTree:
 class Kernel:
     """The other end of the socket."""
 
-    def __init__(self, device: socket.socket, tree: FakeTree, waiting: Callable[[], None]) -> None:
-        self._device, self.tree, self.waiting = device, tree, waiting
+    def __init__(
+        self, device: socket.socket, tree: FakeTree, waiting: Callable[[], None], ended: threading.Event
+    ) -> None:
+        self._device, self.tree, self.waiting, self._ended = device, tree, waiting, ended
         self._unique = 0
+
+    def hang_up(self) -> None:
+        """The mount is gone; the server must notice."""
+        with suppress(OSError):
+            self._device.shutdown(socket.SHUT_RDWR)
+        assert self._ended.wait(10)
 
     def send(self, opcode: int, node: int, body: bytes = b"") -> int:
         self._unique += 2
@@ -158,13 +166,16 @@ def serving(**settings: Any) -> Iterator[Kernel]:
         serves = Server(FuseSettings(**settings))
         tree: Any = FakeTree()
         session: Any = FakeSession(theirs.fileno())
-        ended = threading.Event()
+        ended, before = threading.Event(), {*threading.enumerate()}
         serves.start(tree, session, ended.set)
+        kernel = Kernel(ours, tree, serves.waiting, ended)
         try:
-            yield Kernel(ours, tree, serves.waiting)
+            yield kernel
         finally:
-            ours.shutdown(socket.SHUT_RDWR)
-            assert ended.wait(10)
+            kernel.hang_up()
+            # A thread that still waits would later answer to a descriptor that belongs to another test by then.
+            for thread in {*threading.enumerate()} - before:
+                thread.join(15)
 
 
 @pytest.fixture
@@ -545,7 +556,8 @@ def test_the_end_does_not_wait_for_the_store() -> None:
         slow = Slow(kernel)
         slow.ask(1)
         assert slow.arrived.acquire(timeout=10)
-    slow.answers.release()
+        kernel.hang_up()
+        slow.answers.release()
 
 
 def test_no_more_threads_than_allowed() -> None:
