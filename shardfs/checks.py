@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -82,18 +83,77 @@ class Chain:
             raise ValueError(f"{wanted} bytes expected inside {self._codecs[around].name}, {size} told")
 
     def deep(self, coords: Coords, stored: bytes) -> None:
+        data = self.decoded(stored)
+        if data is None:
+            return
+        if self._encoded is not None:
+            _require(int(self._encoded(np.array([coords], np.uint64))[0]), len(data), "found after decoding")
+        if self._encoding and self._image is not None and not self.unchecked:
+            _decode_elements(self._encoding, data, self._image(coords))
+
+    def decoded(self, stored: bytes) -> bytes | None:
+        """Without the codecs; None if not all are known. Raise ValueError, with the reason, if one fails."""
         known = len(self._codecs)
         while known and can_decode(self._codecs[known - 1]):
             known -= 1
         data = codecs.decode(self._codecs[known:], stored)
-        if known:
-            return
-        if self._encoded is not None:
-            wanted = int(self._encoded(np.array([coords], np.uint64))[0])
-            if len(data) != wanted:
-                raise ValueError(f"{wanted} bytes expected after decoding, {len(data)} found")
-        if self._encoding and self._image is not None and not self.unchecked:
-            _decode_elements(self._encoding, data, self._image(coords))
+        return None if known else data
+
+
+class Blocks:
+    """A `model.ChunkCheck`: N5 blocks, of which the codecs are around what follows the header.
+
+    Args:
+        codecs: as for `Chain`.
+        shape: of a whole block, x first.
+        itemsize: bytes of an element.
+    """
+
+    plain = False
+
+    def __init__(self, codecs: Sequence[Codec], shape: Coords, itemsize: int) -> None:
+        self._chain = Chain(codecs)
+        self._raw = {c.name for c in codecs} <= {CRC32C}
+        self._sums = 4 * len(codecs)
+        self._shape, self._itemsize = shape, itemsize
+        self.head = None if self._chain.head is None else 8 + 4 * len(shape)
+        self.unchecked = self._chain.unchecked
+
+    def sizes(self, coords: U64) -> None:
+        return None  # a block at the edge may be clipped, or not
+
+    def quick(self, coords: Coords, size: int, head: npt.NDArray[np.uint8]) -> None:
+        start, elements = self._header(head[: 8 + 4 * len(self._shape)].tobytes())
+        if self.head is None:
+            self._chain.quick(coords, size - start, head[start:])
+        if self._raw and elements >= 0:
+            _require(start + elements * self._itemsize + self._sums, size, "stored")
+
+    def _header(self, head: bytes) -> tuple[int, int]:
+        """Its size, and the number of elements, -1 if they are objects of any size."""
+        mode, rank = int.from_bytes(head[:2], "big"), int.from_bytes(head[2:4], "big")
+        if len(head) < 6 or mode > 2:
+            raise ValueError(f"no N5 block: mode {mode} in {len(head)} bytes")
+        if mode == 2:
+            return 6, -1
+        start = 4 + 4 * rank + 4 * mode
+        if rank != len(self._shape) or start > len(head):
+            raise ValueError(f"no N5 block: its header has {rank} axes, the array {len(self._shape)}")
+        shape = [int.from_bytes(head[i : i + 4], "big") for i in range(4, 4 + 4 * rank, 4)]
+        if any(n > whole for n, whole in zip(shape, self._shape, strict=True)):
+            raise ValueError(f"a block of {shape} elements, where a whole one has {list(self._shape)}")
+        return start, int.from_bytes(head[start - 4 : start], "big") if mode else math.prod(shape)
+
+    def deep(self, coords: Coords, stored: bytes) -> None:
+        start, elements = self._header(stored[: 8 + 4 * len(self._shape)])
+        data = self._chain.decoded(stored[start:])
+        if data is not None and elements >= 0:
+            _require(elements * self._itemsize, len(data), "found after decoding")
+
+
+def _require(wanted: int, size: int, where: str) -> None:
+    if size != wanted:
+        raise ValueError(f"{wanted} bytes expected, {size} {where}")
 
 
 def _without_crc32c(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -181,6 +241,6 @@ def _decode_elements(encoding: str, data: bytes, image: Image) -> None:
         found = decode(importlib.import_module(module), data, image)
     except Exception as e:  # every library has its own exception for damaged input
         raise ValueError(f"{encoding}: {type(e).__name__}: {e}") from e
-    wanted = int(np.prod([int(n) for n in image.shape], dtype=object))
+    wanted = math.prod(image.shape)
     if found != wanted:
         raise ValueError(f"{encoding}: {wanted} elements expected, {found} found")

@@ -23,6 +23,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardfs import masking
 from shardfs.errors import message
 from shardfs.tree import open_tree
 from shardfs.verify import Finding, Report, ShardVerifier, Tally
@@ -49,8 +50,8 @@ class Source:
         run: tells runs apart: a worker that lives on must not trust what it has seen of the source in another.
     """
 
-    url: str
-    options: str = "{}"
+    url: str = field(repr=False)
+    options: str = field(default="{}", repr=False)  # neither is for logs, and clusters log the tasks that they get
     follow_symlinks: bool = False
     run: int = field(default_factory=time.time_ns)
 
@@ -117,6 +118,12 @@ class VerifyTask:
         while source.outer is not None:
             source = source.outer
         return source.source.key(self.shards[0])
+
+
+def verify_shards(task: VerifyTask) -> Report:
+    """What workers run: clusters call a task by the name of its function."""
+    masking.remember(task.source.url, json.loads(task.source.options))
+    return task()
 
 
 def _reason(error: BaseException) -> str:
@@ -189,7 +196,7 @@ def verify(
 
 def _run_here(task: VerifyTask) -> Report:
     try:
-        return task()
+        return verify_shards(task)
     except Exception as e:  # noqa: BLE001 - one broken shard must not end the run; the finding tells
         return task.failed(e)
 
@@ -221,7 +228,7 @@ class _Slot:
     def __init__(self, task: VerifyTask, executor: Executor) -> None:
         self.task = task
         try:
-            self.future: Future[Report] = executor.submit(task)
+            self.future: Future[Report] = executor.submit(verify_shards, task)
         except BrokenExecutor as e:
             self.future = Future()
             self.future.set_exception(e)

@@ -27,14 +27,14 @@ from shardfs.extents import cover, groups
 from shardfs.store import FsspecStore, LocalStore
 from shardfs.tree import Tree
 from shardfs.verify import Finding, Report, ShardVerifier, Tally
-from tests import handmade, handmade_ids
+from tests import data_n5, handmade, handmade_ids
 from tests.handmade import Entry, uint64_shard, write_files, write_json, zarr_metadata, zarr_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-CASES = {**handmade.CASES, **handmade_ids.CASES}
+CASES = {**handmade.CASES, **handmade_ids.CASES, **{f"n5_{name}": case for name, case in data_n5.DAMAGED.items()}}
 
 
 def verified(tree: Tree, *, deep: bool = False) -> Report:
@@ -69,6 +69,19 @@ FOUND = {
     "mesh_manifests_deflated": "decode",
     "mesh_of_very_many_levels": "decode",
     "mesh_offsets_of_all_ones": "decode overlap range",
+    "n5_chunk_checksum_wrong": "checksum",
+    "n5_cut": "range",
+    "n5_cut_end": "index",
+    "n5_enormous_chunk": "range",
+    "n5_headerless_of_wrong_size": "size",
+    "n5_headers_lie": "decode",
+    "n5_index_checksum_wrong": "index",
+    "n5_index_checksum_wrong_end": "index",
+    "n5_nested_index_wrong": "index",
+    "n5_range_past_end": "range",
+    "n5_range_wraps": "range",
+    "n5_seed": "entry range",
+    "n5_shorter_than_index": "index",
     "skeletons_in_the_wrong_place": "placement",
     "skeletons_of_one_damaged_minishard": "index",
     "volume_chunk_past_end": "range",
@@ -329,6 +342,49 @@ def test_memory_does_not_grow_with_chunks(tmp_path: Path) -> None:
     assert int(done.stdout) < 8
 
 
+# ---- what other libraries write is sound
+
+
+def written() -> dict[str, Callable[[Path], object]]:
+    """What writes a dataset into an empty directory; by name."""
+    from tests import data_bcolz, data_blosc2, data_precomputed_ids, datasets
+
+    def bcolz(path: Path) -> None:
+        for kind in range(9):
+            how = data_bcolz.Superchunk(checksum=kind)
+            data_bcolz.write_array(path / str(kind), np.arange(1000, dtype="<u4"), 64, 5, how)
+
+    def n5(name: str) -> Callable[[Path], object]:
+        return lambda path: data_n5.VARIANTS[name].write(path, name)
+
+    def blosc2(path: Path) -> None:
+        path.mkdir()
+        for name, write in data_blosc2.WRITERS.items():
+            write(path / name, True)
+
+    return {
+        **{f"zarr3_{name}": write for name, write in datasets.ZARR3.items()},
+        **{f"precomputed_{name}": write for name, write in datasets.PRECOMPUTED.items()},
+        **{f"ids_{name}": write for name, write in data_precomputed_ids.DATASETS.items()},
+        **{f"n5_{name}": n5(name) for name in data_n5.VARIANTS},
+        "bcolz": bcolz,
+        "blosc2": blosc2,
+    }
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", sorted(written()))
+def test_what_others_write_is_sound(name: str, tmp_path: Path) -> None:
+    if name == "blosc2":
+        pytest.importorskip("blosc2")
+    written()[name](tmp_path / "x")
+    report = look(tmp_path / "x", deep=True)
+    assert report.findings == []
+    if name.startswith(("n5", "zarr3")) and "all_fill" not in name and "empty" not in name:
+        assert report.tally.looked_bytes > 0
+        assert not report.tally.unchecked_chunks or any(part in name for part in ("lz4", "bzip2", "xz", "zlib"))
+
+
 # ---- sharing the work out
 
 
@@ -533,6 +589,36 @@ def test_metadata_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
     done = shardfs("verify", str(tmp_path))
     assert done.returncode == 7
     assert done.stdout.startswith("b: metadata: zarr.json: cannot be read")
+
+
+def test_a_bar_on_a_terminal(source: str) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "shardfs", "verify", source]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env) as process:
+        os.close(slave)
+        shown = b""
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # as the end of a terminal is told
+                break
+            if not part:
+                break
+            shown += part
+        assert process.wait(60) == 7
+    os.close(master)
+    assert "━".encode() in shown
+    assert b"/26" in shown
+    assert b"many: 20 shards" in shown
+
+
+def test_secrets_are_in_no_words_of_a_task() -> None:
+    task = jobs.VerifyTask(jobs.Source.of("s3://user:word@host/x", {"secret": "a1b2c3"}), "x", (1,))
+    assert "a1b2c3" not in repr(task)
+    assert "word" not in repr(task)
 
 
 # ---- byte ranges

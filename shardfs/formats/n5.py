@@ -17,6 +17,7 @@ import numpy as np
 
 from shardfs import n5_viewer
 from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.checks import Blocks, Chain
 from shardfs.codecs import decode
 from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.formats import (
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardfs.arrays import Multiscale
-    from shardfs.model import U64, Blob, ChunkNames, Sizes, Transform
+    from shardfs.model import U64, Blob, ChunkCheck, ChunkNames, Sizes, Transform
 
 DOCUMENT = "attributes.json"
 VERSION = "2.0.0"
@@ -410,7 +411,8 @@ def _described(dataset: Dataset, doc: Mapping[str, Any], chain: Sequence[Codec] 
     try:
         array = _array(doc, _chain_of_blocks(doc) if chain is None else chain)
         if dataset.collections:
-            return replace(dataset, collections=tuple(replace(c, array=array) for c in dataset.collections))
+            collections = (replace(c, array=array, check=_check(array)) for c in dataset.collections)
+            return replace(dataset, collections=tuple(collections))
         return replace(dataset, unsharded=(_stored_plainly(doc, array),))
     except UNFIT as e:
         return replace(dataset, indescribable=f"{DOCUMENT}: {reason(e)}")
@@ -442,6 +444,15 @@ def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
         names=None if names is None else tuple(names[::-1]),
         attributes={name: value for name, value in doc.items() if name not in STRUCTURAL},
     )
+
+
+def _check(array: Array) -> ChunkCheck:
+    """What stored blocks must be. Those without a header are whole, at the edge of the array too."""
+    encoding, itemsize = array.encoding, np.dtype(array.data_type).itemsize
+    if encoding.frame == "n5":
+        return Blocks(encoding.codecs, array.chunk[::-1], itemsize)
+    size = math.prod(array.chunk) * itemsize
+    return Chain(encoding.codecs, lambda coords: np.full(len(coords), size, np.uint64))
 
 
 def _chain_of_blocks(doc: Mapping[str, Any]) -> Sequence[Codec]:
