@@ -14,22 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs import codecs
-from shardfs.errors import UnsupportedError
+from shardfs.arrays import Array, ChunkEncoding, Codec
+from shardfs.errors import CorruptShardError, UnsupportedError
+from shardfs.formats.n5 import N5, shown_encoding
 from shardfs.inodes import ROOT
 from shardfs.tree import Tree, open_tree
-from tests.data_n5 import attributes, header
-from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, sharding, transpose
+from tests import data_n5
+from tests.data_n5 import MEMBER, VARIANTS, attributes, header
+from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, read_tree, sharding, transpose
 from tests.handmade import group_document, write_files, write_json
 from tests.suites.walking import entries, read_all, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tests.datasets import Array as Data
 
 BYTE: Any = {"name": "bytes"}
-BZ2: Any = {"name": "numcodecs.bz2", "configuration": {"level": 3}}
 
 
 def _n5(path: Path, *, skip: bool = False) -> Tree:
@@ -39,6 +41,124 @@ def _n5(path: Path, *, skip: bool = False) -> Tree:
 def _document(tree: Tree, path: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(read_all(tree, tree.resolve(f"{path}/attributes.json")))
     return found
+
+
+# ------------------------------------------------------------------------------------------------ N5 as source
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, data_n5.Dataset]:
+    base = tmp_path_factory.mktemp("variants")
+    return {name: variant.write(base / name, name) for name, variant in VARIANTS.items()}
+
+
+def _read_zarr(path: Path) -> Data:
+    found: Data = (
+        ts.open({"driver": "zarr", "kvstore": {"driver": "file", "path": f"{path}/"}}).result().read().result()
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_n5_is_shown_as_zarr(name: str, variants: Mapping[str, data_n5.Dataset], tmp_path: Path) -> None:
+    """In shards and not: both are described alike."""
+    found = variants[name]
+    for source in (found.path, found.twin):
+        write_files(tmp_path / source.name, walk(open_tree(str(source), layout="zarr2")))
+        assert _equal(_read_zarr(tmp_path / source.name / MEMBER), found.array.T)
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_n5_itself_is_shown_as_ever(name: str, variants: Mapping[str, data_n5.Dataset]) -> None:
+    assert walk(_n5(variants[name].path)) == walk(open_tree(str(variants[name].path)))
+    assert walk(_n5(variants[name].twin)) == read_tree(variants[name].twin)
+
+
+@pytest.mark.parametrize(
+    ("compression", "codec"),
+    [
+        (data_n5.GZIP, Codec("gzip", {"level": 5})),
+        ({"type": "gzip"}, Codec("gzip", {"level": 6})),
+        (data_n5.ZLIB, Codec("numcodecs.zlib", {"level": 5})),
+        (data_n5.ZSTD, Codec("zstd", {"level": 3, "checksum": False})),
+        (data_n5.BZIP2, Codec("numcodecs.bz2", {"level": 9})),
+        (data_n5.XZ, Codec("numcodecs.lzma", {"format": 1, "check": -1, "preset": 6, "filters": None})),
+        ({"type": "lz4"}, Codec("n5.lz4", {"blockSize": 65536})),
+        (
+            data_n5.BLOSC,
+            Codec("blosc", {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 2, "blocksize": 0}),
+        ),
+    ],
+)
+def test_codecs_are_called_as_in_zarr(compression: Any, codec: Codec) -> None:
+    array = _described(attributes((11, 7, 5), (3, 2, 1), "int16", compression=compression))
+    encoding = ChunkEncoding(">i2", (0, 1, 2), clipped=True, codecs=(codec,), frame="n5")
+    assert array == Array((5, 7, 11), (1, 2, 3), "<i2", encoding, (2, 1, 0))
+    back = shown_encoding(array)
+    assert back == encoding
+
+
+def _described(document: Any) -> Array:
+    found = N5.open("a", {"attributes.json": json.dumps(document).encode()})
+    assert found is not None
+    (collection,) = (*found.collections, *found.unsharded)
+    assert collection.array is not None
+    return collection.array
+
+
+def test_the_user_s_attributes_are_told_from_n5_s_own() -> None:
+    document = attributes(
+        (4,), (2,), "uint8", compressionType="gzip", n5="1", resolution=[4.0], codecs=None, a={"b": 1}
+    )
+    array = _described(document)
+    assert array.attributes == {"resolution": [4.0], "a": {"b": 1}}
+    assert array.encoding.codecs == (Codec("gzip", {"level": 6}),)
+    assert _described({**document, "axes": ["x"]}).names == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ({"dataType": "string"}, "data type 'string'"),
+        ({"dataType": "object"}, "data type 'object'"),
+        ({"compression": {"type": "jpeg"}}, "no compression 'jpeg'"),
+        ({"compression": 7}, "compression should be an object"),
+        ({"compression": {}}, "no member 'type'"),
+        ({"blockSize": [0]}, "blockSize should hold integers"),
+        ({"codecs": [{"name": "transpose"}]}, "codec 'transpose'"),
+    ],
+)
+def test_what_cannot_be_described_is_refused_by_other_layouts_alone(
+    members: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "a/attributes.json", {**attributes((4,), (2,), "uint8", compression=data_n5.RAW), **members})
+    data_n5.DAMAGED["sound"](tmp_path / "b")
+    native = open_tree(str(tmp_path))
+    root = {"attributes.json": b'{\n  "n5": "2.0.0"\n}\n'}
+    assert walk(_n5(tmp_path)) == root | walk(native)
+    assert native.problems() == []
+    with pytest.raises(UnsupportedError, match=f"a: cannot be shown as zarr2: .*{why}"):
+        open_tree(str(tmp_path), layout="zarr2")
+
+
+def test_blocks_of_odd_shapes(tmp_path: Path) -> None:
+    """Java writes whatever shape it is handed: what that makes of a listing must not be a wrong size."""
+    document = attributes((8,), (4,), "uint8", compression=data_n5.ZSTD)
+    payload = codecs.encode([Codec("zstd")], b"\x01\x02")
+    write_json(tmp_path / "a/attributes.json", document)
+    write_files(
+        tmp_path / "a", {"0": header((2,)) + payload, "1": header((4,)) + codecs.encode([Codec("zstd")], b"abcd")}
+    )
+    data_n5.DAMAGED["sound"](tmp_path / "b")
+    tree = open_tree(str(tmp_path), layout="zarr2")
+    with pytest.raises(CorruptShardError):
+        read_all(tree, tree.resolve("a/0"))
+    assert codecs.decode([Codec("zstd")], read_all(tree, tree.resolve("a/1"))) == b"abcd"
+    raw = {"type": "raw"}
+    write_json(tmp_path / "a/attributes.json", {**document, "compression": raw})
+    write_files(tmp_path / "a", {"0": header((2,)) + b"\x01\x02", "1": header((4,), 4) + b"abcd"})
+    shown = walk(open_tree(str(tmp_path), layout="zarr2"))
+    assert (shown["a/0"], shown["a/1"]) == (b"\x01\x02\0\0", b"abcd")
 
 
 # ---------------------------------------------------------------------------------------------- Zarr v3 as source
@@ -249,11 +369,15 @@ def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]
 
 def test_a_block_of_fill_value_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_zarr(tmp_path / "a", np.full((40, 40), 7, "uint16"), (4, 4), [BIG, GZIP], fill_value=7)
-    made = []
-    encode = codecs.encode
-    monkeypatch.setattr("shardfs.transcode.encode", lambda *given: made.append(1) or encode(*given))
+    made, encode = [], codecs.encode
+
+    def counted(chain: Sequence[Codec], data: bytes) -> bytes:
+        made.append(len(data))
+        return encode(chain, data)
+
+    monkeypatch.setattr("shardfs.transcode.encode", counted)
     assert len(walk(_n5(tmp_path))) == 102
-    assert len(made) == 1
+    assert made == [32]
 
 
 def test_fill_values_that_are_zero_are_not_stored(tmp_path: Path) -> None:

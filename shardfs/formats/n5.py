@@ -143,7 +143,9 @@ class N5Format:
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:
             return Dataset("n5", documents={} if path else {DOCUMENT: print_strict({"n5": VERSION})})
-        return dataset if dataset.format == self.name else _laid_out(path, dataset, children)
+        if dataset.format == self.name:
+            return replace(dataset, collections=dataset.collections or dataset.unsharded)
+        return _laid_out(path, dataset, children)
 
 
 def _open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
