@@ -46,11 +46,11 @@ class ByteLRU:
     """Least recently used goes first once the payloads exceed `limit` bytes. Thread-safe.
 
     Args:
-        waiting: called before a thread blocks on another thread's load.
+        waiting: called before a thread blocks on another thread's load. Loads that take long call it, too.
     """
 
     def __init__(self, limit: int, waiting: Callable[[], None] = nothing) -> None:
-        self.limit, self._waiting = limit, waiting
+        self.limit, self.waiting = limit, waiting
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._flights: dict[Hashable, _Flight] = {}
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class ByteLRU:
             if flight is None:
                 flight = self._flights[key] = _Flight()
         if not mine:
-            self._waiting()
+            self.waiting()
             with flight.done:
                 pass
             if flight.error is not None:

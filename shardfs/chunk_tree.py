@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import math
 from bisect import bisect_right
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 BATCH = 4096
 ROWS = 4096
 LONG_ROW = 1 << 22
+LONG_WORK = 4096
+"""A stored chunk of so many bytes may take longer to decode than it takes to let another thread lead meanwhile."""
+
 WINDOW = 8 << 20
 """Bytes that cannot be sent from a local file are fetched in windows of this size: a chunk of up to 8 MiB in one
 request, however small the pieces in which it is read."""
@@ -300,8 +302,12 @@ class ChunkTree:
         """The shown bytes of a chunk that is stored otherwise."""
         transform = self.collection.transform
 
+        def show(stored: bytes) -> bytes:
+            if len(stored) >= LONG_WORK:
+                self._cache.waiting()
+            return stored if transform is None else transform.show(coords, stored)
+
         def load() -> tuple[bytes, int, float]:
-            show = None if transform is None else partial(transform.show, coords)
             data = self.chunks.read(coords, decode=show, most=MAX_STORED)
             if data is None:
                 raise self._missing(coords)
@@ -312,7 +318,7 @@ class ChunkTree:
     @property
     def can_read_many(self) -> bool:
         """Whether several chunks are better asked for at once: they come as they are, and not from a local file."""
-        return self._raw and not self.chunks.is_local
+        return self._raw and self._filler is None and not self.chunks.is_local
 
     def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
         """(number, offset, size) of chunks; those of one shard are fetched together."""
@@ -392,10 +398,7 @@ class ChunkTree:
             exists, sizes, mtimes = self.chunks.present(coords)
             shown = self._shown_sizes(coords, sizes)
             if self._filler is not None:
-                shown, mtimes = (
-                    np.where(exists, shown, self._fill_sizes(coords)),
-                    np.where(exists, mtimes, self.mtime_ns),
-                )
+                shown[~exists], mtimes[~exists] = self._fill_sizes(coords[~exists]), self.mtime_ns
                 exists = np.ones(len(last), np.bool_)
             last = last[exists]
             if len(last):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ except ImportError:
     import zlib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -95,7 +96,14 @@ class Gunzip:
         return data
 
 
-def _crc32c(data: bytes, _: Mapping[str, Any]) -> bytes:
+# ---- codecs by name: data, configuration, and how many bytes there must be afterwards, if that is known
+
+
+def _limit(wanted: int | None) -> int:
+    return MAX_DECODED if wanted is None else min(wanted, MAX_DECODED)
+
+
+def _crc32c(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     import google_crc32c
 
     body, told = data[:-4], int.from_bytes(data[-4:], "little")
@@ -104,21 +112,35 @@ def _crc32c(data: bytes, _: Mapping[str, Any]) -> bytes:
     return body
 
 
-def _gzip(data: bytes, _: Mapping[str, Any]) -> bytes:
-    return gunzip(data)
+def _gzip(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
+    return gunzip(data, _limit(wanted))
 
 
-def _zstd(data: bytes, _: Mapping[str, Any]) -> bytes:
+def _zstd(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     from numcodecs.zstd import Zstd
 
-    if not 0 <= zstd_size(data) <= MAX_DECODED:
-        raise ValueError(f"no zstd frame that tells a size of at most {MAX_DECODED} bytes")
-    return bytes(Zstd().decode(data))
+    told = zstd_size(data)
+    if told < 0 and wanted and data[:4] == ZSTD_MAGIC:  # as streams are written; libraries then want to guess
+        told, data = wanted, _with_zstd_size(data, wanted)
+    if not 0 <= told <= _limit(wanted):
+        raise ValueError(f"no zstd frame that tells a size of at most {_limit(wanted)} bytes")
+    return bytes(Zstd().decode(data)) if told else b""
+
+
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+def _with_zstd_size(data: bytes, size: int) -> bytes:
+    """The frame, telling the size that it does not tell (RFC 8878, section 3.1.1.1): 8 bytes behind the window and
+    the dictionary's id. Decoding fails if it is not the size."""
+    descriptor = data[4]
+    at = 6 + (0, 1, 2, 4)[descriptor & 3]
+    return ZSTD_MAGIC + bytes([descriptor | 0xC0]) + data[5:at] + size.to_bytes(8, "little") + data[at:]
 
 
 def zstd_size(data: bytes) -> int:
     """The size that a frame tells its content to have, -1 if it does not (RFC 8878, section 3.1.1.1)."""
-    if data[:4] != b"\x28\xb5\x2f\xfd":
+    if len(data) < 6 or data[:4] != ZSTD_MAGIC:
         return -1
     descriptor = int.from_bytes(data[4:5])
     single = descriptor >> 5 & 1
@@ -129,28 +151,33 @@ def zstd_size(data: bytes) -> int:
     return int.from_bytes(data[start : start + size], "little") + (256 if size == 2 else 0)
 
 
-def _blosc(data: bytes, _: Mapping[str, Any]) -> bytes:
-    import blosc
+def _blosc(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
+    from numcodecs import blosc  # gives the interpreter's lock away, unlike the package `blosc`
 
-    if len(data) < 16 or int.from_bytes(data[4:8], "little") > MAX_DECODED:
+    if len(data) < 16 or int.from_bytes(data[4:8], "little") > _limit(wanted):
         raise ValueError("no Blosc data, or too large")
+    if int.from_bytes(data[12:16], "little") != len(data):  # the library would read on behind them
+        raise ValueError(f"a Blosc chunk of {len(data)} bytes says {int.from_bytes(data[12:16], 'little')}")
     return bytes(blosc.decompress(data))
 
 
-def _unpack(decoder: Callable[[], Any]) -> Callable[[bytes, Mapping[str, Any]], bytes]:
+Decoder = Callable[[bytes, Mapping[str, Any], "int | None"], bytes]
+
+
+def _unpack(decoder: Callable[[], Any]) -> Decoder:
     """Decode with one of the standard library's decompressors, which all can be told when to stop."""
 
-    def undo(data: bytes, _: Mapping[str, Any]) -> bytes:
+    def undo(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
         out: list[bytes] = []
-        total = 0
+        total, limit = 0, _limit(wanted)
         while data:  # one stream after the other, as the command line tools write them
             unpacker = decoder()
             while not unpacker.eof:
                 part = unpacker.decompress(data, PIECE)
                 data = b""
                 total += len(part)
-                if total > MAX_DECODED:
-                    raise ValueError(f"grows beyond {MAX_DECODED} bytes when decompressed")
+                if total > limit:
+                    raise ValueError(f"grows beyond {limit} bytes when decompressed")
                 if not part and not unpacker.eof and unpacker.needs_input:
                     raise ValueError("ends too early")
                 out.append(part)
@@ -168,30 +195,32 @@ def _bz2_decoder() -> Any:
     return bz2.BZ2Decompressor()
 
 
-def _lzma(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+def _lzma(data: bytes, configuration: Mapping[str, Any], wanted: int | None) -> bytes:
     import lzma
 
     c = configuration
     forms = {1: lzma.FORMAT_XZ, 2: lzma.FORMAT_ALONE, 3: lzma.FORMAT_RAW}
     form, limit = forms[c.get("format", 1)], MAX_DECODED  # of memory: a header may ask for any amount
     if form == lzma.FORMAT_RAW:
-        return _unpack(lambda: lzma.LZMADecompressor(form, filters=c.get("filters")))(data, c)
-    return _unpack(lambda: lzma.LZMADecompressor(form, memlimit=limit))(data, c)
+        return _unpack(lambda: lzma.LZMADecompressor(form, filters=c.get("filters")))(data, c, wanted)
+    return _unpack(lambda: lzma.LZMADecompressor(form, memlimit=limit))(data, c, wanted)
 
 
-def _zlib(data: bytes, _: Mapping[str, Any]) -> bytes:
-    decoder = zlib.decompressobj()
-    found: bytes = decoder.decompress(data, MAX_DECODED + 1)
-    if not decoder.eof and len(found) <= MAX_DECODED:
+def _zlib(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
+    decoder, limit = zlib.decompressobj(), _limit(wanted)
+    found: bytes = decoder.decompress(data, limit + 1)
+    if len(found) > limit:
+        raise ValueError(f"grows beyond {limit} bytes when decompressed")
+    if not decoder.eof:
         raise ValueError("zlib data end too early")
     return found
 
 
-def _lz4(data: bytes, _: Mapping[str, Any]) -> bytes:
+def _lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     """One block behind its decoded size, as numcodecs has it."""
     from numcodecs.lz4 import LZ4
 
-    if len(data) < 4 or int.from_bytes(data[:4], "little") > MAX_DECODED:
+    if len(data) < 4 or int.from_bytes(data[:4], "little") > _limit(wanted):
         raise ValueError("no LZ4 data, or too large")
     return bytes(LZ4().decode(data))
 
@@ -199,7 +228,7 @@ def _lz4(data: bytes, _: Mapping[str, Any]) -> bytes:
 LZ4_MAGIC, LZ4_HEADER, LZ4_STORED, LZ4_PACKED = b"LZ4Block", 21, 0x10, 0x20
 
 
-def _n5_lz4(data: bytes, _: Mapping[str, Any]) -> bytes:
+def _n5_lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     """The framing of lz4-java's `LZ4BlockOutputStream`: blocks of magic, token, two sizes and a checksum.
 
     The checksum is an xxHash, of which nothing here has the library; LZ4 itself and the sizes are checked.
@@ -213,14 +242,14 @@ def _n5_lz4(data: bytes, _: Mapping[str, Any]) -> bytes:
         packed, size = int.from_bytes(head[9:13], "little"), int.from_bytes(head[13:17], "little")
         body, data = data[LZ4_HEADER : LZ4_HEADER + packed], data[LZ4_HEADER + packed :]
         total += size
-        if len(body) != packed or total > MAX_DECODED:
+        if len(body) != packed or total > _limit(wanted):
             raise ValueError("an LZ4 block is cut or too large")
         if not size:
             return b"".join(out)
         kind = token[0] & 0xF0
         if kind not in (LZ4_STORED, LZ4_PACKED):
             raise ValueError(f"an LZ4 block of unknown kind {kind:#x}")
-        out.append(body if kind == LZ4_STORED else _lz4(head[13:17] + body, {}))
+        out.append(body if kind == LZ4_STORED else _lz4(head[13:17] + body, {}, size))
         if len(out[-1]) != size:
             raise ValueError(f"an LZ4 block of {len(out[-1])} bytes says {size}")
 
@@ -261,7 +290,21 @@ def blosc2_index(chunk: bytes) -> bytes:
         raise ValueError(f"its index cannot be decoded: {e}") from e
 
 
-DECODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
+def _same_size(name: str) -> Decoder:
+    """Those of numcodecs that turn bytes or put a few beside them."""
+
+    def undo(data: bytes, configuration: Mapping[str, Any], wanted: int | None) -> bytes:
+        import numcodecs
+
+        return bytes(numcodecs.get_codec({**configuration, "id": name}).decode(data))
+
+    return undo
+
+
+SAME_SIZE = ("shuffle", "crc32", "adler32", "fletcher32")
+
+DECODERS: Mapping[str, Decoder] = {
+    **{f"numcodecs.{name}": _same_size(name) for name in SAME_SIZE},
     "crc32c": _crc32c,
     "gzip": _gzip,
     "zstd": _zstd,
@@ -279,11 +322,14 @@ def can_decode(codec: Codec) -> bool:
     return codec.name in DECODERS
 
 
-def decode(codecs: Sequence[Codec], data: bytes) -> bytes:
-    """Undo bytes-to-bytes codecs, the last one first. Raise ValueError with the reason if one fails."""
-    for codec in reversed(codecs):
+def decode(codecs: Sequence[Codec], data: bytes, size: int | None = None) -> bytes:
+    """Undo bytes-to-bytes codecs, the last one first. Raise ValueError with the reason if one fails.
+
+    If the result must have a certain size, say so: then nothing larger is made, even for a moment.
+    """
+    for n, codec in reversed(list(enumerate(codecs))):
         try:
-            data = DECODERS[codec.name](data, codec.configuration)
+            data = DECODERS[codec.name](data, codec.configuration, None if n else size)
         except ValueError:
             raise
         except Exception as e:  # every library has its own exception for damaged input

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardfs.arrays import Array, ChunkEncoding, Codec
     from shardfs.model import U64, Bool, Coords, Sizes, Transform
 
-CRC32C = "crc32c"
+CRC32C, CHECK_SIZE = "crc32c", 4
 BCOLZ_HEADER = b"blpk" + bytes([1, 0, 0, 0]) + (1).to_bytes(8, "little")
 """bcolz skips the 16 bytes before the Blosc chunk: magic, version, reserved, one chunk."""
 
@@ -69,8 +69,21 @@ def _same_payload(array: Array, b: ChunkEncoding) -> bool:
     return (
         _layout_type(a.data_type) == _layout_type(b.data_type)
         and memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
-        and a.serializer.name == b.serializer.name
-        and [c.name for c in _inner(a)] == [c.name for c in _inner(b)]
+        and _decoded_alike((a.serializer, *_inner(a)), (b.serializer, *_inner(b)))
+    )
+
+
+SELF_TELLING = frozenset(
+    ("bytes", "crc32c", "gzip", "zstd", "blosc", "numcodecs.bz2", "numcodecs.zlib", "numcodecs.lz4", "jpeg", "png")
+)
+"""Codecs of which any output can be decoded without knowing the parameters that it was made with."""
+
+
+def _decoded_alike(a: Sequence[Codec], b: Sequence[Codec]) -> bool:
+    """Whether the same is done to decode both."""
+    return len(a) == len(b) and all(
+        x.name == y.name and (x.name in SELF_TELLING or x.configuration == y.configuration)
+        for x, y in zip(a, b, strict=True)
     )
 
 
@@ -87,20 +100,25 @@ def _header_size(frame: str, rank: int) -> int:
 class _Shown:
     """The chunks of an array as they are shown: shapes, sizes, and the way from elements to bytes.
 
-    Coordinates are those of the collection's chunk grid.
+    Coordinates are those of the collection's chunk grid, cells are in the order of the array's axes.
     """
 
     def __init__(self, array: Array, encoding: ChunkEncoding) -> None:
         self.array, self.encoding = array, encoding
         self.rank = len(array.shape)
         self.header_size = _header_size(encoding.frame, self.rank)
-        self.checks = 4 * len(_checks(encoding))
+        self.checks = _checks(encoding)
         self.is_plain = encoding.serializer.name == "bytes" and not _inner(encoding)
-        self._itemsize = np.dtype(encoding.data_type).itemsize
+        self._dtype = np.dtype(encoding.data_type)
         self._chunk, self._shape = np.array(array.chunk, np.uint64), np.array(array.shape, np.uint64)
 
+    def require_small(self) -> None:
+        """Raise UnsupportedError if chunks are too large to be made in memory."""
+        largest = self.clipped_shape((0,) * self.rank) if self.encoding.clipped else self.array.chunk
+        if math.prod(largest) * self._dtype.itemsize > MAX_DECODED:
+            raise UnsupportedError(f"chunks of {largest} must be made anew; {MAX_DECODED} bytes is the limit")
+
     def cell(self, coords: Coords) -> Coords:
-        """Chunk coordinates in the order of the array's axes."""
         return tuple(0 if a is None else coords[a] for a in self.array.grid_axes)
 
     def cells(self, coords: U64) -> U64:
@@ -125,47 +143,57 @@ class _Shown:
         """By arithmetic; -1 if they are compressed."""
         if not self.is_plain:
             return np.full(len(cells), -1, np.int64)
-        around = self.header_size + self.checks
+        around, itemsize = self.header_size + CHECK_SIZE * len(self.checks), self._dtype.itemsize
         if not self.encoding.clipped:
-            return np.full(len(cells), math.prod(self.array.chunk) * self._itemsize + around, np.int64)
+            return np.full(len(cells), math.prod(self.array.chunk) * itemsize + around, np.int64)
         starts = cells * self._chunk
         extents = np.minimum(starts + self._chunk, self._shape) - starts
-        return np.asarray(extents.prod(axis=1, dtype=np.uint64).astype(np.int64) * self._itemsize + around)
+        return np.asarray(extents.prod(axis=1, dtype=np.uint64).astype(np.int64) * itemsize + around)
 
     def made_of(self, cell: Coords, elements: npt.NDArray[Any]) -> bytes:
         """The shown bytes of a chunk of these elements, which are cropped or padded as needed."""
-        wanted = self.shape(cell)
-        if elements.shape != wanted:
-            out = np.full(wanted, fill_element(self.array.fill_value, elements.dtype), elements.dtype)
+        encoding, wanted = self.encoding, self.shape(cell)
+        header, nbytes = self._header(wanted), math.prod(wanted) * self._dtype.itemsize
+        if nbytes > MAX_DECODED:  # not foreseen: a block of N5 may be smaller than its place, wherever it lies
+            raise ValueError(f"a chunk of {wanted} must be made anew; {MAX_DECODED} bytes is the limit")
+        # Turned, in the shown byte order, and behind the header at once: chunks are large.
+        buffer = np.empty(len(header) + nbytes, np.uint8)
+        buffer[: len(header)] = np.frombuffer(header, np.uint8)
+        memory = buffer[len(header) :].view(self._dtype).reshape(tuple(wanted[a] for a in encoding.order))
+        out = memory.transpose(np.argsort(encoding.order)) if wanted else memory
+        if elements.shape == wanted:
+            out[...] = elements
+        else:
+            out[...] = fill_element(self.array.fill_value, self._dtype)
             common = tuple(slice(0, min(a, b)) for a, b in zip(elements.shape, wanted, strict=True))
             out[common] = elements[common]
-            elements = out
-        return self.encoded(elements)
-
-    def encoded(self, elements: npt.NDArray[Any]) -> bytes:
-        """The shown bytes of these elements, axes in the array's order."""
-        encoding, shape = self.encoding, elements.shape
-        elements = elements.astype(encoding.data_type, copy=False).transpose(encoding.order)
-        return self.framed(shape, encode(encoding.codecs, encode_array(encoding.serializer, elements)))
+        if self.is_plain and not self.checks:
+            return buffer.tobytes()
+        return header + encode(encoding.codecs, encode_array(encoding.serializer, memory))
 
     def framed(self, shape: Coords, payload: bytes) -> bytes:
+        return self._header(shape) + payload
+
+    def _header(self, shape: Coords) -> bytes:
         if self.encoding.frame == "n5":
-            return n5_header(shape) + payload
-        return BCOLZ_HEADER + payload if self.encoding.frame == "bcolz" else payload
+            return n5_header(shape)
+        return BCOLZ_HEADER if self.encoding.frame == "bcolz" else b""
 
 
 class Transcoder:
-    """A `model.Transform`."""
+    """A `model.Transform`. Raise UnsupportedError, with the reason, if something must be undone and cannot be."""
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
         self._stored, self._shown = array.encoding, _Shown(array, shown)
         self._array = array
         self._passes = _same_payload(array, shown)
         self._checks = _checks(self._stored)
-        self._around = 4 * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
-        if not self._passes or self._stored.clipped != shown.clipped or self._stored.frame == "n5":
+        self._around = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
+        # At the edge an N5 block may have any shape, and tells it itself.
+        self._cuts = self._stored.clipped != shown.clipped or self._stored.frame == "n5"
+        if not self._passes or (self._cuts and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))):
             _require_decodable(self._stored)
-            _require_small(array, "decoded")
+            self._shown.require_small()
 
     @property
     def name(self) -> str:
@@ -176,11 +204,9 @@ class Transcoder:
         made = self._shown.sizes(cells)
         if not self._passes or self._shown.is_plain:
             return made
-        kept = stored - self._around + self._shown.header_size + self._shown.checks
-        if self._stored.frame == "n5" or self._stored.clipped != self._shown.encoding.clipped:
-            # At the edge an N5 block may have any shape, and tells it itself.
-            return np.where(self._shown.are_whole(cells), kept, made)
-        return kept
+        kept = stored - self._around + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
+        kept = np.where(stored < self._around, -1, kept)
+        return np.where(self._shown.are_whole(cells), kept, made) if self._cuts else kept
 
     def show(self, coords: Coords, stored: bytes) -> bytes:
         cell = self._shown.cell(coords)
@@ -188,11 +214,10 @@ class Transcoder:
         if not self._passes or shape != self._shown.shape(cell):
             shown = self._shown.made_of(cell, self._elements(payload, shape))
         else:
-            payload = encode(_checks(self._shown.encoding), decode(self._checks, payload))
+            payload = encode(self._shown.checks, decode(self._checks, payload))
             shown = self._shown.framed(shape, payload)
-        # A block of N5 tells its shape itself, and may tell another than it should have.
-        told = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64)).item()
-        if told not in (-1, len(shown)):
+        told = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
+        if len(shown) != told >= 0:  # what was said of its size before must stay true
             raise ValueError(f"{len(stored)} bytes are none of a chunk of {shape} {self._array.data_type}")
         return shown
 
@@ -200,6 +225,8 @@ class Transcoder:
         """The payload, and the shape of the elements in it."""
         if self._stored.frame == "n5":
             return self._n5_unframed(stored)
+        if self._stored.frame == "bcolz" and not stored.startswith(BCOLZ_HEADER[:4]):
+            raise ValueError(f"no chunk of bcolz: it begins {stored[:4].hex()}")
         shape = self._shown.clipped_shape(cell) if self._stored.clipped else self._array.chunk
         return stored[_header_size(self._stored.frame, self._shown.rank) :], shape
 
@@ -222,7 +249,8 @@ class Transcoder:
         """The decoded elements, axes in the array's order."""
         stored = self._stored
         memory, dtype = tuple(shape[a] for a in stored.order), np.dtype(stored.data_type)
-        elements = decode_array(stored.serializer, decode(stored.codecs, payload), memory, dtype)
+        size = math.prod(shape) * dtype.itemsize if stored.serializer.name == "bytes" else None
+        elements = decode_array(stored.serializer, decode(stored.codecs, payload, size), memory, dtype)
         return elements.transpose(np.argsort(stored.order)) if memory else elements
 
 
@@ -242,11 +270,11 @@ def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:
 
 
 class FillValue:
-    """A `model.Filler`: chunks full of the array's fill value."""
+    """A `model.Filler`: chunks full of the array's fill value. Raise UnsupportedError if they are too large."""
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
-        _require_small(array, "made")
         self._shown = _Shown(array, shown)
+        self._shown.require_small()
         self._last: tuple[Coords, bytes] | None = None  # most are whole chunks, all alike
         self._sizes: dict[Coords, int] = {}
 
@@ -254,26 +282,23 @@ class FillValue:
         cells = self._shown.cells(coords)
         sizes = self._shown.sizes(cells)
         for i in np.flatnonzero(sizes < 0).tolist():
-            shape = self._shown.shape(tuple(cells[i].tolist()))
+            cell = tuple(cells[i].tolist())
+            shape = self._shown.shape(cell)
             if shape not in self._sizes:  # of compressed ones: by making one of each shape
-                self._sizes[shape] = len(self._made(shape))
+                self._sizes[shape] = len(self._made(cell, shape))
             sizes[i] = self._sizes[shape]
         return sizes
 
     def show(self, coords: Coords) -> bytes:
-        return self._made(self._shown.shape(self._shown.cell(coords)))
+        cell = self._shown.cell(coords)
+        return self._made(cell, self._shown.shape(cell))
 
-    def _made(self, shape: Coords) -> bytes:
+    def _made(self, cell: Coords, shape: Coords) -> bytes:
         last = self._last
         if last is None or last[0] != shape:
             element = fill_element(self._shown.array.fill_value, self._shown.encoding.data_type)
-            self._last = last = shape, self._shown.encoded(np.full(shape, element))
+            self._last = last = shape, self._shown.made_of(cell, np.broadcast_to(element, shape))
         return last[1]
-
-
-def _require_small(array: Array, done: str) -> None:
-    if math.prod(array.chunk) * max(np.dtype(array.data_type).itemsize, 1) > MAX_DECODED:
-        raise UnsupportedError(f"chunks of {array.chunk!r:.80} must be {done}; {MAX_DECODED} bytes is the limit")
 
 
 def _require_decodable(encoding: ChunkEncoding) -> None:

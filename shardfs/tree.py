@@ -492,6 +492,8 @@ class Tree:
             if not isinstance(node, Chunk):
                 return None
             chunks, coords = node.chunks, node.coords
+        if chunks.collection.filler is not None and chunks.chunks.locate(coords) is None:
+            return None  # it is shown, and lies nowhere
         found, transform = chunks.stored(coords), chunks.transform_of(coords)
         codecs = chunks.collection.codecs if transform is None else (*chunks.collection.codecs, transform.name)
         offset = found.start + max(found.blob.base, 0)
