@@ -290,3 +290,16 @@ def test_what_a_store_says_of_its_credentials_is_masked() -> None:
     for text in ("AKIA1", "s3cret", "pa%20ss", "pa ss", "sig=abcd"):
         assert masking.scrubbed(f"cannot use {text}!") == "cannot use ***!"
     assert masking.scrubbed("host 12345") == "host 12345"
+
+
+def test_secrets_on_a_command_line_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "storage_option.secret=hunter22,storage_option.anon=true,storage_option.profile=lab,env.TOKEN=hunter22"
+    sources.given_options([words], (), (), {})
+    told = capsys.readouterr().err
+    assert [name in told for name in ("'secret'", "'TOKEN'", "anon", "profile 'lab'", "hunter")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]

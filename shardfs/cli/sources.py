@@ -67,7 +67,17 @@ def given_options(
         for name, value in found.env.items():  # what the environment has already counts more than a profile
             os.environ.setdefault(name, value)
     masking.remember("", found.storage_options, found.env)
+    _warn_of_secrets(options.merged(*given[1:]))
     return found, profile
+
+
+def _warn_of_secrets(said: Options) -> None:
+    """Of those on the command line, which everybody on the machine can read; so they can /etc/fstab."""
+    for kind, group in (("storage option", said.storage_options), ("variable", said.env)):
+        for name, value in group.items():
+            if any(masking.secrets_of("", {name: value})):
+                told = f"everybody can read the {kind} {name!r} where it was given; a profile can keep it"
+                click.echo(f"shardfs: warning: {told}", err=True)
 
 
 def configured(where: str | None) -> Configuration:

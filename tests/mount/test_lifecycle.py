@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs import notify
 from shardfs.errors import MountError
 from shardfs.fuse import lowlevel
 from shardfs.masking import public_name
@@ -182,6 +184,34 @@ def test_signals_unmount(number: signal.Signals, source: Path, mountpoint: Path)
         _, told = process.communicate(timeout=20)
         assert (process.returncode, told) == (0, "")
         assert mount_entry(mountpoint) is None
+
+
+@fuse
+def test_a_service_manager_is_told(
+    source: Path, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "3000000")
+        with foreground(source, mountpoint) as process:
+            told = [manager.recv(4096).decode().split("\n") for _ in range(2)]
+            status = f"STATUS=serving {source} on {mountpoint}"
+            assert told == [["READY=1", "WATCHDOG=1", status], ["WATCHDOG=1", status]]
+            process.send_signal(signal.SIGTERM)
+            while told[-1] != ["STOPPING=1", "STATUS=unmounting"]:
+                told.append(manager.recv(4096).decode().split("\n"))
+            assert process.wait(20) == 0
+
+
+def test_variables_of_a_manager_are_for_one_process() -> None:
+    assert notify.from_environment({"NOTIFY_SOCKET": "relative"}) is None
+    environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
+    found = notify.from_environment(environ)
+    assert found is not None
+    assert not found._watched
+    assert environ == {"PATH": "/bin"}
 
 
 @fuse

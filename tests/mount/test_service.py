@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 
 UNIT = "shardfs@brain.service"
 
+GENERATOR = "/lib/systemd/system-generators/systemd-fstab-generator"
+
 
 @pytest.fixture
 def source(dataset: Get) -> Path:
@@ -164,10 +166,10 @@ def web(root: Path) -> Iterator[tuple[str, threading.Event]]:
 
 
 def test_the_watchdog_is_answered(inside: Namespace, mountpoint: Path) -> None:
-    drop_in(inside, "WatchdogSec=1")
+    drop_in(inside, "WatchdogSec=4")
     inside.systemctl("start", UNIT)
     pid = inside.show(UNIT, "MainPID")
-    time.sleep(3)
+    time.sleep(6)
     assert (inside.show(UNIT, "MainPID"), inside.show(UNIT, "NRestarts")) == (pid, "0")
     inside.systemctl("stop", UNIT)
 
@@ -177,7 +179,7 @@ def test_the_watchdog_ends_a_daemon_that_serves_nobody(inside: Namespace, source
     pytest.importorskip("aiohttp")
     with web(source) as (url, hang):
         write_profile(inside, url, mountpoint, "threads = 1")
-        drop_in(inside, "WatchdogSec=2", "Restart=no")
+        drop_in(inside, "WatchdogSec=3", "Restart=no")
         inside.systemctl("start", UNIT)
         hang.set()
         reader = threading.Thread(target=inside.attempt, args=("cat", mountpoint / "c/0/0"))
@@ -190,7 +192,7 @@ def test_the_watchdog_ends_a_daemon_that_serves_nobody(inside: Namespace, source
 
 
 def test_the_watchdog_ends_a_daemon_that_is_stopped(inside: Namespace, mountpoint: Path) -> None:
-    drop_in(inside, "WatchdogSec=1", "RestartSec=0.1")
+    drop_in(inside, "WatchdogSec=3", "RestartSec=0.1")
     inside.systemctl("start", UNIT)
     inside.run("kill", f"-{signal.SIGSTOP.value}", inside.show(UNIT, "MainPID"))
     inside.wait_until(lambda: inside.show(UNIT, "NRestarts") != "0")
@@ -253,3 +255,28 @@ def test_an_automount_is_triggered(inside: Namespace, source: Path, mountpoint: 
     assert os.fspath(mountpoint / "zarr.json") in inside.run("ls", mountpoint / "zarr.json", timeout=30)
     inside.systemctl("stop", f"{name}.automount", timeout=30)
     assert inside.mounts(mountpoint) == []
+
+
+@pytest.mark.parametrize("kind", ["shardfs", "fuse.shardfs"])
+def test_an_automount_of_fstab_is_triggered(kind: str, inside: Namespace, source: Path, mountpoint: Path) -> None:
+    """The line goes through systemd's own generator."""
+    if not os.access(GENERATOR, os.X_OK):
+        pytest.skip("no systemd-fstab-generator")
+    inside.run("shardfs", "install", "--programs", inside.programs)
+    fstab, made = inside.scratch / "fstab", inside.scratch / "generated"
+    words = "ro,_netdev,nofail,noauto,x-systemd.automount,x-systemd.idle-timeout=2,uid=7"
+    fstab.write_text(f"{source} {mountpoint} {kind} {words} 0 0\n")
+    made.mkdir()
+    inside.run(GENERATOR, made, made, made, env={**inside.environment, "SYSTEMD_FSTAB": str(fstab)})
+    for unit in [path for path in made.iterdir() if path.is_file()]:
+        shutil.copy(unit, inside.config / "systemd/user" / unit.name)
+    name = inside.run("systemd-escape", "--path", mountpoint).strip()
+    inside.systemctl("daemon-reload")
+    started = inside.attempt("systemctl", "--user", "start", f"{name}.automount")
+    if started.returncode:
+        pytest.skip(f"no automount here: {started.stderr}")
+    assert inside.mounts(mountpoint) == ["autofs"]
+    assert inside.run("stat", "-c", "%u", mountpoint / "zarr.json", timeout=30) == "7\n"
+    assert inside.mounts(mountpoint) == ["autofs", "fuse.shardfs"]
+    inside.wait_until(lambda: inside.mounts(mountpoint) == ["autofs"])
+    inside.systemctl("stop", f"{name}.automount", timeout=30)
