@@ -181,7 +181,7 @@ class Datasets:
         below: dict[str, list[tuple[tuple[str, ...], Placed | bytes]]] = {}
         for parts, what in [*directory.inherited.below, *self._own(path, dataset)]:
             if len(parts) == 1 and isinstance(what, bytes):
-                documents[parts[0]] = what
+                documents.setdefault(parts[0], what)  # what is said above is said of the whole
             elif parts:
                 below.setdefault(parts[0], []).append((parts[1:], what))
             elif here is None and isinstance(what, Placed):

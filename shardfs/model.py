@@ -518,7 +518,7 @@ class Dataset:
         format: the name of the format, as `info` prints it.
         collections: none if there is nothing sharded here.
         documents: the documents that are shown otherwise than stored, by path below the directory. Directories on
-            the way to one need not exist in the store.
+            the way to one need not exist in the store, and what those say themselves gives way.
         problems: what was left as it is stored, and why.
         closed: no other datasets lie below this directory (it is an array, full of chunks).
         unwalked: subdirectories in which no datasets lie (they are full of chunks, too).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import z5py
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs import codecs
-from shardfs.arrays import Array, ChunkEncoding, Codec
+from shardfs import codecs, n5_viewer, ome
+from shardfs.arrays import Array, Axis, ChunkEncoding, Codec, Level, Multiscale
 from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.formats.n5 import N5, shown_encoding
 from shardfs.inodes import ROOT
@@ -393,3 +394,189 @@ def test_chunks_too_large_to_be_made_are_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "a/zarr.json", document)
     with pytest.raises(UnsupportedError, match="a: cannot be shown as n5: "):
         _n5(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------- images
+
+_CZYX = (Axis("c", "channel"), Axis("z", "space", "micrometer"), *(Axis(n, "space", "nanometer") for n in "yx"))
+_LEVELS = [((2, 8, 12, 16), (1, 2, 40, 30.5)), ((2, 4, 6, 8), (1, 4, 80, 61)), ((2, 2, 3, 4), (1, 8, 160, 122))]
+
+
+def _pyramid(path: Path, names: Sequence[str], *, axes: Sequence[Axis] = _CZYX, **members: Any) -> list[Data]:
+    """An OME-Zarr image, of which the last level is not sharded."""
+    scales = [s[4 - len(axes) :] for _, s in _LEVELS]
+    told = [
+        {name: v for name, v in zip(("name", "type", "unit"), (a.name, a.type, a.unit), strict=True) if v} for a in axes
+    ]
+    steps = [[{"type": "scale", "scale": list(s)}] for s in scales]
+    listed = [{"path": n, "coordinateTransformations": t} for n, t in zip(names, steps, strict=True)]
+    image = {"version": "0.5", "multiscales": [{"name": "cells", "axes": told, "datasets": listed, **members}]}
+    write_json(path / "zarr.json", group_document(ome={**image, "omero": {"channels": []}}, user=1))
+    out = []
+    for i, (name, (shape, _)) in enumerate(zip(names, _LEVELS, strict=True)):
+        shape = shape[4 - len(axes) :]
+        out.append((np.arange(math.prod(shape)) + i).astype("uint16").reshape(shape))
+        chunk = [min(2, n) for n in shape]
+        write_zarr(path / name, out[-1], chunk, [BIG, GZIP], shard=() if i == 2 else [2 * n for n in chunk])
+    return out
+
+
+def test_an_image_is_shown_as_viewers_of_n5_look_for_it(tmp_path: Path) -> None:
+    data = _pyramid(tmp_path / "source/image", ["0", "1", "2"])
+    write_json(tmp_path / "source/image/labels/zarr.json", group_document(labels=[]))
+    tree = _n5(tmp_path / "source")
+    files = walk(tree)
+    assert {name.split("/")[1] for name in files if name.startswith("image/")} == {
+        "attributes.json", "labels", "s0", "s1", "s2",
+    }  # fmt: skip
+    space = {
+        "axes": ["x", "y", "z", "c"],
+        "units": ["nm", "nm", "um", ""],
+        "resolution": [30.5, 40, 2, 1],
+    }
+    factors = [[1, 1, 1, 1], [2, 2, 2, 1], [4, 4, 4, 1]]
+    group = _document(tree, "image")
+    assert group == {
+        "name": "cells", "multiScale": True, **space, "scales": factors,
+        "ome": {"version": "0.5", "omero": {"channels": []}}, "user": 1,
+    }  # fmt: skip
+    write_files(tmp_path / "shown", files)
+    for i, level in enumerate(data):
+        document = _document(tree, f"image/s{i}")
+        assert {name: document[name] for name in space} == space
+        assert document["downsamplingFactors"] == factors[i]
+        assert _equal(_read_tensorstore(tmp_path / "shown", f"image/s{i}"), level)
+    (back,) = n5_viewer.multiscales(group)
+    assert back.axes == _CZYX
+    assert [level.path for level in back.levels] == ["s0", "s1", "s2"]
+    assert [level.scale for level in back.levels] == [(1, 2, 40, 30.5), (1, 4, 80, 61), (1, 8, 160, 122)]
+    for gone in ("image/0", "image/0/zarr.json", "image/zarr.json"):
+        with pytest.raises(FileNotFoundError):
+            tree.resolve(gone)
+
+
+def test_an_image_in_space_has_a_resolution_and_an_offset(tmp_path: Path) -> None:
+    axes = [Axis(n, "space", "angstrom") for n in "zyx"]
+    moved = [{"type": "translation", "translation": [10, 20, 30]}]
+    _pyramid(tmp_path / "image", ["s0", "s1", "s2"], axes=axes, coordinateTransformations=moved)
+    group = _document(_n5(tmp_path), "image")
+    assert group["pixelResolution"] == {"unit": "nm", "dimensions": pytest.approx([3.05, 4, 0.2])}
+    assert group["offset"] == [3, 2, 1]
+    assert _document(_n5(tmp_path), "image/s1")["offset"] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("names", [["s1", "s0", "s2"], ["a/0", "a/1", "a/2"]])
+def test_an_image_keeps_names_that_cannot_change(names: list[str], tmp_path: Path) -> None:
+    data = _pyramid(tmp_path / "source/image", names)
+    tree = _n5(tmp_path / "source")
+    assert "scales" not in _document(tree, "image")
+    write_files(tmp_path / "shown", walk(tree))
+    for name, level in zip(names, data, strict=True):
+        assert _equal(_read_tensorstore(tmp_path / "shown/image", name), level)
+
+
+def test_an_image_with_a_level_missing_or_refused_is_shown_without_one(tmp_path: Path) -> None:
+    _pyramid(tmp_path / "image", ["0", "1", "2"])
+    shutil.rmtree(tmp_path / "image/1")
+    assert walk(_n5(tmp_path)).keys() >= {"image/0/attributes.json", "image/2/attributes.json"}
+    write_zarr(tmp_path / "image/1", np.ones(_LEVELS[1][0], "float16"), (1, 2, 2, 2), [LITTLE])
+    with pytest.raises(UnsupportedError, match="image/1: cannot be shown as n5: N5 has no data type float16"):
+        _n5(tmp_path)
+    tree = _n5(tmp_path, skip=True)
+    assert {n.split("/")[1] for n in walk(tree) if n.startswith("image/")} == {"attributes.json", "0", "2"}
+
+
+_PLAIN = attributes((8, 6), (4, 4), "uint8", compression=data_n5.RAW)
+
+
+@pytest.mark.parametrize(
+    ("group", "axes", "levels"),
+    [
+        (
+            {"scales": [[1, 1], [2, 4]], "pixelResolution": {"unit": "um", "dimensions": [3, 5]}},
+            (Axis("y", "space", "micrometer"), Axis("x", "space", "micrometer")),
+            (Level("s0", (5, 3), (0, 0)), Level("s1", (20, 6), (7.5, 1.5))),
+        ),
+        (
+            {"downsamplingFactors": [[1, 1], [2, 1]], "resolution": [4, 40], "units": ["nm", "s"], "axes": ["x", "t"]},
+            (Axis("t", "time", "second"), Axis("x", "space", "nanometer")),
+            (Level("s0", (40, 4), (0, 0)), Level("s1", (40, 8), (0, 2))),
+        ),
+        (
+            {"scales": [[1, 1]], "offset": [7, 9]},
+            (Axis("y", "space"), Axis("x", "space")),
+            (Level("s0", (1, 1), (9, 7)),),
+        ),
+        (
+            {
+                "multiscales": [
+                    {
+                        "name": "em",
+                        "datasets": [
+                            {
+                                "path": "fine/s0",
+                                "transform": {
+                                    "axes": ["y", "x"], "units": ["nm", "nm"], "scale": [4, 2], "translate": [0, 1],
+                                },
+                            }
+                        ],
+                    }
+                ]
+            },
+            (Axis("y", "space", "nanometer"), Axis("x", "space", "nanometer")),
+            (Level("fine/s0", (4, 2), (0, 1)),),
+        ),
+    ],
+)  # fmt: skip
+def test_images_of_n5_are_described(group: Any, axes: Any, levels: Any, tmp_path: Path) -> None:
+    dataset = N5.open("a", {"attributes.json": json.dumps(group).encode()})
+    assert dataset is not None
+    (image,) = dataset.multiscales
+    assert (image.axes, image.levels) == (axes, levels)
+    write_json(tmp_path / "image/attributes.json", group)
+    for level in levels:
+        write_json(tmp_path / "image" / level.path / "attributes.json", _PLAIN)
+        write_files(tmp_path / "image" / level.path, {"1/0": header((4, 4)) + bytes(range(16))})
+    shown = walk(open_tree(str(tmp_path), layout="zarr2"))
+    (told,) = ome.multiscales(json.loads(shown["image/.zattrs"]))
+    assert (told.axes, told.levels) == (axes, levels)
+    assert shown[f"image/{levels[0].path}/0/1"] == bytes(range(16))
+    assert walk(_n5(tmp_path)) == {"attributes.json": b'{\n  "n5": "2.0.0"\n}\n'} | read_tree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"scales": []},
+        {"scales": [1, 2]},
+        {"scales": [[1, 1], [2]]},
+        {"scales": [[1, 0]]},
+        {"scales": [["1"]]},
+        {"scales": [[]]},
+        {"scales": [[1]], "resolution": "4"},
+        {"scales": [[1]], "pixelResolution": [4, 4]},
+        {"scales": [[1]], "units": 7},
+        {"scales": [[1e999]]},
+        {"downsamplingFactors": [2, 2, 2]},
+        {"multiscales": []},
+        {"multiscales": [{"datasets": [{"transform": {}}]}]},
+        {"multiscales": [{"datasets": [{"path": "../x", "transform": {"axes": ["x"], "units": ["nm"]}}]}]},
+    ],
+)
+def test_images_that_make_no_sense_are_none(group: Any) -> None:
+    dataset = N5.open("a", {"attributes.json": json.dumps(group).encode()})
+    assert dataset is not None
+    assert (dataset.multiscales, dataset.problems) == ((), ())
+
+
+@given(st.lists(st.tuples(*[st.floats(1e-6, 1e6)] * 3), min_size=1, max_size=4), st.tuples(*[st.floats(-1e6, 1e6)] * 3))
+def test_what_is_written_of_an_image_is_read_again(scales: list[tuple[float, ...]], begin: tuple[float, ...]) -> None:
+    axes = tuple(Axis(n, "space", "micrometer") for n in "zyx")
+    shifts = [tuple(b + (s - f) / 2 for b, s, f in zip(begin, scale, scales[0], strict=True)) for scale in scales]
+    levels = [Level(f"s{i}", s, t) for i, (s, t) in enumerate(zip(scales, shifts, strict=True))]
+    image = Multiscale("", axes, tuple(levels))
+    (back,) = n5_viewer.multiscales(json.loads(json.dumps(n5_viewer.group_attributes(image))))
+    assert back.axes == axes
+    for a, b in zip(back.levels, levels, strict=True):
+        assert a.scale == pytest.approx(b.scale)
+        assert a.translation == pytest.approx(b.translation, rel=1e-6, abs=1e-5 * max(map(abs, (*begin, *b.scale))))

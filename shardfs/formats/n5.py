@@ -517,16 +517,19 @@ def _laid_out(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Data
     arrays = [_shown(c, "" if is_array else c.path) for c in stored]
     image = None if is_array else _image_of(dataset)
     levels = _levels_of(image, arrays, below) if image is not None else []
-    moved = {shown.path for shown in levels}
+    taken = {shown.path for shown in levels}
     members: dict[str, Mapping[str, Any]] = {}
     if not is_array:
         members[""] = _group_members(dataset, image if levels else None)
-        arrays = [shown for shown in arrays if shown.path not in moved]
+        arrays = [shown for shown in arrays if shown.path not in taken]
     members |= {shown.path: shown.members() for shown in arrays}
     for i, shown in enumerate(levels):
-        further = n5_viewer.level_attributes(cast("Multiscale", image), i)
-        arrays.append(replace(shown, path=f"s{i}", further=further))
-        members[f"s{i}"] = arrays[-1].members()
+        name, further = f"s{i}", n5_viewer.level_attributes(cast("Multiscale", image), i)
+        level = replace(shown, path=name, further=further)
+        members[name] = level.members()
+        if shown.path != name or any(shown.stored is c for c in stored):  # else it shows itself, but for its document
+            arrays.append(level)
+    moved = taken - members.keys()
     if not path:
         members[""] = {"n5": VERSION, **members[""]}
     return Dataset(
