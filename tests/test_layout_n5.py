@@ -413,8 +413,8 @@ def _pyramid(path: Path, names: Sequence[str], *, axes: Sequence[Axis] = _CZYX, 
     image = {"version": "0.5", "multiscales": [{"name": "cells", "axes": told, "datasets": listed, **members}]}
     write_json(path / "zarr.json", group_document(ome={**image, "omero": {"channels": []}}, user=1))
     out = []
-    for i, (name, (shape, _)) in enumerate(zip(names, _LEVELS, strict=True)):
-        shape = shape[4 - len(axes) :]
+    for i, (name, (whole, _)) in enumerate(zip(names, _LEVELS, strict=True)):
+        shape = whole[4 - len(axes) :]
         out.append((np.arange(math.prod(shape)) + i).astype("uint16").reshape(shape))
         chunk = [min(2, n) for n in shape]
         write_zarr(path / name, out[-1], chunk, [BIG, GZIP], shard=() if i == 2 else [2 * n for n in chunk])

@@ -1,0 +1,96 @@
+"""The layout n5 through mounts, opened by programs that know N5 alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests import datasets
+from tests.conftest import MountFailed, client_python, run_client
+from tests.mount.programs import link_tree, shardfs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.conftest import Mounted
+    from tests.data_n5 import Client
+    from tests.datasets import Array, Dataset
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse, pytest.mark.timeout(240)]
+
+REFUSED = {
+    "dtype_complex64": "N5 has no data type complex64",
+    "dtype_float16": "N5 has no data type float16",
+    "rank_0": "N5 has no arrays without axes",
+    "rank_0_v2": "N5 has no arrays without axes",
+}
+
+Farm = tuple["Path", "Mapping[str, Dataset]"]
+
+
+@pytest.fixture(scope="module")
+def farm(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+    """A directory with all Zarr v3 variants, sharded and (`plain`) not, each under its name."""
+    base = tmp_path_factory.mktemp("layout")
+    found = {name: write(base / "written" / name) for name, write in datasets.ZARR3.items()}
+    for name, dataset in found.items():
+        link_tree(dataset.path, base / "farm/sharded" / name)
+        link_tree(dataset.twin, base / "farm/plain" / name)
+    return base / "farm", found
+
+
+def _wanted(found: Mapping[str, Dataset]) -> dict[str, Array]:
+    """What readers must find below the top of the mount: arrays by path; axes reversed, as `read_n5` has them."""
+    out = {}
+    for name, dataset in found.items():
+        for member, data in dataset.arrays.items():
+            for form in ("sharded", "plain"):
+                shown = f"s{member}" if name == "ome_pyramid" else member
+                out["/".join(filter(None, (form, name, shown)))] = data.astype("uint8") if data.dtype == bool else data
+    return out
+
+
+@pytest.mark.parametrize("client", ["tensorstore", "z5", "n5store"])
+def test_client_reads_zarr(client: Client, farm: Farm, mounted: Mounted, tmp_path: Path) -> None:
+    root, found = farm
+    wanted = {path: data for path, data in _wanted(found).items() if path.split("/")[1] not in REFUSED}
+    assert len(wanted) > 100
+    with mounted(root, "--layout", "n5", "-o", "unsupported=skip") as mount:
+        jobs = [
+            {
+                "arguments": [client, str(mount), p],
+                "out": str(tmp_path / f"{i}.npy"),
+                "failed": str(tmp_path / f"{i}.bad"),
+            }
+            for i, p in enumerate(wanted)
+        ]
+        (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+        python = client_python("zarr2") if client == "n5store" else sys.executable
+        run_client("read_many", "read_n5", tmp_path / "jobs.json", python=python, timeout=120)
+    wrong = {}
+    for i, (path, data) in enumerate(wanted.items()):
+        failed, out = tmp_path / f"{i}.bad", tmp_path / f"{i}.npy"
+        if failed.exists() or not out.exists():
+            wrong[path] = failed.read_text() if failed.exists() else "nothing"
+        elif not np.array_equal(np.load(out).T, data, equal_nan=data.dtype.kind == "f"):
+            wrong[path] = "other values"
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_n5_cannot_say_is_refused(name: str, farm: Farm, mounted: Mounted) -> None:
+    with pytest.raises(MountFailed) as refused, mounted(farm[0] / "sharded" / name, "--layout", "n5"):
+        pass
+    assert f"/: cannot be shown as n5: {REFUSED[name]}" in refused.value.stderr
+
+
+def test_what_is_skipped_is_told(farm: Farm) -> None:
+    told = shardfs("info", farm[0] / "plain", "-o", "layout=n5,unsupported=skip", "--json")
+    assert told.returncode == 0, told.stderr
+    problems = {p["path"]: (p["why"], p["skipped"]) for p in json.loads(told.stdout)["problems"]}
+    assert problems == {name: (f"cannot be shown as n5: {why}", True) for name, why in REFUSED.items()}
