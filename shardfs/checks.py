@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardfs.model import U64, Coords, Sizes
 
 CRC32C = "crc32c"
-HEADS: Mapping[str, int] = {"blosc": 16, "zstd": 18, "gzip": 3}
+HEADS: Mapping[str, int] = {"blosc": 16, "blosc2": 16, "zstd": 18, "gzip": 3}
 """How many first bytes of a codec's output tell whether it can be that, and often how much is in it."""
 
 
@@ -175,7 +175,7 @@ def _anything(size: int, head: bytes) -> int:
 
 
 def _blosc(size: int, head: bytes) -> int:
-    """Blosc 1 chunk format, https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst"""
+    """https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst; Blosc 2 begins with the same 16 bytes."""
     if len(head) < 16:
         raise ValueError(f"no Blosc header in {size} bytes")
     inside, whole = int.from_bytes(head[4:8], "little"), int.from_bytes(head[12:16], "little")
@@ -196,7 +196,7 @@ def _gzip(size: int, head: bytes) -> int:
     return -1
 
 
-_LAST: Mapping[str, Callable[[int, bytes], int]] = {"blosc": _blosc, "zstd": _zstd, "gzip": _gzip}
+_LAST: Mapping[str, Callable[[int, bytes], int]] = {"blosc": _blosc, "blosc2": _blosc, "zstd": _zstd, "gzip": _gzip}
 
 
 # ---- encodings of elements, by libraries that need not be there

@@ -28,6 +28,7 @@ from shardfs.store import FsspecStore, LocalStore
 from shardfs.tree import Tree
 from shardfs.verify import Finding, Report, ShardVerifier, Tally
 from tests import data_n5, handmade, handmade_ids
+from tests import data_zarr_transformer as draft
 from tests.handmade import Entry, uint64_shard, write_files, write_json, zarr_metadata, zarr_shard
 
 if TYPE_CHECKING:
@@ -340,6 +341,19 @@ def test_memory_does_not_grow_with_chunks(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _MEMORY, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert int(done.stdout) < 8
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_draft_of_2022(compressed: bool, tmp_path: Path) -> None:
+    codec = {"codec": "https://purl.org/zarr/spec/codec/gzip/1.0", "configuration": {"level": 1}}
+    members = {"compressor": codec} if compressed else {}
+    document = draft.array_document((4, 4), (2, 2), draft.sharding(2, 2), data_type="<u2", **members)
+    chunks = [bytes([i] * 8) if i < 3 else bytes(7) for i in range(4)]
+    stored = [gzip.compress(data, mtime=0) for data in chunks] if compressed else chunks
+    shard = zarr_shard(stored, checksum="none")
+    draft.write_hierarchy(tmp_path, {"a": document}, {"a/c0/0": shard})
+    (finding,) = look(tmp_path, deep=True).findings
+    assert (finding.kind, finding.files) == ("decode" if compressed else "size", ("data/root/a/c1/1",))
 
 
 # ---- what other libraries write is sound

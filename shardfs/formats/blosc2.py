@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from shardfs.arrays import Codec
+from shardfs.checks import Chain
 from shardfs.formats import System
 from shardfs.grid import NumberedNames
 from shardfs.model import Collection, Dataset, Facts, Layer
@@ -60,6 +62,7 @@ class Blosc2:
             layers=(Layer(Frames(chunks, max(chunks, 1))),),
             codecs=("blosc2",),
             facts=_facts(frame),
+            check=Chain((Codec("blosc2"),)),
         )
         return Dataset("blosc2", (collection,), {INDEX: frame.sparse()}, closed=True)
 

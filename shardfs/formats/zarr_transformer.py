@@ -10,9 +10,14 @@ is called `c1/2` or `c1.2` there, with nothing between the c and the first numbe
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from shardfs.arrays import Codec
+from shardfs.checks import Chain
 from shardfs.formats import UNFIT, System, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import FlatNames, HeadedNames, ceil_div, cell_of
 from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
@@ -28,6 +33,10 @@ META, DATA = "meta/root", "data/root"
 CONSOLIDATED = ".zmetadata"
 
 MAX_NESTING = 16
+
+
+_ITEM = re.compile(r"bool|[<>|]?[biufcV]([0-9]{1,4})")
+"""Data types whose name ends with their size in bytes; and `bool`, of one."""
 
 
 class ZarrTransformer:
@@ -179,6 +188,7 @@ def _unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
         layers=tuple(layers),
         codecs=_codecs(doc),
         facts=Facts(shape, chunk, shard, _data_type(doc.get("data_type")), _describe(len(layers))),
+        check=_check(doc, chunk),
     )
     return collection, shown
 
@@ -253,6 +263,16 @@ def _codecs(doc: Mapping[str, Any]) -> tuple[str, ...]:
     compressor = doc.get("compressor")
     url = compressor.get("codec") if isinstance(compressor, dict) else None
     return tuple(url.split("/")[-2:-1]) if isinstance(url, str) else ()
+
+
+def _check(doc: Mapping[str, Any], chunk: Coords) -> Chain:
+    """What stored chunks must be; they are full at the edges of the array, too."""
+    around = [Codec(name) for name in _codecs(doc)]
+    if doc.get("compressor") is not None and not around:
+        around = [Codec("an unknown compressor")]
+    match = _ITEM.fullmatch(str(doc.get("data_type")))
+    size = math.prod(chunk) * int(match[1] or 1) if match is not None else 2**63
+    return Chain(around, (lambda coords: np.full(len(coords), size, np.uint64)) if size < 2**62 else None)
 
 
 def _describe(depth: int) -> str:
