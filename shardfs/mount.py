@@ -49,6 +49,17 @@ DESCRIPTORS = 2048
 UNMOUNTED = b"\0"
 """What the server says through the pipe in which signals have their numbers."""
 
+ANSWER_S = 10.0
+"""How long a mount may take to say whose it is."""
+
+_ASK = """\
+import os, sys
+try:
+    print(os.getxattr(sys.argv[1], 'user.shardfs.pid').decode())
+except OSError:
+    print(0)
+"""
+
 LAST_ANSWERS_S = 5.0
 """After SIGTERM, how long programs that still use the mount are served before the daemon ends under them."""
 
@@ -127,7 +138,12 @@ def _check_mountpoint(mountpoint: str) -> None:
     # A look at an autofs trigger would wait for the very mount that is being made.
     if mount_type(mountpoint) == "autofs":
         return
-    if mount_type(mountpoint) == FS_TYPE and _is_dead(mountpoint):
+    if mount_type(mountpoint) == FS_TYPE:
+        pid = _daemon_of(mountpoint, ANSWER_S)
+        if pid is None:
+            raise MountError(errno.EBUSY, "shardfs is mounted here, and does not answer: shardfs umount -l", mountpoint)
+        if pid:
+            raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
         log.warning("%s: clearing the mount that a dead daemon left", mountpoint)
         _unmount(mountpoint, lazy=True)
     try:
@@ -136,17 +152,6 @@ def _check_mountpoint(mountpoint: str) -> None:
         raise MountError(e.errno, e.strerror, mountpoint) from e
     if not is_directory:
         raise MountError(errno.ENOTDIR, "is not a directory", mountpoint)
-    if mount_type(mountpoint) == FS_TYPE:
-        raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
-
-
-def _is_dead(mountpoint: str) -> bool:
-    """Whether nobody answers for a mount any more. `stat` would not tell: the kernel knows the answer by heart."""
-    try:
-        os.getxattr(mountpoint, "user.shardfs.pid")
-    except OSError as e:
-        return e.errno == errno.ENOTCONN
-    return False
 
 
 # ---- serving ----
@@ -321,8 +326,8 @@ def umount(mountpoint: str, *, timeout: float, lazy: bool, patient: bool = False
     mountpoint = _mounted_path(mountpoint)
     if mount_type(mountpoint) != FS_TYPE:
         raise MountError(errno.EINVAL, "is not a mount of shardfs", mountpoint)
-    pid = _daemon_of(mountpoint)
-    daemon = _process(pid)
+    pid = None if lazy else _daemon_of(mountpoint, ANSWER_S)
+    daemon = _process(pid or 0)
     try:
         _unmount_within(timeout if patient else 0.0, mountpoint, lazy=lazy or pid == 0)
     except OSError as e:
@@ -330,7 +335,7 @@ def umount(mountpoint: str, *, timeout: float, lazy: bool, patient: bool = False
             raise
         sys.stderr.write(f"shardfs: {mountpoint}: busy: a program has a file or its current directory there\n")
         return 1
-    if daemon < 0 or lazy:
+    if daemon < 0:
         return 0
     if not select.select([daemon], [], [], timeout)[0]:
         sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {pid} has not ended within {timeout:g} s\n")
@@ -350,12 +355,25 @@ def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
         time.sleep(0.2)
 
 
-def _daemon_of(mountpoint: str) -> int:
-    """The daemon's process number, as it says itself; 0 if it does not answer."""
+def _daemon_of(mountpoint: str, seconds: float) -> int | None:
+    """The daemon's process number, as it says itself; 0 if it is dead, None if it does not answer within `seconds`.
+
+    `stat` would not tell: the kernel knows the answer by heart. Another process asks, as a question that the daemon has
+    read but does not answer cannot be taken back, not even by SIGKILL.
+    """
+    command = [sys.executable, "-IS", "-c", _ASK, mountpoint]
+    asker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
-        return int(os.getxattr(mountpoint, "user.shardfs.pid"))
-    except (OSError, ValueError):
-        return 0
+        answer, _ = asker.communicate(timeout=seconds)
+        return int(answer or 0)
+    except subprocess.TimeoutExpired:
+        asker.kill()
+        with suppress(subprocess.TimeoutExpired):
+            asker.wait(1)  # as long as it is there the mount is in use
+        return None
+    finally:
+        if asker.stdout is not None:
+            asker.stdout.close()
 
 
 def _process(pid: int) -> int:

@@ -141,13 +141,15 @@ def _make_cgroups() -> list[Path]:
             where[""] = before.split()[4]
         elif kind == "cgroup":
             where.update({word: before.split()[4] for word in words.split(",")})
+    # The same in all of them: systemd makes what it has in one in others as well.
+    own = f"shardfs-test-{os.getpid()}-{time.monotonic_ns()}"
     made: list[Path] = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
         name = names.split(",")[0]
         if name not in ("", "name=systemd", "cpu", "memory", "pids", "blkio") or name not in where:
             continue
-        directory = Path(f"{where[name]}{path}", f"shardfs-test-{os.getpid()}-{time.monotonic_ns()}")
+        directory = Path(f"{where[name]}{path}", own)
         try:
             directory.mkdir()
         except OSError as e:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs import mount as mounts
 from shardfs import notify
 from shardfs.errors import MountError
 from shardfs.fuse import lowlevel
@@ -254,6 +255,38 @@ def test_ctrl_c_while_mounting_ends_the_daemon_too(mountpoint: Path, tmp_path: P
         assert not Path(f"/proc/{child}").exists()
     finally:
         end(process, signal.SIGKILL)
+
+
+@fuse
+def test_a_daemon_that_hangs_holds_nobody_up(
+    source: Path, mountpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mounts, "ANSWER_S", 0.5)
+    assert shardfs("mount", source, mountpoint).returncode == 0
+    pid = daemon_pid(mountpoint)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(MountError, match="does not answer"):
+            mounts._check_mountpoint(str(mountpoint))
+        assert mounts.umount(str(mountpoint), timeout=1, lazy=False) == 0
+        assert mount_entry(mountpoint) is None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+@fuse
+def test_a_lazy_umount_asks_nobody(source: Path, mountpoint: Path) -> None:
+    assert shardfs("mount", source, mountpoint).returncode == 0
+    pid = daemon_pid(mountpoint)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert shardfs("umount", "--lazy", mountpoint).returncode == 0
+        assert time.monotonic() - began < 5
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
 
 
 # ------------------------------------------------------------------------------------------ what mount(8) shows

@@ -220,6 +220,17 @@ def test_the_system_unit_serves_with_its_hardening(inside: Namespace, source: Pa
     assert inside.mounts(mountpoint) == []
 
 
+@pytest.mark.parametrize("unit", ["shardfs@.service", "user/shardfs@.service"])
+def test_no_unit_hides_the_mount(unit: str) -> None:
+    """By a mount namespace of its own, or by keeping fusermount3 from working."""
+    lines = (ROOT / "systemd" / unit).read_text().splitlines()
+    names = {line.split("=")[0] for line in lines if "=" in line and not line.startswith("#")}
+    assert not {name for name in names if name.startswith(("Private", "Protect", "Bind", "Root", "Inaccessible"))}
+    assert not names & {"ReadOnlyPaths", "ReadWritePaths", "DynamicUser", "LogNamespace", "MountFlags"}
+    assert "MemoryDenyWriteExecute" not in names
+    assert unit == "shardfs@.service" or "NoNewPrivileges" not in names
+
+
 @pytest.mark.parametrize("kind", ["system", "user"])
 def test_the_units_are_sound(kind: str, inside: Namespace, tmp_path: Path) -> None:
     placed = tmp_path / "units"
