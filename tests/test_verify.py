@@ -536,7 +536,7 @@ def test_on_a_dask_cluster(source: str, tmp_path: Path) -> None:
         what = jobs.Source.of(source)
         found = told(jobs.verify(what, executor=client.get_executor(), workers=2))
         assert found == told(jobs.verify(what))
-        client.write_scheduler_file(str(tmp_path / "scheduler.json"))
+        write_json(tmp_path / "scheduler.json", {"type": "Scheduler", "address": cluster.scheduler_address})
         for where in (cluster.scheduler_address, str(tmp_path / "scheduler.json")):
             done = shardfs("verify", source, "--json", "--dask", where)
             assert (done.returncode, done.stdout) == (7, shardfs("verify", source, "--json").stdout), done.stderr
