@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sysconfig
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardfs.cli.sources import Function
     from shardfs.install import Item
 
@@ -68,6 +68,9 @@ def uninstall(user: bool, dry_run: bool, root: str) -> None:
 
 
 def _programs(given: str | None) -> Path:
+    import sysconfig
+    from pathlib import Path
+
     return Path(given or sysconfig.get_path("scripts")).absolute()
 
 
