@@ -10,6 +10,7 @@ import math
 import threading
 from bisect import bisect_right
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardfs.chunk_tree import ChunkTree
@@ -24,8 +25,9 @@ from shardfs.nodes import Content, Directory, Inherited, Placed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardfs.arrays import Array
     from shardfs.cache import ByteLRU
-    from shardfs.model import Scope
+    from shardfs.model import Levels, Scope
     from shardfs.store import DirEntry, Store
 
 log = logging.getLogger(__name__)
@@ -159,11 +161,12 @@ class Datasets:
         """The same in the layout that is shown. Raise UnsupportedError for what it cannot express."""
         if self.view is None:
             return dataset
+        if dataset is not None and dataset.levels is not None:
+            image = dataset.levels.image(self._levels(path, dataset, dataset.levels))
+            dataset = replace(dataset, multiscales=(*dataset.multiscales, *([image] if image is not None else [])))
         below = {}
         for name in self.view.children(dataset) if dataset is not None else ():
-            child = "/".join([*_parts(path), *_parts(name)])
-            scope = (dataset.scope, path) if dataset is not None and dataset.scope is not None else None
-            if (found := self._stored_dataset(child, Inherited(scope=scope))) is not None:
+            if dataset is not None and (found := self._stored_below(path, dataset, name)) is not None:
                 below[name] = found
         try:
             return self.view.show(path, dataset, below)
@@ -173,6 +176,23 @@ class Datasets:
                 raise UnsupportedError(f"{path or '/'}: {why}") from e
             self.report(Problem(path, why, skipped=True))
             return Dataset("unsupported", blank=True, closed=True)
+
+    def _stored_below(self, path: str, dataset: Dataset, name: str) -> Dataset | None:
+        scope = (dataset.scope, path) if dataset.scope is not None else None
+        try:
+            return self._stored_dataset("/".join([*_parts(path), *_parts(name)]), Inherited(scope=scope))
+        except CorruptShardError:
+            return None  # who opens it is told
+
+    def _levels(self, path: str, dataset: Dataset, levels: Levels) -> dict[str, Array]:
+        out = {}
+        for name in levels.paths():
+            found = self._stored_below(path, dataset, name)
+            stored = (*found.collections, *found.unsharded) if found is not None else ()
+            if len(stored) != 1 or stored[0].array is None:
+                break
+            out[name] = stored[0].array
+        return out
 
     def content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
         """What a directory holds in which there is this dataset, with what it inherits."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
@@ -499,6 +499,16 @@ class Scope(Protocol):
         """What those that exist say of it; as `Format.open`. `path` is for messages."""
 
 
+class Levels(Protocol):
+    """An image of which the levels lie below, told by their own attributes. Only layouts look for it."""
+
+    def paths(self) -> Iterable[str]:
+        """Where they may lie, relative to the group; those behind the first that is not there are not looked for."""
+
+    def image(self, found: Mapping[str, Array]) -> Multiscale | None:
+        """The image that these levels are, which were found in this order; None if they are none."""
+
+
 class Consolidation(NamedTuple):
     """A document that is made of all documents shown below its directory, when somebody asks for it.
 
@@ -530,6 +540,7 @@ class Dataset:
         unsharded: arrays that the native layout shows as they are stored; other layouts need them described, too.
         attributes: the user's, of a group; None if this is no group.
         multiscales: images whose levels are arrays below.
+        levels: given if there may be another, which the arrays themselves tell of.
         indescribable: why its arrays have no description, if they have none.
         consolidation: given if one of its documents is made of those below.
         blank: nothing at all is shown of this directory.
@@ -548,6 +559,7 @@ class Dataset:
     unsharded: tuple[Collection, ...] = ()
     attributes: Mapping[str, Any] | None = None
     multiscales: tuple[Multiscale, ...] = ()
+    levels: Levels | None = None
     indescribable: str = ""
     consolidation: Consolidation | None = None
     blank: bool = False

@@ -10,12 +10,15 @@ transformation for each level. All lists are x first, but for COSEM's.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardfs.arrays import Axis, Level, Multiscale
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardfs.arrays import Array
 
 MAX_LEVELS = 1000
 DEFAULT_AXES = ("x", "y", "z", "t", "c")
@@ -52,35 +55,65 @@ def axes_of(attributes: Mapping[str, Any], rank: int) -> tuple[str, ...] | None:
     return tuple(axes) if all(isinstance(a, str) for a in axes) else None
 
 
-def multiscales(attributes: Mapping[str, Any]) -> tuple[Multiscale, ...]:
-    """The images that the attributes of a group describe; what makes no sense is left out."""
-    try:
-        if _is_cosem(attributes.get("multiscales")):
-            return tuple(_cosem(item) for item in attributes["multiscales"])
-        factors = attributes.get("scales", attributes.get("downsamplingFactors"))
-        if isinstance(factors, list) and factors and all(isinstance(f, list) for f in factors):
-            return (_of_factors(attributes, factors),)
-    except UNFIT:
-        pass
-    return ()
+@dataclass(frozen=True)
+class LevelsBelow:
+    """See `model.Levels`: an image in a group of N5, of which the attributes tell much, little or nothing.
+
+    Args:
+        attributes: of the group.
+    """
+
+    attributes: Mapping[str, Any]
+
+    def paths(self) -> Iterable[str]:
+        if (listed := _cosem_of(self.attributes)) is not None:
+            paths = [d.get("path") for d in listed["datasets"][:MAX_LEVELS]]
+            return [p for p in paths if isinstance(p, str) and p and ".." not in p.split("/")]
+        factors = _listed_factors(self.attributes)
+        return (f"s{i}" for i in range(MAX_LEVELS if factors is None else len(factors[:MAX_LEVELS])))
+
+    def image(self, found: Mapping[str, Array]) -> Multiscale | None:
+        try:
+            if (listed := _cosem_of(self.attributes)) is not None:
+                return _cosem(listed) if len(found) == len(listed["datasets"]) else None
+            return _of_factors(self.attributes, list(found.values())) if found else None
+        except UNFIT:
+            return None  # it makes no sense
 
 
-def _of_factors(attributes: Mapping[str, Any], listed: Sequence[Any]) -> Multiscale:
-    rank = len(listed[0])
-    factors = [_numbers(f, rank) for f in listed[:MAX_LEVELS]]
+def _listed_factors(attributes: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Of all levels, told by the group."""
+    factors = attributes.get("scales", attributes.get("downsamplingFactors"))
+    return factors if isinstance(factors, list) and factors and all(isinstance(f, list) for f in factors) else None
+
+
+SPACE = ("axes", "units", "resolution", "pixelResolution", "offset")
+
+
+def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale | None:
+    """The image of these levels, s0 first; None if there are fewer than the group says, or nobody tells of an image."""
+    rank, listed = len(levels[0].shape), _listed_factors(group)
+    own = [level.attributes.get("downsamplingFactors") for level in levels]
+    if listed is None and "multiScale" not in group and not any(own):
+        return None
+    told = [own[0] or [1] * rank, *own[1:]] if listed is None else listed
+    if len(told) != len(levels):
+        return None
+    factors = [_numbers(f, rank) for f in told]
     if min(map(min, factors)) <= 0:
         raise ValueError("a factor should be positive")
+    attributes = {name: of[name] for of in (levels[0].attributes, group) for name in SPACE if name in of}
     names = axes_of(attributes, rank) or (*DEFAULT_AXES, *(f"d{i}" for i in range(len(DEFAULT_AXES), rank)))[:rank]
     resolution, units = _resolution(attributes, rank)
     offset = _numbers(attributes.get("offset", [0.0] * rank), rank)
-    levels = []
+    out = []
     for i, by in enumerate(factors):
         # The first element of a coarser level has its centre in that of those it was made of.
         shift = (o + (f - 1) / 2 * r for o, f, r in zip(offset, by, resolution, strict=True))
         scale = tuple(f * r for f, r in zip(by, resolution, strict=True))
-        levels.append(Level(f"s{i}", scale[::-1], tuple(shift)[::-1]))
+        out.append(Level(f"s{i}", scale[::-1], tuple(shift)[::-1]))
     axes = tuple(Axis(n, KINDS.get(n), u) for n, u in zip(names, units, strict=True))
-    return Multiscale(str(attributes.get("name", "")), axes[::-1], tuple(levels))
+    return Multiscale(str(group.get("name", "")), axes[::-1], tuple(out))
 
 
 def _resolution(attributes: Mapping[str, Any], rank: int) -> tuple[Sequence[float], Sequence[str | None]]:
@@ -99,15 +132,19 @@ def _word(unit: Any) -> str | None:
     return None if not unit else WORDS.get(str(unit), str(unit))
 
 
-def _is_cosem(listed: Any) -> bool:
-    return isinstance(listed, list) and bool(listed) and all(
-        isinstance(item, dict) and all("transform" in d for d in item.get("datasets", [{}])) for item in listed
-    )  # fmt: skip
+def _cosem_of(attributes: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The first image that `multiscales` tells of in COSEM's manner."""
+    listed = attributes.get("multiscales")
+    item = listed[0] if isinstance(listed, list) and listed else None
+    datasets = item.get("datasets") if isinstance(item, dict) else None
+    if not isinstance(datasets, list) or not datasets:
+        return None
+    return item if all(isinstance(d, dict) and "transform" in d for d in datasets) else None
 
 
 def _cosem(item: Mapping[str, Any]) -> Multiscale:
     """COSEM's transformations have their axes in C order."""
-    datasets = item["datasets"][:MAX_LEVELS]
+    datasets = item["datasets"]
     first = datasets[0]["transform"]
     names, units = first["axes"], first["units"]
     axes = tuple(Axis(str(n), KINDS.get(str(n)), _word(u)) for n, u in zip(names, units, strict=True))
@@ -116,8 +153,6 @@ def _cosem(item: Mapping[str, Any]) -> Multiscale:
 
 def _cosem_level(dataset: Mapping[str, Any], rank: int) -> Level:
     path, transform = dataset["path"], dataset["transform"]
-    if not isinstance(path, str) or ".." in path.split("/"):
-        raise ValueError(f"a level cannot lie at {path!r:.80}")
     return Level(path, _numbers(transform["scale"], rank), _numbers(transform["translate"], rank))
 
 

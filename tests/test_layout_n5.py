@@ -446,7 +446,8 @@ def test_an_image_is_shown_as_viewers_of_n5_look_for_it(tmp_path: Path) -> None:
         assert {name: document[name] for name in space} == space
         assert document["downsamplingFactors"] == factors[i]
         assert _equal(_read_tensorstore(tmp_path / "shown", f"image/s{i}"), level)
-    (back,) = n5_viewer.multiscales(group)
+    back = _image(group, *(_document(tree, f"image/s{i}") for i in range(3)))
+    assert back is not None
     assert back.axes == _CZYX
     assert [level.path for level in back.levels] == ["s0", "s1", "s2"]
     assert [level.scale for level in back.levels] == [(1, 2, 40, 30.5), (1, 4, 80, 61), (1, 8, 160, 122)]
@@ -489,53 +490,62 @@ def test_an_image_with_a_level_missing_or_refused_is_shown_without_one(tmp_path:
 _PLAIN = attributes((8, 6), (4, 4), "uint8", compression=data_n5.RAW)
 
 
+def _image(group: Any, *levels: Any) -> Multiscale | None:
+    """What a group of N5 says of an image, with levels below."""
+    dataset = N5.open("a", {"attributes.json": json.dumps(group).encode()})
+    assert dataset is not None
+    assert dataset.levels is not None
+    assert (dataset.multiscales, dataset.problems) == ((), ())
+    return dataset.levels.image(dict(zip(dataset.levels.paths(), map(_described, levels), strict=False)))
+
+
+_UM = (Axis("y", "space", "micrometer"), Axis("x", "space", "micrometer"))
+_RESOLUTION = {"pixelResolution": {"unit": "um", "dimensions": [3, 5]}}
+_TRANSFORM = {"axes": ["y", "x"], "units": ["nm", "nm"], "scale": [4, 2], "translate": [0, 1]}
+
+
 @pytest.mark.parametrize(
-    ("group", "axes", "levels"),
+    ("group", "below", "axes", "levels"),
     [
         (
-            {"scales": [[1, 1], [2, 4]], "pixelResolution": {"unit": "um", "dimensions": [3, 5]}},
-            (Axis("y", "space", "micrometer"), Axis("x", "space", "micrometer")),
+            {"scales": [[1, 1], [2, 4]], **_RESOLUTION},
+            [{}, {}],
+            _UM,
             (Level("s0", (5, 3), (0, 0)), Level("s1", (20, 6), (7.5, 1.5))),
         ),
         (
             {"downsamplingFactors": [[1, 1], [2, 1]], "resolution": [4, 40], "units": ["nm", "s"], "axes": ["x", "t"]},
+            [{}, {"downsamplingFactors": [7, 7]}],
             (Axis("t", "time", "second"), Axis("x", "space", "nanometer")),
             (Level("s0", (40, 4), (0, 0)), Level("s1", (40, 8), (0, 2))),
         ),
         (
-            {"scales": [[1, 1]], "offset": [7, 9]},
-            (Axis("y", "space"), Axis("x", "space")),
-            (Level("s0", (1, 1), (9, 7)),),
+            {},
+            [_RESOLUTION, {"downsamplingFactors": [2, 2], **_RESOLUTION}],
+            _UM,
+            (Level("s0", (5, 3), (0, 0)), Level("s1", (10, 6), (2.5, 1.5))),
         ),
         (
-            {
-                "multiscales": [
-                    {
-                        "name": "em",
-                        "datasets": [
-                            {
-                                "path": "fine/s0",
-                                "transform": {
-                                    "axes": ["y", "x"], "units": ["nm", "nm"], "scale": [4, 2], "translate": [0, 1],
-                                },
-                            }
-                        ],
-                    }
-                ]
-            },
+            {"multiScale": True, "resolution": [2, 1], "offset": [7, 9]},
+            [{"resolution": [3, 3]}],
+            (Axis("y", "space"), Axis("x", "space")),
+            (Level("s0", (1, 2), (9, 7)),),
+        ),
+        (
+            {"multiscales": [{"name": "em", "datasets": [{"path": "fine/s0", "transform": _TRANSFORM}]}]},
+            [{}],
             (Axis("y", "space", "nanometer"), Axis("x", "space", "nanometer")),
             (Level("fine/s0", (4, 2), (0, 1)),),
         ),
     ],
-)  # fmt: skip
-def test_images_of_n5_are_described(group: Any, axes: Any, levels: Any, tmp_path: Path) -> None:
-    dataset = N5.open("a", {"attributes.json": json.dumps(group).encode()})
-    assert dataset is not None
-    (image,) = dataset.multiscales
+)
+def test_images_of_n5_are_described(group: Any, below: list[Any], axes: Any, levels: Any, tmp_path: Path) -> None:
+    image = _image(group, *({**_PLAIN, **told} for told in below))
+    assert image is not None
     assert (image.axes, image.levels) == (axes, levels)
     write_json(tmp_path / "image/attributes.json", group)
-    for level in levels:
-        write_json(tmp_path / "image" / level.path / "attributes.json", _PLAIN)
+    for level, told in zip(levels, below, strict=True):
+        write_json(tmp_path / "image" / level.path / "attributes.json", {**_PLAIN, **told})
         write_files(tmp_path / "image" / level.path, {"1/0": header((4, 4)) + bytes(range(16))})
     shown = walk(open_tree(str(tmp_path), layout="zarr2"))
     (told,) = ome.multiscales(json.loads(shown["image/.zattrs"]))
@@ -545,28 +555,42 @@ def test_images_of_n5_are_described(group: Any, axes: Any, levels: Any, tmp_path
 
 
 @pytest.mark.parametrize(
-    "group",
+    ("group", "below"),
     [
-        {"scales": []},
-        {"scales": [1, 2]},
-        {"scales": [[1, 1], [2]]},
-        {"scales": [[1, 0]]},
-        {"scales": [["1"]]},
-        {"scales": [[]]},
-        {"scales": [[1]], "resolution": "4"},
-        {"scales": [[1]], "pixelResolution": [4, 4]},
-        {"scales": [[1]], "units": 7},
-        {"scales": [[1e999]]},
-        {"downsamplingFactors": [2, 2, 2]},
-        {"multiscales": []},
-        {"multiscales": [{"datasets": [{"transform": {}}]}]},
-        {"multiscales": [{"datasets": [{"path": "../x", "transform": {"axes": ["x"], "units": ["nm"]}}]}]},
+        ({}, [{}]),
+        ({}, [_RESOLUTION, {}]),
+        ({}, []),
+        ({"multiScale": True}, []),
+        ({"multiScale": True}, [{}, {}]),  # nobody tells the factors of s1
+        ({"scales": [[1, 1], [2, 2]]}, [{}]),  # BigDataViewer has them at the setup, and levels further down
+        ({"downsamplingFactors": [[1, 1], [2, 2]], "dataType": "uint8"}, []),
+        ({"scales": []}, [{}]),
+        ({"scales": [1, 2]}, [{}]),
+        ({"scales": [[1, 1], [2]]}, [{}, {}]),
+        ({"scales": [[1, 0]]}, [{}]),
+        ({"scales": [["1", 1]]}, [{}]),
+        ({"scales": [[]]}, [{}]),
+        ({"scales": [[1, 1]], "resolution": "4"}, [{}]),
+        ({"scales": [[1, 1]], "pixelResolution": [4, 4, 4]}, [{}]),
+        ({"scales": [[1, 1]], "units": 7}, [{}]),
+        ({"scales": [[1, 1e999]]}, [{}]),
+        ({"downsamplingFactors": [2, 2, 2]}, [{}]),
+        ({"multiScale": True}, [{"downsamplingFactors": 7}]),
+        ({"multiscales": []}, [{}]),
+        ({"multiscales": [{"datasets": [{"transform": {}}]}]}, [{}]),
+        ({"multiscales": [{"datasets": [{"path": "../x", "transform": _TRANSFORM}]}]}, [{}]),
+        ({"multiscales": [{"datasets": [{"path": 7, "transform": _TRANSFORM}]}]}, [{}]),
     ],
 )
-def test_images_that_make_no_sense_are_none(group: Any) -> None:
-    dataset = N5.open("a", {"attributes.json": json.dumps(group).encode()})
-    assert dataset is not None
-    assert (dataset.multiscales, dataset.problems) == ((), ())
+def test_what_makes_no_sense_is_no_image(group: Any, below: list[Any], tmp_path: Path) -> None:
+    levels = [{**_PLAIN, **told} for told in below]
+    assert _image(group, *levels) is None
+    write_json(tmp_path / "g/attributes.json", group)
+    for i, level in enumerate(levels):
+        write_json(tmp_path / f"g/s{i}/attributes.json", level)
+    data_n5.DAMAGED["sound"](tmp_path / "g/other")
+    shown = json.loads(walk(open_tree(str(tmp_path), layout="zarr2"))["g/.zattrs"])
+    assert shown == json.loads(json.dumps(group))
 
 
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e6)] * 3), min_size=1, max_size=4), st.tuples(*[st.floats(-1e6, 1e6)] * 3))
@@ -575,8 +599,13 @@ def test_what_is_written_of_an_image_is_read_again(scales: list[tuple[float, ...
     shifts = [tuple(b + (s - f) / 2 for b, s, f in zip(begin, scale, scales[0], strict=True)) for scale in scales]
     levels = [Level(f"s{i}", s, t) for i, (s, t) in enumerate(zip(scales, shifts, strict=True))]
     image = Multiscale("", axes, tuple(levels))
-    (back,) = n5_viewer.multiscales(json.loads(json.dumps(n5_viewer.group_attributes(image))))
-    assert back.axes == axes
-    for a, b in zip(back.levels, levels, strict=True):
-        assert a.scale == pytest.approx(b.scale)
-        assert a.translation == pytest.approx(b.translation, rel=1e-6, abs=1e-5 * max(map(abs, (*begin, *b.scale))))
+    told = [n5_viewer.level_attributes(image, i) for i in range(len(levels))]
+    below = [{**attributes((4,) * 3, (2,) * 3, "uint8", compression=data_n5.RAW), **level} for level in told]
+    for group in (n5_viewer.group_attributes(image), {}):
+        back = _image(group, *below)
+        assert back is not None
+        assert back.axes == axes
+        for a, b in zip(back.levels, levels, strict=True):
+            assert a.scale == pytest.approx(b.scale)
+            within = 1e-5 * max(map(abs, (*begin, *b.scale)))
+            assert a.translation == pytest.approx(b.translation, rel=1e-6, abs=within)

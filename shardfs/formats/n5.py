@@ -133,7 +133,7 @@ class N5Format:
         if "n5" not in doc and len(documents) > 1:
             return None  # a file of this name is no reason to take the directory from another format
         attributes = {name: value for name, value in doc.items() if name != "n5"}
-        return Dataset("n5", form=FORM, attributes=attributes, multiscales=n5_viewer.multiscales(attributes))
+        return Dataset("n5", form=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         image = None if dataset.format == self.name else _image_of(dataset)
