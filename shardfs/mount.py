@@ -20,6 +20,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -64,6 +65,10 @@ LAST_ANSWERS_S = 5.0
 """After SIGTERM, how long programs that still use the mount are served before the daemon ends under them."""
 
 
+LAST_WORDS_S = 2.0
+"""How long a process in the foreground has for itself after that."""
+
+
 def mount(
     source: str,
     mountpoint: str,
@@ -102,6 +107,7 @@ def mount(
                 manager.watch(mountpoint, lambda: f"serving {shown} on {mountpoint}")
 
         serve(ready, manager.stopping if manager is not None else nothing)
+        _end_soon()
         return 0
     sys.stdout.flush()
     sys.stderr.flush()
@@ -234,6 +240,13 @@ def _daemon(serve: Callable[[Callable[[], None]], None], send: int, log_file: st
     finally:
         logging.shutdown()
         os._exit(code)
+
+
+def _end_soon() -> None:
+    """The process shall not outlive its mount: threads may wait for a store, and Python's end for some of these."""
+    timer = threading.Timer(LAST_WORDS_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _report(send: int, code: int, text: str) -> None:

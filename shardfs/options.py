@@ -51,6 +51,14 @@ def finite_seconds(text: str) -> float:
     return value
 
 
+def positive_seconds(text: str) -> float:
+    """As `finite_seconds`, and more than none."""
+    value = finite_seconds(text)
+    if value == 0:
+        raise OptionError("must be more than 0")
+    return value
+
+
 def octal(text: str) -> int:
     """Permission bits."""
     if not re.fullmatch(r"(0o)?[0-7]{1,4}", text):
@@ -147,7 +155,7 @@ class Setting:
 LAYOUTS = ("native", "zarr2", "n5")
 
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
-FILES = "Configuration files"
+STORE, FILES = "Sources behind a network", "Configuration files"
 
 
 def _option(default: str, parse: Callable[[str], Any], value: str, scope: str, help: str, *, unset: str = "") -> Any:
@@ -238,6 +246,20 @@ class Options:
         "MICROSECONDS",
         DAEMON,
         "Look for the next request this long before going to sleep, while requests come densely.",
+    )
+    store_timeout: float = _option(
+        "30",
+        positive_seconds,
+        "SECONDS",
+        STORE,
+        "How long one request to the source may take. An operation ends after twice that, with all retries.",
+    )
+    store_retries: int = _option(
+        "4",
+        natural,
+        "NUMBER",
+        STORE,
+        "How often to ask again after lost connections, time-outs, throttling and faults of a server.",
     )
     ready_timeout: float = _option(
         "60", finite_seconds, "SECONDS", DAEMON, "How long `shardfs mount` waits until the mount answers."
@@ -492,7 +514,7 @@ secrets to the files and variables that the stores read by themselves, or to a p
 def as_markdown() -> str:
     """The text of docs/options.md."""
     parts = [_INTRODUCTION]
-    for scope in (VIEW, USERS, KERNEL, CACHE, DAEMON, FILES):
+    for scope in (VIEW, USERS, KERNEL, CACHE, STORE, DAEMON, FILES):
         rows = "".join(_row(s) for s in settings() if s.scope == scope)
         parts.append(f"## {scope}\n\n| `-o` | value | default | |\n|---|---|---|---|\n{rows}")
     words = {"forwarded": FORWARDED, "accepted": sorted(ACCEPTED)}

@@ -11,7 +11,6 @@ import os
 import stat as stat_module
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -23,9 +22,10 @@ from fsspec.core import url_to_fs
 from shardfs.blobs import absolute
 from shardfs.cache import nothing
 from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
+from shardfs.patience import NoAnswer, Patience, http_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MAX_GAP = 1 << 20
 MAX_MERGED = 16 << 20
@@ -277,12 +277,15 @@ class FsspecBlob:
 
 
 class FsspecStore:
-    """Any fsspec file system. fsspec's event loop stays behind this class: every call here blocks."""
+    """Any fsspec file system. fsspec's event loop stays behind this class: every call here blocks, but not for ever."""
 
     remote = True
 
-    def __init__(self, fs: Any, root: str, waiting: Callable[[], None] = nothing) -> None:
+    def __init__(
+        self, fs: Any, root: str, waiting: Callable[[], None] = nothing, patience: Patience | None = None
+    ) -> None:
         self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
+        self.patience = patience or Patience()
         self.blind = "http" in fs.protocol or "https" in fs.protocol
 
     def _path(self, key: str) -> str:
@@ -310,10 +313,10 @@ class FsspecStore:
         path = self._path(key)
         with _store_errors(path):
             try:
-                return cast("Mapping[str, Any]", self.fs.info(path))
+                return cast("Mapping[str, Any]", self.patience.run("stat", self.fs.info, path))
             except FileNotFoundError as e:
                 # fsspec says so of whatever went wrong on the way to a web server.
-                if e.__cause__ is None or _http_status(e.__cause__) in (401, 403, 404, 410):
+                if e.__cause__ is None or http_status(e.__cause__) in (401, 403, 404, 410):
                     raise
                 raise e.__cause__ from None
 
@@ -334,8 +337,9 @@ class FsspecStore:
         if not merged:
             return out
         with _store_errors(path):
-            got = self.fs.cat_ranges([path] * len(merged), starts, stops, on_error="return")
+            got = self.patience.run("read", self.fs.cat_ranges, [path] * len(merged), starts, stops, on_error="return")
             parts = [_bytes_or_raise(data) for data in got]
+        self.patience.counters.received(sum(map(len, parts)))
         for (whole, members), data in zip(merged, parts, strict=True):
             for m in members:
                 i, r = ranges[m]
@@ -349,9 +353,10 @@ class FsspecStore:
             return b""
         with _store_errors(path):
             try:
-                data = cast("bytes", self.fs.cat_file(path, start=start, end=stop))
+                data = cast("bytes", self.patience.run("read", self.fs.cat_file, path, start=start, end=stop))
             except Exception as e:  # noqa: BLE001 - raised again, but for one
                 data = _bytes_or_raise(e)
+        self.patience.counters.received(len(data))
         if len(data) > wanted:
             raise OSError(errno.EOPNOTSUPP, "the store ignores byte ranges and sends whole objects", path)
         return data
@@ -373,7 +378,7 @@ class FsspecStore:
         path = self._path(key)
         try:
             with _store_errors(path):
-                listed = self.fs.ls(path, detail=True)
+                listed = self.patience.run("list", self.fs.ls, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return
         for info in listed:
@@ -394,7 +399,8 @@ class FsspecStore:
         paths = [self._path(f"{directory}/{n}" if directory else n) for n in names]
         nothing: list[int | None] = [None] * len(paths)
         with _store_errors(directory):  # `cat` would take brackets in a path for a pattern
-            got = self.fs.cat_ranges(paths, nothing, nothing, on_error="return")
+            got = self.patience.run("documents", self.fs.cat_ranges, paths, nothing, nothing, on_error="return")
+        self.patience.counters.received(sum(len(data) for data in got if isinstance(data, bytes)))
         out: dict[str, bytes] = {}
         refused: PermissionError | None = None
         for name, path, data in zip(names, paths, got, strict=True):
@@ -418,37 +424,28 @@ def _store_errors(path: str) -> Iterator[None]:
     """Whatever a store's client raises leaves as an OSError: clients have exceptions of their own."""
     try:
         yield
-    except OSError:
+    except OSError as e:
+        if isinstance(e, NoAnswer) and e.filename is None:
+            e.filename = path
         raise
     except Exception as e:
-        number = errno.EACCES if _http_status(e) in (401, 403) else errno.EIO
+        number = errno.EACCES if http_status(e) in (401, 403) else errno.EIO
         raise OSError(number, f"{type(e).__name__}: {e}", path) from e
 
 
 def _bytes_or_raise(data: bytes | Exception) -> bytes:
     if isinstance(data, Exception):
-        if _http_status(data) == 416:  # the range begins behind the end of the object
+        if http_status(data) == 416:  # the range begins behind the end of the object
             return b""
         raise data
     return data
-
-
-def _http_status(error: BaseException) -> int | None:
-    """The status behind an exception of aiohttp (an attribute) or botocore (in the response, as the cause)."""
-    status = getattr(error, "status", None)
-    if isinstance(status, int):
-        return status
-    response = getattr(error.__cause__ or error, "response", None)
-    if isinstance(response, Mapping):
-        return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    return None
 
 
 def _redirected_to_directory(error: BaseException) -> bool:
     """Whether a web server led us to the address with a slash, as for directories, and then refused to list it."""
     refused = error.__cause__
     url = getattr(getattr(refused, "request_info", None), "real_url", "")
-    return refused is not None and _http_status(refused) in (401, 403) and str(url).endswith("/")
+    return refused is not None and http_status(refused) in (401, 403) and str(url).endswith("/")
 
 
 def _mtime_ns(info: Mapping[str, Any]) -> int:
@@ -479,8 +476,9 @@ def open_store(
     waiting: Callable[[], None] = nothing,
     *,
     follow_symlinks: bool = False,
+    patience: Patience | None = None,
 ) -> Store:
-    """The store behind a path or an fsspec URL (chained ones too).
+    """The store behind a path or an fsspec URL (chained ones too). `patience` is for what is not local.
 
     Raise FileNotFoundError if a local directory does not exist.
     """
@@ -489,7 +487,7 @@ def open_store(
     fs, path = url_to_fs(source, **(storage_options or {}))
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
-    return FsspecStore(fs, path, waiting)
+    return FsspecStore(fs, path, waiting, patience)
 
 
 def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:

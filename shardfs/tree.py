@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardfs import patience
 from shardfs.cache import ByteLRU, nothing
 from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
 from shardfs.datasets import NATIVE, Datasets
@@ -323,9 +324,13 @@ class Tree:
             return None
         chunks = self._chunks_of(number)
         found = chunks.few(number, most)
-        if found is None or next(self._foreign(chunks, chunks.place(number)), None) is not None:
+        if found is None:
             return None
-        return found
+        try:
+            alone = next(self._foreign(chunks, chunks.place(number)), None) is None
+        except OSError:  # `scan` gives the chunks before it says so
+            return None
+        return found if alone else None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """The entries of a directory, without . and .., from behind `cookie` on; in constant memory."""
@@ -633,6 +638,8 @@ def open_tree(
     follow_symlinks: bool = False,
     layout: str = NATIVE,
     skip_unsupported: bool = False,
+    store_timeout_s: float = patience.TIMEOUT_S,
+    store_retries: int = patience.RETRIES,
     waiting: Callable[[], None] = nothing,
 ) -> Tree:
     """The unsharded tree of a path or fsspec URL.
@@ -640,7 +647,8 @@ def open_tree(
     Raise FileNotFoundError or another OSError if the source cannot be read, NotADatasetError if it holds nothing
     sharded, UnsupportedError if the layout cannot express something in it that is not to be skipped.
     """
-    store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks)
+    patient = patience.Patience(store_timeout_s, store_retries)
+    store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks, patience=patient)
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting)
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported)
     tree.require_dataset()

@@ -111,6 +111,8 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
             follow_symlinks=found.symlinks == "follow",
             layout=found.layout,
             skip_unsupported=found.unsupported == "skip",
+            store_timeout_s=found.store_timeout,
+            store_retries=found.store_retries,
             **hooks,
         )
 

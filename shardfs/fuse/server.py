@@ -16,7 +16,7 @@ import os
 import select
 import stat
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from math import inf
 from threading import get_ident
@@ -110,6 +110,10 @@ class FuseSettings:
         return lowlevel.Limits(self.max_read, self.max_readahead, max(64, 2 * self.threads))
 
 
+class _Postponed(BaseException):
+    """The request was put aside as a whole, since all threads wait. No handler of errors is meant to catch it."""
+
+
 class Server:
     """Serves one tree on one session."""
 
@@ -121,33 +125,40 @@ class Server:
         self._leader: _Worker | None = None
         self._over = False
         self._workers = self._idle = 0
-        self._mutex = threading.Lock()  # guards the two counts
+        self._postponed: deque[bytes] = deque()
+        self._mutex = threading.Lock()  # guards the two counts, and what is postponed
         self._leadership = threading.Semaphore(0)
 
     def waiting(self) -> None:
         """Called in the thread of a request right before it waits: another thread shall read the next request.
 
-        In any other thread, and when all threads are waiting already, this does nothing.
+        If all others wait already, the request is postponed until one of them is done, and this does not return. In
+        any other thread, and if there is only one, this does nothing.
         """
         leader = self._leader
-        if leader is not None and leader.ident == get_ident() and self._find_follower():
-            leader.leading = False
-            self._leader = None
-            self._leadership.release()
+        if leader is None or leader.ident != get_ident() or self.settings.threads == 1:
+            return
+        if not self._find_follower(leader.request):
+            raise _Postponed
+        leader.leading = False
+        self._leader = None
+        self._leadership.release()
 
     def start(self, tree: Tree, session: lowlevel.Session, ended: Callable[[], object]) -> None:
         """Begin to serve, in threads of its own. `ended` is called, in one of them, when the mount is gone."""
         self.tree, self.session, self._ended = tree, session, ended
         if self.settings.poll_us:
             os.set_blocking(session.fd, False)
-        self._find_follower()
+        self._find_follower(bytes)
         self._leadership.release()
 
-    def _find_follower(self) -> bool:
+    def _find_follower(self, request: Callable[[], bytes]) -> bool:
+        """Whether there is one, or one could be made; else the request is postponed."""
         with self._mutex:
             if self._idle:
                 return True
             if self._workers == self.settings.threads:
+                self._postponed.append(request())
                 return False
             self._workers += 1
             self._idle += 1
@@ -157,8 +168,21 @@ class Server:
     def _work(self) -> None:
         worker = _Worker(self)
         while self._take_the_lead(worker):
-            with self._mutex:
-                self._idle += 1
+            while (request := self._next_postponed()) is not None:
+                worker.answer(request)
+
+    def _next_postponed(self) -> bytes | None:
+        """A request for a thread that has none; without one it is idle from now on."""
+        with self._mutex:
+            if self._postponed:
+                return self._postponed.popleft()
+            self._idle += 1
+            return None
+
+    def postpone(self, request: bytes) -> None:
+        """Put a request behind those that wait for a thread."""
+        with self._mutex:
+            self._postponed.append(request)
 
     def _take_the_lead(self, worker: _Worker) -> bool:
         """Wait for leadership, and lead until it was passed on; False if there is nothing to lead any more."""
@@ -242,14 +266,34 @@ class _Worker:
             _, opcode, unique, node = header(request)
             try:
                 handlers.get(opcode, unknown)(unique, node, size)
-            except (OSError, ShardfsError) as failure:
-                self._send(lowlevel.error(unique, errno_of(failure)))
-                self._server.complaints.about(failure)
-            except Exception as bug:
-                self._send(lowlevel.error(unique, errno.EIO))
-                if self._server.complaints.are_due(repr(bug)):
-                    log.exception("request %d of node %d failed: this is a bug", opcode, node)
+            except BaseException as failure:  # noqa: BLE001 - told to who asked, and logged
+                self._fail(opcode, unique, node, failure)
         return True
+
+    def answer(self, request: bytes) -> None:
+        """Answer a request that was postponed; it may wait."""
+        self._request[: len(request)] = request
+        _, opcode, unique, node = lowlevel.HEADER_IN.unpack_from(request)
+        try:
+            self._handlers[opcode](unique, node, len(request))
+        except BaseException as failure:  # noqa: BLE001 - as above
+            self._fail(opcode, unique, node, failure)
+
+    def request(self) -> bytes:
+        """A copy of the request at hand."""
+        return bytes(self._request[: lowlevel.HEADER_IN.unpack_from(self._request)[0]])
+
+    def _fail(self, opcode: int, unique: int, node: int, failure: BaseException) -> None:
+        if isinstance(failure, _Postponed):
+            # Not ours: we waited for what another thread was to load, and that one's request was postponed.
+            if not self.leading:
+                self._server.postpone(self.request())
+            return
+        self._send(lowlevel.error(unique, errno_of(failure)))
+        if isinstance(failure, OSError | ShardfsError):
+            self._server.complaints.about(failure)
+        elif self._server.complaints.are_due(repr(failure)):
+            log.error("request %d of node %d failed: this is a bug", opcode, node, exc_info=failure)
 
     def _poll(self) -> int | None:
         """Wait for a request; its size, if it was found without sleeping. Sleeps at once unless they come densely."""

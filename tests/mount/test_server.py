@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import socket
 import struct
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+from shardfs.cache import ByteLRU
 from shardfs.chunk_tree import Attributes, Extent
 from shardfs.errors import CorruptShardError
 from shardfs.fuse import lowlevel, server
@@ -564,13 +566,39 @@ def test_no_more_threads_than_allowed() -> None:
     with serving(threads=3) as kernel:
         slow = Slow(kernel)
         asked = {slow.ask(offset): offset for offset in range(1, 7)}
-        for _ in range(3):
+        for _ in range(2):
             assert slow.arrived.acquire(timeout=10)
         assert not slow.arrived.acquire(timeout=0.2)
+        # All that may wait do so, and others are still answered.
+        assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
+        assert kernel.lookup(b"zarr.json").error == 0
         slow.answers.release(len(asked))
         assert {reply.unique: int(reply.body) for reply in (kernel.receive() for _ in asked)} == asked
-        assert len(slow.threads) == 3
+        assert len(slow.threads) <= 3
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
+
+
+def test_requests_that_want_what_a_postponed_one_was_to_load() -> None:
+    """The leader gives up its load; who waited for that load asks again, and nobody sees an error."""
+    with serving(threads=3) as kernel:
+        slow = Slow(kernel)
+        cache = ByteLRU(1 << 20, kernel.waiting)
+
+        def read(number: int, offset: int, size: int) -> bytes:
+            if not offset:
+                return b"at once"
+            key = offset % 3
+            return cache.get(key, lambda: (slow.read(number, offset, size)[:0] + b"%d" % key, 100, math.inf))
+
+        kernel.tree.read = read
+        asked = {slow.ask(offset): offset for offset in range(1, 60)}
+        for _ in range(2):
+            assert slow.arrived.acquire(timeout=10)
+        assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
+        slow.answers.release(len(asked))
+        assert {r.unique: int(r.body) for r in (kernel.receive() for _ in asked)} == {
+            unique: offset % 3 for unique, offset in asked.items()
+        }
 
 
 def test_one_thread_alone_serves_as_well() -> None:

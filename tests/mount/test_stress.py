@@ -388,7 +388,7 @@ def test_a_store_that_fails(broken: int, dataset: Callable[[str, str], Dataset],
     """What was read stays readable, the rest is an error and not absent, and works when the store is back."""
     variant = dataset("zarr3", "zarr_python")
     fresh = ["c/7/4/2", "c/4/0/0", "c/3/3/0"]  # of a shard that was not met; of another one; of a known index
-    with slow_server(variant.path) as server, mounted(server.url) as mount:
+    with slow_server(variant.path) as server, mounted(server.url, "-o", "store_retries=1") as mount:
         (mount / "c/0/0/0").read_bytes()
         server.broken = broken
         assert (mount / "c/0/0/0").read_bytes() == (variant.twin / "c/0/0/0").read_bytes()

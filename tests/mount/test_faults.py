@@ -1,0 +1,184 @@
+"""Mounts of stores that delay, hang, cut, refuse: what is known is answered within a second, and the end comes soon.
+
+The stores are tests/clients/faulty.py: one whose calls block, and one of coroutines.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import mount_entry, unmount
+from tests.datasets import ROOT
+from tests.mount.programs import PLAIN_ENVIRONMENT, attempt, end, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.datasets import Dataset
+
+pytestmark = [pytest.mark.fuse, pytest.mark.slow]
+
+TIMEOUT_S = 1
+"""Of the mounts' stores; an operation takes twice that at most."""
+
+WARM = "c/0/0/0"
+READERS = 24
+"""More than the daemon has threads."""
+
+
+class Faulty:
+    """A mount of a store that does what it is told."""
+
+    def __init__(self, mount: Path, twin: Path, faults: Path, process: subprocess.Popen[str]) -> None:
+        self.mount, self.twin, self._faults, self.process = mount, twin, faults, process
+
+    def tell(self, fault: str) -> None:
+        self._faults.with_suffix(".new").write_text(fault)
+        self._faults.with_suffix(".new").rename(self._faults)
+
+    def slowest(self, seconds: float) -> dict[str, float]:
+        """Seconds the slowest answers took to what the mount knows."""
+        probe, file = ROOT / "tests/clients/probe.py", self.mount / WARM
+        out = run(sys.executable, "-IS", probe, self.mount, file, str(seconds), timeout=seconds + 20)
+        told: dict[str, float] = json.loads(out)
+        assert told.pop("rounds") > 5
+        return told
+
+    def cold(self) -> list[str]:
+        """Chunks of shards that were not met, of which there are enough for all readers."""
+        return [f"c/{x}/{y}/{z}" for x in range(4, 8) for y in range(5) for z in (0, 2)][:READERS]
+
+
+@contextmanager
+def reading(faulty: Faulty, names: list[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    with ExitStack() as stack:
+        cats = []
+        for name in names:
+            command = ["cat", str(faulty.mount / name)]
+            cat = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN_ENVIRONMENT)
+            stack.callback(_leave, cat)
+            cats.append(cat)
+        yield cats
+
+
+def _leave(cat: subprocess.Popen[bytes]) -> None:
+    if cat.poll() is None:
+        end(cat, signal.SIGKILL)
+    for stream in (cat.stdout, cat.stderr):
+        if stream is not None:
+            stream.close()
+
+
+@pytest.fixture(params=["faulty", "faultyasync"])
+def faulty(request: pytest.FixtureRequest, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> Iterator[Faulty]:
+    variant, mount, faults = dataset("zarr3", "zarr_python"), tmp_path / "mnt", tmp_path / "faults"
+    mount.mkdir()
+    faults.write_text("ok")
+    words = f"store_timeout={TIMEOUT_S},store_retries=3"
+    command = [sys.executable, "-m", "tests.clients.faulty", "mount", "-f", "-o", words]
+    command += [f"{request.param}://{variant.path}", str(mount)]
+    environment = {**os.environ, "FAULTS": str(faults)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    made = Faulty(mount, variant.twin, faults, process)
+    try:
+        _until(lambda: mount_entry(mount) is not None or process.poll() is not None)
+        assert mount_entry(mount) is not None, process.communicate()[1]
+        # What is to be known: a chunk, its shard's index, and the directory.
+        run("cmp", mount / WARM, variant.twin / WARM)
+        run("ls", mount)
+        yield made
+    finally:
+        made.tell("ok")
+        end(process)
+        assert process.stderr is not None
+        process.stderr.close()
+        unmount(mount)
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    stop = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < stop
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("fault", ["delay", "hang", "cut", "storm", "some"])
+def test_what_is_known_is_answered_whatever_the_store_does(fault: str, faulty: Faulty) -> None:
+    names = faulty.cold()
+    faulty.tell(fault)
+    with reading(faulty, names) as cats:
+        slowest = faulty.slowest(3)
+        assert max(slowest.values()) < 1, slowest
+        outcomes = [cat.communicate(timeout=30) for cat in cats]
+    if fault in ("delay", "some"):
+        assert [out for out, _ in outcomes] == [(faulty.twin / name).read_bytes() for name in names]
+        return
+    assert [out for out, _ in outcomes] == [b""] * len(names)  # never a part of a chunk
+    expected = os.strerror(errno.ETIMEDOUT if fault == "hang" else errno.EIO)
+    assert {said.decode().strip().rsplit(": ", 1)[-1] for _, said in outcomes} == {expected}
+    faulty.tell("ok")
+    time.sleep(TIMEOUT_S + 5 if fault == "cut" else TIMEOUT_S)  # damage is remembered for five seconds
+    for name in names[:3]:
+        assert attempt("cmp", faulty.mount / name, faulty.twin / name).returncode == 0
+
+
+def test_a_hung_store_gives_errors_within_the_time_that_was_set(faulty: Faulty) -> None:
+    faulty.tell("hang")
+    began = time.monotonic()
+    with reading(faulty, faulty.cold()) as cats:
+        for cat in cats:
+            cat.communicate(timeout=30)
+    # Twice the time-out for those that had a thread; the others are told at once, or after one probe.
+    assert time.monotonic() - began < 4 * TIMEOUT_S + 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_hung_store_does_not_hold_up_the_end(number: signal.Signals, faulty: Faulty) -> None:
+    faulty.tell("hang")
+    with reading(faulty, faulty.cold()) as cats:
+        time.sleep(0.5)
+        began = time.monotonic()
+        faulty.process.send_signal(number)
+        _until(lambda: mount_entry(faulty.mount) is None, 2)
+        faulty.process.wait(10)
+        assert time.monotonic() - began < 10
+        for cat in cats:
+            cat.communicate(timeout=5)
+
+
+def test_unmounting_by_force_does_not_wait_for_the_store(faulty: Faulty) -> None:
+    faulty.tell("hang")
+    with reading(faulty, faulty.cold()) as cats:
+        time.sleep(0.3)
+        began = time.monotonic()
+        done = attempt(sys.executable, "-m", "shardfs", "umount", "--lazy", faulty.mount, timeout=10, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        assert mount_entry(faulty.mount) is None
+        assert time.monotonic() - began < 10
+        for cat in cats:
+            cat.communicate(timeout=20)
+    faulty.process.wait(20)
+
+
+def test_a_source_that_hangs_is_not_mounted(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
+    """The daemon says so itself, before the time in which it must be ready is over."""
+    mount, faults = tmp_path / "mnt", tmp_path / "faults"
+    mount.mkdir()
+    faults.write_text("hang")
+    source = f"faultyasync://{dataset('zarr3', 'zarr_python').path}"
+    command = [sys.executable, "-m", "tests.clients.faulty", "mount", "-o", "store_timeout=0.5", source, str(mount)]
+    done = attempt(*command, timeout=30, cwd=ROOT, env={**os.environ, "FAULTS": str(faults)})
+    assert done.returncode == 3, done.stderr
+    assert "does not answer within 0.5 s" in done.stderr
+    assert mount_entry(mount) is None
