@@ -590,7 +590,7 @@ def test_what_makes_no_sense_is_no_image(group: Any, below: list[Any], tmp_path:
         write_json(tmp_path / f"g/s{i}/attributes.json", level)
     data_n5.DAMAGED["sound"](tmp_path / "g/other")
     shown = json.loads(walk(open_tree(str(tmp_path), layout="zarr2"))["g/.zattrs"])
-    assert shown == json.loads(json.dumps(group))
+    assert shown == json.loads(json.dumps(group).replace("Infinity", '"Infinity"'))
 
 
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e6)] * 3), min_size=1, max_size=4), st.tuples(*[st.floats(-1e6, 1e6)] * 3))

@@ -22,6 +22,7 @@ from shardfs.errors import CorruptShardError
 from shardfs.formats import formats, parse_json
 from shardfs.formats.n5 import N5, PlainBlocks
 from shardfs.model import Dataset
+from shardfs.n5_viewer import LevelsBelow
 from shardfs.shards.sharding_indexed import ShardingIndexed
 from shardfs.store import FsspecStore, LocalStore
 from shardfs.tree import Tree, open_tree
@@ -177,7 +178,8 @@ def test_a_root_and_a_group() -> None:
     assert root.attributes == {"dimensions": [3]}
     others: list[Any] = [{"a": 1}, {"dimensions": [1], "blockSize": [1]}, {"codecs": []}]
     for other in others:
-        assert _open(other) == Dataset("n5", form=frozenset(("attributes.json",)), attributes=other)
+        form = frozenset(("attributes.json",))
+        assert _open(other) == Dataset("n5", form=form, attributes=other, levels=LevelsBelow(other))
         beside = {"attributes.json": json.dumps(other).encode(), "info": b"{}"}
         assert N5.open("a", beside) is None
     assert N5.open("a", {"attributes.json": b"[1, 2]"}) is None
