@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ except ImportError:
     import zlib
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -410,6 +411,92 @@ ENCODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
     "numcodecs.zlib": _to_zlib,
     "numcodecs.lz4": _to_lz4,
 }
+
+
+# ---- the same without compressing anything: what decodes alike, in a size known beforehand
+
+DEFLATE_BLOCK, ZSTD_BLOCK = 0xFFFF, 128 << 10
+BLOSC_HEADER = struct.Struct("<BBBBIII")
+BLOSC_VERSION, BLOSC_COPIED, BLOSC_MAX_TYPESIZE = (2, 1), 0x02, 255
+
+
+class _Storer(NamedTuple):
+    """A codec as it writes what cannot be compressed: `size` adds to sizes of data what `store` does to data."""
+
+    size: Callable[[Sizes], Sizes]
+    store: Callable[[bytes, Mapping[str, Any]], bytes]
+
+
+def _blocks(sizes: Sizes, block: int) -> Sizes:
+    return np.maximum(-(-sizes // block), 1)
+
+
+def _pieces(data: bytes, block: int) -> Iterator[tuple[bool, memoryview]]:
+    """The data in blocks, of which there is at least one, and which of them is the last."""
+    for start in range(0, max(len(data), 1), block):
+        yield start + block >= len(data), memoryview(data)[start : start + block]
+
+
+def _deflated(data: bytes) -> list[bytes | memoryview]:
+    """RFC 1951, section 3.2.4."""
+    out: list[bytes | memoryview] = []
+    for last, piece in _pieces(data, DEFLATE_BLOCK):
+        out += [struct.pack("<BHH", last, len(piece), len(piece) ^ 0xFFFF), piece]
+    return out
+
+
+def _store_gzip(data: bytes, _: Mapping[str, Any]) -> bytes:
+    """RFC 1952: no name, no time, an unknown system."""
+    sums = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+    return b"".join([b"\x1f\x8b\x08\0\0\0\0\0\0\xff", *_deflated(data), sums])
+
+
+def _store_zlib(data: bytes, _: Mapping[str, Any]) -> bytes:
+    """RFC 1950."""
+    return b"".join([b"\x78\x01", *_deflated(data), struct.pack(">I", zlib.adler32(data))])
+
+
+def _store_zstd(data: bytes, _: Mapping[str, Any]) -> bytes:
+    """RFC 8878, section 3.1.1: a frame in one segment that tells its size in 8 bytes, of raw blocks."""
+    out: list[bytes | memoryview] = [ZSTD_MAGIC, b"\xe0", len(data).to_bytes(8, "little")]
+    for last, piece in _pieces(data, ZSTD_BLOCK):
+        out += [(last | len(piece) << 3).to_bytes(3, "little"), piece]
+    return b"".join(out)
+
+
+def _store_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+    """https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst."""
+    n, typesize = len(data), configuration.get("typesize", 1)
+    told = typesize if 0 < typesize <= BLOSC_MAX_TYPESIZE else 1
+    return BLOSC_HEADER.pack(*BLOSC_VERSION, BLOSC_COPIED, told, n, n, BLOSC_HEADER.size + n) + data
+
+
+STORERS: Mapping[str, _Storer] = {
+    "crc32c": _Storer(lambda n: n + 4, _add_crc32c),
+    "gzip": _Storer(lambda n: n + 5 * _blocks(n, DEFLATE_BLOCK) + 18, _store_gzip),
+    "zstd": _Storer(lambda n: n + 3 * _blocks(n, ZSTD_BLOCK) + 13, _store_zstd),
+    "blosc": _Storer(lambda n: n + BLOSC_HEADER.size, _store_blosc),
+    "numcodecs.zlib": _Storer(lambda n: n + 5 * _blocks(n, DEFLATE_BLOCK) + 6, _store_zlib),
+}
+
+
+def can_store(codecs: Sequence[Codec]) -> bool:
+    """Whether `store` knows these codecs."""
+    return all(codec.name in STORERS for codec in codecs)
+
+
+def stored_sizes(codecs: Sequence[Codec], sizes: Sizes) -> Sizes:
+    """How many bytes `store` makes of so many."""
+    for codec in codecs:
+        sizes = STORERS[codec.name].size(sizes)
+    return sizes
+
+
+def store(codecs: Sequence[Codec], data: bytes) -> bytes:
+    """What `decode` undoes, as `encode` does; but nothing is made smaller."""
+    for codec in codecs:
+        data = STORERS[codec.name].store(data, codec.configuration)
+    return data
 
 
 # ---- from elements to bytes

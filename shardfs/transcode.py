@@ -1,8 +1,8 @@
 """From the chunk that is stored to the chunk that another layout shows: as little as must be done is done.
 
 Three ways, from cheap to dear: the stored bytes as they are; the payload as it is in another frame; decode, turn, crop
-or pad, and lay out again. What is shown after decoding is not compressed again where a layout has the choice, so that
-its size is known without work.
+or pad, and lay out again. What is shown after decoding is not compressed again where a layout has the choice, and where
+it has not, only dressed up as what its codec makes of incompressible data: so its size is known without work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.codecs import MAX_DECODED, can_decode, can_decode_array, decode, decode_array, encode, encode_array
+from shardfs.codecs import (
+    MAX_DECODED,
+    can_decode,
+    can_decode_array,
+    can_store,
+    decode,
+    decode_array,
+    encode,
+    encode_array,
+    store,
+    stored_sizes,
+)
 from shardfs.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -101,14 +112,18 @@ class _Shown:
     """The chunks of an array as they are shown: shapes, sizes, and the way from elements to bytes.
 
     Coordinates are those of the collection's chunk grid, cells are in the order of the array's axes.
+
+    Args:
+        compress: spend work on small chunks; else their sizes are known without making them.
     """
 
-    def __init__(self, array: Array, encoding: ChunkEncoding) -> None:
+    def __init__(self, array: Array, encoding: ChunkEncoding, *, compress: bool = False) -> None:
         self.array, self.encoding = array, encoding
         self.rank = len(array.shape)
         self.header_size = _header_size(encoding.frame, self.rank)
         self.checks = _checks(encoding)
         self.is_plain = encoding.serializer.name == "bytes" and not _inner(encoding)
+        self.stores = not compress and encoding.serializer.name == "bytes" and can_store(encoding.codecs)
         self._dtype = np.dtype(encoding.data_type)
         self._chunk, self._shape = np.array(array.chunk, np.uint64), np.array(array.shape, np.uint64)
 
@@ -140,15 +155,15 @@ class _Shown:
         return np.asarray(((cells + np.uint64(1)) * self._chunk <= self._shape).all(axis=1))
 
     def sizes(self, cells: U64) -> Sizes:
-        """By arithmetic; -1 if they are compressed."""
-        if not self.is_plain:
+        """Of chunks that are made anew, by arithmetic; -1 if they are compressed."""
+        if not self.is_plain and not self.stores:
             return np.full(len(cells), -1, np.int64)
-        around, itemsize = self.header_size + CHECK_SIZE * len(self.checks), self._dtype.itemsize
-        if not self.encoding.clipped:
-            return np.full(len(cells), math.prod(self.array.chunk) * itemsize + around, np.int64)
         starts = cells * self._chunk
         extents = np.minimum(starts + self._chunk, self._shape) - starts
-        return np.asarray(extents.prod(axis=1, dtype=np.uint64).astype(np.int64) * itemsize + around)
+        if not self.encoding.clipped:
+            extents[:] = self._chunk
+        nbytes = extents.prod(axis=1, dtype=np.uint64).astype(np.int64) * self._dtype.itemsize
+        return np.asarray(stored_sizes(self.encoding.codecs, nbytes) + self.header_size)
 
     def made_of(self, cell: Coords, elements: npt.NDArray[Any]) -> bytes:
         """The shown bytes of a chunk of these elements, which are cropped or padded as needed."""
@@ -169,7 +184,8 @@ class _Shown:
             out[common] = elements[common]
         if self.is_plain and not self.checks:
             return buffer.tobytes()
-        return header + encode(encoding.codecs, encode_array(encoding.serializer, memory))
+        put = store if self.stores else encode
+        return header + put(encoding.codecs, encode_array(encoding.serializer, memory))
 
     def framed(self, shape: Coords, payload: bytes) -> bytes:
         return self._header(shape) + payload
@@ -211,7 +227,7 @@ class Transcoder:
     def show(self, coords: Coords, stored: bytes) -> bytes:
         cell = self._shown.cell(coords)
         payload, shape = self._unframed(cell, stored)
-        if not self._passes or shape != self._shown.shape(cell):
+        if not self._passes or shape != self._shown.shape(cell) or self._remakes(cell):
             shown = self._shown.made_of(cell, self._elements(payload, shape))
         else:
             payload = encode(self._shown.checks, decode(self._checks, payload))
@@ -220,6 +236,11 @@ class Transcoder:
         if len(shown) != told >= 0:  # what was said of its size before must stay true
             raise ValueError(f"{len(stored)} bytes are none of a chunk of {shape} {self._array.data_type}")
         return shown
+
+    def _remakes(self, cell: Coords) -> bool:
+        """Whether a chunk is made anew though it may be as it should: all of those are whose size depends on that."""
+        ends_with_array = self._shown.clipped_shape(cell) != self._array.chunk
+        return self._cuts and ends_with_array and self._shown.stores and not self._shown.is_plain
 
     def _unframed(self, cell: Coords, stored: bytes) -> tuple[bytes, Coords]:
         """The payload, and the shape of the elements in it."""
@@ -273,7 +294,7 @@ class FillValue:
     """A `model.Filler`: chunks full of the array's fill value. Raise UnsupportedError if they are too large."""
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
-        self._shown = _Shown(array, shown)
+        self._shown = _Shown(array, shown, compress=True)  # hardly any work: it is done once
         self._shown.require_small()
         self._last: tuple[Coords, bytes] | None = None  # most are whole chunks, all alike
         self._sizes: dict[Coords, int] = {}

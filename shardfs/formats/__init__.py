@@ -211,6 +211,7 @@ def views() -> Mapping[str, View]:
     """All layouts but the native one, by name."""
     from shardfs.formats.n5 import N5
     from shardfs.formats.zarr2 import ZARR2
+    from shardfs.formats.zarr3_view import ZARR3_VIEW
 
-    found: Sequence[View] = (ZARR2, N5)
+    found: Sequence[View] = (ZARR2, ZARR3_VIEW, N5)
     return {view.name: view for view in found}

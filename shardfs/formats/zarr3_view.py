@@ -1,0 +1,202 @@
+"""The layout `zarr3`: any dataset as Zarr v3 without shards, images as OME-Zarr 0.5.
+
+https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html. Stored chunks are shown as they are wherever Zarr v3 has
+their codecs, which is nearly always: it says byte orders and orders of axes. What is none of its own is cut off first
+(the headers of N5 and bcolz), and chunks that end with the array are padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardfs import ome, zarr_values
+from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.codecs import can_store
+from shardfs.errors import UnsupportedError
+from shardfs.formats import print_strict
+from shardfs.grid import FlatNames, MappedNames, NestedNames
+from shardfs.model import Collection, Dataset
+from shardfs.transcode import transcoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.model import ChunkNames
+
+DOCUMENT = "zarr.json"
+
+MEMBERS: Mapping[str, Mapping[str, Any]] = {
+    "gzip": {"level": 5},
+    "zstd": {"level": 0, "checksum": False},
+    "blosc": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 1, "blocksize": 0},
+    "crc32c": {},
+}
+"""The codecs of the specification, with what they are if the source does not say: readers want every parameter."""
+
+FURTHER = frozenset(f"numcodecs.{name}" for name in ("bz2", "lzma", "zlib", "lz4"))
+"""Those of zarr-python, whose parameters are numcodecs' own."""
+
+
+class Zarr3View:
+    """See `formats.View`."""
+
+    name = "zarr3"
+
+    def children(self, dataset: Dataset) -> Sequence[str]:
+        if dataset.format == self.name:
+            return ()
+        own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
+        return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
+
+    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+        if dataset is None:
+            return Dataset(self.name, documents={DOCUMENT: print_strict(_group({}))})
+        if dataset.format == self.name:
+            return dataset  # the native layout is this one
+        if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
+            raise UnsupportedError(why)
+        stored = (*dataset.collections, *dataset.unsharded)
+        is_array = len(stored) == 1 and not dataset.multiscales
+        if dataset.closed and not is_array:
+            raise UnsupportedError(f"{dataset.format} does not tell what it is")
+        placed = [_Placed(c, "" if is_array else c.path) for c in stored]
+        documents = {} if is_array else {DOCUMENT: print_strict(_group(_attributes(dataset, children)))}
+        for p in placed:
+            documents |= p.documents()
+        return Dataset(
+            self.name,
+            tuple(p.collection() for p in placed),
+            documents,
+            closed=dataset.closed,
+            unwalked=dataset.unwalked,
+            hidden=dataset.hidden | dataset.form,
+            scope=dataset.scope,
+        )
+
+
+# ---- groups ----
+
+
+def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, Any]:
+    """The user's, and the images: as OME-Zarr 0.5, whatever the source says them with."""
+    attributes = ome.as_05(dataset.attributes or {})
+    ranks = {path: _rank(child) for path, child in below.items()}
+    ranks |= {c.path: len(c.array.shape) for c in (*dataset.collections, *dataset.unsharded) if c.array is not None}
+    images = [image for image in dataset.multiscales if all(ranks.get(x.path) == len(image.axes) for x in image.levels)]
+    if not images or ome.multiscales(attributes):
+        return attributes
+    return {**attributes, **ome.attributes_05(images)}
+
+
+def _rank(dataset: Dataset) -> int:
+    """Of the array that a dataset is; -1 if it is none that is described."""
+    stored = (*dataset.collections, *dataset.unsharded)
+    array = stored[0].array if len(stored) == 1 else None
+    return -1 if array is None else len(array.shape)
+
+
+# ---- arrays ----
+
+
+class _Placed:
+    """An array of any source, shown at a path below its dataset."""
+
+    def __init__(self, stored: Collection, path: str) -> None:
+        if stored.array is None:
+            what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
+            raise UnsupportedError(f"{stored.path}: {what} has no description")
+        self._stored, self._path, self._array = stored, path, stored.array
+        self._shown = shown_encoding(self._array)
+
+    def collection(self) -> Collection:
+        stored = self._stored
+        return replace(
+            stored,
+            path=self._path,
+            names=self._names(),
+            codecs=tuple(c["name"] for c in _chain(self._shown)),
+            transform=transcoder(self._array, self._shown),
+            shards=stored.path if stored.shards is None else stored.shards,
+        )
+
+    def _names(self) -> ChunkNames:
+        array, rank = self._array, len(self._stored.layers[-1].format.grid)
+        names: ChunkNames = NestedNames(array.grid, b"c") if array.grid else FlatNames((), b"c/", b"/", b"c")
+        return names if array.grid_axes == tuple(range(rank)) else MappedNames(names, array.grid_axes, rank)
+
+    def documents(self) -> dict[str, bytes]:
+        """Of the array, and of the groups on the way to it."""
+        parts = self._path.split("/") if self._path else []
+        documents = {"/".join([*parts[:n], DOCUMENT]): print_strict(_group({})) for n in range(1, len(parts))}
+        documents["/".join([*parts, DOCUMENT])] = print_strict(self._document())
+        return documents
+
+    def _document(self) -> dict[str, Any]:
+        array = self._array
+        attributes = dict(array.attributes)
+        if array.offset is not None and any(array.offset):
+            attributes.setdefault("offset", list(array.offset))
+        document: dict[str, Any] = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": array.shape,
+            "data_type": zarr_values.zarr3_type(array.data_type),
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": _fill_value(array),
+            "codecs": _chain(self._shown),
+            "attributes": attributes,
+        }
+        return {**document, "dimension_names": array.names} if array.names else document
+
+
+def shown_encoding(array: Array) -> ChunkEncoding:
+    """The encoding of Zarr v3 that needs least to be done. Raise UnsupportedError if it has no such data type."""
+    stored, dtype = array.encoding, np.dtype(array.data_type)
+    if dtype.name not in zarr_values.NUMBERS:
+        raise UnsupportedError(f"data type {dtype.name} is none of Zarr v3")
+    if stored.serializer != BYTES:
+        return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))
+    is_cut = stored.clipped and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
+    is_known = all(c.name in MEMBERS or c.name in FURTHER for c in stored.codecs)
+    kept = stored.codecs if is_known and (not is_cut or can_store(stored.codecs)) else ()
+    return ChunkEncoding(stored.data_type, stored.order, codecs=kept)
+
+
+def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
+    """`codecs`."""
+    chain: list[dict[str, Any]] = []
+    if encoding.order != tuple(range(len(encoding.order))):
+        chain.append({"name": "transpose", "configuration": {"order": encoding.order}})
+    dtype = np.dtype(encoding.data_type)
+    endian = {"endian": "big" if dtype.str[0] == ">" else "little"} if dtype.itemsize > 1 else {}
+    chain.append({"name": "bytes", "configuration": endian} if endian else {"name": "bytes"})
+    return [*chain, *map(_codec, encoding.codecs)]
+
+
+def _codec(codec: Codec) -> dict[str, Any]:
+    if codec.name in FURTHER:
+        return {"name": codec.name, "configuration": dict(codec.configuration)}
+    members = MEMBERS[codec.name]
+    configuration = {member: codec.configuration.get(member, default) for member, default in members.items()}
+    return {"name": codec.name, "configuration": configuration} if configuration else {"name": codec.name}
+
+
+def _fill_value(array: Array) -> Any:
+    """As the specification wants it of each data type."""
+    kind, value = np.dtype(array.data_type).kind, array.fill_value
+    if kind == "b":
+        return bool(value)
+    if kind == "c" and not isinstance(value, list | tuple):
+        return [value, 0.0]
+    return value
+
+
+ZARR3_VIEW = Zarr3View()

@@ -1,0 +1,81 @@
+"""The layout zarr3 through mounts, opened by programs that know Zarr v3."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests import data_n5
+from tests.conftest import run_client
+from tests.mount.programs import link_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from tests.conftest import Mounted
+    from tests.datasets import Array
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse, pytest.mark.timeout(240)]
+
+Farm = tuple["Path", "Mapping[str, Array]"]
+
+CLIENTS: Mapping[str, Callable[[Path, str], list[Any]]] = {
+    "zarr3": lambda mount, member: [str(mount), member],
+    "tensorstore": lambda mount, member: ["zarr3", str(mount / member), None],
+    "z5": lambda mount, member: [str(mount), member],
+}
+
+
+@pytest.fixture(scope="module")
+def n5(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+    """A directory with all variants of N5, sharded and not."""
+    base = tmp_path_factory.mktemp("n5")
+    arrays = {}
+    for name, variant in data_n5.VARIANTS.items():
+        dataset = variant.write(base / "written" / name, name)
+        for form, path in (("sharded", dataset.path), ("plain", dataset.twin)):
+            link_tree(path, base / "farm" / form / name)
+            arrays[f"{form}/{name}/{data_n5.MEMBER}"] = dataset.array.T
+    return base / "farm", arrays
+
+
+def reads(client: str, member: str, data: Array) -> bool:
+    """Whether a program knows such arrays at all."""
+    if client == "z5":  # takes any array of Zarr v3 for little-endian
+        return data.dtype.itemsize == 1 and "bz" not in member and "xz" not in member
+    return client == "zarr3" or not any(codec in member for codec in ("gzip_zlib", "bzip2", "xz"))
+
+
+@pytest.mark.parametrize("client", sorted(CLIENTS))
+def test_client_reads_n5(client: str, n5: Farm, mounted: Mounted, tmp_path: Path) -> None:
+    root, arrays = n5
+    wanted = {path: data for path, data in arrays.items() if reads(client, path, data)}
+    assert wanted
+    with mounted(root, "--layout", "zarr3") as mount:
+        assert read_all(client, mount, wanted, tmp_path) == {}
+
+
+def read_all(client: str, mount: Path, wanted: Mapping[str, Array], tmp_path: Path) -> dict[str, str]:
+    """What a program reads otherwise, and how."""
+    jobs = [
+        {
+            "arguments": CLIENTS[client](mount, path),
+            "out": str(tmp_path / f"{i}.npy"),
+            "failed": str(tmp_path / f"{i}.bad"),
+        }
+        for i, path in enumerate(wanted)
+    ]
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    run_client("read_many", f"read_{client}", tmp_path / "jobs.json", timeout=120)
+    wrong = {}
+    for i, (path, data) in enumerate(wanted.items()):
+        failed, out = tmp_path / f"{i}.bad", tmp_path / f"{i}.npy"
+        if failed.exists() or not out.exists():
+            wrong[path] = failed.read_text() if failed.exists() else "nothing"
+        elif not np.array_equal(np.load(out), data, equal_nan=data.dtype.kind in "fc"):
+            wrong[path] = "other values"
+    return wrong
