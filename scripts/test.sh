@@ -29,6 +29,9 @@ cv cloud-volume>=12 igneous-pipeline neuroglancer tensorstore
 zarr2 zarr~=2.18.0 numcodecs<0.14 pytest
 bcolz bcolz-zipline bloscpack
 blosc2 blosc2
+gdal rasterio
+netcdf netCDF4
+ome ome-zarr<0.11 xarray
 END
 
 PATH=$venv/bin:$PATH:/usr/sbin:/sbin

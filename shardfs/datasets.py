@@ -264,6 +264,12 @@ class Datasets:
             return 0
         return stat.mtime_ns if stat else 0
 
+    def document_mtime(self, path: str) -> int:
+        """Of a document that is shown otherwise than stored; a layout shows some that are not stored at all."""
+        if self.view is None:
+            return self.mtime(path)
+        return 0 if self.store.remote else self.mtime(path) or self.mtime(path.rpartition("/")[0])
+
     def directory_mtime(self, path: str) -> int:
         """Of a directory of the store."""
         return 0 if self.store.remote else self.mtime(path)  # object stores have no directories to ask for

@@ -236,7 +236,7 @@ class Tree:
     def _document(self, directory: Directory, name: str, data: bytes) -> Attributes:
         path = directory.child_path(name)
         node = self._nodes.intern(path, lambda number: Document(number, path, data))
-        return Attributes(node.number, False, len(data), self._datasets.mtime(path))
+        return Attributes(node.number, False, len(data), self._datasets.document_mtime(path))
 
     def _file_attributes(self, node: Node) -> Attributes:
         if self._ttl != math.inf:
@@ -257,7 +257,7 @@ class Tree:
             return self._chunks_of(number).attributes(number)
         node = self._nodes.get(number)
         if isinstance(node, Document):
-            return Attributes(number, False, len(node.data), self._datasets.mtime(node.path))
+            return Attributes(number, False, len(node.data), self._datasets.document_mtime(node.path))
         if isinstance(node, Directory):
             return Attributes(number, True, 0, self._datasets.directory_mtime(node.path))
         if isinstance(node, Chunk):

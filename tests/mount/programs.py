@@ -19,7 +19,7 @@ from tests.conftest import client_python, run_client
 from tests.datasets import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from tests.datasets import Array, Client, Dataset
 
@@ -83,13 +83,20 @@ def copy_tree(source: Path, target: Path) -> Path:
 
 def read_many(client: Client, wanted: Iterable[tuple[Dataset, str, Path]], scratch: Path) -> list[Array | str]:
     """What one process of `client` reads: for each dataset, member and root an array, or the message of its failure."""
+    jobs = [_arguments(client, *one) for one in wanted]
+    return read_jobs(READERS[client], jobs, scratch, client_python("cv") if client == "cloudvolume" else None)
+
+
+def read_jobs(
+    reader: str, arguments: Iterable[Sequence[Any]], scratch: Path, python: Path | None = None
+) -> list[Array | str]:
+    """The same for any reader below `tests.clients`: what its function `read` returns, each time it is called."""
     jobs: list[dict[str, Any]] = []
-    for number, (dataset, member, root) in enumerate(wanted):
+    for number, given in enumerate(arguments):
         out, failed = scratch / f"{number}.npy", scratch / f"{number}.failed"
-        jobs.append({"arguments": _arguments(client, dataset, member, root), "out": str(out), "failed": str(failed)})
+        jobs.append({"arguments": list(given), "out": str(out), "failed": str(failed)})
     (scratch / "jobs.json").write_text(json.dumps(jobs))
-    python = client_python("cv") if client == "cloudvolume" else sys.executable
-    run_client("read_many", READERS[client], scratch / "jobs.json", python=python, timeout=90)
+    run_client("read_many", reader, scratch / "jobs.json", python=python or sys.executable, timeout=90)
     return [outcome_of(Path(job["out"]), Path(job["failed"])) for job in jobs]
 
 

@@ -1,0 +1,28 @@
+"""xarray on zarr-python 2: `read_xarray PATH VARIABLE OUT.npy`, by name and not by number of axes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.clients.outcome import report
+
+
+def read(path: str, variable: str) -> npt.NDArray[Any]:
+    import xarray
+
+    # Of Zarr v2 xarray takes the fill value for what marks missing values, and would make floats of integers.
+    opened = xarray.open_zarr(path, consolidated=True, mask_and_scale=False)
+    return np.asarray(opened[variable].transpose("y", "x").values)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path")
+    parser.add_argument("variable")
+    parser.add_argument("out")
+    args = parser.parse_args()
+    report(lambda: read(args.path, args.variable), args.out)

@@ -1,0 +1,214 @@
+"""The layout zarr2 through real mounts, opened by programs that know only Zarr v2."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+
+from tests import datasets
+from tests.conftest import client_python, run_client
+from tests.data_layouts import Written, equal
+from tests.datasets import BIG, BLOSC, CRC, LITTLE, ZSTD, transpose
+from tests.handmade import group_document, write_json
+from tests.mount.programs import link_tree, read_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from tests.conftest import Mounted
+    from tests.datasets import Array as Data
+    from tests.datasets import Dataset
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def farm(
+    dataset: Callable[[str, str], Dataset], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Mapping[str, Dataset]]:
+    """A directory with all variants of Zarr v3, sharded (`NAME`) and not (`plain/NAME`), and what they are."""
+    root, planted = tmp_path_factory.mktemp("farm"), {}
+    (root / "plain").mkdir()
+    for name in datasets.ZARR3:
+        try:
+            planted[name] = dataset("zarr3", name)
+        except pytest.skip.Exception:  # its writer is not installed
+            continue
+        link_tree(planted[name].path, root / name)
+        link_tree(planted[name].twin, root / "plain" / name)
+    return root, planted
+
+
+NOT_IN_Z5 = frozenset(
+    (
+        "rank_0",
+        "rank_0_v2",
+        "index_big_stored",
+        "dtype_bool",
+        "dtype_float16",
+        "dtype_complex64",
+        "inner_big_gzip_crc32c",
+    )
+)
+
+
+@pytest.mark.parametrize("client", ["tensorstore", "zarr2", "zarr3", "z5"])
+def test_every_variant_is_read_by(
+    client: str, farm: tuple[Path, Mapping[str, Dataset]], mounted: Mounted, tmp_path: Path
+) -> None:
+    root, variants = farm
+    wanted = [
+        (form + name, member, array)
+        for name, d in variants.items()
+        for member, array in d.arrays.items()
+        for form in ("", "plain/")
+        if client != "z5" or name not in NOT_IN_Z5
+    ]
+    assert len(wanted) > 80
+    with mounted(root, "--layout", "zarr2") as mount:
+
+        def arguments(name: str, member: str) -> Sequence[Any]:
+            if client == "tensorstore":
+                return ["zarr", str(mount / name / member), None]
+            return [str(mount), f"{name}/{member}".rstrip("/")]
+
+        reader = {"tensorstore": "read_tensorstore", "z5": "read_z5"}.get(client, "read_zarr2")
+        python = client_python("zarr2") if client == "zarr2" else None
+        found = read_jobs(reader, [arguments(name, member) for name, member, _ in wanted], tmp_path, python)
+    wrong = {
+        name: got if isinstance(got, str) else f"{got.dtype}{got.shape}"
+        for (name, _, right), got in zip(wanted, found, strict=True)
+        if isinstance(got, str) or not equal(got, right)
+    }
+    assert wrong == {}
+
+
+# ----------------------------------------------------------------------------------------------- real images
+
+
+def _photo(tmp_path: Path) -> Data:
+    run_client("read_ome", "photo", "-", tmp_path / "photo.npy", python=client_python("ome"))
+    image: Data = np.load(tmp_path / "photo.npy")
+    assert image.shape == (512, 512, 3)
+    return np.ascontiguousarray(np.moveaxis(image, -1, 0))
+
+
+def _pyramid(path: Path, image: Data) -> list[Data]:
+    """A sharded OME-Zarr 0.5 image in three resolutions, with a label image."""
+    levels = [image]
+    for _ in range(2):
+        c, y, x = levels[-1].shape
+        levels.append(levels[-1].reshape(c, y // 2, 2, x // 2, 2).mean((2, 4)).astype(image.dtype))
+    _image(
+        path, levels, {"omero": {"channels": [{"color": c, "window": WINDOW} for c in ("FF0000", "00FF00", "0000FF")]}}
+    )
+    write_json(path / "labels/zarr.json", group_document(ome={"version": "0.5", "labels": ["bright"]}))
+    _image(path / "labels/bright", [(level > 127).astype("uint8") for level in levels], {"image-label": {}})
+    return levels
+
+
+WINDOW = {"start": 0, "end": 255, "min": 0, "max": 255}
+
+
+def _image(path: Path, levels: Sequence[Data], members: Mapping[str, Any]) -> None:
+    axes = [{"name": "c", "type": "channel"}, *({"name": n, "type": "space", "unit": "micrometer"} for n in "yx")]
+    sets = [
+        {"path": f"s{i}", "coordinateTransformations": [{"type": "scale", "scale": [1, 0.5 * 2**i, 0.5 * 2**i]}]}
+        for i in range(len(levels))
+    ]
+    ome = {"version": "0.5", "multiscales": [{"name": "photo", "axes": axes, "datasets": sets}], **members}
+    write_json(path / "zarr.json", group_document(ome=ome))
+    for i, level in enumerate(levels):
+        names = {"dimension_names": ["c", "y", "x"]}
+        Written(level, (1, 64, 64), [LITTLE, ZSTD, CRC], (1, 256, 256), names).write(path / f"s{i}")
+
+
+def test_a_sharded_ome_zarr_05_image_is_one_of_04(mounted: Mounted, tmp_path: Path) -> None:
+    levels = _pyramid(tmp_path / "source/image.zarr", _photo(tmp_path))
+    native = [zarr.open_array(tmp_path / f"source/image.zarr/s{i}", mode="r")[...] for i in range(3)]
+    assert all(np.array_equal(a, b) for a, b in zip(native, levels, strict=True))
+    with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
+        for at, wanted in (("image.zarr", levels), ("image.zarr/labels/bright", [(n > 127) for n in levels])):
+            for i, level in enumerate(wanted):
+                out, told = tmp_path / f"{i}.npy", tmp_path / "told.json"
+                run_client("read_ome", mount / at, str(i), out, "--told", told, python=client_python("ome"))
+                assert np.array_equal(np.load(out), level)
+            assert json.loads(told.read_text()) == {
+                "axes": ["c", "y", "x"],
+                "scales": [[1, 0.5, 0.5], [1, 1, 1], [1, 2, 2]],
+                "version": "0.4",
+                "shapes": [[3, 512, 512], [3, 256, 256], [3, 128, 128]],
+            }
+        run_client("read_gdal", mount / "image.zarr/s0", tmp_path / "gdal.npy", python=client_python("gdal"))
+        assert np.array_equal(np.load(tmp_path / "gdal.npy"), levels[0])
+        assert not list(mount.rglob("zarr.json"))
+
+
+# --------------------------------------------------------------------------------- arrays with named axes
+
+CHAINS: dict[str, Any] = {
+    "zstd": [LITTLE, ZSTD],
+    "zstd_crc32c": [LITTLE, ZSTD, CRC],
+    "blosc": [LITTLE, BLOSC],
+    "raw": [LITTLE],
+    "big": [BIG],
+    "decoded": [transpose(1, 0), LITTLE, ZSTD, ZSTD],
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Data:
+    """A group of arrays with coordinates, as xarray and netCDF have them; below `source`."""
+    data = np.arange(1, 7 * 10 + 1, dtype="int16").reshape(7, 10)
+    write_json(tmp_path / "source/zarr.json", group_document(title="a table"))
+    for name, chain in CHAINS.items():
+        named = {"dimension_names": ["y", "x"], "attributes": {"units": "mm"}}
+        Written(data, (2, 3), chain, (4, 6), named).write(tmp_path / "source" / name)
+    for name, n in (("y", 7), ("x", 10)):
+        coordinate = np.linspace(0, 1, n)
+        Written(coordinate, (n,), [LITTLE], (), {"dimension_names": [name]}).write(tmp_path / "source" / name)
+    return data
+
+
+@pytest.mark.parametrize("mode", ["zarr", "xarray", "nczarr"])
+def test_netcdf_reads_all_but_gzip(mode: str, table: Data, mounted: Mounted, tmp_path: Path) -> None:
+    """NCZarr has no codec `gzip`, from whatever source."""
+    with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
+        jobs = [[str(mount), name, mode] for name in CHAINS]
+        found = read_jobs("read_netcdf", jobs, tmp_path, client_python("netcdf"))
+    assert [
+        name for name, got in zip(CHAINS, found, strict=True) if isinstance(got, str) or not equal(got, table)
+    ] == []
+
+
+def test_xarray_finds_the_axes_by_name(table: Data, mounted: Mounted, tmp_path: Path) -> None:
+    with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
+        found = read_jobs("read_xarray", [[str(mount), name] for name in CHAINS], tmp_path, client_python("ome"))
+    assert [
+        name for name, got in zip(CHAINS, found, strict=True) if isinstance(got, str) or not equal(got, table)
+    ] == []
+
+
+def test_gdal_reads_whatever_the_codec(table: Data, mounted: Mounted, tmp_path: Path) -> None:
+    with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
+        found = read_jobs("read_gdal", [[str(mount / name)] for name in CHAINS], tmp_path, client_python("gdal"))
+    wrong = {n: g for n, g in zip(CHAINS, found, strict=True) if isinstance(g, str) or not equal(g[0], table)}
+    assert wrong == {}
+
+
+def test_what_is_skipped_is_not_there(mounted: Mounted, tmp_path: Path) -> None:
+    Written(np.arange(4, dtype="uint16"), (2,)).write(tmp_path / "source/good")
+    write_json(
+        tmp_path / "source/bad/zarr.json",
+        {**json.loads((tmp_path / "source/good/zarr.json").read_text()), "data_type": "int4"},
+    )
+    with mounted(tmp_path / "source", "-o", "layout=zarr2,unsupported=skip") as mount:
+        assert list((mount / "bad").iterdir()) == []
+        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{mount}/good/"}}
+        assert ts.open(spec).result().read().result().tolist() == [0, 1, 2, 3]
