@@ -31,7 +31,7 @@ bcolz bcolz-zipline bloscpack
 blosc2 blosc2
 gdal rasterio
 netcdf netCDF4
-ome ome-zarr<0.11 xarray
+ome ome-zarr<0.11 xarray<2025
 END
 
 PATH=$venv/bin:$PATH:/usr/sbin:/sbin
