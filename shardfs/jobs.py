@@ -133,11 +133,11 @@ def _reason(error: BaseException) -> str:
 
 
 class Plan(NamedTuple):
-    """The shards of one collection that are to be looked into."""
+    """The shards of one collection that are to be looked into; and what is called as a shard is, but is none."""
 
     collection: str
     shards: U64
-    trouble: str
+    strays: tuple[Finding, ...] = ()
 
 
 def plan(source: Source, part: Part = WHOLE) -> Iterator[Plan]:
@@ -151,10 +151,11 @@ def plan(source: Source, part: Part = WHOLE) -> Iterator[Plan]:
         outermost = tree.chunks
         while outermost.outer is not None:
             outermost = outermost.outer
-        shards, damage = outermost.source.existing()
+        shards, faults = outermost.source.survey()
         first = (part.number - 1 - dealt) % part.of
         dealt += len(shards)
-        yield Plan(tree.path, shards[first :: part.of], "" if damage is None else str(damage))
+        strays = (Finding(tree.path, fault.key, "read", fault.why) for fault in faults if part.number == 1)
+        yield Plan(tree.path, shards[first :: part.of], tuple(strays))
 
 
 def tasks(source: Source, plans: Iterable[Plan], *, deep: bool = False, workers: int = 1) -> Iterator[VerifyTask]:
@@ -181,8 +182,8 @@ def verify(
     """
     plans = list(plan(source) if plans is None else plans)
     for p in plans:
-        if p.trouble:
-            yield Report(p.collection, Tally(findings=1), [Finding(p.collection, "", "list", p.trouble)])
+        if p.strays:
+            yield Report(p.collection, Tally(findings=len(p.strays)), list(p.strays))
     work = tasks(source, plans, deep=deep, workers=workers)
     if executor is None and workers == 1:
         yield from map(_run_here, work)

@@ -88,6 +88,9 @@ class ShardSource(Protocol):
     def existing(self) -> tuple[U64, CorruptShardError | None]:
         """The numbers of the shards that exist, ascending; and the damage for which some may be missing."""
 
+    def survey(self) -> tuple[U64, Sequence[CorruptShardError]]:
+        """The numbers of `existing`; and all that is called as a shard is, but is none."""
+
     def reopen(self, shard: int) -> None:
         """Forget what is remembered of the shard object, so that `open` sees what is there now."""
 

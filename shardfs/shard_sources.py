@@ -64,20 +64,48 @@ class StoreShards:
         self._store.reopen(self.key(shard))
 
     def existing(self) -> tuple[U64, None]:
-        key = self.layer.format.key(0)
-        found = sorted(set(self._walk("", key.count("/")))) if key else [0]
-        return np.array(found, np.uint64), None
+        if not self.layer.format.key(0):
+            return np.zeros(1, np.uint64), None
+        found = (self._shard_of(name) for name, directory in self._names() if not directory)
+        return np.array(sorted({shard for shard in found if shard is not None}), np.uint64), None
 
-    def _walk(self, below: str, depth: int) -> Iterator[int]:
+    def survey(self) -> tuple[U64, list[CorruptShardError]]:
+        if not self.layer.format.key(0):
+            return np.zeros(1, np.uint64), []
+        found: set[int] = set()
+        heads: set[int] = set()
+        faults: list[CorruptShardError] = []
+        for name, directory in self._names():
+            shard = self._shard_of(name)
+            if directory and shard is not None:
+                faults.append(CorruptShardError("", self._prefix + name, "should be a file, but is a directory"))
+            elif shard is not None:
+                found.add(shard)
+            elif not directory and (head := self._shard_of_head(name)) is not None:
+                heads.add(head)
+        why = "has no file of data beside that of its index"
+        faults += (CorruptShardError("", self.key(shard), why) for shard in sorted(heads - found))
+        return np.array(sorted(found), np.uint64), faults
+
+    def _names(self) -> Iterator[tuple[str, bool]]:
+        """Where shards lie: every name, relative to the collection, and whether it is that of a directory."""
+        return self._walk("", self.layer.format.key(0).count("/"))
+
+    def _walk(self, below: str, depth: int) -> Iterator[tuple[str, bool]]:
         for e in self._store.scan(f"{self._prefix}{below}".rstrip("/")):
             if depth and e.directory:
                 yield from self._walk(f"{below}{e.name}/", depth - 1)
-            elif not depth and not e.directory:
-                pair = self.layer.pair
-                name = e.name if pair is None else self.layer.single_name(e.name, pair.body)
-                shard = self.layer.format.shard_of(below + name)
-                if shard is not None:
-                    yield shard
+            elif not depth:
+                yield below + e.name, e.directory
+
+    def _shard_of(self, name: str) -> int | None:
+        """The shard of which this is the file, or that of its data."""
+        pair = self.layer.pair
+        return self.layer.format.shard_of(name if pair is None else self.layer.single_name(name, pair.body))
+
+    def _shard_of_head(self, name: str) -> int | None:
+        pair = self.layer.pair
+        return None if pair is None else self.layer.format.shard_of(self.layer.single_name(name, pair.head))
 
 
 class OuterBatch(Protocol):
@@ -147,6 +175,10 @@ class NestedShards:
         except CorruptShardError as e:
             damage = e
         return np.unique(np.concatenate(found)), damage
+
+    def survey(self) -> tuple[U64, list[CorruptShardError]]:
+        found, damage = self.existing()
+        return found, [] if damage is None else [damage]
 
     def _damage_at(self, coords: Coords) -> CorruptShardError | None:
         try:

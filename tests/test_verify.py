@@ -119,7 +119,7 @@ FOUND = {
     "zarr_wrong_checksum_start": "index",
     "zarr_zero_length_chunk": "size",
 }
-# A directory in the place of a shard is no object of a store, so it is not looked for.
+# A directory in the place of a shard is found when shards are listed, see below.
 NOT_FOUND = {"zarr_shard_is_directory"}
 
 
@@ -354,6 +354,20 @@ def test_the_draft_of_2022(compressed: bool, tmp_path: Path) -> None:
     draft.write_hierarchy(tmp_path, {"a": document}, {"a/c0/0": shard})
     (finding,) = look(tmp_path, deep=True).findings
     assert (finding.kind, finding.files) == ("decode" if compressed else "size", ("data/root/a/c1/1",))
+
+
+@pytest.mark.parametrize(
+    ("name", "shard", "why"),
+    [
+        ("zarr_shard_is_directory", "c/0/0", "should be a file, but is a directory"),
+        ("volume_legacy_index_without_data", "s/0.shard", "has no file of data beside that of its index"),
+    ],
+)
+def test_what_is_called_as_a_shard_is(name: str, shard: str, why: str, tmp_path: Path) -> None:
+    what = jobs.Source.of(str(handmade.CASES[name](tmp_path / "x").path))
+    (finding,) = told(jobs.verify(what))[0]
+    assert (finding.shard, finding.kind, finding.why) == (shard, "read", why)
+    assert not any(p.strays for p in jobs.plan(what, jobs.Part(2, 2)))
 
 
 # ---- what other libraries write is sound
