@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardfs import chunk_tree
 from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError
 from shardfs.formats.precomputed import PRECOMPUTED, fragments_size
@@ -350,6 +351,16 @@ def test_a_million_ids_are_listed_in_little_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 6 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_of_very_many_ids_the_kernel_is_told_the_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_tree, "IDS_WITH_INODES", 3)
+    minishards = [[handmade.Entry(2 * i + m, bytes(i)) for i in range(3)] for m in range(2)]
+    handmade.write_json(tmp_path / "info", {**handmade_ids.SKELETONS, "sharding": handmade.sharding()})
+    handmade.write_files(tmp_path, {"0.shard": handmade.uint64_shard(minishards)})
+    batches = [b for b in _tree(LocalStore(str(tmp_path))).scan(ROOT) if b.names[0] != b"info"]
+    assert [b.by_name for b in batches] == [False, True]
+    assert [b.sizes.tolist() for b in batches] == [[0, 1, 2]] * 2
 
 
 @pytest.mark.interop

@@ -558,6 +558,8 @@ class _Stream:
         if batch is None:
             return False
         self._nodes = batch.numbers
+        if batch.by_name:
+            self._room = 0
         if len(self._nodes) > self._room or batch.sizes.min() < 0:
             self._nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
             self._nodes[self._room :] = 0

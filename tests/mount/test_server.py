@@ -55,6 +55,7 @@ class FakeTree:
         self.data = b"hello"
         self.small: list[SmallEntry] | None = None
         self.scans: list[int] = []
+        self.by_name_from = 1 << 62
         self.read: Callable[[int, int, int], bytes] = lambda number, offset, size: self.data[offset : offset + size]
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
@@ -96,6 +97,7 @@ class FakeTree:
                 np.array(self.sizes[part], np.int64),
                 np.full(n, MTIME_NS),
                 np.arange(start + 1, start + 1 + n, dtype=np.uint64),
+                by_name=start >= self.by_name_from,
             )
 
 
@@ -425,6 +427,13 @@ def test_behind_a_million_entries_only_names_are_listed(
     found = listed(kernel)
     assert [e.name for e in found] == [b".", b"..", *many.names]
     assert [e.node != 0 for e in found] == [i in range(2, 12) for i in range(len(found))]
+
+
+def test_what_the_tree_would_have_listed_by_name(kernel: Kernel, many: FakeTree) -> None:
+    many.sizes, many.by_name_from = [5] * len(many.names), 8
+    found = listed(kernel)
+    assert [e.name for e in found] == [b".", b"..", *many.names]
+    assert [e.node != 0 for e in found] == [i in range(2, 10) for i in range(len(found))]
 
 
 # ---- extended attributes and the rest
