@@ -368,6 +368,15 @@ class BoxNames:
             number = number * self.grid[axis] + g
         return number
 
+    def name(self, cell: Coords) -> str:
+        """What one chunk is called."""
+        return b"_".join(self._interval(axis, g) for axis, g in enumerate(cell)).decode()
+
+    def cell(self, name: str) -> Coords | None:
+        """The inverse of `name`; None if no chunk is called so."""
+        number = self.parse(0, name.encode(errors="replace"))
+        return None if number is None else unravel(number, self.grid)
+
     def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
         columns = unravel_many(values, self.grid)
         parts = []

@@ -81,6 +81,19 @@ class LevelsBelow:
             return None  # it makes no sense
 
 
+def image_of_dataset(array: Array) -> Multiscale | None:
+    """The image of one level that a dataset's own attributes describe; None if they do not."""
+    own = array.attributes
+    try:
+        if isinstance(own.get("transform"), dict):
+            return _cosem({"datasets": [{"path": "", "transform": own["transform"]}]})
+        if "pixelResolution" in own or "resolution" in own:
+            return _of_factors({"scales": [own.get("downsamplingFactors", [1] * len(array.shape))]}, [array])
+    except UNFIT:
+        pass
+    return None
+
+
 def _listed_factors(attributes: Mapping[str, Any]) -> Sequence[Any] | None:
     """Of all levels, told by the group."""
     factors = attributes.get("scales", attributes.get("downsamplingFactors"))

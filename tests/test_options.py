@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs import codecs, datasets, formats, options, shards
-from shardfs.formats import precomputed, zarr3
+from shardfs.formats import zarr3
+from shardfs.formats.precomputed import parts
 from shardfs.options import OptionError, Options, from_environment, from_flags, from_mount_options, merged
 
 
@@ -179,6 +180,6 @@ def test_the_limits_in_the_documents_are_those_of_the_code() -> None:
         f"of one array | 2^{datasets.MAX_NODES.bit_length() - 1} ",
         f"rectilinear grid | {zarr3.MAX_EDGES} ",
         f"to a depth of {zarr3.MAX_NESTING} ",
-        f"scales of a volume | {precomputed.MAX_PARTS} ",
+        f"scales of a volume | {parts.MAX_PARTS} ",
     ):
         assert told in text

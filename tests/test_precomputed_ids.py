@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from shardfs import chunk_tree
 from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError
-from shardfs.formats.precomputed import PRECOMPUTED, fragments_size
+from shardfs.formats.precomputed import PRECOMPUTED
+from shardfs.formats.precomputed.ids import fragments_size
 from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.inodes import ROOT
 from shardfs.store import FsspecStore, LocalStore

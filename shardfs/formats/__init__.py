@@ -210,8 +210,9 @@ def sources() -> Sequence[Format]:
 def views() -> Mapping[str, View]:
     """All layouts but the native one, by name."""
     from shardfs.formats.n5 import N5
+    from shardfs.formats.precomputed import PRECOMPUTED
     from shardfs.formats.zarr2 import ZARR2
     from shardfs.formats.zarr3_view import ZARR3_VIEW
 
-    found: Sequence[View] = (ZARR2, ZARR3_VIEW, N5)
+    found: Sequence[View] = (ZARR2, ZARR3_VIEW, N5, PRECOMPUTED)
     return {view.name: view for view in found}

@@ -1,0 +1,103 @@
+"""Neuroglancer precomputed: volumes, and what is keyed by ids: meshes, skeletons, annotations; and the layout.
+
+https://github.com/google/neuroglancer/tree/master/src/datasource/precomputed (volume.md, meshes.md, skeletons.md,
+annotations.md, sharded.md)
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from shardfs.formats import System, parse_json
+from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
+from shardfs.formats.precomputed.parts import FORM
+from shardfs.formats.precomputed.view import children_of, laid_out
+from shardfs.formats.precomputed.volumes import open_volume
+from shardfs.model import Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.model import Blob
+
+_SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
+"""How a document begins that is all data and describes no shards; it may be too large to be parsed."""
+
+
+class Precomputed:
+    """See `formats.Format` and `formats.View`."""
+
+    name = "precomputed"
+    documents = ("info",)
+    systems = (
+        System(
+            "precomputed",
+            "Neuroglancer volumes",
+            "`info` with `scales`",
+            "the volume: `0-64_0-64_0-16`",
+            "tensorstore, cloud-volume",
+            "tensorstore, cloud-volume",
+        ),
+        System(
+            "precomputed",
+            "Neuroglancer multi-resolution meshes",
+            "`info`, `neuroglancer_multilod_draco`",
+            "`ID.index` and `ID`",
+            "igneous with cloud-volume",
+            "cloud-volume",
+        ),
+        System(
+            "precomputed",
+            "Neuroglancer skeletons",
+            "`info`, `neuroglancer_skeletons`",
+            "`ID`",
+            "igneous with cloud-volume; tensorstore (shards)",
+            "cloud-volume, igneous",
+        ),
+        System(
+            "precomputed",
+            "Neuroglancer annotations",
+            "`info`, `neuroglancer_annotations_v1`",
+            "`ID`, and cells as `1_2_3`",
+            "neuroglancer with tensorstore (shards)",
+            "neuroglancer",
+        ),
+    )
+
+    def may_hold(self, name: str) -> bool:
+        return False
+
+    def open_file(self, path: str, blob: Blob) -> None:
+        return None
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        raw = documents.get("info")
+        if raw is None or not raw.lstrip().startswith(b"{") or _SEGMENT_PROPERTIES.match(raw):
+            return None  # "info" is a common name for other things
+        info = parse_json(path, "info", raw)
+        match info.get("@type"):
+            case "neuroglancer_multiscale_volume":
+                return open_volume(path, info)
+            case "neuroglancer_multilod_draco":
+                return open_whole(path, info, meshes)
+            case "neuroglancer_skeletons":
+                return open_whole(path, info, skeletons)
+            case "neuroglancer_annotations_v1":
+                return open_annotations(path, info)
+            case "neuroglancer_legacy_mesh":
+                return Dataset("precomputed", closed=True, form=FORM)
+            case None if isinstance(info.get("scales"), list):
+                return open_volume(path, info)
+        return None
+
+    def children(self, dataset: Dataset) -> Sequence[str]:
+        return () if dataset.format == self.name else children_of(dataset)
+
+    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+        if dataset is None:
+            return Dataset(self.name)
+        return dataset if dataset.format == self.name else laid_out(dataset, children)
+
+
+PRECOMPUTED = Precomputed()

@@ -1,0 +1,120 @@
+"""What is keyed by ids of 64 bits: meshes, skeletons, annotations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardfs.checks import Chain
+from shardfs.codecs import Gunzip
+from shardfs.formats.precomputed.parts import Parts, around, key_path, layers
+from shardfs.grid import FlatNames, IdNames, MortonCode
+from shardfs.model import Collection, Dataset, Facts, Lead
+from shardfs.shards.uint64_sharded import Ids, ShardingSpec, integer
+
+if TYPE_CHECKING:
+    from shardfs.formats.precomputed.parts import Describe
+
+MAX_RANK = 64
+"""Of the cells of annotations: a name must fit in 255 bytes."""
+
+
+def open_whole(path: str, info: dict[str, Any], describe: Describe) -> Dataset:
+    """A directory of which the whole info document is the only part."""
+    parts = Parts(path)
+    return parts.dataset(parts.unshard(info, "", describe), closed=True)
+
+
+def open_annotations(path: str, info: dict[str, Any]) -> Dataset:
+    """What the info document of annotations describes. Raise CorruptShardError if it is damaged."""
+    parts, shown = Parts(path), dict(info)
+    if "by_id" in info:
+        shown["by_id"] = parts.unshard(info["by_id"], "by_id", _annotations_by_id)
+    for member, called, describe in (
+        ("relationships", "relationship", _annotations_by_id),
+        ("spatial", "spatial level", _annotations_by_cell),
+    ):
+        if member in info:
+            shown[member] = parts.unshard_all(info[member], member, called, describe)
+    return parts.dataset(shown)
+
+
+def _annotations_by_id(index: dict[str, Any], spec: ShardingSpec) -> Collection:
+    return _by_id(key_path(index["key"]), "annotations", spec)
+
+
+def _annotations_by_cell(level: dict[str, Any], spec: ShardingSpec) -> Collection:
+    shape = level["grid_shape"]
+    if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_RANK:
+        raise ValueError(f"grid_shape should be a list of 1 to {MAX_RANK} integers, not {shape!r}")
+    grid = tuple(integer(n, "grid_shape", 1) for n in shape)
+    return Collection(
+        format="precomputed",
+        path=key_path(level["key"]),
+        names=FlatNames(grid, b"", b"_", b""),
+        layers=layers(spec, MortonCode(grid)),
+        codecs=(),
+        facts=Facts(grid, (1,) * len(grid), None, "annotations", str(spec)),
+        transform=Gunzip() if spec.data_encoding == "gzip" else None,
+        check=Chain(around(spec), encoding="annotations"),
+    )
+
+
+def skeletons(_: dict[str, Any], spec: ShardingSpec) -> Collection:
+    """All skeletons of a directory."""
+    return _by_id("", "skeletons", spec)
+
+
+def _by_id(path: str, what: str, spec: ShardingSpec) -> Collection:
+    return Collection(
+        format="precomputed",
+        path=path,
+        names=IdNames(),
+        layers=layers(spec, Ids()),
+        codecs=(),
+        facts=Facts((), (), None, what, str(spec)),
+        transform=Gunzip() if spec.data_encoding == "gzip" else None,
+        check=Chain(around(spec), encoding=what),
+    )
+
+
+def meshes(_: dict[str, Any], spec: ShardingSpec) -> Collection:
+    """What the index of a shard names is the manifest; the fragments lie right before it, never in a container."""
+    return Collection(
+        format="precomputed",
+        path="",
+        names=IdNames((b".index", b"")),
+        layers=layers(spec, Ids(files=2)),
+        codecs=(),
+        facts=Facts((), (), None, "meshes", str(spec)),
+        lead=Lead(fragments_size, Gunzip() if spec.data_encoding == "gzip" else None),
+    )
+
+
+def fragments_size(manifest: bytes) -> int:
+    """How many bytes all fragments of a multi-resolution mesh have together, by its manifest.
+
+    All is little-endian. Chunk shape and grid origin (3 float32 each), the number L of levels of detail (uint32), their
+    scales (L float32), vertex offsets (3 L float32) and numbers of fragments (L uint32); then, for each level of n
+    fragments, their positions (3 n uint32) and their sizes (n uint32; meshes.md calls those offsets).
+
+    Raise ValueError, with the reason, if its length is not what it says. Nothing is allocated by what it says.
+    """
+    if len(manifest) < 28:
+        raise ValueError(f"a mesh manifest has at least 28 bytes, not {len(manifest)}")
+    levels = int.from_bytes(manifest[24:28], "little")
+    head = 28 + 20 * levels
+    if head > len(manifest):
+        raise ValueError(f"a mesh manifest of {levels} levels has at least {head} bytes, not {len(manifest)}")
+    counts = np.frombuffer(manifest, "<u4", levels, head - 4 * levels).astype(np.int64)
+    wanted = head + 16 * int(counts.sum())
+    if wanted != len(manifest):
+        raise ValueError(f"this mesh manifest should have {wanted} bytes, not {len(manifest)}")
+    counts = counts[counts > 0]
+    if not len(counts):
+        return 0
+    ends = 4 * counts.cumsum()
+    # In turn the sizes of one level and the positions of the next.
+    bounds = np.stack([ends - counts, ends], axis=1).ravel()[:-1]
+    return int(np.add.reduceat(np.frombuffer(manifest, "<u4", offset=head), bounds, dtype=np.uint64)[::2].sum())

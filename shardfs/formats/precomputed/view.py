@@ -1,0 +1,305 @@
+"""The layout `precomputed`: arrays of up to three axes of space and one of channels, images as volumes of many scales.
+
+Chunks are shown raw, cropped to the volume. Those that are stored so (uncompressed, little-endian, x fastest) are shown
+as they are; others are decoded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardfs import n5_viewer
+from shardfs.arrays import Axis, ChunkEncoding, Level, Multiscale
+from shardfs.errors import UnsupportedError
+from shardfs.formats import print_strict
+from shardfs.grid import BoxNames, MappedNames
+from shardfs.model import Collection, Dataset
+from shardfs.transcode import FillValue, fill_element, transcoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.arrays import Array
+    from shardfs.model import ChunkNames, Coords
+
+DATA_TYPES = frozenset(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"))
+"""Those that all readers have."""
+
+SEGMENT_IDS = frozenset(("uint32", "uint64"))
+"""Those taken for segmentations if nothing else is said."""
+
+XYZ = ("x", "y", "z")
+KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "time": "time", "c": "channel", "channel": "channel"}
+
+NANOMETERS = {prefix + "meter": float(f"1e{n + 9}") for prefix, n in {
+    "": 0, "yotta": 24, "zetta": 21, "exa": 18, "peta": 15, "tera": 12, "giga": 9, "mega": 6, "kilo": 3, "hecto": 2,
+    "deca": 1, "deci": -1, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12, "femto": -15, "atto": -18,
+    "zepto": -21, "yocto": -24,
+}.items()} | {"angstrom": 0.1, "inch": 2.54e7, "foot": 3.048e8, "yard": 9.144e8, "mile": 1.609344e12}  # fmt: skip
+"""One of a unit of OME-NGFF. What has another unit, or none, is taken for nanometers: precomputed has no other."""
+
+
+def children_of(dataset: Dataset) -> Sequence[str]:
+    """See `formats.View.children`."""
+    own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
+    return [level.path for image in dataset.multiscales[:1] for level in image.levels if level.path not in own]
+
+
+def laid_out(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
+    """A dataset of any other format. Raise UnsupportedError, with the reason, for what precomputed cannot say."""
+    _require_described(dataset)
+    stored = {c.path: c for c in (*dataset.collections, *dataset.unsharded)}
+    if dataset.closed and len(stored) != 1:
+        raise UnsupportedError(f"{dataset.format} does not tell what it is")
+    levels = [level.path for image in dataset.multiscales[:1] for level in image.levels]
+    volumes = {}
+    if dataset.multiscales:
+        volumes[""] = _of_image(dataset.multiscales[0], stored, below)
+    for path, collection in stored.items():
+        if path not in levels:
+            volumes["" if dataset.closed else path] = _of_array(collection)
+    return Dataset(
+        "precomputed",
+        tuple(scale.collection(path) for path, volume in volumes.items() for scale in volume.scales),
+        {_join(path, "info"): print_strict(volume.info()) for path, volume in volumes.items()},
+        closed=dataset.closed,
+        unwalked=dataset.unwalked | {scale.key for volume in volumes.values() for scale in volume.scales},
+        hidden=dataset.hidden | dataset.form | {path for path in levels if "/" not in path},
+        scope=dataset.scope,
+    )
+
+
+def _require_described(dataset: Dataset) -> None:
+    if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
+        raise UnsupportedError(why)
+
+
+def _join(*parts: str) -> str:
+    return "/".join(filter(None, parts))
+
+
+# ---- volumes ----
+
+
+@dataclass(frozen=True)
+class _Volume:
+    """Scales, finest first, of one data type and number of channels."""
+
+    scales: Sequence[_Scale]
+    segmentation: bool
+
+    def info(self) -> dict[str, Any]:
+        first = self.scales[0]
+        is_segmentation = (self.segmentation or first.data_type in SEGMENT_IDS) and first.data_type != "float32"
+        return {
+            "@type": "neuroglancer_multiscale_volume",
+            "type": "segmentation" if is_segmentation and first.channels == 1 else "image",
+            "data_type": first.data_type,
+            "num_channels": first.channels,
+            "scales": [scale.member() for scale in self.scales],
+        }
+
+
+def _of_image(image: Multiscale, stored: Mapping[str, Collection], below: Mapping[str, Dataset]) -> _Volume:
+    if not image.levels:
+        raise UnsupportedError("an image without levels")
+    levels = []
+    for level in image.levels:
+        collection = stored.get(level.path) or _collection_below(level.path, below.get(level.path))
+        levels.append((level, collection))
+    finest = min((level for level, _ in levels), key=lambda level: math.prod(level.scale))
+    scales = []
+    for level, collection in levels:
+        try:
+            scales.append(_scale(collection, image.axes, level, finest))
+        except UnsupportedError as e:
+            raise UnsupportedError(f"{level.path}: {e}") from e
+    return _volume(scales, segmentation=image.segmentation)
+
+
+def _collection_below(path: str, dataset: Dataset | None) -> Collection:
+    """The array that is a level, as a collection of the image's directory."""
+    try:
+        if dataset is None:
+            raise UnsupportedError("no array is there")
+        _require_described(dataset)
+        stored = (*dataset.collections, *dataset.unsharded)
+        if len(stored) != 1:
+            raise UnsupportedError("no array is there")
+    except UnsupportedError as e:
+        raise UnsupportedError(f"{path}: {e}") from e
+    return replace(stored[0], shards=_join(path, stored[0].path if stored[0].shards is None else stored[0].shards))
+
+
+def _of_array(collection: Collection) -> _Volume:
+    """An array that is no part of an image; N5 may tell where it lies all the same."""
+    array = _array_of(collection)
+    alone = n5_viewer.image_of_dataset(array)
+    names = array.names or (None,) * len(array.shape)
+    axes = [Axis(name or "", KINDS.get((name or "").lower())) for name in names]
+    level = Level("", (1.0,) * len(axes), tuple(map(float, array.offset or (0,) * len(axes))))
+    if alone is not None:
+        axes = [replace(axis, unit=told.unit) for axis, told in zip(axes, alone.axes, strict=True)]
+        level = alone.levels[0]
+    return _volume([_scale(collection, axes, level, level)], segmentation=False)
+
+
+def _array_of(collection: Collection) -> Array:
+    if collection.array is None:
+        what = f"{collection.facts.data_type or 'what is no array'} in codecs {', '.join(collection.codecs)}"
+        raise UnsupportedError(f"{collection.path}: {what} has no description")
+    return collection.array
+
+
+def _volume(scales: Sequence[_Scale], *, segmentation: bool) -> _Volume:
+    if len({(scale.data_type, scale.channels) for scale in scales}) != 1:
+        raise UnsupportedError("its levels differ in data type or number of channels")
+    named: list[_Scale] = []
+    for scale in sorted(scales, key=lambda s: math.prod(s.resolution)):
+        taken = {other.key for other in named}
+        number = next(n for n in range(len(scales)) if _numbered(scale.key, n) not in taken)
+        named.append(replace(scale, key=_numbered(scale.key, number)))
+    return _Volume(named, segmentation)
+
+
+def _numbered(key: str, number: int) -> str:
+    return f"{key}_{number}" if number else key
+
+
+# ---- scales ----
+
+
+class _Roles(NamedTuple):
+    """Which axis of an array is which: x, y, z, None where there is none; channels; and those of one element."""
+
+    space: tuple[int | None, ...]
+    channel: int | None
+    others: tuple[int, ...]
+
+    @property
+    def order(self) -> Coords:
+        """In memory, slowest first."""
+        fastest = (self.channel, *self.space[::-1])
+        return (*self.others, *(axis for axis in fastest if axis is not None))
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """An array as a scale. `resolution` (in nm) and `offset` (in voxels) have x first."""
+
+    key: str
+    stored: Collection
+    array: Array
+    data_type: str
+    roles: _Roles
+    resolution: tuple[float, ...]
+    offset: Coords
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.roles.channel is None else self.array.shape[self.roles.channel]
+
+    def _spatial(self, values: Coords) -> Coords:
+        return tuple(1 if axis is None else values[axis] for axis in self.roles.space)
+
+    def member(self) -> dict[str, Any]:
+        """Of `scales`."""
+        return {
+            "key": self.key,
+            "size": self._spatial(self.array.shape),
+            "resolution": self.resolution,
+            "voxel_offset": self.offset,
+            "chunk_sizes": [self._spatial(self.array.chunk)],
+            "encoding": "raw",
+        }
+
+    def collection(self, path: str) -> Collection:
+        """With its chunks in a directory below that of the volume."""
+        stored, array = self.stored, self.array
+        encoding = ChunkEncoding(np.dtype(self.data_type).newbyteorder("<").str, self.roles.order, clipped=True)
+        is_filled = bool(fill_element(array.fill_value, encoding.data_type) != 0)
+        return replace(
+            stored,
+            path=_join(path, self.key),
+            names=self._names(),
+            codecs=("raw",),
+            transform=transcoder(array, encoding),
+            shards=stored.path if stored.shards is None else stored.shards,
+            filler=FillValue(array, encoding) if is_filled else None,
+        )
+
+    def _names(self) -> ChunkNames:
+        names = BoxNames(self._spatial(self.array.shape), self._spatial(self.array.chunk), self.offset)
+        axes = [None if axis is None else self.array.grid_axes[axis] for axis in self.roles.space]
+        rank = len(self.stored.layers[-1].format.grid)
+        return names if axes == list(range(rank)) else MappedNames(names, axes, rank)
+
+
+def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _Scale:
+    """The array as the scale that is this level. Raise UnsupportedError, with the reason, if there is no such scale."""
+    array = _array_of(collection)
+    if len(array.shape) != len(axes):
+        raise UnsupportedError(f"an array of {len(array.shape)} axes in an image of {len(axes)}")
+    dtype = np.dtype(array.data_type)
+    data_type = "uint8" if dtype.kind == "b" else dtype.name
+    if data_type not in DATA_TYPES:
+        raise UnsupportedError(f"precomputed has no data type {dtype.name}")
+    roles = _roles(array, axes)
+    factors = [NANOMETERS.get(axis.unit or "", 1.0) for axis in axes]
+    resolution = tuple(1.0 if a is None else level.scale[a] * factors[a] for a in roles.space)
+    if not all(math.isfinite(r) and r > 0 for r in resolution):
+        raise UnsupportedError(f"its voxels would have {resolution} nm")
+    offset = tuple(0 if a is None else _voxel_offset(level, finest, a) for a in roles.space)
+    key = "_".join(np.format_float_positional(r, 6, unique=True, fractional=False, trim="-") for r in resolution)
+    return _Scale(key, collection, array, data_type, roles, tuple(map(_tidy, resolution)), offset)
+
+
+def _voxel_offset(level: Level, finest: Level, axis: int) -> int:
+    """Where a level begins, in its voxels: the nearest that is whole, for precomputed has no others; of two, the lower.
+
+    A voxel's place is its centre in an image, and its corner in precomputed. The origin is the corner of the finest
+    voxel of which the centre is at 0, so that levels which cover the same space begin at the same place.
+    """
+    place = (level.translation[axis] + finest.scale[axis] / 2) / level.scale[axis]
+    if not abs(place) < 2**53:
+        raise UnsupportedError(f"it cannot begin at voxel {place}")
+    return math.ceil(round(place, 6) - 1)
+
+
+def _tidy(value: float) -> float:
+    near = round(value)
+    return near if near and math.isclose(value, near, rel_tol=1e-9) else value
+
+
+def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:
+    kinds = [axis.type if axis.type in KINDS.values() else KINDS.get(axis.name.lower()) for axis in axes]
+    space = [i for i, kind in enumerate(kinds) if kind in ("space", None)]
+    channels = [i for i, kind in enumerate(kinds) if kind == "channel"]
+    if len(space) > len(XYZ) and not channels and kinds[space[-4]] is None:
+        channels.append(space.pop(-4))  # nobody says what it is; it stands where channels do
+    others = [i for i, kind in enumerate(kinds) if kind == "time"] + space[:-3] + channels[1:]
+    space = space[-3:]
+    for i in others:
+        if array.shape[i] != 1:
+            name = axes[i].name or f"number {i}"
+            raise UnsupportedError(f"axis {name!r:.80} has {array.shape[i]} elements; precomputed has no such axis")
+    if channels and (chunks := array.grid[channels[0]]) > 1:
+        many = array.shape[channels[0]]
+        raise UnsupportedError(f"its {many} channels lie in {chunks} chunks; precomputed has all in one")
+    if not array.shape:
+        raise UnsupportedError("precomputed has no arrays without axes")
+    if channels and not array.shape[channels[0]]:
+        raise UnsupportedError("it has no channels")
+    return _Roles(_placed(space, axes), channels[0] if channels else None, tuple(sorted(others)))
+
+
+def _placed(space: Sequence[int], axes: Sequence[Axis]) -> tuple[int | None, ...]:
+    """The axes that are x, y and z: by their names, or, if those are others, the last one is x."""
+    by_name = {axes[i].name.lower(): i for i in space}
+    if len(by_name) != len(space) or not by_name.keys() <= set(XYZ):
+        by_name = dict(zip(XYZ, space[::-1], strict=False))
+    return tuple(by_name.get(name) for name in XYZ)

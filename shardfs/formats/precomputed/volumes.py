@@ -1,0 +1,195 @@
+"""Volumes: one array for each scale, and all scales together as an image."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardfs.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale
+from shardfs.checks import Chain, Image
+from shardfs.codecs import Gunzip
+from shardfs.formats import UNFIT, listed, reason
+from shardfs.formats.precomputed.parts import Parts, around, key_path, layers
+from shardfs.grid import BoxNames, MortonCode
+from shardfs.model import Collection, Facts, Layer
+from shardfs.shards.uint64_sharded import ShardingSpec, integer
+from shardfs.shards.unsharded import Unsharded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.model import U64, Coords, Dataset
+
+DATA_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32")
+SPACE = ("z", "y", "x")
+NANOMETER = "nanometer"
+
+CODECS = {
+    "compressed_segmentation": ("compressed_segmentation_block_size", "block_size"),
+}
+"""Encodings that cannot be decoded without a member of the scale: its name, and that of the parameter."""
+
+
+def open_volume(path: str, info: dict[str, Any]) -> Dataset:
+    """What the info document of a volume describes. Raise CorruptShardError if it has no list of scales."""
+    parts = Parts(path)
+    scales = parts.unshard_all(info.get("scales"), "scales", "scale", partial(_sharded, info))
+    return _described(parts.dataset({**info, "scales": scales}), info)
+
+
+# ---- one scale ----
+
+
+class _Scale:
+    """A scale, as far as sharding needs it. Raise one of `UNFIT` if it is none."""
+
+    def __init__(self, info: Mapping[str, Any], scale: Mapping[str, Any], *, is_sharded: bool) -> None:
+        chunks = scale["chunk_sizes"]
+        if not isinstance(chunks, list) or not chunks or (is_sharded and len(chunks) != 1):
+            raise ValueError(f"chunk_sizes of a sharded scale should have one entry, not {chunks!r}")
+        self.size = _triple(scale["size"], "size", 0)
+        self.chunk = _triple(chunks[0], "chunk_sizes", 1)  # the others are further copies of it all
+        self.offset = _triple(scale.get("voxel_offset", [0, 0, 0]), "voxel_offset", -(2**63))
+        self.data_type = str(info.get("data_type"))
+        self.channels = integer(info.get("num_channels", 1), "num_channels", 1)
+        self.encoding = str(scale.get("encoding"))
+        self.names = BoxNames(self.size, self.chunk, self.offset)
+        self.path = key_path(scale["key"])
+
+    def collection(self, layers: tuple[Layer, ...], sharding: str) -> Collection:
+        """Of chunks that are shown as they are stored."""
+        shape, chunk = (*self.size, self.channels), (*self.chunk, self.channels)
+        return Collection(
+            format="precomputed",
+            path=self.path,
+            names=self.names,
+            layers=layers,
+            codecs=(self.encoding,),
+            facts=Facts(shape, chunk, None, self.data_type, sharding),
+        )
+
+
+def _triple(value: Any, name: str, least: int) -> Coords:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError(f"{name} should be a list of 3 integers, not {value!r}")
+    return tuple(integer(v, name, least) for v in value)
+
+
+def _sharded(info: dict[str, Any], part: dict[str, Any], spec: ShardingSpec) -> Collection:
+    scale = _Scale(info, part, is_sharded=True)
+    data_type, names = scale.data_type.lower(), scale.names
+    sizes = None
+    if scale.encoding == "raw" and data_type in DATA_TYPES:
+        voxel_bytes = np.uint64(np.dtype(data_type).itemsize * scale.channels)
+
+        def sizes(coords: U64) -> U64:
+            return names.voxels_many(coords) * voxel_bytes
+
+    def image(coords: Coords) -> Image:
+        return Image((*names.shape(coords), scale.channels), data_type)
+
+    return replace(
+        scale.collection(layers(spec, MortonCode(names.grid)), str(spec)),
+        transform=Gunzip(sizes) if spec.data_encoding == "gzip" else None,
+        check=Chain(around(spec), sizes, "" if scale.encoding == "raw" else scale.encoding, image),
+    )
+
+
+def _unsharded(info: Mapping[str, Any], part: Mapping[str, Any]) -> Collection:
+    """A scale that the native layout need not know: each chunk is an object by itself."""
+    scale = _Scale(info, part, is_sharded=False)
+    return scale.collection((Layer(Unsharded(scale.names.grid, scale.names.name, scale.names.cell)),), "none")
+
+
+# ---- what other layouts need to know ----
+
+
+def _described(dataset: Dataset, info: Mapping[str, Any]) -> Dataset:
+    """The dataset with what the document says of its arrays, or with the reason why that cannot be told."""
+    stored = {c.path: c for c in dataset.collections}
+    described: dict[str, Collection] = {}
+    try:
+        scales = [_described_scale(info, part, stored) for part in info["scales"]]
+        for collection in scales:
+            if described.setdefault(collection.path, collection) is not collection:
+                raise ValueError(f"two scales have the key {collection.path!r:.80}")
+        image = _image(info, [c.path for c in scales])
+    except (*UNFIT, AttributeError) as e:
+        return replace(dataset, indescribable=f"info: {reason(e)}")
+    return replace(
+        dataset,
+        collections=tuple(described[path] for path in stored),
+        unsharded=tuple(c for path, c in described.items() if path not in stored),
+        attributes={},
+        multiscales=(image,) if image.levels else (),
+    )
+
+
+def _described_scale(info: Mapping[str, Any], part: Mapping[str, Any], stored: Mapping[str, Collection]) -> Collection:
+    sharding = part.get("sharding")
+    collection = _unsharded(info, part) if sharding is None else stored[key_path(part["key"])]
+    spec = None if sharding is None else ShardingSpec.parse(sharding)
+    scale = _Scale(info, part, is_sharded=spec is not None)
+    return replace(collection, array=_array(scale, part, around(spec) if spec else ()))
+
+
+def _array(scale: _Scale, part: Mapping[str, Any], container: tuple[Codec, ...]) -> Array:
+    """Axes (z, y, x), behind (c) if there are several channels, which are the slowest axis and all in one chunk."""
+    if scale.data_type.lower() not in DATA_TYPES:
+        raise ValueError(f"data type {scale.data_type!r:.80} is unknown")
+    head = (scale.channels,) if scale.channels > 1 else ()
+    rank = len(head) + 3
+    encoding = ChunkEncoding(
+        np.dtype(scale.data_type.lower()).newbyteorder("<").str,
+        tuple(range(rank)),
+        clipped=True,
+        serializer=_serializer(scale.encoding.lower(), part),
+        codecs=container,
+    )
+    return Array(
+        (*head, *scale.size[::-1]),
+        (*head, *scale.chunk[::-1]),
+        np.dtype(scale.data_type.lower()).str,
+        encoding,
+        (*(None for _ in head), 2, 1, 0),
+        names=(*("c" for _ in head), *SPACE),
+        offset=(*(0 for _ in head), *scale.offset[::-1]),
+    )
+
+
+def _serializer(encoding: str, scale: Mapping[str, Any]) -> Codec:
+    if encoding == "raw":
+        return BYTES
+    if encoding not in CODECS:
+        return Codec(encoding)
+    member, parameter = CODECS[encoding]
+    return Codec(encoding, {parameter: list(_triple(scale[member], member, 1))})
+
+
+def _image(info: Mapping[str, Any], paths: Sequence[str]) -> Multiscale:
+    """All scales. In precomputed a voxel's place is its corner, in an image its centre: that of the first voxel of the
+    finest scale is where its corner was, so that scales of whole voxels lie as they do in an image."""
+    head = [Axis("c", "channel")] if integer(info.get("num_channels", 1), "num_channels", 1) > 1 else []
+    scales = [(path, _resolution(s["resolution"]), s.get("voxel_offset", [0, 0, 0]))
+              for path, s in zip(paths, info["scales"], strict=True)]  # fmt: skip
+    finest = min((r for _, r, _ in scales), key=math.prod, default=())
+    levels = []
+    for path, resolution, offset in scales:
+        corner = ((o + 0.5) * r - 0.5 * f for o, r, f in zip(offset, resolution, finest, strict=True))
+        scale = (*(1.0 for _ in head), *resolution[::-1])
+        levels.append(Level(path, scale, (*(0.0 for _ in head), *tuple(corner)[::-1])))
+    axes = (*head, *(Axis(name, "space", NANOMETER) for name in SPACE))
+    levels.sort(key=lambda level: math.prod(level.scale))
+    return Multiscale("", axes, tuple(levels), str(info.get("type")).lower() == "segmentation")
+
+
+def _resolution(value: Any) -> tuple[float, ...]:
+    """Of a scale, x first, in nanometers."""
+    found = tuple(float(v) for v in listed(value, "resolution"))
+    if len(found) != 3 or not all(math.isfinite(v) and v > 0 for v in found):
+        raise ValueError(f"resolution should be a list of 3 positive numbers, not {value!r:.80}")
+    return found

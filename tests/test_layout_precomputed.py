@@ -1,0 +1,340 @@
+"""The layout precomputed: documents, chunks and images of any described array, read by libraries that know it alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardfs.errors import UnsupportedError
+from shardfs.inodes import ROOT
+from shardfs.tree import Tree, open_tree
+from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, sharding, transpose
+from tests.handmade import group_document, write_files, write_json
+from tests.suites.walking import entries, read_all, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.datasets import Array as Data
+
+BYTE: Any = {"name": "bytes"}
+
+
+def _precomputed(path: Path, *, skip: bool = False) -> Tree:
+    return open_tree(str(path), layout="precomputed", skip_unsupported=skip)
+
+
+def _info(tree: Tree, path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(read_all(tree, tree.resolve(f"{path}/info".lstrip("/"))))
+    return found
+
+
+def _read(path: Path, scale: int = 0) -> Data:
+    """Axes x, y, z, channel, from where the volume begins."""
+    store = {"driver": "file", "path": f"{path}/"}
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": store, "scale_index": scale}
+    return np.asarray(ts.open(spec).result().read().result())
+
+
+def write_zarr(
+    path: Path, data: Data, chunk: Sequence[int], chain: Sequence[Any], *, shard: Sequence[int] = (), **members: Any
+) -> None:
+    """An array written by tensorstore; in shards, if `shard` is given."""
+    metadata = {
+        "shape": list(data.shape),
+        "data_type": data.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shard or chunk)}},
+        "codecs": [sharding(chunk, chain)] if shard else list(chain),
+        "fill_value": [0, 0] if data.dtype.kind == "c" else np.zeros((), data.dtype).item(),
+        **members,
+    }
+    store = {"driver": "file", "path": f"{path}/"}
+    ts.open({"driver": "zarr3", "kvstore": store, "metadata": metadata}, create=True).result().write(data).result()
+
+
+# ------------------------------------------------------------------------------------------------ Zarr v3 as source
+
+_DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
+_FILLS: dict[str, list[Any]] = {"b": [False, True], "u": [0, 1, 255], "i": [0, -1], "f": [0.0, -0.5, "NaN"]}
+_NAMES: list[tuple[str, ...]] = [
+    *[("x",), ("y", "x"), ("x", "y"), ("i", "j"), ("z", "y", "x"), ("x", "y", "z"), ("y", "z", "x"), ("z", "x")],
+    *[("c", "z", "y", "x"), ("z", "y", "x", "c"), ("x", "C", "y"), ("channel", "x")],
+    *[("t", "c", "z", "y", "x"), ("c", "time", "x", "y", "z"), ("a", "z", "y", "x"), ("a", "b", "c", "d")],
+]
+
+
+def _as_xyzc(data: Data, names: Sequence[str]) -> Data:
+    """The same in the order that readers of precomputed have."""
+    words = [name.lower() for name in names]
+    roles = ["c" if w == "channel" else "t" if w == "time" else w for w in words]
+    if names in (("i", "j"), ("a", "z", "y", "x"), ("a", "b", "c", "d")):
+        roles = ["y", "x"] if len(names) == 2 else ["c", "z", "y", "x"]
+    if names == ("a", "b", "c", "d"):
+        roles = ["z", "y", "c", "x"]
+    elements = data.astype("uint8") if data.dtype == bool else data
+    for role in "xyzct":
+        if role not in roles:
+            elements, roles = elements[..., None], [*roles, role]
+    return elements.transpose([roles.index(role) for role in "xyzct"])[..., 0]
+
+
+@st.composite
+def _arrays(draw: st.DrawFn) -> tuple[Data, dict[str, Any]]:
+    """An array with islands of its fill value, and how it is written."""
+    names = draw(st.sampled_from(_NAMES))
+    rank = len(names)
+    shape = [1 if name in ("t", "time") else draw(st.integers(1, 9)) for name in names]
+    chunk = [draw(st.integers(1, 4)) for _ in range(rank)]
+    for axis, name in enumerate(names):
+        if name in ("c", "C", "channel", "a"):
+            shape[axis] = draw(st.integers(1, 3))
+            chunk[axis] = draw(st.integers(shape[axis], 3))
+    shard = [c * draw(st.integers(1, 3)) for c in chunk] if draw(st.booleans()) else []
+    dtype = np.dtype(draw(st.sampled_from(_DTYPES)))
+    around = draw(st.sampled_from(([], [GZIP], [ZSTD], [BLOSC], [CRC], [GZIP, CRC], [ZSTD, GZIP])))
+    blosc = {**BLOSC, "configuration": {**BLOSC["configuration"], "typesize": dtype.itemsize}}
+    chain = [blosc if c is BLOSC else c for c in around]
+    chain.insert(0, draw(st.sampled_from((LITTLE, BIG))) if dtype.itemsize > 1 else BYTE)
+    if draw(st.booleans()):
+        chain.insert(0, transpose(*draw(st.permutations(range(rank)))))
+    fill = draw(st.sampled_from(_FILLS[dtype.kind]))
+    data = (np.arange(math.prod(shape)) % 100).astype(dtype).reshape(shape)
+    for _ in range(draw(st.integers(0, 2))):
+        data[tuple(slice(draw(st.integers(0, n - 1)), draw(st.integers(1, n))) for n in shape)] = float(fill)
+    members = {"dimension_names": names, "fill_value": fill}
+    return data, {"chunk": chunk, "chain": chain, "shard": shard, **members}
+
+
+@settings(max_examples=150)
+@given(_arrays())
+def test_any_array_of_zarr_is_read_as_precomputed(
+    tmp_path_factory: pytest.TempPathFactory, written: tuple[Data, Any]
+) -> None:
+    data, how = written
+    path = tmp_path_factory.mktemp("precomputed")
+    write_zarr(path / "source" / "a", data, **how)
+    tree = _precomputed(path / "source")
+    write_files(path / "shown", walk(tree))
+    expected = _as_xyzc(data, how["dimension_names"])
+    found = _read(path / "shown/a")
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(found, expected)
+
+
+_RAMP = np.arange(1, 7 * 9 * 14 + 1, dtype="uint16").reshape(7, 9, 14)  # z, y, x
+
+
+@pytest.mark.parametrize(
+    ("chain", "passes"),
+    [
+        ([LITTLE], True),
+        ([LITTLE, CRC], True),
+        ([BIG], False),
+        ([LITTLE, GZIP], False),
+        ([transpose(2, 1, 0), LITTLE], False),
+        ([transpose(2, 1, 0), transpose(2, 1, 0), LITTLE], True),
+    ],
+)
+def test_chunks_pass_where_they_can(chain: list[Any], passes: bool, tmp_path: Path) -> None:
+    write_zarr(tmp_path, _RAMP, (4, 4, 5), chain, shard=(8, 8, 10))
+    tree = _precomputed(tmp_path)
+    assert _info(tree) == {
+        "@type": "neuroglancer_multiscale_volume",
+        "type": "image",
+        "data_type": "uint16",
+        "num_channels": 1,
+        "scales": [
+            {
+                "key": "1_1_1",
+                "size": [14, 9, 7],
+                "resolution": [1, 1, 1],
+                "voxel_offset": [0, 0, 0],
+                "chunk_sizes": [[5, 4, 4]],
+                "encoding": "raw",
+            }
+        ],
+    }
+    shown, native = walk(tree), walk(open_tree(str(tmp_path)))
+    assert len(shown) == 1 + 3 * 3 * 2
+    cut = 4 * sum(c is CRC for c in chain)
+    for z, y, x in np.ndindex(2, 3, 3):
+        part = _RAMP[4 * z : 4 * z + 4, 4 * y : 4 * y + 4, 5 * x : 5 * x + 5]
+        ends = (min(5 * x + 5, 14), min(4 * y + 4, 9), min(4 * z + 4, 7))
+        found = shown[f"1_1_1/{5 * x}-{ends[0]}_{4 * y}-{ends[1]}_{4 * z}-{ends[2]}"]
+        assert found == part.tobytes()
+        if part.size == 80 and passes:
+            chunk = native[f"c/{z}/{y}/{x}"]
+            assert found == chunk[: len(chunk) - cut]
+
+
+@pytest.mark.parametrize(
+    ("data", "chunk", "members", "why"),
+    [
+        (np.ones((2, 2), "int64"), (2, 2), {}, "precomputed has no data type int64"),
+        (np.ones((2, 2), "float64"), (2, 2), {}, "precomputed has no data type float64"),
+        (np.ones((2, 2), "float16"), (2, 2), {}, "precomputed has no data type float16"),
+        (np.ones((2, 2), "complex64"), (2, 2), {}, "precomputed has no data type complex64"),
+        (np.ones((), "uint8"), (), {}, "precomputed has no arrays without axes"),
+        (
+            np.ones((3, 2, 2, 2), "uint8"),
+            (3, 2, 2, 2),
+            {"dimension_names": ["t", "z", "y", "x"]},
+            "axis 't' has 3 elements; precomputed has no such axis",
+        ),
+        (
+            np.ones((3, 2, 2, 2, 2), "uint8"),
+            (3, 2, 2, 2, 2),
+            {},
+            "axis 'number 0' has 3 elements; precomputed has no such axis",
+        ),
+        (
+            np.ones((5, 2, 2, 2), "uint8"),
+            (2, 2, 2, 2),
+            {},
+            "its 5 channels lie in 3 chunks; precomputed has all in one",
+        ),
+    ],
+)
+def test_what_precomputed_cannot_say_is_refused_when_mounted(
+    data: Data, chunk: Sequence[int], members: Any, why: str, tmp_path: Path
+) -> None:
+    write_zarr(tmp_path / "g/odd", data, chunk, [LITTLE if data.itemsize > 1 else BYTE], **members)
+    write_zarr(tmp_path / "g/even", _RAMP, (4, 4, 5), [LITTLE])
+    with pytest.raises(UnsupportedError, match=rf"^g/odd: cannot be shown as precomputed: {why}"):
+        _precomputed(tmp_path)
+    tree = _precomputed(tmp_path, skip=True)
+    assert [(p.path, p.skipped) for p in tree.problems()] == [("g/odd", True)]
+    assert why in tree.problems()[0].why
+    shown = walk(tree)
+    assert "g/even/info" in shown
+    assert not any(name.startswith("g/odd") for name in shown)
+
+
+def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, chain, fill in (("turned", [BIG, ZSTD], 0), ("filled", [LITTLE, GZIP, CRC], 7)):
+        write_zarr(tmp_path / name, _RAMP, (4, 4, 5), chain, shard=(8, 8, 10), fill_value=fill)
+    tree = _precomputed(tmp_path)
+
+    def fail(*_: Any, **__: Any) -> bytes:
+        raise AssertionError("a chunk is decoded")
+
+    monkeypatch.setattr("shardfs.transcode.decode", fail)
+    sizes = dict(_sizes(tree, ROOT))
+    assert len(sizes) == 2 * (18 + 1)
+    assert sum(n for name, n in sizes.items() if name.startswith("/turned/1")) == _RAMP.nbytes
+
+
+def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
+    for e in entries(tree, number):
+        name = f"{path}/{e.name.decode()}"
+        if e.directory:
+            yield from _sizes(tree, e.number, name)
+        else:
+            yield name, e.size
+
+
+# --------------------------------------------------------------------------------------------------- images
+
+
+def _ome(levels: Sequence[tuple[str, Sequence[float], Sequence[float]]], **image_label: Any) -> dict[str, Any]:
+    axes = [{"name": n, "type": "space", "unit": "micrometer"} for n in "zyx"]
+    datasets = [
+        {
+            "path": path,
+            "coordinateTransformations": [
+                {"type": "scale", "scale": scale},
+                {"type": "translation", "translation": shift},
+            ],
+        }
+        for path, scale, shift in levels
+    ]
+    members = {"image-label": image_label} if image_label else {}
+    return group_document(ome={"version": "0.5", "multiscales": [{"axes": axes, "datasets": datasets}], **members})
+
+
+def test_an_image_is_a_volume_of_many_scales(tmp_path: Path) -> None:
+    levels = [
+        ("s1", [0.08, 0.016, 0.016], [10.02, 0.004, 0.004]),
+        ("0", [0.04, 0.008, 0.008], [10.0, 0.0, 0.0]),
+        ("deep/2", [0.16, 0.032, 0.032], [10.0, 0.0, 0.0]),  # not where it should be: by strides, as many write them
+        ("3", [0.16, 0.032, 0.032], [10.06, 0.012, 0.012]),
+    ]
+    data = {"0": _RAMP, "s1": _RAMP[::2, ::2, ::2], "deep/2": _RAMP[::4, ::4, ::4], "3": _RAMP[::4, ::4, ::4] + 1}
+    write_json(tmp_path / "image/zarr.json", _ome(levels))
+    for path, level in data.items():
+        write_zarr(tmp_path / "image" / path, level, (4, 4, 5), [LITTLE, ZSTD], shard=(8, 8, 10))
+    (tmp_path / "image/README").write_text("kept")
+    (tmp_path / "plain").mkdir()
+    tree = _precomputed(tmp_path)
+    scales = _info(tree, "image")["scales"]
+    assert [s["key"] for s in scales] == ["8_8_40", "16_16_80", "32_32_160", "32_32_160_1"]
+    assert [s["resolution"] for s in scales] == [[8, 8, 40], [16, 16, 80], [32, 32, 160], [32, 32, 160]]
+    assert [s["voxel_offset"] for s in scales] == [[0, 0, 250], [0, 0, 125], [0, 0, 62], [0, 0, 62]]
+    shown = walk(tree)
+    assert shown["image/README"] == b"kept"
+    assert not any("zarr" in name for name in shown)
+    assert not any(name.startswith(("image/0/", "image/s1/")) for name in shown)
+    write_files(tmp_path / "shown", shown)
+    for number, path in enumerate(("0", "s1", "deep/2", "3")):
+        np.testing.assert_array_equal(_read(tmp_path / "shown/image", number)[..., 0], data[path].T)
+
+
+def test_labels_are_segmentations_and_so_are_large_unsigned_numbers(tmp_path: Path) -> None:
+    write_json(tmp_path / "labels/zarr.json", _ome([("0", [1.0] * 3, [0.0] * 3)], version="0.5"))
+    write_zarr(tmp_path / "labels/0", _RAMP, (4, 4, 5), [LITTLE])
+    write_json(tmp_path / "image/zarr.json", _ome([("0", [1.0] * 3, [0.0] * 3)]))
+    write_zarr(tmp_path / "image/0", _RAMP, (4, 4, 5), [LITTLE])
+    write_zarr(tmp_path / "ids", _RAMP.astype("uint64"), (4, 4, 5), [LITTLE])
+    tree = _precomputed(tmp_path)
+    types = {path: _info(tree, path)["type"] for path in ("labels", "image", "ids")}
+    assert types == {"labels": "segmentation", "image": "image", "ids": "segmentation"}
+
+
+def test_an_image_that_lacks_a_level_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "zarr.json", _ome([("0", [1.0] * 3, [0.0] * 3), ("1", [2.0] * 3, [0.0] * 3)]))
+    write_zarr(tmp_path / "0", _RAMP, (4, 4, 5), [LITTLE])
+    with pytest.raises(UnsupportedError, match=r"^/: cannot be shown as precomputed: 1: no array is there"):
+        _precomputed(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ other sources
+
+
+def test_n5_tells_resolution_and_axes(tmp_path: Path) -> None:
+    members = {"resolution": [8, 8, 40], "units": ["nm", "nm", "nm"], "axes": ["x", "y", "z"], "offset": [80, 0, -400]}
+    written: list[tuple[str, int, dict[str, Any]]] = [
+        ("pyramid/s0", 1, {}),
+        ("pyramid/s1", 2, {}),
+        ("alone", 1, members),
+    ]
+    for name, by, further in written:
+        data = _RAMP[:, ::by, ::by]
+        store = {"driver": "file", "path": f"{tmp_path}/{name}/"}
+        metadata = {"dimensions": data.shape[::-1], "blockSize": [5, 4, 4], "dataType": "uint16", **further}
+        metadata["compression"] = {"type": "gzip"}
+        spec = {"driver": "n5", "kvstore": store, "metadata": metadata}
+        ts.open(spec, create=True).result().write(data.T).result()
+    write_json(tmp_path / "attributes.json", {"n5": "2.0.0"})
+    write_json(
+        tmp_path / "pyramid/attributes.json",
+        {"scales": [[1, 1, 1], [2, 2, 1]], "pixelResolution": {"unit": "um", "dimensions": [0.008, 0.008, 0.04]}},
+    )
+    tree = _precomputed(tmp_path)
+    (alone,) = _info(tree, "alone")["scales"]
+    assert (alone["resolution"], alone["voxel_offset"]) == ([8, 8, 40], [10, 0, -10])
+    scales = _info(tree, "pyramid")["scales"]
+    assert [s["resolution"] for s in scales] == [[8, 8, 40], [16, 16, 40]]
+    assert [s["voxel_offset"] for s in scales] == [[0, 0, 0], [0, 0, 0]]
+    shown = walk(tree)
+    assert not any("attributes.json" in name for name in shown)
+    write_files(tmp_path / "shown", shown)
+    np.testing.assert_array_equal(_read(tmp_path / "shown/alone")[..., 0], _RAMP.T)
+    np.testing.assert_array_equal(_read(tmp_path / "shown/pyramid", 1)[..., 0], _RAMP[:, ::2, ::2].T)
