@@ -402,7 +402,7 @@ _CZYX = (Axis("c", "channel"), Axis("z", "space", "micrometer"), *(Axis(n, "spac
 _LEVELS = [((2, 8, 12, 16), (1, 2, 40, 30.5)), ((2, 4, 6, 8), (1, 4, 80, 61)), ((2, 2, 3, 4), (1, 8, 160, 122))]
 
 
-def _pyramid(path: Path, names: Sequence[str], *, axes: Sequence[Axis] = _CZYX, **members: Any) -> list[Data]:
+def pyramid(path: Path, names: Sequence[str], *, axes: Sequence[Axis] = _CZYX, **members: Any) -> list[Data]:
     """An OME-Zarr image, of which the last level is not sharded."""
     scales = [s[4 - len(axes) :] for _, s in _LEVELS]
     told = [
@@ -422,7 +422,7 @@ def _pyramid(path: Path, names: Sequence[str], *, axes: Sequence[Axis] = _CZYX, 
 
 
 def test_an_image_is_shown_as_viewers_of_n5_look_for_it(tmp_path: Path) -> None:
-    data = _pyramid(tmp_path / "source/image", ["0", "1", "2"])
+    data = pyramid(tmp_path / "source/image", ["0", "1", "2"])
     write_json(tmp_path / "source/image/labels/zarr.json", group_document(labels=[]))
     tree = _n5(tmp_path / "source")
     files = walk(tree)
@@ -459,7 +459,7 @@ def test_an_image_is_shown_as_viewers_of_n5_look_for_it(tmp_path: Path) -> None:
 def test_an_image_in_space_has_a_resolution_and_an_offset(tmp_path: Path) -> None:
     axes = [Axis(n, "space", "angstrom") for n in "zyx"]
     moved = [{"type": "translation", "translation": [10, 20, 30]}]
-    _pyramid(tmp_path / "image", ["s0", "s1", "s2"], axes=axes, coordinateTransformations=moved)
+    pyramid(tmp_path / "image", ["s0", "s1", "s2"], axes=axes, coordinateTransformations=moved)
     group = _document(_n5(tmp_path), "image")
     assert group["pixelResolution"] == {"unit": "nm", "dimensions": pytest.approx([3.05, 4, 0.2])}
     assert group["offset"] == [3, 2, 1]
@@ -468,7 +468,7 @@ def test_an_image_in_space_has_a_resolution_and_an_offset(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("names", [["s1", "s0", "s2"], ["a/0", "a/1", "a/2"]])
 def test_an_image_keeps_names_that_cannot_change(names: list[str], tmp_path: Path) -> None:
-    data = _pyramid(tmp_path / "source/image", names)
+    data = pyramid(tmp_path / "source/image", names)
     tree = _n5(tmp_path / "source")
     assert "scales" not in _document(tree, "image")
     write_files(tmp_path / "shown", walk(tree))
@@ -477,7 +477,7 @@ def test_an_image_keeps_names_that_cannot_change(names: list[str], tmp_path: Pat
 
 
 def test_an_image_with_a_level_missing_or_refused_is_shown_without_one(tmp_path: Path) -> None:
-    _pyramid(tmp_path / "image", ["0", "1", "2"])
+    pyramid(tmp_path / "image", ["0", "1", "2"])
     shutil.rmtree(tmp_path / "image/1")
     assert walk(_n5(tmp_path)).keys() >= {"image/0/attributes.json", "image/2/attributes.json"}
     write_zarr(tmp_path / "image/1", np.ones(_LEVELS[1][0], "float16"), (1, 2, 2, 2), [LITTLE])

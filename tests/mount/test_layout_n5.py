@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from shardfs.arrays import Axis
 from tests import datasets
 from tests.conftest import MountFailed, client_python, run_client
-from tests.mount.programs import link_tree, shardfs
+from tests.mount.programs import attempt, link_tree, shardfs
+from tests.test_layout_n5 import pyramid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,3 +97,28 @@ def test_what_is_skipped_is_told(farm: Farm) -> None:
     assert told.returncode == 0, told.stderr
     problems = {p["path"]: (p["why"], p["skipped"]) for p in json.loads(told.stdout)["problems"]}
     assert problems == {name: (f"cannot be shown as n5: {why}", True) for name, why in REFUSED.items()}
+
+
+RECIPES = re.findall(r"```python\n(.*?)```", (datasets.ROOT / "docs/recipes/n5.md").read_text(), re.S)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A container with an OME-Zarr image of three levels."""
+    path = tmp_path_factory.mktemp("recipes")
+    axes = [Axis(name, "space", "micrometer") for name in "zyx"]
+    pyramid(path / "image", ["0", "1", "2"], axes=axes)
+    return path
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split("import ")[1].split()[0])
+def test_recipe(recipe: str, image: Path, mounted: Mounted) -> None:
+    with mounted(image, "--layout", "n5") as mount:
+        python = client_python("zarr2") if "zarr 2" in recipe else sys.executable
+        found = attempt(python, "-W", "ignore", "-c", recipe.replace("/mnt/n5", str(mount)))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout
+
+
+def test_there_is_a_recipe_for_every_client() -> None:
+    assert len(RECIPES) == 4
