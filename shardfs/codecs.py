@@ -374,7 +374,8 @@ def _to_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     c = configuration
     shuffle = BLOSC_SHUFFLES.index(c.get("shuffle", "noshuffle"))
     codec = Blosc(c.get("cname", "lz4"), c.get("clevel", 5), shuffle, c.get("blocksize", 0))
-    return bytes(codec.encode(np.frombuffer(data, f"V{c.get('typesize', 1)}")))
+    size = c.get("typesize", 1)
+    return bytes(codec.encode(np.frombuffer(data, f"V{1 if len(data) % size else size}")))  # behind another codec
 
 
 def _to_bz2(data: bytes, configuration: Mapping[str, Any]) -> bytes:

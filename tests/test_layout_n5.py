@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
+import fsspec
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -18,7 +20,11 @@ from shardfs import codecs, n5_viewer, ome
 from shardfs.arrays import Array, Axis, ChunkEncoding, Codec, Level, Multiscale
 from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.formats.n5 import N5, shown_encoding
+from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.grid import NestedNames, cell_of
 from shardfs.inodes import ROOT
+from shardfs.model import Collection, Dataset, Facts, Layer
+from shardfs.shards.unsharded import Unsharded
 from shardfs.tree import Tree, open_tree
 from tests import data_n5
 from tests.data_n5 import MEMBER, VARIANTS, attributes, header
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from shardfs.model import Coords
     from tests.datasets import Array as Data
 
 BYTE: Any = {"name": "bytes"}
@@ -396,6 +403,87 @@ def test_chunks_too_large_to_be_made_are_refused(tmp_path: Path) -> None:
         _n5(tmp_path)
 
 
+# ---------------------------------------------------------------------------------------------- any described array
+
+
+@st.composite
+def _described_arrays(draw: st.DrawFn) -> tuple[Array, Data]:
+    """Arrays of formats as they may be: turned, clipped, framed, with axes that the chunk grid lacks."""
+    rank = draw(st.integers(1, 4))
+    chunk = tuple(draw(st.integers(1, 4)) for _ in range(rank))
+    shape = tuple(draw(st.integers(1, 9)) for _ in range(rank))
+    dtype = np.dtype(draw(st.sampled_from(("bool", "uint8", "uint16", "int32", "float64"))))
+    stored = dtype.newbyteorder(draw(st.sampled_from("<>"))).str
+    around: list[Codec] = [Codec("gzip", {"level": 1}), Codec("numcodecs.bz2", {"level": 1}), Codec("numcodecs.lzma")]
+    around += [Codec("zstd"), Codec("blosc", {"cname": "zstd", "shuffle": "shuffle", "typesize": dtype.itemsize})]
+    chain = draw(st.lists(st.sampled_from(around), max_size=2)) + draw(st.sampled_from(([], [Codec("crc32c")])))
+    order = tuple(draw(st.permutations(range(rank))))
+    frames: tuple[Literal["none"], Literal["bcolz"]] = ("none", "bcolz")
+    frame = draw(st.sampled_from(frames))
+    encoding = ChunkEncoding(stored, order, clipped=draw(st.booleans()), codecs=tuple(chain), frame=frame)
+    # Of axes with one chunk some need no place in the grid, and those that have one stand in any order.
+    placed = [a for a in range(rank) if shape[a] > chunk[a] or draw(st.booleans())]
+    mixed = draw(st.permutations(placed))
+    axes = tuple(mixed.index(a) if a in placed else None for a in range(rank))
+    data = (np.arange(math.prod(shape)) % 100 + 1).astype(dtype).reshape(shape)
+    offset = tuple(draw(st.integers(-9, 9)) for _ in shape) if draw(st.booleans()) else None
+    fill = draw(st.sampled_from((0, 1)))
+    return Array(shape, chunk, dtype.str, encoding, axes, fill, offset=offset, attributes={"user": 1}), data
+
+
+def _stored(array: Array, data: Data, cell: Coords) -> bytes:
+    """A chunk as the array's encoding has it."""
+    encoding = array.encoding
+    part = data[tuple(slice(i * c, (i + 1) * c) for i, c in zip(cell, array.chunk, strict=True))]
+    if not encoding.clipped:
+        whole = np.full(array.chunk, 77).astype(data.dtype)
+        whole[tuple(slice(0, n) for n in part.shape)] = part
+        part = whole
+    payload = np.ascontiguousarray(part.transpose(encoding.order)).astype(encoding.data_type).tobytes()
+    frame = b"blpk" + bytes(12) if encoding.frame == "bcolz" else b""
+    return frame + codecs.encode(encoding.codecs, payload)
+
+
+@settings(max_examples=200)
+@given(_described_arrays(), st.data())
+def test_any_described_array_is_read_as_n5(
+    tmp_path_factory: pytest.TempPathFactory, described: tuple[Array, Data], draw: st.DataObject
+) -> None:
+    array, data = described
+    path, rank = tmp_path_factory.mktemp("described"), sum(a is not None for a in array.grid_axes)
+    grid = tuple(array.grid[array.grid_axes.index(i)] for i in range(rank))
+    layer = Layer(Unsharded(grid, lambda cell: ".".join(map(str, cell)), partial(cell_of, separator=".", rank=rank)))
+    facts = Facts(array.shape, array.chunk, None, array.data_type, "none")
+    collection = Collection("made", "", NestedNames(grid), (layer,), (), facts, array=array)
+    (shown,) = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), {}).collections
+    documents = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), {}).documents
+    wanted = data.copy()
+    for cell in np.ndindex(*array.grid):
+        place = tuple(cell[array.grid_axes.index(i)] for i in range(rank))
+        values = shown.names.values(np.array([place], np.uint64).reshape(1, rank))
+        names = [shown.names.render(level, values[:, level])[0].decode() for level in range(len(array.shape))]
+        assert names == [str(i) for i in cell[::-1]]
+        assert shown.names.coords(tuple(values[0].tolist())) == place
+        if draw.draw(st.booleans()):
+            stored = _stored(array, data, cell)
+            assert shown.transform is not None
+            block = shown.transform.show(place, stored)
+            told = shown.transform.sizes(np.array([place], np.uint64).reshape(1, rank), np.array([len(stored)]))
+        else:
+            wanted[tuple(slice(i * c, (i + 1) * c) for i, c in zip(cell, array.chunk, strict=True))] = array.fill_value
+            if shown.filler is None:
+                assert not array.fill_value
+                continue
+            block, told = shown.filler.show(place), shown.filler.sizes(np.array([place], np.uint64).reshape(1, rank))
+        assert told.tolist() == [len(block)]
+        write_files(path, {"/".join(names): block})
+    write_files(path, documents)
+    assert _equal(_read_tensorstore(path, "."), _shown_as(wanted))
+    document = json.loads(documents["attributes.json"])
+    assert document.get("offset") == (list(array.offset[::-1]) if array.offset and any(array.offset) else None)
+    assert document["user"] == 1
+
+
 # ------------------------------------------------------------------------------------------------------- images
 
 _CZYX = (Axis("c", "channel"), Axis("z", "space", "micrometer"), *(Axis(n, "space", "nanometer") for n in "yx"))
@@ -464,6 +552,18 @@ def test_an_image_in_space_has_a_resolution_and_an_offset(tmp_path: Path) -> Non
     assert group["pixelResolution"] == {"unit": "nm", "dimensions": pytest.approx([3.05, 4, 0.2])}
     assert group["offset"] == [3, 2, 1]
     assert _document(_n5(tmp_path), "image/s1")["offset"] == [3, 2, 1]
+
+
+def test_an_image_in_a_remote_store(tmp_path: Path) -> None:
+    pyramid(tmp_path / "image", ["0", "1", "2"])
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{tmp_path}/", "/n5-image/", recursive=True)
+    try:
+        remote = ShardFileSystem(source="memory://n5-image", layout="n5", skip_instance_cache=True)
+        shown = {path[1:]: remote.cat_file(path) for path in remote.find("")}
+    finally:
+        memory.rm("/n5-image", recursive=True)
+    assert shown == walk(_n5(tmp_path))
 
 
 @pytest.mark.parametrize("names", [["s1", "s0", "s2"], ["a/0", "a/1", "a/2"]])
