@@ -418,8 +418,7 @@ def _described_arrays(draw: st.DrawFn) -> tuple[Array, Data]:
     around += [Codec("zstd"), Codec("blosc", {"cname": "zstd", "shuffle": "shuffle", "typesize": dtype.itemsize})]
     chain = draw(st.lists(st.sampled_from(around), max_size=2)) + draw(st.sampled_from(([], [Codec("crc32c")])))
     order = tuple(draw(st.permutations(range(rank))))
-    frames: tuple[Literal["none"], Literal["bcolz"]] = ("none", "bcolz")
-    frame = draw(st.sampled_from(frames))
+    frame: Literal["none", "bcolz"] = "bcolz" if draw(st.booleans()) else "none"
     encoding = ChunkEncoding(stored, order, clipped=draw(st.booleans()), codecs=tuple(chain), frame=frame)
     # Of axes with one chunk some need no place in the grid, and those that have one stand in any order.
     placed = [a for a in range(rank) if shape[a] > chunk[a] or draw(st.booleans())]
