@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import fsspec
@@ -30,6 +32,7 @@ from tests import data_n5
 from tests.data_n5 import MEMBER, VARIANTS, attributes, header
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, read_tree, sharding, transpose
 from tests.handmade import group_document, write_files, write_json
+from tests.suites.view import files
 from tests.suites.walking import entries, read_all, walk
 
 if TYPE_CHECKING:
@@ -147,6 +150,36 @@ def test_what_cannot_be_described_is_refused_by_other_layouts_alone(
     assert native.problems() == []
     with pytest.raises(UnsupportedError, match=f"a: cannot be shown as zarr2: .*{why}"):
         open_tree(str(tmp_path), layout="zarr2")
+
+
+def test_the_lz4_of_java_is_undone(tmp_path: Path) -> None:
+    data = np.arange(24, dtype="uint16").reshape(4, 6)
+    document = attributes((6, 4), (6, 4), "uint16", compression={"type": "lz4", "blockSize": 65536})
+    write_json(tmp_path / "source/a/attributes.json", document)
+    write_files(tmp_path / "source/a", {"0/0": header((6, 4)) + data_n5.lz4_blocks(data.astype(">u2").tobytes())})
+    write_files(tmp_path / "shown", walk(open_tree(str(tmp_path / "source"), layout="zarr2")))
+    assert _equal(_read_zarr(tmp_path / "shown/a"), data)
+
+
+@pytest.mark.parametrize("layout", ["n5", "zarr2"])
+@pytest.mark.parametrize("name", sorted(data_n5.HOSTILE))
+def test_hostile_documents_harm_nothing_beside_them(name: str, layout: str, tmp_path: Path) -> None:
+    good = data_n5.DAMAGED["sound"](tmp_path / "good")
+    for form, document in (("evil", data_n5.HOSTILE[name]), ("plain", _unsharded(data_n5.HOSTILE[name]))):
+        write_json(tmp_path / form / "attributes.json", document)
+        write_files(tmp_path / form, {"0/0": b"no block", "1": b"nor this", "x/0": b"nor that"})
+    tree = open_tree(str(tmp_path), layout=layout, skip_unsupported=True)
+    for path in islice(files(tree), 3000):
+        with suppress(CorruptShardError, OSError):
+            found = tree.resolve(path)
+            tree.read(found.number, 0, 100)
+    shown = read_all(tree, tree.resolve("good/0/0"))
+    assert shown[-4:] == good.good["0/0"][-4:]
+
+
+def _unsharded(document: Any) -> Any:
+    kept = {name: value for name, value in document.items() if name not in ("codecs", "storage_transformers")}
+    return {**kept, "compression": data_n5.GZIP}
 
 
 def test_blocks_of_odd_shapes(tmp_path: Path) -> None:
@@ -551,6 +584,35 @@ def test_an_image_in_space_has_a_resolution_and_an_offset(tmp_path: Path) -> Non
     assert group["pixelResolution"] == {"unit": "nm", "dimensions": pytest.approx([3.05, 4, 0.2])}
     assert group["offset"] == [3, 2, 1]
     assert _document(_n5(tmp_path), "image/s1")["offset"] == [3, 2, 1]
+
+
+def test_a_volume_has_its_scales_as_levels() -> None:
+    """Of which a precomputed volume has the collections in the directories below, beside their document."""
+    stored, levels = [], []
+    for key, n in (("8_8_8", 8), ("16_16_16", 4)):
+        encoding = ChunkEncoding("|u1", (0, 1, 2, 3), clipped=True)
+        array = Array((1, n, n, n), (1, 4, 4, 4), "|u1", encoding, (None, 2, 1, 0), offset=(0, 3, 2, 1))
+        grid = array.grid[:0:-1]
+        layer = Layer(Unsharded(grid, key.__add__, lambda _: None))
+        facts = Facts((n, n, n, 1), (4, 4, 4, 1), None, "uint8", "none")
+        stored.append(Collection("made", key, NestedNames(grid), (layer,), (), facts, array=array))
+        levels.append(Level(key, (1, 64 / n, 64 / n, 64 / n), (0, 24, 16, 8)))
+    axes = (Axis("c", "channel"), *(Axis(name, "space", "nanometer") for name in "zyx"))
+    form = frozenset(("info",))
+    source = Dataset(
+        "made", tuple(stored), form=form, attributes={}, multiscales=(Multiscale("", axes, tuple(levels)),)
+    )
+    assert list(N5.children(source)) == []
+    shown = N5.show("volume", source, {})
+    assert [(c.path, c.shards) for c in shown.collections] == [("s0", "8_8_8"), ("s1", "16_16_16")]
+    assert shown.hidden == {"info", "8_8_8", "16_16_16"}
+    documents = {name: json.loads(raw) for name, raw in shown.documents.items()}
+    assert documents.keys() == {"attributes.json", "s0/attributes.json", "s1/attributes.json"}
+    assert documents["attributes.json"]["scales"] == [[1, 1, 1, 1], [2, 2, 2, 1]]
+    assert documents["s1/attributes.json"]["dimensions"] == [4, 4, 4, 1]
+    assert documents["s1/attributes.json"]["offset"] == [8, 16, 24, 0]
+    assert documents["s1/attributes.json"]["units"] == ["nm", "nm", "nm", ""]
+    assert shown.collections[1].names.coords((0, 0, 0, 0)) == (0, 0, 0)
 
 
 def test_an_image_in_a_remote_store(tmp_path: Path) -> None:
