@@ -593,7 +593,7 @@ def test_a_volume_has_its_scales_as_levels() -> None:
         encoding = ChunkEncoding("|u1", (0, 1, 2, 3), clipped=True)
         array = Array((1, n, n, n), (1, 4, 4, 4), "|u1", encoding, (None, 2, 1, 0), offset=(0, 3, 2, 1))
         grid = array.grid[:0:-1]
-        layer = Layer(Unsharded(grid, key.__add__, lambda _: None))
+        layer = Layer(Unsharded(grid, lambda _: "x", lambda _: None))
         facts = Facts((n, n, n, 1), (4, 4, 4, 1), None, "uint8", "none")
         stored.append(Collection("made", key, NestedNames(grid), (layer,), (), facts, array=array))
         levels.append(Level(key, (1, 64 / n, 64 / n, 64 / n), (0, 24, 16, 8)))
