@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import io
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardfs import codecs
+from shardfs import codecs, images
 from shardfs.codecs import can_decode
 
 if TYPE_CHECKING:
@@ -26,10 +24,12 @@ HEADS: Mapping[str, int] = {"blosc": 16, "blosc2": 16, "zstd": 18, "gzip": 3}
 
 
 class Image(NamedTuple):
-    """What an encoding of elements is told of the chunk that it should hold: shape, x first; a type as numpy has it."""
+    """What an encoding of voxels (`images`) is told of the chunks that it should hold, and the shape of each."""
 
-    shape: Coords
+    channels: int
     data_type: str
+    configuration: Mapping[str, Any]
+    shape: Callable[[Coords], Coords]
 
 
 class Chain:
@@ -39,7 +39,7 @@ class Chain:
         codecs: in the order of encoding; unknown ones are told by `unchecked`.
         encoded: how many bytes the encoding makes of each of the chunks (n, d); None if that depends on the content.
         encoding: its name; "" if any bytes of the right number will do.
-        image: of a chunk, for encodings that have a name.
+        image: for encodings of voxels; others that have a name are not looked into.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Chain:
         codecs: Sequence[Codec] = (),
         encoded: Callable[[U64], U64] | None = None,
         encoding: str = "",
-        image: Callable[[Coords], Image] | None = None,
+        image: Image | None = None,
     ) -> None:
         self._codecs, self._encoded, self._encoding, self._image = tuple(codecs), encoded, encoding, image
         names = [c.name for c in codecs]
@@ -57,7 +57,7 @@ class Chain:
         self._fixed = encoded is not None and set(names) <= {CRC32C}
         self._last = names[self._around - 1] if self._around else ""
         self.head = None if names[-1:] == [CRC32C] else HEADS.get(self._last, 0)
-        self.unchecked = next((c.name for c in self._codecs if not can_decode(c)), "") or _missing(encoding)
+        self.unchecked = next((c.name for c in self._codecs if not can_decode(c)), "") or _undecodable(encoding, image)
         self.plain = self._fixed and not encoding
 
     def sizes(self, coords: U64) -> Sizes | None:
@@ -89,7 +89,8 @@ class Chain:
         if self._encoded is not None:
             _require(int(self._encoded(np.array([coords], np.uint64))[0]), len(data), "found after decoding")
         if self._encoding and self._image is not None and not self.unchecked:
-            _decode_elements(self._encoding, data, self._image(coords))
+            image = self._image
+            images.decode(self._encoding, data, image.shape(coords), np.dtype(image.data_type), image.configuration)
 
     def decoded(self, stored: bytes) -> bytes | None:
         """Without the codecs; None if not all are known. Raise ValueError, with the reason, if one fails."""
@@ -199,48 +200,7 @@ def _gzip(size: int, head: bytes) -> int:
 _LAST: Mapping[str, Callable[[int, bytes], int]] = {"blosc": _blosc, "blosc2": _blosc, "zstd": _zstd, "gzip": _gzip}
 
 
-# ---- encodings of elements, by libraries that need not be there
-
-
-def _pillow(pil: Any, data: bytes, image: Image) -> int:
-    picture = pil.open(io.BytesIO(data))
-    picture.load()
-    return int(picture.width * picture.height * len(picture.getbands()))
-
-
-def _decompressed(library: Any, data: bytes, image: Image) -> int:
-    return int(library.decompress(data).size)
-
-
-ENCODINGS: Mapping[str, tuple[str, Callable[[Any, bytes, Image], int]]] = {
-    "jpeg": ("PIL.Image", _pillow),
-    "png": ("PIL.Image", _pillow),
-    "compresso": ("compresso", _decompressed),
-    "crackle": ("crackle", _decompressed),
-    "fpzip": ("fpzip", _decompressed),
-}
-"""Name of the encoding -> the module that knows it, and what decodes by that and tells the number of elements."""
-
-
-def _missing(encoding: str) -> str:
+def _undecodable(encoding: str, image: Image | None) -> str:
     """The encoding, if it cannot be decoded here."""
-    if not encoding:
-        return ""
-    if encoding not in ENCODINGS:
-        return encoding
-    try:
-        importlib.import_module(ENCODINGS[encoding][0])
-    except ImportError:
-        return encoding
-    return ""
-
-
-def _decode_elements(encoding: str, data: bytes, image: Image) -> None:
-    module, decode = ENCODINGS[encoding]
-    try:
-        found = decode(importlib.import_module(module), data, image)
-    except Exception as e:  # every library has its own exception for damaged input
-        raise ValueError(f"{encoding}: {type(e).__name__}: {e}") from e
-    wanted = math.prod(image.shape)
-    if found != wanted:
-        raise ValueError(f"{encoding}: {wanted} elements expected, {found} found")
+    known = not encoding or (image is not None and not images.lacking(encoding, image.data_type, image.channels))
+    return "" if known else encoding

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardfs import images
 from shardfs.model import Checksum
 
 try:
@@ -503,13 +504,20 @@ def store(codecs: Sequence[Codec], data: bytes) -> bytes:
 # ---- from elements to bytes
 
 
-def can_decode_array(serializer: Codec) -> bool:
-    """Whether `decode_array` knows this codec."""
-    return serializer.name == "bytes"
+def undecodable(serializer: Codec, shape: Coords, dtype: npt.DTypeLike) -> str:
+    """Why `decode_array` cannot undo this codec for such an array, as far as that shows beforehand; "" if it can."""
+    name = serializer.name
+    if name == "bytes":
+        return ""
+    if not name.startswith(images.PREFIX):
+        return f"codec {name!r:.80} must be undone, and is unknown"
+    return images.lacking(name.removeprefix(images.PREFIX), dtype, shape[0] if len(shape) == images.RANK else 1)
 
 
 def decode_array(serializer: Codec, data: bytes, shape: Coords, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The elements of a chunk, axes in memory order. Raise ValueError, with the reason."""
+    if serializer.name != "bytes":
+        return images.decode(serializer.name.removeprefix(images.PREFIX), data, shape, dtype, serializer.configuration)
     wanted = math.prod(shape) * dtype.itemsize
     if len(data) != wanted:
         raise ValueError(f"{wanted} bytes expected of {shape} {dtype}, {len(data)} found")
@@ -517,5 +525,5 @@ def decode_array(serializer: Codec, data: bytes, shape: Coords, dtype: np.dtype[
 
 
 def encode_array(serializer: Codec, elements: npt.NDArray[Any]) -> bytes:
-    """The inverse of `decode_array`."""
+    """The inverse of `decode_array`, for those that are plain."""
     return elements.tobytes()

@@ -15,7 +15,6 @@ import numpy as np
 from shardfs.codecs import (
     MAX_DECODED,
     can_decode,
-    can_decode_array,
     can_store,
     decode,
     decode_array,
@@ -23,6 +22,7 @@ from shardfs.codecs import (
     encode_array,
     store,
     stored_sizes,
+    undecodable,
 )
 from shardfs.errors import UnsupportedError
 
@@ -85,7 +85,7 @@ def _same_payload(array: Array, b: ChunkEncoding) -> bool:
 
 
 SELF_TELLING = frozenset(
-    ("bytes", "crc32c", "gzip", "zstd", "blosc", "numcodecs.bz2", "numcodecs.zlib", "numcodecs.lz4", "jpeg", "png")
+    ("bytes", "crc32c", "gzip", "zstd", "blosc", "numcodecs.bz2", "numcodecs.zlib", "numcodecs.lz4")
 )
 """Codecs of which any output can be decoded without knowing the parameters that it was made with."""
 
@@ -208,7 +208,7 @@ class Transcoder:
         # At the edge an N5 block may have any shape, and tells it itself.
         self._cuts = self._stored.clipped != shown.clipped or self._stored.frame == "n5"
         if not self._passes or (self._cuts and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))):
-            _require_decodable(self._stored)
+            _require_decodable(array)
             self._shown.require_small()
 
     @property
@@ -322,9 +322,10 @@ class FillValue:
         return last[1]
 
 
-def _require_decodable(encoding: ChunkEncoding) -> None:
+def _require_decodable(array: Array) -> None:
+    encoding = array.encoding
     for codec in encoding.codecs:
         if not can_decode(codec):
             raise UnsupportedError(f"codec {codec.name!r} must be undone, and is unknown")
-    if not can_decode_array(encoding.serializer):
-        raise UnsupportedError(f"codec {encoding.serializer.name!r} must be undone, and is unknown")
+    if why := undecodable(encoding.serializer, array.shape, array.data_type):
+        raise UnsupportedError(why)

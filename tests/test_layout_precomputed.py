@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.datasets import Array as Data
+    from tests.datasets import Dataset
 
 BYTE: Any = {"name": "bytes"}
 
@@ -338,3 +339,33 @@ def test_n5_tells_resolution_and_axes(tmp_path: Path) -> None:
     write_files(tmp_path / "shown", shown)
     np.testing.assert_array_equal(_read(tmp_path / "shown/alone")[..., 0], _RAMP.T)
     np.testing.assert_array_equal(_read(tmp_path / "shown/pyramid", 1)[..., 0], _RAMP[:, ::2, ::2].T)
+
+
+# ------------------------------------------------------------------------------------------- precomputed as source
+
+
+DRIVERS = {"zarr2": "zarr", "zarr3": "zarr3", "n5": "n5"}
+
+
+def _read_shown(layout: str, path: Path) -> Data:
+    store = {"driver": "file", "path": f"{path}/"}
+    found: Data = np.asarray(ts.open({"driver": DRIVERS[layout], "kvstore": store}).result().read().result())
+    return found if layout == "n5" else found.T
+
+
+@pytest.mark.parametrize("layout", sorted(DRIVERS))
+def test_every_variant_of_precomputed_is_read_in_other_layouts(
+    layout: str, precomputed_dataset: Dataset, tmp_path: Path
+) -> None:
+    """Lossy ones give what tensorstore reads of the source."""
+    for number, expected in precomputed_dataset.arrays.items():
+        for source in (precomputed_dataset.path, precomputed_dataset.twin):
+            tree = open_tree(str(source), layout=layout, skip_unsupported=True)
+            shown = walk(tree)
+            out = tmp_path / source.name / number
+            write_files(out, shown)
+            scale = json.loads((source / "info").read_bytes())["scales"][int(number)]
+            level = next(path for path in (out / f"s{number}", out / scale["key"]) if path.exists())
+            found = _read_shown(layout, level)
+            np.testing.assert_array_equal(found if found.ndim == 4 else found[..., None], expected)
+            assert "info" not in shown

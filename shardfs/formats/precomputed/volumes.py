@@ -15,6 +15,7 @@ from shardfs.codecs import Gunzip
 from shardfs.formats import UNFIT, listed, reason
 from shardfs.formats.precomputed.parts import Parts, around, key_path, layers
 from shardfs.grid import BoxNames, MortonCode
+from shardfs.images import PREFIX
 from shardfs.model import Collection, Facts, Layer
 from shardfs.shards.uint64_sharded import ShardingSpec, integer
 from shardfs.shards.unsharded import Unsharded
@@ -89,14 +90,26 @@ def _sharded(info: dict[str, Any], part: dict[str, Any], spec: ShardingSpec) -> 
         def sizes(coords: U64) -> U64:
             return names.voxels_many(coords) * voxel_bytes
 
-    def image(coords: Coords) -> Image:
-        return Image((*names.shape(coords), scale.channels), data_type)
-
     return replace(
         scale.collection(layers(spec, MortonCode(names.grid)), str(spec)),
         transform=Gunzip(sizes) if spec.data_encoding == "gzip" else None,
-        check=Chain(around(spec), sizes, "" if scale.encoding == "raw" else scale.encoding, image),
+        check=Chain(around(spec), sizes, "" if scale.encoding == "raw" else scale.encoding, _image_check(scale, part)),
     )
+
+
+def _image_check(scale: _Scale, part: Mapping[str, Any]) -> Image | None:
+    """What must be known to look into chunks; None if the document does not tell."""
+    try:
+        configuration = _serializer(scale.encoding, part).configuration
+    except UNFIT:
+        return None
+    if scale.data_type.lower() not in DATA_TYPES:
+        return None
+
+    def shape(coords: Coords) -> Coords:
+        return (scale.channels, *scale.names.shape(coords)[::-1])
+
+    return Image(scale.channels, scale.data_type.lower(), configuration, shape)
 
 
 def _unsharded(info: Mapping[str, Any], part: Mapping[str, Any]) -> Collection:
@@ -165,9 +178,9 @@ def _serializer(encoding: str, scale: Mapping[str, Any]) -> Codec:
     if encoding == "raw":
         return BYTES
     if encoding not in CODECS:
-        return Codec(encoding)
+        return Codec(PREFIX + encoding)
     member, parameter = CODECS[encoding]
-    return Codec(encoding, {parameter: list(_triple(scale[member], member, 1))})
+    return Codec(PREFIX + encoding, {parameter: list(_triple(scale[member], member, 1))})
 
 
 def _image(info: Mapping[str, Any], paths: Sequence[str]) -> Multiscale:

@@ -1,0 +1,264 @@
+"""Encodings of chunks of voxels, as precomputed volumes have them: from bytes to elements. Pure.
+
+https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/volume.md and, for what it does not have,
+cloud-volume. Libraries do the work where they are there (the extras `images` and `codecs`). A library is asked to
+decode only what has the shape of the chunk by its own header, so that no header decides how much memory is taken.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from shardfs.model import Coords
+
+    Elements = npt.NDArray[Any]
+
+PREFIX = "precomputed."
+"""Of the names that these have as serializers (`arrays.ChunkEncoding`): others' of the same name may be otherwise."""
+
+RANK = 4
+"""Of a chunk with an axis of channels, the first."""
+
+SLAB = 1 << 20
+"""Voxels of a compressed segmentation that are decoded at once; each takes some 50 bytes meanwhile."""
+
+
+MAX_BLOCK = 1 << 40
+"""Positions in a block of a compressed segmentation must fit in 64 bits."""
+
+
+class Chunk(NamedTuple):
+    """What the elements of a chunk are: their shape, and data type, as an encoding needs to know them."""
+
+    channels: int
+    z: int
+    y: int
+    x: int
+    dtype: np.dtype[Any]
+    configuration: Mapping[str, Any]
+
+    @property
+    def voxels(self) -> int:
+        return self.z * self.y * self.x
+
+    def require(self, found: Coords, wanted: Coords) -> None:
+        """Raise ValueError if a header tells of something else than this chunk."""
+        if found != wanted:
+            raise ValueError(f"{' x '.join(map(str, wanted))} elements expected, its header tells {found}")
+
+
+class Encoding(NamedTuple):
+    """A way to decode.
+
+    Args:
+        types: of elements that it can hold, as numpy writes them without byte order.
+        channels: how many it can hold.
+        module: that knows it, of this package, which is in this extra.
+    """
+
+    decode: Callable[[Any, bytes, Chunk], Elements]
+    types: Sequence[str]
+    channels: Sequence[int]
+    module: str
+    package: str
+    extra: str
+
+
+def encoding_of(name: str, dtype: npt.DTypeLike, channels: int) -> Encoding | None:
+    """What decodes chunks of this encoding; None if nothing that is known here."""
+    if name == "png" and np.dtype(dtype).itemsize > 1 and channels > 1:
+        return Encoding(
+            _png_deep, ("u2",), tuple(MODES), "imagecodecs", "imagecodecs", "codecs"
+        )  # Pillow would cut them to 8 bits
+    return ENCODINGS.get(name)
+
+
+def lacking(name: str, dtype: npt.DTypeLike, channels: int) -> str:
+    """Why chunks of this encoding cannot be decoded here; "" if they can."""
+    encoding = encoding_of(name, dtype, channels)
+    if encoding is None:
+        return f"encoding {name!r:.80} is unknown"
+    if np.dtype(dtype).str[1:] not in encoding.types or channels not in encoding.channels:
+        return f"encoding {name!r} cannot hold {channels} channels of {np.dtype(dtype).name}"
+    try:
+        importlib.import_module(encoding.module)
+    except ImportError:
+        return f"encoding {name!r} needs {encoding.package}: pip install 'shardfs[{encoding.extra}]'"
+    return ""
+
+
+def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]) -> Elements:
+    """The elements of a chunk of shape (c, z, y, x) or (z, y, x). Raise ValueError, with the reason."""
+    channels = shape[0] if len(shape) == RANK else 1
+    encoding = encoding_of(name, dtype, channels)
+    if encoding is None:
+        raise ValueError(f"encoding {name!r:.80} is unknown")
+    z, y, x = shape[-3:]
+    chunk = Chunk(channels, z, y, x, dtype, configuration)
+    try:
+        found = encoding.decode(importlib.import_module(encoding.module), data, chunk)
+    except ValueError:
+        raise
+    except Exception as e:  # every library has its own exception for damaged input
+        raise ValueError(f"{name}: {type(e).__name__}: {e}") from e
+    if found.size != math.prod(shape):
+        raise ValueError(f"{name}: {math.prod(shape)} elements expected, {found.size} found")
+    return found.reshape(shape).astype(dtype, copy=False)
+
+
+# ---- pictures: any width and height of the right number of pixels; channels of a pixel lie together
+
+
+def _of_pixels(pixels: Elements, chunk: Chunk) -> Elements:
+    if pixels.dtype != chunk.dtype or pixels.size != chunk.voxels * chunk.channels:
+        raise ValueError(f"a picture of {pixels.shape} {pixels.dtype} is no chunk of {chunk[:4]} {chunk.dtype}")
+    return pixels.reshape(chunk.voxels, chunk.channels).T
+
+
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+"""Pillow's names, by the number of channels of 8 bits; it has nothing of 16 but gray."""
+
+
+def _pillow(pillow: Any, data: bytes, chunk: Chunk) -> Elements:
+    with pillow.open(io.BytesIO(data), formats=["JPEG", "PNG"]) as picture:
+        chunk.require((picture.width * picture.height,), (chunk.voxels,))
+        wanted = MODES.get(chunk.channels) if chunk.dtype.itemsize == 1 else "I;16"
+        if picture.mode != wanted:
+            raise ValueError(f"a picture of mode {picture.mode}; {wanted} is expected")
+        return _of_pixels(np.asarray(picture), chunk)
+
+
+def _png_deep(imagecodecs: Any, data: bytes, chunk: Chunk) -> Elements:
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))  # IHDR is first
+    chunk.require((width * height,), (chunk.voxels,))
+    return _of_pixels(imagecodecs.png_decode(data), chunk)
+
+
+def _jxl(imagecodecs: Any, data: bytes, chunk: Chunk) -> Elements:
+    chunk.require((math.prod(_jxl_size(_jxl_codestream(data))),), (chunk.voxels,))
+    return _of_pixels(imagecodecs.jpegxl_decode(data, index=0, numthreads=1), chunk)
+
+
+JXL_BOXES = b"\0\0\0\x0cJXL \r\n\x87\n"
+
+
+def _jxl_codestream(data: bytes) -> bytes:
+    """ISO/IEC 18181-2: a file is the codestream, or boxes, of which one holds its beginning."""
+    at = 0
+    if not data.startswith(JXL_BOXES):
+        return data
+    while at + 8 <= len(data):
+        size, kind, start = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8], at + 8
+        if size == 1:
+            size, start = int.from_bytes(data[start : start + 8], "big"), start + 8
+        if kind in (b"jxlc", b"jxlp"):
+            return data[start + (4 if kind == b"jxlp" else 0) :]
+        if size < 8:
+            break
+        at += size
+    raise ValueError("jxl: no codestream")
+
+
+RATIOS = ((0, 1), (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
+
+
+def _jxl_size(data: bytes) -> Coords:
+    """Height and width by ISO/IEC 18181-1, `SizeHeader`; bits are read from the lowest of each byte."""
+    if not data.startswith(b"\xff\x0a"):
+        raise ValueError("jxl: no codestream")
+    bits, at = int.from_bytes(data[2:14], "little"), 0
+
+    def take(n: int) -> int:
+        nonlocal at
+        at += n
+        return bits >> (at - n) & ((1 << n) - 1)
+
+    def length(is_small: int) -> int:
+        return 8 * (take(5) + 1) if is_small else take((9, 13, 18, 30)[take(2)]) + 1
+
+    is_small = take(1)
+    height, ratio = length(is_small), take(3)
+    times, by = RATIOS[ratio]
+    return height, height * times // by if ratio else length(is_small)
+
+
+# ---- segmentations
+
+
+def _compressed_segmentation(_: Any, data: bytes, chunk: Chunk) -> Elements:
+    """https://github.com/google/neuroglancer/blob/master/src/sliceview/compressed_segmentation/README.md"""
+    if len(data) % 4 or len(data) < 4 * chunk.channels or chunk.dtype.itemsize not in (4, 8):
+        raise ValueError(f"{len(data)} bytes of {chunk.dtype} cannot be a compressed segmentation")
+    words = np.frombuffer(data, "<u4")
+    block = tuple(chunk.configuration["block_size"])
+    out = np.empty((chunk.channels, chunk.z, chunk.y, chunk.x), chunk.dtype)
+    step = max(1, SLAB // max(chunk.y * chunk.x, 1))
+    for c in range(chunk.channels):
+        blocks = _Blocks(words[words.item(c) :], block, chunk)
+        for z in range(0, chunk.z, step):
+            blocks.decode(z, out[c, z : z + step])
+    return out
+
+
+class _Blocks:
+    """One channel. Each block has two words: where its table of values lies and how many bits an index into it takes,
+    and where these indices lie; positions are in words, x is fastest everywhere."""
+
+    def __init__(self, words: npt.NDArray[np.uint32], block: Coords, chunk: Chunk) -> None:
+        self._words, self._block = words, block
+        self._grid = tuple(-(-n // b) for n, b in zip((chunk.x, chunk.y, chunk.z), block, strict=True))
+        count = math.prod(self._grid)
+        if math.prod(block) >= MAX_BLOCK:
+            raise ValueError(f"blocks of {block} are none that anybody writes")
+        if len(words) < 2 * count:
+            raise ValueError(f"{len(words)} words cannot be a compressed segmentation of {count} blocks")
+        head = words[: 2 * count].astype(np.int64)
+        self._tables, self._bits, self._indices = head[::2] & 0xFFFFFF, head[::2] >> 24, head[1::2]
+        if not np.isin(self._bits, (0, 1, 2, 4, 8, 16, 32)).all():
+            raise ValueError("a block of a compressed segmentation has an impossible number of bits")
+
+    def decode(self, z: int, out: Elements) -> None:
+        """The slices from `z` on."""
+        if not out.size:
+            return
+        axes = [np.arange(n, dtype=np.int64) for n in out.shape[::-1]]
+        axes[2] += z
+        (bx, by, _), (gx, gy, _) = self._block, self._grid
+        (x, px), (y, py), (k, pz) = (np.divmod(axis, b) for axis, b in zip(axes, self._block, strict=True))
+        block = x + gx * (y[:, None] + gy * k[:, None, None])
+        place = px + bx * (py[:, None] + by * pz[:, None, None])
+        bits = self._bits[block]
+        place *= bits
+        at = np.where(bits == 0, 0, self._indices[block] + (place >> 5))
+        index = self._take(at).astype(np.int64) >> (place & 31) & ((1 << bits) - 1)
+        wide = out.dtype.itemsize // 4
+        at = self._tables[block] + wide * index
+        values = self._take(at).astype(np.uint64)
+        if wide == 2:
+            values |= self._take(at + 1).astype(np.uint64) << np.uint64(32)
+        out[...] = values
+
+    def _take(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        if int(at.max()) >= len(self._words):
+            raise ValueError("a block of a compressed segmentation lies beyond its end")
+        return self._words[at]
+
+
+ANY = range(1, 1 << 16)
+
+ENCODINGS: Mapping[str, Encoding] = {
+    "jpeg": Encoding(_pillow, ("u1",), (1, 3), "PIL.Image", "Pillow", "images"),
+    "png": Encoding(_pillow, ("u1", "u2"), tuple(MODES), "PIL.Image", "Pillow", "images"),
+    "compressed_segmentation": Encoding(_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy", ""),
+    "jxl": Encoding(_jxl, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs", "codecs"),
+}
