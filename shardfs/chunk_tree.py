@@ -83,9 +83,10 @@ class ChunkTree:
     """Files and directories of a collection.
 
     Args:
-        path: of the directory in the store in which it lies.
+        path: of the directory in which it is shown.
         first: the first of `count` numbers that it may use.
         mtime_ns: of its directories; the chunks have their shard's.
+        stored: the path of its directory in the store.
     """
 
     def __init__(
@@ -97,8 +98,10 @@ class ChunkTree:
         first: int,
         mtime_ns: int,
         ttl_s: float = math.inf,
+        *,
+        stored: str,
     ) -> None:
-        self.path, self.collection, self.chunks = path, collection, chunks
+        self.path, self.collection, self.chunks, self._stored = path, collection, chunks, stored
         self.first, self.mtime_ns = first, mtime_ns
         self._cache, self._ttl = cache, ttl_s
         self._names = collection.names
@@ -205,20 +208,20 @@ class ChunkTree:
 
     def directory_path(self, place: Place) -> str:
         """The path in the store that a virtual directory would have there."""
-        return self._path(np.array(unravel(place.nth, self._dims[: place.level]), np.uint64))
+        return self._path(self._stored, np.array(unravel(place.nth, self._dims[: place.level]), np.uint64))
 
     def chunk_path(self, coords: Coords) -> str:
         """The shown path of a chunk."""
         cell = np.array([coords], np.uint64).reshape(1, -1)
         if isinstance(self._names, IdNames):  # some have no values
             return "/".join(filter(None, [self.path, self._names.names(cell)[0].decode()]))
-        return self._path(self._names.values(cell)[0])
+        return self._path(self.path, self._names.values(cell)[0])
 
-    def _path(self, values: U64) -> str:
+    def _path(self, top: str, values: U64) -> str:
         """The path of which the components have these values, as many as are given."""
         parts = [self._names.render(level, values[level : level + 1])[0] for level in range(len(values))]
         prefix = [self._names.prefix] if self._names.prefix else []
-        return "/".join(filter(None, [self.path, b"/".join([*prefix, *parts]).decode()]))
+        return "/".join(filter(None, [top, b"/".join([*prefix, *parts]).decode()]))
 
     # ---- attributes and bytes ----
 

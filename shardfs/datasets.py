@@ -98,14 +98,19 @@ class Datasets:
         return directory.content
 
     def _described(self, directory: Directory) -> Dataset | None:
-        dataset = self._stored_dataset(directory.path, directory.inherited)
+        dataset = self._stored_dataset(directory.inside, directory.inherited)
+        if self.view is not None and dataset is not None and dataset.scope is not None:
+            directory.move(dataset.scope)
+            dataset = self._stored_dataset(directory.inside, directory.inherited)
         if dataset is None and (directory.inherited.below or self.view is None or not self._leads_on(directory)):
             return None  # what the layout shows here, it has said above, or there is nothing
-        return self.viewed(directory.path, dataset)
+        return self.viewed(directory, dataset)
 
     def _leads_on(self, directory: Directory) -> bool:
         """Whether a dataset lies somewhere below a directory that is none, as far as a bounded look can tell."""
-        queue, looked = deque([directory.path]), 0
+        if next(self._members(directory), None) is not None:
+            return True
+        queue, looked = deque([directory.inside]), 0
         limit = LOOK_AHEAD_REMOTE if self.store.remote else LOOK_AHEAD
         while queue:
             path = queue.popleft()
@@ -120,6 +125,16 @@ class Datasets:
                     return True
                 queue.append(child)
         return False
+
+    def _members(self, directory: Directory) -> Iterator[str]:
+        """The datasets right below a directory that a scope tells of, in layouts that show its data in its place."""
+        if directory.inherited.scope is None or self.view is None:
+            return
+        scope, base = directory.inherited.scope
+        listing = "/".join([*_parts(base), *_parts(scope.listing(_below(directory.inside, base)))])
+        for entry in self.listed_by_store(listing):
+            if (name := scope.member(entry.name, entry.directory)) is not None:
+                yield name
 
     def _may_be_dataset(self, path: str, inherited: Inherited) -> bool:
         try:
@@ -157,16 +172,16 @@ class Datasets:
             return True
         return inherited is not None and bool(self._scope_documents(path, inherited))
 
-    def viewed(self, path: str, dataset: Dataset | None) -> Dataset | None:
-        """The same in the layout that is shown. Raise UnsupportedError for what it cannot express."""
+    def viewed(self, directory: Directory, dataset: Dataset | None) -> Dataset | None:
+        """What is in a directory in the layout that is shown. Raise UnsupportedError for what it cannot express."""
         if self.view is None:
             return dataset
         if dataset is not None and dataset.levels is not None:
-            image = dataset.levels.image(self._levels(path, dataset, dataset.levels))
+            image = dataset.levels.image(self._levels(directory, dataset.levels))
             dataset = replace(dataset, multiscales=(*dataset.multiscales, *([image] if image is not None else [])))
-        below = {}
+        path, below = directory.shown, {}
         for name in self.view.children(dataset) if dataset is not None else ():
-            if dataset is not None and (found := self._stored_below(path, dataset, name)) is not None:
+            if (found := self._stored_below(directory, name)) is not None:
                 below[name] = found
         try:
             return self.view.show(path, dataset, below)
@@ -177,17 +192,17 @@ class Datasets:
             self.report(Problem(path, why, skipped=True))
             return Dataset("unsupported", blank=True, closed=True)
 
-    def _stored_below(self, path: str, dataset: Dataset, name: str) -> Dataset | None:
-        scope = (dataset.scope, path) if dataset.scope is not None else None
+    def _stored_below(self, directory: Directory, name: str) -> Dataset | None:
+        path = "/".join([*_parts(directory.inside), *_parts(name)])
         try:
-            return self._stored_dataset("/".join([*_parts(path), *_parts(name)]), Inherited(scope=scope))
+            return self._stored_dataset(path, directory.inherited)
         except CorruptShardError:
             return None  # who opens it is told
 
-    def _levels(self, path: str, dataset: Dataset, levels: Levels) -> dict[str, Array]:
+    def _levels(self, directory: Directory, levels: Levels) -> dict[str, Array]:
         out = {}
         for name in levels.paths():
-            found = self._stored_below(path, dataset, name)
+            found = self._stored_below(directory, name)
             stored = (*found.collections, *found.unsharded) if found is not None else ()
             if len(stored) != 1 or stored[0].array is None:
                 break
@@ -196,7 +211,7 @@ class Datasets:
 
     def content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
         """What a directory holds in which there is this dataset, with what it inherits."""
-        path, here = directory.path, None
+        path, here = directory.inside, None
         documents: dict[str, bytes] = {}
         below: dict[str, list[tuple[tuple[str, ...], Placed | bytes]]] = {}
         for parts, what in [*directory.inherited.below, *self._own(path, dataset)]:
@@ -210,11 +225,15 @@ class Datasets:
                 self.report(Problem(path, "a second sharded collection in the same directory"))
         for problem in dataset.problems if dataset else ():
             self.report(problem)
+        if dataset is None or not (dataset.closed or dataset.blank):
+            for name in self._members(directory):
+                below.setdefault(name, [])
         scope = directory.inherited.scope
         if dataset is not None and dataset.scope is not None:
             scope = dataset.scope, path
         shards = tuple(c.layers[0].format for c in dataset.collections if c.shards == "") if dataset else ()
-        return Content(dataset, self._chunk_tree(path, here) if here else None, documents, below, scope, shards)
+        chunks = self._chunk_tree(path, directory.shown, here) if here else None
+        return Content(dataset, chunks, documents, below, scope, shards, directory.inherited.moved)
 
     def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes]]:
         """What a dataset shows in its directory and below."""
@@ -233,7 +252,7 @@ class Datasets:
             shown = "not shown" if problem.skipped else "shown as it is stored"
             log.warning("%s: %s: %s", problem.path or "/", shown, problem.why)
 
-    def _chunk_tree(self, path: str, placed: Placed) -> ChunkTree:
+    def _chunk_tree(self, path: str, shown: str, placed: Placed) -> ChunkTree:
         """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""
         known = self._tree_at.get(path)
         if known is not None:
@@ -249,7 +268,7 @@ class Datasets:
             first, count = self._next_first, ChunkTree.count(collection)
             if count > MAX_NODES or count >= NUMBERS_END - first:
                 raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
-            tree = ChunkTree(path, collection, chunks, self._chunk_cache, first, mtime, self._ttl)
+            tree = ChunkTree(shown, collection, chunks, self._chunk_cache, first, mtime, self._ttl, stored=path)
             self._next_first = first + count
             self._tree_at[path] = tree
             self._trees.append(tree)

@@ -495,6 +495,16 @@ class Rewriter(Protocol):
 class Scope(Protocol):
     """Datasets in directories below, described by documents that lie elsewhere. Paths are relative to the scope."""
 
+    @property
+    def data(self) -> str:
+        """The directory of the outermost dataset: other layouts show its content where the scope lies."""
+
+    def listing(self, below: str) -> str:
+        """The directory that tells which datasets lie right below a directory, some of which may have no data yet."""
+
+    def member(self, name: str, is_directory: bool) -> str | None:
+        """What the dataset is called of which something in `listing` tells that it is there."""
+
     def documents(self, below: str) -> Sequence[str]:
         """The documents that may describe directory `below`."""
 

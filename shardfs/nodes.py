@@ -68,10 +68,17 @@ class Inherited(NamedTuple):
     Args:
         below: collections and documents that belong here or further down: the path there, in components.
         scope: describes datasets here and further down; and the path of its own directory.
+        moved: what lies below the first path in the store is shown below the second.
     """
 
     below: Sequence[tuple[tuple[str, ...], Placed | bytes]] = ()
     scope: tuple[Scope, str] | None = None
+    moved: tuple[str, str] = ("", "")
+
+    def shown(self, path: str) -> str:
+        """The path under which something in the store is shown."""
+        above, instead = self.moved
+        return "/".join(filter(None, [instead, path.removeprefix(above).lstrip("/")]))
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Content:
     below: Mapping[str, Sequence[tuple[tuple[str, ...], Placed | bytes]]] = field(default_factory=dict)
     scope: tuple[Scope, str] | None = None
     shards: tuple[ShardFormat, ...] = ()
+    moved: tuple[str, str] = ("", "")
 
     def hides(self, name: str) -> bool:
         """Whether something of this name in the store is not shown."""
@@ -96,7 +104,7 @@ class Content:
 
     def inherited(self, name: str) -> Inherited:
         """What the directory `name` in this one is told."""
-        return Inherited(self.below.get(name, ()), self.scope)
+        return Inherited(self.below.get(name, ()), self.scope, self.moved)
 
 
 def _leads_to_shard(format: ShardFormat, name: str) -> bool:
@@ -106,18 +114,32 @@ def _leads_to_shard(format: ShardFormat, name: str) -> bool:
 
 
 class Directory(Node):
-    """A directory of the store, or one that exists because something is shown in it or below. `content` once opened."""
+    """A directory of the store, or one that exists because something is shown in it or below.
 
-    __slots__ = ("content", "inherited")
+    `content` is known once it is opened; `inside` is the path in the store of what it shows.
+    """
+
+    __slots__ = ("content", "inherited", "inside")
 
     def __init__(self, number: int, path: str, inherited: Inherited) -> None:
         super().__init__(number, path)
-        self.inherited = inherited
+        self.inherited, self.inside = inherited, path
         self.content: Content | None = None
 
     def child_path(self, name: str) -> str:
         """The path in the store of something in this directory."""
-        return f"{self.path}/{name}" if self.path else name
+        return f"{self.inside}/{name}" if self.inside else name
+
+    @property
+    def shown(self) -> str:
+        """The path under which it is shown."""
+        return self.inherited.shown(self.inside)
+
+    def move(self, scope: Scope) -> None:
+        """Show what the scope says holds its data, instead of what is here."""
+        inside = self.child_path(scope.data)
+        self.inherited = Inherited(self.inherited.below, (scope, self.path), (inside, self.shown))
+        self.inside = inside
 
 
 class NodeTable:

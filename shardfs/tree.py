@@ -146,7 +146,7 @@ class Tree:
             if coords is not None:
                 return self._unnumbered(chunks, directory.child_path(name), coords)
             if chunks.reserved(0, name):
-                damage = self._index_cache.peek(("damage", number_of(f"{directory.path}/{name}")))
+                damage = self._index_cache.peek(("damage", number_of(f"{directory.inside}/{name}")))
                 if damage is not None:
                     raise damage.with_traceback(None)
                 raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
@@ -168,8 +168,8 @@ class Tree:
         known = self._nodes.known(directory.child_path(name))
         if isinstance(known, Document):
             return self._document(directory, name, known.data)
-        raw = self.store.documents(directory.path, [name], MAX_DOCUMENT_BYTES).get(name)
-        data = None if raw is None else rewriter.rewrite(directory.path, name, raw)
+        raw = self.store.documents(directory.inside, [name], MAX_DOCUMENT_BYTES).get(name)
+        data = None if raw is None else rewriter.rewrite(directory.inside, name, raw)
         return None if data is None else self._document(directory, name, data)
 
     def _consolidated(self, directory: Directory, consolidation: Consolidation) -> Attributes:
@@ -179,8 +179,8 @@ class Tree:
         found = {}
         for count, below in enumerate(self._directories(start=directory)):
             if count == MAX_CONSOLIDATED:  # nobody must have it, and it would have to be kept
-                raise FileNotFoundError(errno.ENOENT, "too much lies below to be told in one file", directory.path)
-            inside = below.path.removeprefix(directory.path).lstrip("/")
+                raise FileNotFoundError(errno.ENOENT, "too much lies below to be told in one file", directory.shown)
+            inside = below.shown.removeprefix(directory.shown).lstrip("/")
             for name, data in (below.content or Content()).documents.items():
                 found[f"{inside}/{name}" if inside else name] = data
         return self._document(directory, consolidation.name, consolidation.build(found))
@@ -229,7 +229,7 @@ class Tree:
             if found is not None:
                 node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
                 if isinstance(node, Directory):
-                    node.content = self._datasets.content_of(node, self._datasets.viewed(path, found))
+                    node.content = self._datasets.content_of(node, self._datasets.viewed(node, found))
                 return True
         return False
 
@@ -408,7 +408,7 @@ class Tree:
             return
         seen = set()
         named = chunks is not None or bool(content.below)
-        for entry in self._datasets.listed_by_store(directory.path) if named else self.store.scan(directory.path):
+        for entry in self._datasets.listed_by_store(directory.inside) if named else self.store.scan(directory.inside):
             name = entry.name
             if name in documents or content.hides(name) or (chunks is not None and chunks.reserved(0, name)):
                 continue
@@ -577,7 +577,7 @@ class Tree:
         dataset, found = content.dataset, {}
         skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
         if content.chunks is None and (dataset is None or not (dataset.closed or dataset.blank)):
-            for e in self.store.scan(directory.path):
+            for e in self.store.scan(directory.inside):
                 if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._datasets.formats)):
                     found[e.name] = self._listed(directory.child_path(e.name), e, content.inherited(e.name))
         found |= {name: self._child(directory, content, name) for name in content.below if name not in found}

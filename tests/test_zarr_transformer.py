@@ -207,7 +207,9 @@ def test_where_documents_are_looked_for() -> None:
     assert scope.documents("data/root") == ("meta/root.array.x", "meta/root.group.x", "zarr.json")
     assert scope.documents("data/roots") == scope.documents("other") == scope.documents("metadata") == ()
     assert scope.open("h/data/rooted", "data/rooted", {}) is None
-    assert scope.open("h/data/root/a", "data/root/a", {"meta/root/a.group.x": b"{}"}) is None
+    group = scope.open("h/data/root/a", "data/root/a", {"meta/root/a.group.x": b"{}"})
+    assert group is not None
+    assert not group.collections
 
 
 @pytest.mark.parametrize(("raw", "why"), [(b"{", "cannot be read"), (b"[" * 100_000, "nested too deeply")])

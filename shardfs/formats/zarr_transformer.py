@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.arrays import Codec
+from shardfs import ome, zarr_values
+from shardfs.arrays import Array, Codec
 from shardfs.checks import Chain
+from shardfs.errors import CorruptShardError
 from shardfs.formats import UNFIT, System, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import FlatNames, HeadedNames, ceil_div, cell_of
 from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards import MAX_INDEX_BYTES
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
+from shardfs.shards.unsharded import Unsharded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 FORMAT = "zarr3-draft"
 DOCUMENT = "zarr.json"
@@ -84,6 +87,16 @@ class Hierarchy:
     """
 
     suffix: str
+    data = DATA
+
+    def listing(self, below: str) -> str:
+        return META + below.removeprefix(DATA)
+
+    def member(self, name: str, is_directory: bool) -> str | None:
+        if is_directory:
+            return name  # a group that goes without saying
+        ends = (f".{kind}{self.suffix}" for kind in ("array", "group"))
+        return next((name.removesuffix(end) for end in ends if name.endswith(end) and name != end), None)
 
     def documents(self, below: str) -> Sequence[str]:
         if below in ("data", "meta", META):
@@ -99,18 +112,42 @@ class Hierarchy:
     def open(self, path: str, below: str, documents: Mapping[str, bytes]) -> Dataset | None:
         if below == "meta" or _lies_in(META, below):
             return Dataset(FORMAT, rewriter=ArrayDocuments(self.suffix))
-        array = next(iter(self.documents(below)), "")
-        if not _lies_in(DATA, below) or array not in documents:
-            return None  # what is called c1 in there is no chunk but the child of a group
-        try:
-            unsharded = _unshard(parse_json(path, array, documents[array]))
-            if unsharded is None:
-                return Dataset(FORMAT, closed=True)
-            collection, shown = unsharded
-            print_json(shown)  # only where the document can be shown, too
-        except UNFIT as e:
-            return Dataset(FORMAT, problems=(Problem(path, f"{array}: {reason(e)}"),), closed=True)
-        return Dataset(FORMAT, (collection,), closed=True)
+        if not _lies_in(DATA, below):
+            return None
+        array, group = self.documents(below)[:2]
+        if array in documents:
+            return _open_array(path, array, documents[array])
+        # What is called c1 in there is no chunk but the child of a group.
+        return _open_group(path, group, documents[group]) if group in documents else None
+
+
+def _open_array(path: str, name: str, raw: bytes) -> Dataset:
+    array = Dataset(FORMAT, closed=True)
+    try:
+        doc = parse_json(path, name, raw)
+        unsharded = _unshard(doc)
+        if unsharded is not None:
+            print_json(unsharded[1])  # only where the document can be shown, too
+    except UNFIT as e:
+        return replace(array, problems=(Problem(path, f"{name}: {reason(e)}"),))
+    collection, shown = unsharded or (None, doc)
+    try:
+        described = _array(shown)
+        if collection is not None:
+            return replace(array, collections=(replace(collection, array=described),))
+        return replace(array, unsharded=(_plain(doc, described),))
+    except UNFIT as e:
+        return replace(array, collections=(collection,) if collection else (), indescribable=f"{name}: {reason(e)}")
+
+
+def _open_group(path: str, name: str, raw: bytes) -> Dataset:
+    try:
+        doc = parse_json(path, name, raw)
+        attributes = doc.get("attributes", {}) if isinstance(doc, dict) else {}
+    except CorruptShardError as e:  # what lies below needs it for nothing
+        return Dataset(FORMAT, problems=(Problem(path, f"{name}: {e.why}"),))
+    attributes = attributes if isinstance(attributes, dict) else {}
+    return Dataset(FORMAT, attributes=attributes, multiscales=ome.multiscales(attributes))
 
 
 def _lies_in(top: str, path: str) -> bool:
@@ -242,14 +279,20 @@ def _chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
 
 
 def _shards(grid: Coords, per_shard: Coords, separator: str) -> ShardingIndexed:
+    axes = [Axis(n, per) for n, per in zip(grid, per_shard, strict=True)]
+    return ShardingIndexed(axes, range(len(axes)), IndexEncoding(crc32c=False), *_keys(separator, len(grid)))
+
+
+def _keys(separator: str, rank: int) -> tuple[Callable[[Coords], str], Callable[[str], Coords | None]]:
+    """What chunks and shards are called, and the inverse."""
+
     def key(coords: Coords) -> str:
         return "c" + separator.join(map(str, coords))
 
     def coords(key: str) -> Coords | None:
-        return cell_of(key[1:], separator, len(grid)) if key.startswith("c") else None
+        return cell_of(key[1:], separator, rank) if key.startswith("c") else None
 
-    axes = [Axis(n, per) for n, per in zip(grid, per_shard, strict=True)]
-    return ShardingIndexed(axes, range(len(axes)), IndexEncoding(crc32c=False), key, coords)
+    return key, coords
 
 
 def _names(grid: Coords, separator: str) -> ChunkNames:
@@ -278,6 +321,73 @@ def _check(doc: Mapping[str, Any], chunk: Coords) -> Chain:
 def _describe(depth: int) -> str:
     words = "storage transformer, index at end"
     return words if depth == 1 else f"{words}, nested {depth} deep"
+
+
+# ---- what other layouts need to know ----
+
+COMPRESSORS = {"gzip": "gzip", "zstd": "zstd", "blosc": "numcodecs.blosc"} | {
+    name: f"numcodecs.{name}" for name in ("zlib", "bz2", "lzma", "lz4")
+}
+"""By the end of their URLs: they are numcodecs' own, and so are their parameters."""
+
+
+def _array(doc: Mapping[str, Any]) -> Array:
+    """What the document of an array says that is not sharded. Raise one of `UNFIT`, with the reason."""
+    if doc.get("storage_transformers"):
+        raise ValueError("what a storage transformer makes of chunks is unknown")
+    shape = integers(doc["shape"], "shape", 0)
+    chunk, _ = _chunk_grid(doc["chunk_grid"], len(shape))
+    dtype, layout = _numpy_type(doc["data_type"]), doc.get("chunk_memory_layout", "C")
+    if layout not in ("C", "F"):
+        raise ValueError(f"chunk_memory_layout should be C or F, not {layout!r:.80}")
+    chain: list[tuple[str, Mapping[str, Any]]] = [
+        ("transpose", {"order": layout}),
+        ("bytes", {"endian": "big" if dtype.str[0] == ">" else "little"}),
+    ]
+    if (compressor := doc.get("compressor")) is not None:
+        chain.append(_compressor(compressor, dtype.itemsize))
+    native = dtype.newbyteorder("=").str
+    attributes = doc.get("attributes", {})
+    return Array(
+        shape,
+        chunk,
+        native,
+        zarr_values.chunk_encoding(native, len(shape), chain),
+        tuple(range(len(shape))),
+        zarr_values.fill_value(doc.get("fill_value"), native),
+        attributes=attributes if isinstance(attributes, dict) else {},
+    )
+
+
+def _numpy_type(value: Any) -> np.dtype[Any]:
+    """Of numbers, whose names are numpy's: <u2, i1, bool. Complex ones are in an extension."""
+    told = _data_type(value)
+    match = re.fullmatch(r"bool|[<>|]?[biufc][0-9]{1,2}", told)
+    if match is None:
+        raise ValueError(f"data type {told!r:.80} is none of numbers")
+    try:
+        return np.dtype(told)
+    except TypeError as e:
+        raise ValueError(str(e)) from e
+
+
+def _compressor(value: Any, item: int) -> tuple[str, Mapping[str, Any]]:
+    *_, kind, _ = str(value["codec"]).split("/")
+    if kind not in COMPRESSORS:
+        raise ValueError(f"compressor {value['codec']!r:.200} is unknown")
+    configuration = value.get("configuration", {})
+    if not isinstance(configuration, dict):
+        raise ValueError(f"{kind}: configuration should be an object, not {configuration!r:.80}")
+    return COMPRESSORS[kind], {**configuration, "typesize": item} if kind == "blosc" else configuration
+
+
+def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
+    """An array that is not sharded: each chunk is an object by itself."""
+    separator = _chunk_grid(doc["chunk_grid"], len(array.shape))[1]
+    grid = array.grid or (1,)
+    layer = Layer(Unsharded(grid, *_keys(separator, len(grid))))
+    facts = Facts(array.shape, array.chunk, None, _data_type(doc["data_type"]), "none")
+    return Collection(FORMAT, "", _names(grid, separator), (layer,), _codecs(doc), facts, array=array)
 
 
 # ---- members ----
