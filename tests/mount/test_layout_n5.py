@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardfs.arrays import Axis
+from shardfs.arrays import Axis, Codec
+from shardfs.codecs import undecodable
 from tests import datasets
 from tests.conftest import MountFailed, client_python, run_client
 from tests.mount.programs import attempt, link_tree, shardfs
@@ -58,31 +59,61 @@ def _wanted(found: Mapping[str, Dataset]) -> dict[str, Array]:
     return out
 
 
+def _wrong(client: Client, mount: Path, wanted: Mapping[str, Array], scratch: Path) -> dict[str, str]:
+    """What a client reads otherwise than it should: paths of arrays, x first, and what is the matter."""
+    jobs = [
+        {"arguments": [client, str(mount), path], "out": str(scratch / f"{i}.npy"), "failed": str(scratch / f"{i}.bad")}
+        for i, path in enumerate(wanted)
+    ]
+    (scratch / "jobs.json").write_text(json.dumps(jobs))
+    python = client_python("zarr2") if client == "n5store" else sys.executable
+    run_client("read_many", "read_n5", scratch / "jobs.json", python=python, timeout=120)
+    wrong = {}
+    for i, (path, data) in enumerate(wanted.items()):
+        failed, out = scratch / f"{i}.bad", scratch / f"{i}.npy"
+        if failed.exists() or not out.exists():
+            wrong[path] = failed.read_text() if failed.exists() else "nothing"
+        elif not np.array_equal(np.load(out), data, equal_nan=data.dtype.kind == "f"):
+            wrong[path] = "other values"
+    return wrong
+
+
 @pytest.mark.parametrize("client", ["tensorstore", "z5", "n5store"])
 def test_client_reads_zarr(client: Client, farm: Farm, mounted: Mounted, tmp_path: Path) -> None:
     root, found = farm
-    wanted = {path: data for path, data in _wanted(found).items() if path.split("/")[1] not in REFUSED}
+    wanted = {path: data.T for path, data in _wanted(found).items() if path.split("/")[1] not in REFUSED}
     assert len(wanted) > 100
     with mounted(root, "--layout", "n5", "-o", "unsupported=skip") as mount:
-        jobs = [
-            {
-                "arguments": [client, str(mount), p],
-                "out": str(tmp_path / f"{i}.npy"),
-                "failed": str(tmp_path / f"{i}.bad"),
-            }
-            for i, p in enumerate(wanted)
-        ]
-        (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-        python = client_python("zarr2") if client == "n5store" else sys.executable
-        run_client("read_many", "read_n5", tmp_path / "jobs.json", python=python, timeout=120)
-    wrong = {}
-    for i, (path, data) in enumerate(wanted.items()):
-        failed, out = tmp_path / f"{i}.bad", tmp_path / f"{i}.npy"
-        if failed.exists() or not out.exists():
-            wrong[path] = failed.read_text() if failed.exists() else "nothing"
-        elif not np.array_equal(np.load(out).T, data, equal_nan=data.dtype.kind == "f"):
-            wrong[path] = "other values"
-    assert wrong == {}
+        assert _wrong(client, mount, wanted, tmp_path) == {}
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+    """The same with precomputed volumes."""
+    base = tmp_path_factory.mktemp("volumes")
+    found = {name: write(base / "written" / name) for name, write in datasets.PRECOMPUTED.items()}
+    for name, dataset in found.items():
+        link_tree(dataset.path, base / "farm/sharded" / name)
+        link_tree(dataset.twin, base / "farm/plain" / name)
+    return base / "farm", found
+
+
+@pytest.mark.parametrize("client", ["tensorstore", "z5", "n5store"])
+def test_client_reads_precomputed(client: Client, volumes: Farm, mounted: Mounted, tmp_path: Path) -> None:
+    root, found = volumes
+    wanted: dict[str, Array] = {}
+    for name, dataset in found.items():
+        scales = json.loads((dataset.path / "info").read_bytes())["scales"]
+        deep = any("/" in scale["key"] for scale in scales)
+        for number, data in dataset.arrays.items():
+            scale = scales[int(number)]
+            if scale["encoding"] == "raw" or not undecodable(Codec(scale["encoding"]), data.T.shape, data.dtype):
+                shown = scale["key"] if deep else f"s{number}"
+                array = data[..., 0] if data.shape[-1] == 1 else data
+                wanted |= {f"{form}/{name}/{shown}": array for form in ("sharded", "plain")}
+    assert len(wanted) > 50
+    with mounted(root, "--layout", "n5", "-o", "unsupported=skip") as mount:
+        assert _wrong(client, mount, wanted, tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
