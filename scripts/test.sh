@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install the test environment and run the whole test suite. Arguments go to pytest: sh scripts/test.sh -k zarr3
+# Install the test environment and run the whole test suite. Arguments go to pytest: sh scripts/test.sh -k zarr3 (in as many processes as there are processors)
 #
 # SHARDFS_VENV           the virtualenv, made if it is not there (default .venv)
 # SHARDFS_<NAME>_PYTHON  a Python that has the libraries <NAME> of the list below, made if it is not there
@@ -36,4 +36,4 @@ END
 
 PATH=$venv/bin:$PATH:/usr/sbin:/sbin
 export PATH
-exec "$venv/bin/python" -m pytest "$@"
+exec "$venv/bin/python" -m pytest --numprocesses auto --dist worksteal "$@"
