@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install the test environment and run the whole test suite. Arguments go to pytest: sh scripts/test.sh -k zarr3 (in as many processes as there are processors)
+# Install the test environment and run the whole test suite, in as many processes as there are processors.
+# Arguments go to pytest: sh scripts/test.sh -k zarr3
 #
 # SHARDFS_VENV           the virtualenv, made if it is not there (default .venv)
 # SHARDFS_<NAME>_PYTHON  a Python that has the libraries <NAME> of the list below, made if it is not there
