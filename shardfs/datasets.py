@@ -90,7 +90,7 @@ class Datasets:
             if damage is not None:
                 raise damage.with_traceback(None)
             try:
-                directory.content = self.content_of(directory, self._described(directory))
+                directory.content = self._content_of(directory, self._described(directory))
             except CorruptShardError as e:
                 known = e  # large documents are not parsed again for every name that is looked up
                 self._index_cache.get(("damage", directory.number), lambda: (known, 1000, DAMAGE_TTL_S))
@@ -98,13 +98,15 @@ class Datasets:
         return directory.content
 
     def _described(self, directory: Directory) -> Dataset | None:
-        dataset = self._stored_dataset(directory.inside, directory.inherited)
+        if directory.inherited.closed:
+            return None
+        dataset = directory.file or self._stored_dataset(directory.inside, directory.inherited)
         if self.view is not None and dataset is not None and dataset.scope is not None:
             directory.move(dataset.scope)
             dataset = self._stored_dataset(directory.inside, directory.inherited)
         if dataset is None and (directory.inherited.below or self.view is None or not self._leads_on(directory)):
             return None  # what the layout shows here, it has said above, or there is nothing
-        return self.viewed(directory, dataset)
+        return self._viewed(directory, dataset)
 
     def _leads_on(self, directory: Directory) -> bool:
         """Whether a dataset lies somewhere below a directory that is none, as far as a bounded look can tell."""
@@ -166,13 +168,15 @@ class Datasets:
         wanted = scope.documents(_below(path, base))
         return self.store.documents(base, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
 
-    def is_described(self, path: str, inherited: tuple[Scope, str] | None) -> bool:
+    def is_described(self, path: str, inherited: Inherited) -> bool:
         """Whether there are documents for a directory, which proves that it is there."""
+        if inherited.closed:
+            return False
         if self._documents(path):
             return True
-        return inherited is not None and bool(self._scope_documents(path, inherited))
+        return inherited.scope is not None and bool(self._scope_documents(path, inherited.scope))
 
-    def viewed(self, directory: Directory, dataset: Dataset | None) -> Dataset | None:
+    def _viewed(self, directory: Directory, dataset: Dataset | None) -> Dataset | None:
         """What is in a directory in the layout that is shown. Raise UnsupportedError for what it cannot express."""
         if self.view is None:
             return dataset
@@ -209,7 +213,7 @@ class Datasets:
             out[name] = stored[0].array
         return out
 
-    def content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
+    def _content_of(self, directory: Directory, dataset: Dataset | None) -> Content:
         """What a directory holds in which there is this dataset, with what it inherits."""
         path, here = directory.inside, None
         documents: dict[str, bytes] = {}
@@ -232,8 +236,10 @@ class Datasets:
         if dataset is not None and dataset.scope is not None:
             scope = dataset.scope, path
         shards = tuple(c.layers[0].format for c in dataset.collections if c.shards == "") if dataset else ()
+        moved, closed = directory.inherited.moved, directory.inherited.closed
+        closed = closed or (dataset is not None and dataset.closed)
         chunks = self._chunk_tree(path, directory.shown, here) if here else None
-        return Content(dataset, chunks, documents, below, scope, shards, directory.inherited.moved)
+        return Content(dataset, chunks, documents, below, scope, shards, moved, closed)
 
     def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes]]:
         """What a dataset shows in its directory and below."""

@@ -69,11 +69,13 @@ class Inherited(NamedTuple):
         below: collections and documents that belong here or further down: the path there, in components.
         scope: describes datasets here and further down; and the path of its own directory.
         moved: what lies below the first path in the store is shown below the second.
+        closed: nothing that lies in the store here or further down is a dataset.
     """
 
     below: Sequence[tuple[tuple[str, ...], Placed | bytes]] = ()
     scope: tuple[Scope, str] | None = None
     moved: tuple[str, str] = ("", "")
+    closed: bool = False
 
     def shown(self, path: str) -> str:
         """The path under which something in the store is shown."""
@@ -85,7 +87,7 @@ class Inherited(NamedTuple):
 class Content:
     """What a directory turned out to hold. `documents` are shown in place of what is stored.
 
-    `shards` are the formats of shards in it of which the chunks are shown in another form.
+    `shards` are the formats of shards in it of which the chunks are shown in another form. `closed`: see `Inherited`.
     """
 
     dataset: Dataset | None = None
@@ -95,6 +97,7 @@ class Content:
     scope: tuple[Scope, str] | None = None
     shards: tuple[ShardFormat, ...] = ()
     moved: tuple[str, str] = ("", "")
+    closed: bool = False
 
     def hides(self, name: str) -> bool:
         """Whether something of this name in the store is not shown."""
@@ -104,7 +107,7 @@ class Content:
 
     def inherited(self, name: str) -> Inherited:
         """What the directory `name` in this one is told."""
-        return Inherited(self.below.get(name, ()), self.scope, self.moved)
+        return Inherited(self.below.get(name, ()), self.scope, self.moved, self.closed)
 
 
 def _leads_to_shard(format: ShardFormat, name: str) -> bool:
@@ -116,14 +119,15 @@ def _leads_to_shard(format: ShardFormat, name: str) -> bool:
 class Directory(Node):
     """A directory of the store, or one that exists because something is shown in it or below.
 
-    `content` is known once it is opened; `inside` is the path in the store of what it shows.
+    `content` is known once it is opened; `inside` is the path in the store of what it shows; `file` is what a file
+    describes that is shown as a directory.
     """
 
-    __slots__ = ("content", "inherited", "inside")
+    __slots__ = ("content", "file", "inherited", "inside")
 
-    def __init__(self, number: int, path: str, inherited: Inherited) -> None:
+    def __init__(self, number: int, path: str, inherited: Inherited, file: Dataset | None = None) -> None:
         super().__init__(number, path)
-        self.inherited, self.inside = inherited, path
+        self.inherited, self.inside, self.file = inherited, path, file
         self.content: Content | None = None
 
     def child_path(self, name: str) -> str:

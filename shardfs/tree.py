@@ -13,6 +13,7 @@ import logging
 import math
 import os
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,7 +198,7 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError):
             # A volume's directory may have no shard yet; and some stores know no directories, only objects.
             if name not in content.below and not (
-                self.store.blind and self._datasets.is_described(path, content.scope)
+                self.store.blind and self._datasets.is_described(path, content.inherited(name))
             ):
                 # In a file that is shown as a directory the store says ENOTDIR, which it is for nobody else.
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path) from None
@@ -213,8 +214,8 @@ class Tree:
         return self._file_attributes(node)
 
     def _is_dataset(self, path: str, name: str, inherited: Inherited) -> bool:
-        """Whether a file is shown as a directory; its content is then known."""
-        candidates = [f for f in self._datasets.formats if f.may_hold(name)]
+        """Whether a file is shown as a directory."""
+        candidates = [f for f in self._datasets.formats if f.may_hold(name)] if not inherited.closed else []
         if not candidates:
             return False
         known = self._nodes.known(path)
@@ -223,13 +224,11 @@ class Tree:
         for f in candidates:
             try:
                 found = f.open_file(path, self.store.open(path))
-            except (ValueError, OSError) as e:
+            except (ValueError, OSError, CorruptShardError) as e:
                 self._datasets.report(Problem(path, str(e)))
                 continue
             if found is not None:
-                node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
-                if isinstance(node, Directory):
-                    node.content = self._datasets.content_of(node, self._datasets.viewed(node, found))
+                self._nodes.intern(path, partial(Directory, path=path, inherited=inherited, file=found))
                 return True
         return False
 

@@ -10,13 +10,16 @@ import blosc
 import numpy as np
 import pytest
 
+from shardfs import datasets
+from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.formats import as_markdown, formats
 from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.inodes import ROOT
 from shardfs.tree import open_tree
 from tests import data_bcolz, data_blosc2, data_n5, handmade, handmade_ids
 from tests.data_zarr_transformer import array_document, contents, named, pack_shards, sharding, write_hierarchy
 from tests.mount.programs import link_tree, shardfs
-from tests.suites.walking import walk
+from tests.suites.walking import entries, read_all, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -139,3 +142,50 @@ def test_every_registered_system_is_among_them(planted: Mapping[str, Planted]) -
 def test_the_table_in_the_documents_is_that_of_the_registry() -> None:
     text = (Path(__file__).parent.parent / "docs" / "formats.md").read_text()
     assert as_markdown() in text, "run: python scripts/formats_table.py"
+
+
+def _frame_beside_an_array(root: Path) -> Mapping[str, bytes]:
+    """What is shown of the array; the frame is `x.b2frame`."""
+    handmade.write_files(root, {"x.b2frame": data_blosc2.frame([data_blosc2.chunk(bytes(16))] * 30, 16)})
+    return handmade.zarr_sound(root / "array").good
+
+
+def test_a_file_that_cannot_be_opened_as_a_directory_harms_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = _frame_beside_an_array(tmp_path)
+    monkeypatch.setattr(datasets, "MAX_NODES", 20)  # of which the array has fewer
+    tree = open_tree(str(tmp_path))
+    assert {(e.name, e.directory) for e in entries(tree, ROOT)} == {(b"x.b2frame", True), (b"array", True)}
+    with pytest.raises(CorruptShardError, match=r"x\.b2frame.*beyond"):
+        list(entries(tree, tree.resolve("x.b2frame").number))
+    for name, data in good.items():
+        assert read_all(tree, tree.resolve(f"array/{name}")) == data
+    assert [summary.path for summary in tree.summaries()] == ["array"]
+    assert [problem.path for problem in tree.problems()] == ["x.b2frame"]
+
+
+def test_a_file_that_a_layout_cannot_express_harms_nothing_beside_it(tmp_path: Path) -> None:
+    handmade.zarr_sound(tmp_path / "array")
+    tree = open_tree(str(tmp_path), layout="zarr2")
+    _frame_beside_an_array(tmp_path)  # after the layout was found to be possible
+    assert {(e.name, e.directory) for e in entries(tree, ROOT)} >= {(b"x.b2frame", True), (b"array", True)}
+    assert tree.resolve("array/.zarray").size > 0
+    with pytest.raises(UnsupportedError, match=r"x\.b2frame"):
+        list(entries(tree, tree.resolve("x.b2frame").number))
+
+
+def test_nothing_that_lies_in_an_array_is_a_dataset(tmp_path: Path) -> None:
+    """Directories of chunks are many; and `info`, which does not look into arrays, and `ls` are to agree."""
+    handmade.zarr_sound(tmp_path / "array")
+    stored, _ = data_n5.golden()["seed"]
+    for name in ("array/other/seed", "column/data/seed"):
+        handmade.write_files(tmp_path / name, stored)
+    handmade.write_files(tmp_path / "column", {"meta/sizes": b"{}", "meta/storage": b"{}", "data/__0.blp": b"x"})
+    (tmp_path / "column/data/x.blp").write_bytes((GOLDEN / "bloscpack/plain-crc32.blp").read_bytes())
+    tree = open_tree(str(tmp_path))
+    told = [summary.path for summary in tree.summaries()]
+    shown = walk(tree)
+    assert told == ["array"]
+    inside = {name: data for name, data in contents(tmp_path).items() if "seed" in name or name.startswith("column")}
+    assert {name: shown.get(name) for name in inside} == inside

@@ -357,6 +357,20 @@ def test_a_file_that_is_passed_through_is_asked_for_once() -> None:
     assert [kind for kind, _ in asked].count("read") == 1
 
 
+def test_directories_in_an_array_are_not_asked_for_documents() -> None:
+    """They are full of chunks, where nothing is sharded; and so is `data` of bcolz's."""
+    document = handmade.zarr_metadata((4, 12), (4, 4), (2, 2))
+    document["codecs"] = document["codecs"][0]["configuration"]["codecs"]
+    column = {"column/meta/sizes": b"{}", "column/meta/storage": b"{}", "column/data/__0.blp": b"chunk"}
+    plain = {"plain/zarr.json": json.dumps(document).encode(), "plain/c/0/1": b"chunk"}
+    fs, tree = _tree({**plain, **column, "s/zarr.json": _array({})["zarr.json"]})
+    for directory, file in (("plain/c/0", b"1"), ("column/data", b"__0.blp")):
+        number = tree.resolve(directory).number
+        fs.pop()
+        assert bytes(tree.read(tree.lookup(number, file).number, 0, 9)) == b"chunk"
+        assert [name for kind, name in fs.pop() if kind == "read"] == [file.decode()]
+
+
 def test_looking_up_what_is_not_there_opens_nothing(tmp_path: Path) -> None:
     fs, tree = _tree(_array({"c/0/0": handmade.zarr_shard(CHUNKS)}))
     with pytest.raises(FileNotFoundError):
