@@ -206,8 +206,8 @@ class Tree:
         return self._listed(path, entry, content.inherited(name))
 
     def _listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
-        mtime = entry.stat.mtime_ns if entry.stat else 0
         if entry.directory or self._is_dataset(path, entry.name, inherited):
+            mtime = entry.stat.mtime_ns if entry.stat and not self.store.remote else 0  # as `directory_mtime` has it
             node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
             return Attributes(node.number, True, 0, mtime)
         node = self._nodes.intern(path, lambda number: File(number, path))
