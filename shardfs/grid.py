@@ -110,25 +110,6 @@ class MortonCode:
         return cells, inside
 
 
-class PlainIds:
-    """Chunks that are named by an id of 64 bits, and so are found. A second coordinate, if there is one, tells two
-    files of the same id apart (`model.Lead`); the id of a listed chunk leads to the first."""
-
-    def __init__(self, rank: int = 1) -> None:
-        self.grid = (1 << 64, 2)[:rank]
-
-    def encode(self, cell: Coords) -> int:
-        return cell[0]
-
-    def encode_many(self, cells: U64) -> U64:
-        return cells[:, 0]
-
-    def decode_many(self, codes: U64) -> tuple[U64, Bool]:
-        cells = np.zeros((len(codes), len(self.grid)), np.uint64)
-        cells[:, 0] = codes
-        return cells, np.ones(len(codes), np.bool_)
-
-
 def decimal(name: bytes, digits: int = 19) -> int | None:
     """The number written as plain decimal digits without leading zeros, else None."""
     if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > digits:

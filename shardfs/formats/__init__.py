@@ -71,6 +71,16 @@ class Format(Protocol):
         """
 
 
+class OfDocuments:
+    """The part of `Format` that is the same for all that are found by documents, and never in a single file."""
+
+    def may_hold(self, name: str) -> bool:
+        return False
+
+    def open_file(self, path: str, blob: Blob) -> None:
+        return None
+
+
 class View(Protocol):
     """The layout face of a format: how it would show datasets of any other."""
 

@@ -22,6 +22,7 @@ from shardfs.codecs import decode
 from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.formats import (
     UNFIT,
+    OfDocuments,
     System,
     integers,
     listed,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardfs.arrays import Multiscale
-    from shardfs.model import U64, Blob, ChunkCheck, ChunkNames, Sizes, Transform
+    from shardfs.model import U64, ChunkCheck, ChunkNames, Sizes, Transform
 
 DOCUMENT = "attributes.json"
 VERSION = "2.0.0"
@@ -89,7 +90,7 @@ SEED_SHARDING = "/sharding/1.0"
 """The end of the transformer's URL, of which there are three spellings."""
 
 
-class N5Format:
+class N5Format(OfDocuments):
     """See `formats.Format` and `formats.View`."""
 
     name = "n5"
@@ -112,12 +113,6 @@ class N5Format:
             "tensorstore, z5py, zarr-python 2",
         ),
     )
-
-    def may_hold(self, name: str) -> bool:
-        return False
-
-    def open_file(self, path: str, blob: Blob) -> None:
-        return None
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)

@@ -14,7 +14,7 @@ import numpy as np
 from shardfs import ome
 from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.errors import UnsupportedError
-from shardfs.formats import System, parse_json, print_json, print_strict
+from shardfs.formats import OfDocuments, System, parse_json, print_json, print_strict
 from shardfs.grid import FlatNames, MappedNames, NestedNames
 from shardfs.model import Collection, Consolidation, Dataset
 from shardfs.transcode import memory_order, transcoder, without_checks
@@ -23,7 +23,7 @@ from shardfs.zarr_values import SHUFFLES, STRING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import Blob, ChunkNames
+    from shardfs.model import ChunkNames
 
 ARRAY, GROUP, ATTRIBUTES, CONSOLIDATED = ".zarray", ".zgroup", ".zattrs", ".zmetadata"
 
@@ -42,19 +42,13 @@ PASSING = frozenset(("bz2", "zlib", "lzma", "lz4"))
 KINDS = "biufc"
 
 
-class Zarr2:
+class Zarr2(OfDocuments):
     """See `formats.Format` and `formats.View`. Of Zarr v2 itself it says only that it is there."""
 
     name = "zarr2"
     systems: Sequence[System] = ()  # the native layout shows none of it otherwise
     documents = (ARRAY, GROUP, ATTRIBUTES)
     systems = ()
-
-    def may_hold(self, name: str) -> bool:
-        return False
-
-    def open_file(self, path: str, blob: Blob) -> None:
-        return None
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         found = {name: raw for name, raw in documents.items() if name in self.documents}

@@ -18,9 +18,20 @@ from shardfs import ome, zarr_values
 from shardfs.arrays import Array, Codec
 from shardfs.checks import Chain
 from shardfs.codecs import can_decode
-from shardfs.formats import UNFIT, System, integer, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.formats import (
+    UNFIT,
+    OfDocuments,
+    System,
+    integer,
+    integers,
+    listed,
+    parse_json,
+    print_json,
+    reason,
+    require_rank,
+)
 from shardfs.grid import FlatNames, NestedNames, ceil_div, cell_of
-from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
+from shardfs.model import ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 from shardfs.shards.unsharded import Unsharded
 
@@ -54,7 +65,7 @@ MAX_EDGES = 1_000_000
 MAX_NESTING = 16
 
 
-class Zarr3:
+class Zarr3(OfDocuments):
     """See `formats.Format`."""
 
     documents = (DOCUMENT,)
@@ -68,12 +79,6 @@ class Zarr3:
             "tensorstore, zarr-python 3, z5py, dask",
         ),
     )
-
-    def may_hold(self, name: str) -> bool:
-        return False
-
-    def open_file(self, path: str, blob: Blob) -> None:
-        return None
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)

@@ -20,9 +20,9 @@ from shardfs import ome, zarr_values
 from shardfs.arrays import Array, Codec
 from shardfs.checks import Chain
 from shardfs.errors import CorruptShardError
-from shardfs.formats import UNFIT, System, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.formats import UNFIT, OfDocuments, System, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import FlatNames, HeadedNames, ceil_div, cell_of
-from shardfs.model import Blob, ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
+from shardfs.model import ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards import MAX_INDEX_BYTES
 from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
 from shardfs.shards.unsharded import Unsharded
@@ -42,7 +42,7 @@ _ITEM = re.compile(r"bool|[<>|]?[biufcV]([0-9]{1,4})")
 """Data types whose name ends with their size in bytes; and `bool`, of one."""
 
 
-class ZarrTransformer:
+class ZarrTransformer(OfDocuments):
     """See `formats.Format`."""
 
     documents = (DOCUMENT,)
@@ -56,12 +56,6 @@ class ZarrTransformer:
             "zarr-python 2.18",
         ),
     )
-
-    def may_hold(self, name: str) -> bool:
-        return False
-
-    def open_file(self, path: str, blob: Blob) -> None:
-        return None
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)

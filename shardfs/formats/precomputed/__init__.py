@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.formats import System, parse_json
+from shardfs.formats import OfDocuments, System, parse_json
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM
 from shardfs.formats.precomputed.view import children_of, laid_out
@@ -19,13 +19,11 @@ from shardfs.model import Dataset
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import Blob
-
 _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
 """How a document begins that is all data and describes no shards; it may be too large to be parsed."""
 
 
-class Precomputed:
+class Precomputed(OfDocuments):
     """See `formats.Format` and `formats.View`."""
 
     name = "precomputed"
@@ -64,12 +62,6 @@ class Precomputed:
             "neuroglancer",
         ),
     )
-
-    def may_hold(self, name: str) -> bool:
-        return False
-
-    def open_file(self, path: str, blob: Blob) -> None:
-        return None
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get("info")
