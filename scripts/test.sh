@@ -9,7 +9,7 @@ set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
 
-debian_packages python3:python3 venv:python3-venv fusermount3:fuse3 rsync:rsync nginx:nginx-light \
+debian_packages python3:python3 venv:python3-venv fusermount3:fuse3 rsync:rsync nginx:nginx-light chromium:chromium \
     getfattr:attr tar:tar find:findutils systemctl:systemd zsh:zsh fish:fish
 need_python
 need_fuse

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +14,10 @@ import numpy as np
 from tests import conftest
 from tests.conftest import client_python, run_client
 from tests.datasets import ROOT
+from tests.mount.processes import end as end
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterable, Sequence
 
     from tests.datasets import Array, Client, Dataset
@@ -56,17 +55,6 @@ def shardfs(*arguments: str | Path, timeout: float = 60) -> subprocess.Completed
     """Run the command line."""
     python = sys.executable
     return conftest._run([python, "-m", "shardfs", *arguments], timeout, cwd=ROOT)
-
-
-def end(process: subprocess.Popen[Any], number: int = signal.SIGTERM) -> None:
-    """End a process that a test started, and its children if it leads a group; wait for it."""
-    with suppress(ProcessLookupError):
-        process.send_signal(number)
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(10)
 
 
 def link_tree(source: Path, target: Path) -> Path:

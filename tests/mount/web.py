@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.mount.programs import end
+from tests.mount.processes import end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,7 @@ http {{
   log_format asked '$request_method $uri $status $http_range';
   access_log {scratch}/access.log asked;
   default_type application/octet-stream;
+  add_header Access-Control-Allow-Origin '*';  # as pages of other hosts want it that show data
   client_body_temp_path {scratch}/body;
   proxy_temp_path {scratch}/proxy;
   fastcgi_temp_path {scratch}/fastcgi;
