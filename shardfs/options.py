@@ -152,7 +152,7 @@ class Setting:
         return "SHARDFS_" + self.name.upper()
 
 
-LAYOUTS = ("native", "zarr2", "zarr3", "n5", "precomputed")
+LAYOUTS = ("native", "zarr2", "zarr3", "n5", "precomputed", "bcolz")
 
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
 STORE, FILES = "Sources behind a network", "Configuration files"

@@ -205,8 +205,9 @@ class Transcoder:
         self._passes = _same_payload(array, shown)
         self._checks = _checks(self._stored)
         self._around = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
-        # At the edge an N5 block may have any shape, and tells it itself.
-        self._cuts = self._stored.clipped != shown.clipped or self._stored.frame == "n5"
+        # At the edge an N5 block may have any shape, and tells it itself; a Blosc chunk may be whole all the same.
+        self._tells = self._stored.clipped and [c.name for c in _inner(self._stored)] == ["blosc"]
+        self._cuts = self._stored.clipped != shown.clipped or self._stored.frame == "n5" or self._tells
         if not self._passes or (self._cuts and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))):
             _require_decodable(array)
             self._shown.require_small()
@@ -248,8 +249,10 @@ class Transcoder:
             return self._n5_unframed(stored)
         if self._stored.frame == "bcolz" and not stored.startswith(BCOLZ_HEADER[:4]):
             raise ValueError(f"no chunk of bcolz: it begins {stored[:4].hex()}")
-        shape = self._shown.clipped_shape(cell) if self._stored.clipped else self._array.chunk
-        return stored[_header_size(self._stored.frame, self._shown.rank) :], shape
+        payload, whole = stored[_header_size(self._stored.frame, self._shown.rank) :], self._array.chunk
+        nbytes = math.prod(whole) * np.dtype(self._stored.data_type).itemsize
+        is_whole = self._tells and int.from_bytes(payload[4:8], "little") == nbytes
+        return payload, self._shown.clipped_shape(cell) if self._stored.clipped and not is_whole else whole
 
     def _n5_unframed(self, stored: bytes) -> tuple[bytes, Coords]:
         """N5 file-system specification: mode, number of axes, size along each, x first; big-endian."""

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError
-from shardfs.formats.bcolz import BCOLZ, parse_yaml
+from shardfs.formats.bcolz import BCOLZ
+from shardfs.formats.bcolz.values import parse_yaml
 from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.inodes import ROOT
 from shardfs.store import FsspecStore

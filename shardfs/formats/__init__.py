@@ -211,18 +211,20 @@ def as_markdown() -> str:
 @cache
 def sources() -> Sequence[Format]:
     """Those, and what the native layout has no need to look for: layouts show it as it is, or describe it."""
+    from shardfs.formats.bcolz import BCOLZ, BCOLZ_SOURCE
     from shardfs.formats.zarr2 import ZARR2
 
-    return (*formats(), ZARR2)
+    return (*(BCOLZ_SOURCE if f is BCOLZ else f for f in formats()), ZARR2)
 
 
 @cache
 def views() -> Mapping[str, View]:
     """All layouts but the native one, by name."""
+    from shardfs.formats.bcolz import BCOLZ
     from shardfs.formats.n5 import N5
     from shardfs.formats.precomputed import PRECOMPUTED
     from shardfs.formats.zarr2 import ZARR2
     from shardfs.formats.zarr3_view import ZARR3_VIEW
 
-    found: Sequence[View] = (ZARR2, ZARR3_VIEW, N5, PRECOMPUTED)
+    found: Sequence[View] = (ZARR2, ZARR3_VIEW, N5, PRECOMPUTED, BCOLZ)
     return {view.name: view for view in found}

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardfs import ome
 from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.codecs import can_store
 from shardfs.errors import UnsupportedError
 from shardfs.formats import OfDocuments, System, parse_json, print_json, print_strict
 from shardfs.grid import FlatNames, MappedNames, NestedNames
@@ -196,8 +197,8 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         return ChunkEncoding(STRING, order, serializer=Codec("vlen-utf8"), codecs=around)
     if dtype.kind not in KINDS:
         raise UnsupportedError(f"data type {dtype.name} has no form in Zarr v2 that its readers share")
-    kept = order is not None and stored.serializer == BYTES
-    if order is not None and kept and (not around or (len(around) == 1 and compressor(around[0]) and not is_cut)):
+    is_known = len(around) == 1 and compressor(around[0]) and (can_store(around) or not is_cut)
+    if order is not None and stored.serializer == BYTES and (not around or is_known):
         return ChunkEncoding(stored.data_type, order, codecs=around)
     return ChunkEncoding(dtype.newbyteorder("<").str, orders[0])
 

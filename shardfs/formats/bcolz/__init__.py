@@ -1,0 +1,97 @@
+"""bcolz: superchunks, and bloscpack files, shown as the directories that bcolz 1.x writes, a file for each chunk; and
+any arrays that it could have written, in the layout `bcolz`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardfs.errors import CorruptShardError
+from shardfs.formats import System
+from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
+from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
+from shardfs.formats.bcolz.values import parsed, problem_of
+from shardfs.formats.bcolz.view import laid_out
+from shardfs.model import Dataset, Problem
+from shardfs.shards.superchunk import Beginning, is_superchunk, read_head
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.model import Blob
+
+
+class Bcolz:
+    """See `formats.Format` and `formats.View`.
+
+    Args:
+        documents: those that it looks at; the native layout needs fewer.
+    """
+
+    name = "bcolz"
+    systems = (
+        System(
+            "bcolz",
+            "bcolz superchunks",
+            "`meta/sizes`, and `meta/storage` with `superchunksize`",
+            "bcolz 1.x: `data/__0.blp`",
+            "python-blosc (chunks)",
+            "bcolz-zipline",
+        ),
+        System(
+            "bloscpack",
+            "bloscpack files",
+            "`*.blp`, `*.bp`, and how the file begins",
+            "a directory of bcolz 1.x",
+            "bloscpack",
+            "bcolz-zipline",
+        ),
+    )
+
+    def __init__(self, *documents: str) -> None:
+        self.documents = documents
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        if SIZES not in documents or STORAGE not in documents:
+            return _open_table(path, documents) if COLUMNS in documents else None
+        try:
+            sizes, storage = parsed(documents, SIZES), parsed(documents, STORAGE)
+            if not isinstance(sizes, dict) or not isinstance(storage, dict):
+                return None
+            if "superchunksize" not in storage:  # bcolz 1.x: a file for each chunk already
+                return open_carray(path, sizes, storage, documents.get(ATTRS))
+            return open_superchunks(path, sizes, storage, documents)
+        except (ValueError, TypeError, KeyError) as e:
+            return Dataset(self.name, problems=(problem_of(path, e),), closed=True)
+
+    def may_hold(self, name: str) -> bool:
+        # Those in a `data` directory of bcolz's are single chunks; there may be very many of them.
+        return name.endswith((".blp", ".bp")) and not re.fullmatch(r"__\d+\.blp", name)
+
+    def open_file(self, path: str, blob: Blob) -> Dataset | None:
+        head = read_head(blob)
+        return open_packed(Beginning(blob, head)) if is_superchunk(head) else None
+
+    def children(self, dataset: Dataset) -> Sequence[str]:
+        return ()
+
+    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+        if dataset is None:
+            return Dataset(self.name)
+        return dataset if dataset.format in (self.name, "bloscpack") else laid_out(dataset)
+
+
+def _open_table(path: str, documents: Mapping[str, bytes]) -> Dataset:
+    """A table of bcolz 1.x, of which each column is an array in a directory of its own."""
+    table = Dataset("bcolz", form=frozenset((ATTRS, COLUMNS)))
+    try:
+        return replace(table, attributes=attributes_of(path, documents.get(ATTRS, b"{}")))
+    except CorruptShardError as e:
+        return replace(table, problems=(Problem(path, f"{ATTRS}: {e.why}"),))
+
+
+BCOLZ = Bcolz(SIZES, STORAGE, ATTRIBUTES)
+BCOLZ_SOURCE = Bcolz(SIZES, STORAGE, ATTRIBUTES, ATTRS, COLUMNS)
+"""It tells other layouts of what bcolz 1.x wrote, too, which the native one shows as it is."""

@@ -1,0 +1,182 @@
+"""Arrays as bcolz 1.x has them: its documents, read and written. Its layout is in its sources only.
+
+https://github.com/Blosc/bcolz, `carray_ext.pyx`, `ctable.py`, `attrs.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardfs import zarr_values
+from shardfs.arrays import Array, ChunkEncoding, Codec
+from shardfs.errors import CorruptShardError
+from shardfs.formats import parse_json
+from shardfs.formats.bcolz.values import integer, integers, numpy_dtype
+from shardfs.grid import NumberedNames, ceil_div
+from shardfs.model import U64, Collection, Coords, Dataset, Facts, Layer, Sizes
+from shardfs.shards import BLOSC_HEADER, blosc_size
+from shardfs.shards.unsharded import Unsharded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal
+
+    import numpy as np
+
+SIZES, STORAGE, ATTRS, COLUMNS = "meta/sizes", "meta/storage", "__attrs__", "__rootdirs__"
+FORM = frozenset(("meta", "data", ATTRS))
+HEAD, TAIL = b"__", b".blp"
+"""Chunks are called __0.blp."""
+
+
+class BlpHeader:
+    """A `model.Transform`: each chunk in a file of its own, behind 16 bytes: magic, version 1, and that it is one."""
+
+    name = "bcolz header"
+    head = b"blpk\x01\0\0\0" + (1).to_bytes(8, "little")
+
+    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
+        return stored + len(self.head)
+
+    def show(self, coords: Coords, stored: bytes) -> bytes:
+        if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
+            raise ValueError(f"a Blosc chunk that says another size than {len(stored)} bytes")
+        return self.head + stored
+
+
+class Compression(NamedTuple):
+    """What bcolz compresses new chunks with. Reading needs none of it."""
+
+    library: str = "blosclz"
+    level: int = 5
+    shuffle: int = 1
+
+
+class Carray(NamedTuple):
+    """An array in chunks along the first axis. Sizes are for people."""
+
+    shape: Coords
+    chunklen: int
+    dtype: np.dtype[Any]
+    cbytes: int
+    compression: Compression
+
+    @property
+    def chunks(self) -> int:
+        return ceil_div(self.shape[0], self.chunklen)
+
+
+def json_line(document: Any) -> bytes:
+    """JSON as bcolz writes it, and only so can read it: ASCII."""
+    return json.dumps(document, ensure_ascii=True).encode("ascii") + b"\n"
+
+
+def carray_documents(array: Carray, attributes: Mapping[str, Any]) -> dict[str, bytes]:
+    """What makes a directory with chunks an array of bcolz 1.x, by path."""
+    nbytes = math.prod(array.shape) * array.dtype.itemsize
+    library, level, shuffle = array.compression
+    storage = {
+        "dtype": _dtype_member(array.dtype),
+        "cparams": {"clevel": level, "shuffle": shuffle, "cname": library, "quantize": 0},
+        "chunklen": array.chunklen,
+        "expectedlen": array.shape[0],
+        "dflt": _zero(array.dtype),
+    }
+    return {
+        SIZES: json_line({"shape": list(array.shape), "nbytes": nbytes, "cbytes": array.cbytes}),
+        STORAGE: json_line(storage),
+        ATTRS: json_line(attributes),
+    }
+
+
+def _dtype_member(dtype: np.dtype[Any]) -> Any:
+    """What numpy makes a dtype of when bcolz hands it over: the list of fields that bcolz itself writes is refused."""
+    if dtype.names is None:
+        return str(dtype) if dtype.subdtype is None else [_dtype_member(dtype.subdtype[0]), list(dtype.shape)]
+    fields = [dtype.fields[name] for name in dtype.names] if dtype.fields else []
+    return {
+        "names": list(dtype.names),
+        "formats": [_dtype_member(field[0]) for field in fields],
+        "offsets": [field[1] for field in fields],
+        "itemsize": dtype.itemsize,
+    }
+
+
+def _zero(dtype: np.dtype[Any]) -> Any:
+    if dtype.fields is not None and dtype.names is not None:
+        return [_zero(dtype.fields[name][0]) for name in dtype.names]
+    return {"b": False, "U": "", "S": "", "f": 0.0}.get(dtype.kind, 0)
+
+
+# ---- what other layouts need to know ----
+
+
+def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mapping[str, Any]) -> Array:
+    """Raise ValueError, with the reason, for what is no array of numbers."""
+    dtype, shape = array.dtype, array.shape
+    if dtype.name not in zarr_values.NUMBERS:
+        raise ValueError(f"data type {dtype!s:.80} is none of numbers")
+    if 0 in shape[1:]:
+        raise ValueError(f"an array of {shape} has rows without elements")
+    library, level, shuffle = array.compression
+    parameters = {"cname": library, "clevel": level, "shuffle": zarr_values.SHUFFLES[shuffle]}
+    encoding = ChunkEncoding(
+        dtype.str,
+        tuple(range(len(shape))),
+        clipped=True,  # or not: the chunk itself tells, and bcolz reads both
+        codecs=(Codec("blosc", {**parameters, "typesize": dtype.itemsize, "blocksize": 0}),),
+        frame=frame,
+    )
+    return Array(
+        shape,
+        (array.chunklen, *shape[1:]),
+        dtype.newbyteorder("=").str,
+        encoding,
+        (0, *[None] * (len(shape) - 1)),
+        attributes=attributes,
+    )
+
+
+def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any], attributes: bytes | None) -> Dataset:
+    """An array of bcolz 1.x, with a file for each chunk already."""
+    found = Dataset("bcolz", closed=True, form=FORM)
+    try:
+        shape = integers(sizes["shape"], "shape", 0)
+        if not shape:
+            raise ValueError("no axes")
+        dtype, told = numpy_dtype(storage["dtype"], "little"), storage.get("cparams")
+        compression = _compression(told if isinstance(told, dict) else {})
+        array = Carray(shape, integer(storage["chunklen"], "chunklen", 1), dtype, 0, compression)
+        described_so = described(array, "bcolz", {} if attributes is None else attributes_of(path, attributes))
+    except (ValueError, TypeError, KeyError, CorruptShardError) as e:
+        return replace(found, indescribable=f"no member {e}" if isinstance(e, KeyError) else str(e))
+    grid = (array.chunks,)
+    names = NumberedNames(array.chunks, HEAD, TAIL)
+    layer = Layer(Unsharded(grid, lambda coords: f"__{coords[0]}.blp", lambda key: _coords_of(names, key)))
+    facts = Facts(shape, described_so.chunk, None, str(dtype), "none")
+    collection = Collection("bcolz", "data", names, (layer,), ("blosc",), facts, array=described_so)
+    return replace(found, unsharded=(collection,))
+
+
+def _coords_of(names: NumberedNames, key: str) -> Coords | None:
+    number = names.parse(0, key.encode(errors="surrogateescape"))
+    return None if number is None else (number,)
+
+
+def _compression(told: Mapping[str, Any]) -> Compression:
+    default = Compression()
+    level, shuffle = told.get("clevel"), told.get("shuffle")
+    return Compression(
+        str(told.get("cname", default.library)),
+        level if isinstance(level, int) and 0 <= level <= 9 else default.level,
+        int(shuffle) if isinstance(shuffle, int) and 0 <= shuffle < len(zarr_values.SHUFFLES) else default.shuffle,
+    )
+
+
+def attributes_of(path: str, raw: bytes) -> Mapping[str, Any]:
+    """Raise CorruptShardError for what is no JSON."""
+    found = parse_json(path, ATTRS, raw)
+    return found if isinstance(found, dict) else {}

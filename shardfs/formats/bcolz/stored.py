@@ -1,0 +1,248 @@
+"""Superchunks and bloscpack files: many chunks in a file.
+
+The layout of superchunks is that of the "RFC for a persistence layer for bcolz" (bcolz, docs/persistence.rst). For
+bloscpack see its README.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardfs.arrays import Codec
+from shardfs.checks import Chain
+from shardfs.codecs import inflate
+from shardfs.errors import CorruptShardError
+from shardfs.formats import parse_json
+from shardfs.formats.bcolz.carrays import (
+    ATTRS,
+    COLUMNS,
+    FORM,
+    HEAD,
+    SIZES,
+    STORAGE,
+    TAIL,
+    BlpHeader,
+    Carray,
+    Compression,
+    carray_documents,
+    described,
+    json_line,
+)
+from shardfs.formats.bcolz.values import MAX_YAML_DEPTH, integer, integers, literal, numpy_dtype, parsed, problem_of
+from shardfs.grid import NumberedNames
+from shardfs.model import Collection, Coords, Dataset, Facts, Layer, Problem
+from shardfs.shards.superchunk import Beginning, Header, Metadata, Pack, Superchunks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ATTRIBUTES = "meta/attributes"
+MAX_COLUMNS = 10_000
+
+LIBRARIES = {"fastlz": "blosclz", "blosclz": "blosclz", "lz4": "lz4", "lz4hc": "lz4hc", "snappy": "snappy",
+             "zlib": "zlib", "zstd": "zstd"}  # fmt: skip
+
+
+def _described(dataset: Dataset, array: Carray | None, attributes: Mapping[str, Any]) -> Dataset:
+    """The dataset with what other layouts need to know of its only array, or the reason why that cannot be told."""
+    (collection,) = dataset.collections
+    try:
+        if array is None:
+            raise ValueError("no array of numpy's, or one whose chunks are no rows of it")
+        known = described(array, "none", attributes)
+    except ValueError as e:
+        return replace(dataset, indescribable=str(e))
+    return replace(dataset, collections=(replace(collection, array=known),), form=FORM)
+
+
+# ---- superchunks ----
+
+
+def open_superchunks(
+    path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any], documents: Mapping[str, bytes]
+) -> Dataset:
+    """An array in superchunks, or a table. Raise ValueError, TypeError or KeyError if it cannot be shown as bcolz's."""
+    shape, chunkshape = integers(sizes["shape"], "shape", 0), integers(storage["chunkshape"], "chunkshape", 1)
+    per_file = integer(storage["superchunksize"], "superchunksize", 1)
+    if storage.get("order", "C") != "C":
+        raise ValueError(f"order {storage['order']!r}: bcolz has arrays in C order only")
+    if not shape or chunkshape[1:] != shape[1:]:
+        raise ValueError(f"chunks of {chunkshape} of an array of {shape}: bcolz cuts along the first axis only")
+    cbytes = sizes.get("cbytes", 0)
+    about = Carray(
+        shape, chunkshape[0], np.dtype("u1"), cbytes if isinstance(cbytes, int) else 0, _compression(storage)
+    )
+    attributes, problems = _attributes(path, documents)
+    dtype, endianness = storage["dtype"], storage.get("endianness", "little")
+    if endianness not in ("little", "big"):
+        raise ValueError(f"endianness should be little or big, not {endianness!r}")
+    if not isinstance(dtype, dict):
+        array = about._replace(dtype=numpy_dtype(dtype, endianness))
+        collection = _collection("bcolz", "data", "data", _layers(array, per_file), array)
+        documents = carray_documents(array, attributes)
+        return _described(Dataset("bcolz", (collection,), documents, problems, closed=True), array, attributes)
+    columns = {name: (where, about._replace(dtype=numpy_dtype(d, endianness))) for name, where, d in _columns(dtype)}
+    return _table(columns, per_file, attributes, problems)
+
+
+def _layers(array: Carray, per_file: int) -> tuple[Layer, ...]:
+    return (Layer(Superchunks(array.chunks, per_file)),)
+
+
+def _collection(format: str, path: str, shards: str, layers: tuple[Layer, ...], array: Carray | None) -> Collection:
+    chunks = layers[0].format.grid
+    shape: Coords = chunks
+    chunk: Coords = (1,)
+    dtype = "bytes"
+    if array is not None:
+        shape, chunk, dtype = array.shape, (array.chunklen, *array.shape[1:]), str(array.dtype)
+    return Collection(
+        format=format,
+        path=path,
+        shards=shards,
+        names=NumberedNames(chunks[0], HEAD, TAIL),
+        layers=layers,
+        codecs=("blosc",),
+        transform=BlpHeader(),
+        check=Chain((Codec("blosc"),)),
+        facts=Facts(shape, chunk, None, dtype, "superchunks"),
+    )
+
+
+def _table(
+    columns: Mapping[str, tuple[str, Carray]], per_file: int, attributes: Any, problems: tuple[Problem, ...]
+) -> Dataset:
+    """A structured type in column-wise order: a directory for each column."""
+    documents = {COLUMNS: json_line({"names": list(columns)}), ATTRS: json_line(attributes)}
+    collections = []
+    for name, (where, array) in columns.items():
+        documents |= {f"{name}/{document}": data for document, data in carray_documents(array, {}).items()}
+        collections.append(_collection("bcolz", f"{name}/data", f"data/{where}", _layers(array, per_file), array))
+    # Who finds these again, in a copy, must not take them for those of superchunks.
+    documents |= {d: documents[f"{name}/{d}"] for name in list(columns)[:1] for d in (SIZES, STORAGE)}
+    return Dataset(
+        "bcolz",
+        tuple(collections),
+        documents,
+        problems,
+        closed=True,
+        hidden=frozenset(("data",)),
+        indescribable="a structured data type",
+    )
+
+
+def _columns(dtype: Mapping[str, Any], below: str = "", depth: int = 0) -> list[tuple[str, str, Any]]:
+    """Name, directory and type of each column; those of a nested type are joined by underscores."""
+    out = []
+    for key, value in dtype.items():
+        where = f"{below}/{key}" if below else str(key)
+        if isinstance(value, dict) and depth < MAX_YAML_DEPTH:
+            out += _columns(value, where, depth + 1)
+        else:
+            out.append((where.replace("/", "_"), where, value))
+    if len(out) > MAX_COLUMNS:
+        raise ValueError(f"more than {MAX_COLUMNS} columns")
+    if not depth:
+        names = [name for name, _, _ in out]
+        for name in names:
+            if not re.fullmatch(r"[^\W\d_]\w*", name) or keyword.iskeyword(name):
+                raise ValueError(f"column {name!r:.80} is no name that bcolz accepts")
+        if len(set(names)) != len(names) or not names:
+            raise ValueError("no columns, or two of the same name")
+    return out
+
+
+def _compression(storage: Mapping[str, Any]) -> Compression:
+    told = storage.get("compression")
+    if not isinstance(told, dict):
+        return Compression()
+    level, filters = told.get("level"), told.get("filters")
+    known = level if isinstance(level, int) and 0 <= level <= 9 else 5
+    shuffle = 0
+    if isinstance(filters, list):
+        shuffle = 1 if "shuffle" in filters else 2 if "bitshuffle" in filters else 0
+    return Compression(LIBRARIES.get(str(told.get("library")), "blosclz"), known, shuffle)
+
+
+def _attributes(path: str, documents: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple[Problem, ...]]:
+    """The values of the attributes, without the types that the RFC has beside each."""
+    if ATTRIBUTES not in documents:
+        return {}, ()
+    try:
+        told = parsed(documents, ATTRIBUTES) or {}
+        if not isinstance(told, dict):
+            raise TypeError(f"should be a mapping, not {type(told).__name__}")
+        plain = {str(name): _plain(value) for name, value in told.items()}
+        json_line(plain)
+        return plain, ()
+    except TypeError as e:
+        return {}, (Problem(path, f"{ATTRIBUTES}: {e}"),)
+    except ValueError as e:
+        return {}, (problem_of(path, e),)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict) and "value" in value and value.keys() <= {"value", "type", "dtype"}:
+        return value["value"]
+    return value
+
+
+# ---- bloscpack files ----
+
+NUMPY_METADATA = ("container", "dtype", "shape", "order")
+
+
+def open_packed(beginning: Beginning) -> Dataset:
+    """A bloscpack file. Raise ValueError, with the reason, if it is damaged."""
+    header, size = beginning.header, beginning.size
+    metadata = _user_metadata(beginning.metadata())
+    if header.chunks > beginning.most():
+        raise ValueError(f"{header.chunks} chunks in {size} bytes")
+    chunks = header.chunks if header.chunks >= 0 else len(beginning.index())
+    layers = (Layer(Pack(chunks, max(chunks, 1))),)
+    array = _packed_array(header, chunks, metadata, size)
+    attributes = {k: v for k, v in metadata.items() if array is None or k not in NUMPY_METADATA}
+    documents = {ATTRS: json_line(attributes)} if array is None else carray_documents(array, attributes)
+    collection = _collection("bloscpack", "data", "", layers, array)
+    return _described(Dataset("bloscpack", (collection,), documents, closed=True), array, attributes)
+
+
+def _user_metadata(section: Metadata | None) -> dict[str, Any]:
+    """What the metadata section says, if it is a JSON object; bloscpack has nothing else."""
+    if section is None or section.magic != b"JSON":
+        return {}
+    data = section.data
+    if section.codec:
+        data = inflate(data, section.size)
+    try:
+        found = parse_json("", "metadata", data)
+    except CorruptShardError as e:
+        raise ValueError(str(e)) from e
+    return found if isinstance(found, dict) else {"metadata": found}
+
+
+def _packed_array(header: Header, chunks: int, metadata: Mapping[str, Any], size: int) -> Carray | None:
+    """The array that a bloscpack file holds; None if it holds none, or one that bcolz would have cut otherwise."""
+    if metadata.get("container") != "numpy" or not {"shape", "dtype"} <= metadata.keys():
+        return None
+    shape, dtype = integers(metadata["shape"], "shape", 0), _packed_dtype(metadata["dtype"])
+    row = math.prod(shape[1:]) * dtype.itemsize
+    if not shape or not row or (len(shape) > 1 and metadata.get("order", "C") != "C"):
+        return None
+    chunk_bytes = header.chunk_size if chunks > 1 else shape[0] * row
+    chunklen, rest = divmod(chunk_bytes, row)
+    array = Carray(shape, chunklen, dtype, size, Compression())
+    return array if not rest and chunklen > 0 and array.chunks == chunks else None
+
+
+def _packed_dtype(text: Any) -> np.dtype[Any]:
+    try:
+        return numpy_dtype(literal(text), "little")
+    except ValueError:
+        return numpy_dtype(text, "little")  # bloscpack before 0.7.2 has no quotes

@@ -1,0 +1,122 @@
+"""Documents of bcolz, in JSON or YAML, and the values in them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardfs.errors import CorruptShardError
+from shardfs.formats import parse_json
+from shardfs.model import Coords, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_YAML_BYTES, MAX_YAML_DEPTH = 256 << 10, 50
+"""Real documents have a few lines; reading YAML takes long."""
+
+MAX_PLAIN = 4096
+"""YAML has numbers in ways that take long to work out."""
+
+MAX_ITEM = 2**31 - 1
+
+
+def parsed(documents: Mapping[str, bytes], name: str) -> Any:
+    """A document in JSON or YAML. Raise ValueError with its name and the reason."""
+    raw = documents[name]
+    if raw.lstrip().startswith(b"{"):
+        try:
+            return parse_json("", name, raw)
+        except CorruptShardError:
+            pass  # YAML has mappings in braces, too
+    try:
+        return parse_yaml(raw)
+    except ValueError as e:
+        raise ValueError(f"{name}: {e}") from e
+
+
+def parse_yaml(raw: bytes) -> Any:
+    """A YAML document of plain values, without aliases. Raise ValueError with the reason."""
+    if len(raw) > MAX_YAML_BYTES:
+        raise ValueError(f"{len(raw)} bytes of YAML; {MAX_YAML_BYTES} is the limit")
+    try:
+        import yaml
+    except ImportError:
+        raise ValueError("is YAML, for which PyYAML must be installed: pip install 'shardfs[bcolz]'") from None
+    try:
+        depth = 0
+        for event in yaml.parse(raw, yaml.SafeLoader):  # one by one, so that it ends before it costs anything
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("has aliases, which no such document needs")
+            if depth > MAX_YAML_DEPTH:
+                raise ValueError("nested too deeply")
+            if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > MAX_PLAIN:
+                raise ValueError(f"a plain value of {len(event.value)} characters; {MAX_PLAIN} is the limit")
+        return yaml.safe_load(raw)
+    except yaml.YAMLError as e:
+        raise ValueError(f"cannot be read: {' '.join(str(e).split())}") from e
+
+
+def integer(value: Any, name: str, least: int) -> int:
+    """Raise ValueError, with the reason, for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError(f"{name} should be an integer of at least {least}, not {value!r:.80}")
+    return value
+
+
+def integers(value: Any, name: str, least: int) -> Coords:
+    """A list, one integer, or what YAML reads a Python tuple as: a text like `(30, 20)`."""
+    if isinstance(value, str) and re.fullmatch(r"\(\s*\d{1,20}\s*(,\s*\d{1,20}\s*)*,?\s*\)", value):
+        value = [int(n) for n in re.findall(r"\d+", value)]
+    if isinstance(value, int):
+        value = [value]
+    if not isinstance(value, list) or len(value) > 32:
+        raise ValueError(f"{name} should be a list of integers, not {value!r:.80}")
+    return tuple(integer(v, name, least) for v in value)
+
+
+def numpy_dtype(told: Any, endianness: str) -> np.dtype[Any]:
+    """A numpy type by name, or by a list of fields. Raise ValueError for what is no type of plain bytes."""
+    if isinstance(told, str) and told.startswith("["):
+        told = literal(told)
+    if isinstance(told, str) and not re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,30}(\[\w{1,10}\])?", told):
+        raise ValueError(f"dtype {told!r:.80} is unknown")
+    try:
+        dtype = np.dtype(_fields(told) if isinstance(told, list) else str(told))
+    except (TypeError, ValueError, SyntaxError, OverflowError) as e:
+        raise ValueError(f"dtype {told!r:.80} is unknown: {e}") from e
+    if dtype.hasobject or not 0 < dtype.itemsize <= MAX_ITEM:
+        raise ValueError(f"dtype {told!r:.80} is no type of plain bytes")
+    explicit = isinstance(told, list) or str(told)[0] in "<>|="
+    return dtype if explicit or endianness == "little" else dtype.newbyteorder(">")
+
+
+def _fields(told: list[Any]) -> list[tuple[Any, ...]]:
+    """Fields as numpy wants them, tuples, where JSON has lists."""
+    out = []
+    for field in told:
+        if not isinstance(field, list | tuple) or not 2 <= len(field) <= 3 or not isinstance(field[0], str):
+            raise ValueError(f"field {field!r:.80} of a dtype")
+        inner = _fields(field[1]) if isinstance(field[1], list) else str(field[1])
+        rest = [tuple(n) if isinstance(n, list) else n for n in field[2:]]
+        out.append((field[0], inner, *rest))
+    return out
+
+
+def literal(text: Any) -> Any:
+    """A Python literal. Raise ValueError, with the reason, for anything else."""
+    if not isinstance(text, str) or len(text) > MAX_YAML_BYTES:
+        raise ValueError(f"{text!r:.80} is no Python literal")
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as e:
+        raise ValueError(f"{text!r:.80} is no Python literal") from e
+
+
+def problem_of(path: str, error: Exception) -> Problem:
+    """Of one that reading a document raised, for people."""
+    return Problem(path, f"no member {error}" if isinstance(error, KeyError) else str(error))
