@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.shards import MAX_BLOSC_CHUNKS
-from shardfs.shards.superchunk import Beginning, Superchunks, is_superchunk, parse_header
+from shardfs.shards.superchunk import Beginning, Pack, Superchunks, is_superchunk, parse_header
 from tests.data_bcolz import SUMS, Superchunk, metadata_section, stored
 from tests.suites.shard_format import Extents, MemoryBlob, Sample, ShardFormatSuite
 
@@ -50,9 +50,10 @@ def _chunks(data: bytes) -> list[bytes | None]:
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> Sample:
-    """Superchunks of any kind of checksum. Without offsets chunks lie side by side, with them anywhere."""
-    per_file, chunks, checksum = draw(st.integers(1, 6)), draw(st.integers(1, 20)), draw(st.integers(0, 8))
+def samples(draw: st.DrawFn, *, packs: bool = False) -> Sample:
+    """Superchunks of any kind of checksum, or packs. Without offsets chunks lie side by side, with them anywhere."""
+    chunks, checksum = draw(st.integers(1, 20)), draw(st.integers(0, 8))
+    per_file = chunks if packs else draw(st.integers(1, 6))
     offsets, room = draw(st.booleans()), draw(st.integers(0, 3))
     shard = draw(st.integers(0, (chunks - 1) // per_file))
     slots = range(draw(st.integers(0, min(per_file, chunks - shard * per_file))))
@@ -65,7 +66,7 @@ def samples(draw: st.DrawFn) -> Sample:
 
     def write(placed: Extents) -> bytes:
         table = [start for _, (start, _) in sorted(placed.items())]
-        head = struct.pack("<4sBBBBiiqq", b"blpk", 2, offsets, checksum, 1, -1, -1, len(table), room)
+        head = struct.pack("<4sBBBBiiqq", b"blpk", 3 if packs else 2, offsets, checksum, 1, -1, -1, len(table), room)
         out = bytearray(head + (struct.pack(f"<{len(table) + room}q", *table, *[-1] * room) if offsets else b""))
         for start, size in placed.values():
             chunk = stored(bytes(size - 16))
@@ -75,9 +76,9 @@ def samples(draw: st.DrawFn) -> Sample:
         return bytes(out)
 
     return Sample(
-        Superchunks(chunks, per_file),
+        Pack(chunks, per_file) if packs else Superchunks(chunks, per_file),
         st.tuples(st.integers(0, chunks - 1)),
-        lambda cell: f"__{cell[0] // per_file + 1}__.bin",
+        lambda cell: "" if packs else f"__{cell[0] // per_file + 1}__.bin",
         write,
         st.just(extents),
     )
@@ -86,6 +87,11 @@ def samples(draw: st.DrawFn) -> Sample:
 class TestSuite(ShardFormatSuite):
     def samples(self) -> st.SearchStrategy[Sample]:
         return samples()
+
+
+class TestPackSuite(ShardFormatSuite):
+    def samples(self) -> st.SearchStrategy[Sample]:
+        return samples(packs=True)
 
 
 # ----------------------------------------------------------------------------------------------- real files
