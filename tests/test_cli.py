@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from shardfs import __version__, cli
 from shardfs.errors import CorruptShardError
+from tests import handmade_ids
 
 if TYPE_CHECKING:
     from shardfs.fuse.server import FuseSettings
@@ -129,6 +130,15 @@ def test_info(source: str) -> None:
     table = invoke("info", source)
     assert "deep/sharded" in table
     assert "74 of 90 (82%)" in table
+
+
+def test_info_of_what_has_ids(tmp_path: Path) -> None:
+    handmade_ids.CASES["meshes_sound"](tmp_path)
+    (told,) = json.loads(invoke("info", "--json", str(tmp_path)))["collections"]
+    assert told["grid_chunks"] is None
+    head, row = invoke("info", str(tmp_path)).splitlines()
+    assert row[: head.index("chunks  shards") + len("chunks")].endswith(f" {told['chunks']}")
+    assert "None" not in row
 
 
 def test_version() -> None:

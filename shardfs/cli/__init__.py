@@ -70,7 +70,7 @@ class _Verbs(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def commands() -> None:
-    """Show sharded n-d datasets (Zarr v3, Neuroglancer precomputed) as one plain file per chunk."""
+    """Show sharded n-d datasets (Zarr, Neuroglancer precomputed, N5, bcolz, Blosc2) as one plain file per chunk."""
 
 
 # ---- errors ----

@@ -221,6 +221,13 @@ def _print_info(collections: list[dict[str, Any]], problems: list[dict[str, Any]
         console.print(Text(f"{p['path'] or '/'}: {shown}: {p['why']}"))
 
 
+def _count(chunks: int, of: int | None) -> str:
+    """How many there are, and of how many there could be: of ids there could be any."""
+    if of is None:
+        return str(chunks)
+    return f"{chunks} of {of} ({chunks / of:.0%})" if of else f"{chunks} of {of}"
+
+
 def _cells(c: Mapping[str, Any]) -> Iterator[str]:
     yield c["path"] or "/"
     for key in ("shape", "chunk_shape", "shard_shape"):
@@ -228,8 +235,7 @@ def _cells(c: Mapping[str, Any]) -> Iterator[str]:
     yield c["data_type"]
     yield ", ".join(c["codecs"])
     yield f"{c['format']}: {c['sharding']}"
-    share = f" ({c['chunks'] / c['grid_chunks']:.0%})" if c["grid_chunks"] else ""
-    yield f"{c['chunks']} of {c['grid_chunks']}{share}"
+    yield _count(c["chunks"], c["grid_chunks"])
     yield str(c["shards"])
     yield human_bytes(c["stored_bytes"])
     yield human_bytes(c["shard_bytes"])

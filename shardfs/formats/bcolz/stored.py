@@ -111,7 +111,7 @@ def _collection(format: str, path: str, shards: str, layers: tuple[Layer, ...], 
         codecs=("blosc",),
         transform=BlpHeader(),
         check=Chain((Codec("blosc"),)),
-        facts=Facts(shape, chunk, None, dtype, "superchunks"),
+        facts=Facts(shape, chunk, None, dtype, "superchunks" if format == "bcolz" else "one file"),
     )
 
 
