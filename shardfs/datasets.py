@@ -290,14 +290,18 @@ class Datasets:
         return stat.mtime_ns if stat else 0
 
     def document_mtime(self, path: str) -> int:
-        """Of a document that is shown otherwise than stored; a layout shows some that are not stored at all."""
-        if self.view is None:
+        """Of a document that is shown otherwise than stored, or that is not stored at all."""
+        if self.view is None and self.store.remote:
             return self.mtime(path)
-        return 0 if self.store.remote else self.mtime(path) or self.mtime(path.rpartition("/")[0])
+        return self.directory_mtime(path)
 
     def directory_mtime(self, path: str) -> int:
-        """Of a directory of the store."""
-        return 0 if self.store.remote else self.mtime(path)  # object stores have no directories to ask for
+        """Of a directory of the store; of one that is shown only, that of what it is shown in."""
+        if self.store.remote:
+            return 0  # object stores have no directories to ask for
+        while not (found := self.mtime(path)) and path:
+            path = path.rpartition("/")[0]
+        return found
 
 
 def _below(path: str, base: str) -> str:

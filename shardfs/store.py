@@ -55,6 +55,10 @@ class Store(Protocol):
     @property
     def blind(self) -> bool: ...
 
+    @property
+    def name(self) -> str:
+        """What the source itself is called, without what is above it. It may be a file, of the key ""."""
+
     def open(self, key: str) -> Blob:
         """Raise FileNotFoundError; a remote object may show that it is missing only when it is read."""
 
@@ -148,12 +152,12 @@ def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> byt
 
 
 class LocalStore:
-    """A directory of this machine. Symbolic links that lead out of it are refused unless `follow_symlinks`."""
+    """A directory or a file of this machine. Symbolic links that lead out are refused unless `follow_symlinks`."""
 
     remote = blind = False
 
     def __init__(self, root: str, waiting: Callable[[], None] = nothing, *, follow_symlinks: bool = False) -> None:
-        self.root = os.path.realpath(root)
+        self.root, self.name = os.path.realpath(root), os.path.basename(os.path.abspath(root))
         self._inside = self.root.rstrip("/") + "/"
         self._follow, self._waiting = follow_symlinks, waiting
         self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
@@ -285,6 +289,7 @@ class FsspecStore:
         self, fs: Any, root: str, waiting: Callable[[], None] = nothing, patience: Patience | None = None
     ) -> None:
         self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
+        self.name = self.root.rsplit("/", 1)[-1]
         self.patience = patience or Patience()
         self.blind = "http" in fs.protocol or "https" in fs.protocol
 
@@ -480,7 +485,7 @@ def open_store(
 ) -> Store:
     """The store behind a path or an fsspec URL (chained ones too). `patience` is for what is not local.
 
-    Raise FileNotFoundError if a local directory does not exist.
+    Raise FileNotFoundError if there is nothing at a local path.
     """
     if "://" not in source and "::" not in source:
         return _open_local(source, waiting, follow_symlinks=follow_symlinks)
@@ -491,7 +496,5 @@ def open_store(
 
 
 def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:
-    if not os.path.isdir(path):
-        os.stat(path)  # says why, if it is not there
-        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", path)
+    os.stat(path)  # says why, if it is not there
     return LocalStore(path, waiting, follow_symlinks=follow_symlinks)

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from shardfs.cache import ByteLRU, nothing
 from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
 from shardfs.datasets import NATIVE, Datasets
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
-from shardfs.formats import MAX_DOCUMENT_BYTES
+from shardfs.formats import MAX_DOCUMENT_BYTES, Format
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
 from shardfs.model import (
     Batch,
@@ -31,6 +30,7 @@ from shardfs.model import (
     ByteRange,
     Consolidation,
     Coords,
+    Dataset,
     Entry,
     Located,
     Problem,
@@ -207,7 +207,8 @@ class Tree:
 
     def _listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
         if entry.directory or self._is_dataset(path, entry.name, inherited):
-            mtime = entry.stat.mtime_ns if entry.stat and not self.store.remote else 0  # as `directory_mtime` has it
+            known = entry.stat is not None and not self.store.remote
+            mtime = entry.stat.mtime_ns if entry.stat and known else self._datasets.directory_mtime(path)
             node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
             return Attributes(node.number, True, 0, mtime)
         node = self._nodes.intern(path, lambda number: File(number, path))
@@ -221,6 +222,12 @@ class Tree:
         known = self._nodes.known(path)
         if known is not None:
             return isinstance(known, Directory)
+        found = self._described_by_itself(path, candidates)
+        if found is not None:
+            self._nodes.intern(path, lambda number: Directory(number, path, inherited, found))
+        return found is not None
+
+    def _described_by_itself(self, path: str, candidates: Sequence[Format]) -> Dataset | None:
         for f in candidates:
             try:
                 found = f.open_file(path, self.store.open(path))
@@ -228,9 +235,8 @@ class Tree:
                 self._datasets.report(Problem(path, str(e)))
                 continue
             if found is not None:
-                self._nodes.intern(path, partial(Directory, path=path, inherited=inherited, file=found))
-                return True
-        return False
+                return found
+        return None
 
     def _document(self, directory: Directory, name: str, data: bytes) -> Attributes:
         path = directory.child_path(name)
@@ -584,7 +590,11 @@ class Tree:
         return [node for node in nodes if isinstance(node, Directory)]
 
     def require_dataset(self) -> None:
-        """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there."""
+        """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there.
+
+        If the source is a file, it must be one that is shown as a directory.
+        """
+        self._open_source_file()
         opened, found = 0, False
         try:
             for directory in self._directories(SEARCH_DIRECTORIES + 1):
@@ -612,6 +622,15 @@ class Tree:
         if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
             self.store.entry("")  # says so if it does not exist
         raise NotADatasetError("no sharded dataset of a kind that shardfs knows found in the source")
+
+    def _open_source_file(self) -> None:
+        """A remote source is asked what it is only if its name may be that of such a file."""
+        candidates = [f for f in self._datasets.formats if f.may_hold(self.store.name)]
+        if (self.store.remote and not candidates) or self.store.entry("").directory:
+            return
+        self._root.file = self._described_by_itself("", candidates)
+        if self._root.file is None and not self._datasets.problems:
+            raise NotADirectoryError(errno.ENOTDIR, "is not a directory, and no dataset by itself", self.store.name)
 
 
 def _batch(entries: Sequence[tuple[str, Attributes]], position: int) -> Batch:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blosc
+import fsspec
 import numpy as np
 import pytest
 
 from shardfs import datasets
-from shardfs.errors import CorruptShardError, UnsupportedError
+from shardfs.errors import CorruptShardError, NotADatasetError, UnsupportedError
 from shardfs.formats import as_markdown, formats
 from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.inodes import ROOT
@@ -189,3 +191,46 @@ def test_nothing_that_lies_in_an_array_is_a_dataset(tmp_path: Path) -> None:
     assert told == ["array"]
     inside = {name: data for name, data in contents(tmp_path).items() if "seed" in name or name.startswith("column")}
     assert {name: shown.get(name) for name in inside} == inside
+
+
+FILES = {"plain-crc32.blp": (GOLDEN / "bloscpack/plain-crc32.blp").read_bytes(),
+         "x.b2nd": data_blosc2.frame([data_blosc2.chunk(bytes([i]) * 16) for i in range(3)], 16)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_the_source_may_be_such_a_file(name: str, scheme: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(FILES[name])
+    wanted = {path.removeprefix(f"{name}/"): data for path, data in walk(open_tree(str(tmp_path))).items()}
+    assert len(wanted) >= 4
+    source = f"{scheme}{tmp_path / name}"
+    if scheme:
+        fsspec.filesystem("memory").pipe_file(str(tmp_path / name), FILES[name])
+    tree = open_tree(source)
+    assert walk(tree) == wanted
+    assert [summary.shards for summary in tree.summaries()] == [1]
+    chunk = next(path for path in wanted if path.endswith(("__1.blp", "01.chunk")))
+    assert tree.chunk_at(*tree.locate(chunk)[2:4]) == chunk
+    if not scheme:
+        assert {e.mtime_ns for e in entries(tree, ROOT)} == {(tmp_path / name).stat().st_mtime_ns}
+    else:
+        fsspec.filesystem("memory").rm(str(tmp_path), recursive=True)
+
+
+def test_a_mount_of_a_file(mounted: Mounted, tmp_path: Path) -> None:
+    (tmp_path / "x.b2nd").write_bytes(FILES["x.b2nd"])
+    with mounted(tmp_path / "x.b2nd") as mount:
+        assert {path.name for path in mount.iterdir()} == {*(f"0000000{i}.chunk" for i in range(3)), "chunks.b2frame"}
+        assert (mount / "00000001.chunk").read_bytes() == data_blosc2.chunk(b"\1" * 16)
+        assert os.getxattr(mount / "00000001.chunk", "user.shardfs.shard") == b""
+
+
+def test_any_other_file_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(FILES["x.b2nd"])
+    (tmp_path / "cut.b2nd").write_bytes(FILES["x.b2nd"][:60])
+    (tmp_path / "empty.blp").write_bytes(b"")
+    for name in ("x.bin", "empty.blp"):
+        with pytest.raises(NotADirectoryError, match="no dataset by itself"):
+            open_tree(str(tmp_path / name))
+    with pytest.raises(NotADatasetError, match="header"):
+        open_tree(str(tmp_path / "cut.b2nd"))

@@ -160,9 +160,23 @@ def test_paths_with_pattern_characters_are_names(tmp_path: Path) -> None:
 def test_the_source_must_exist(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         open_store(str(tmp_path / "missing"))
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(NotADirectoryError):
-        open_store(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "memory://"])
+def test_the_source_may_be_a_file(scheme: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    if scheme == "memory://":
+        fsspec.filesystem("memory").pipe_file(str(path), b"content")
+    store = open_store(f"{scheme}{path}")
+    assert store.name == "file"
+    assert not store.entry("").directory
+    assert store.open("").read([ByteRange(0, 9)]) == [b"content"]
+    assert list(store.scan("")) == []
+    with pytest.raises((FileNotFoundError, NotADirectoryError)):
+        store.entry("below")
+    if scheme == "memory://":
+        fsspec.filesystem("memory").rm_file(str(path))
 
 
 class BrokenClient:
