@@ -20,7 +20,7 @@ from shardfs.inodes import ROOT
 from shardfs.tree import Tree, open_tree
 from tests import data_n5
 from tests.data_n5 import MEMBER, RAW, VARIANTS, Index, Variant, attributes, key, sharding, shards, transformer
-from tests.datasets import ZARR3, ramp
+from tests.datasets import PRECOMPUTED, ZARR3, ramp
 from tests.handmade import write_files, write_json
 from tests.suites.walking import entries, walk
 
@@ -268,6 +268,54 @@ def test_axes_and_the_users_attributes_are_kept(tmp_path: Path) -> None:
     assert document["codecs"] == [{"name": "bytes"}]
     assert all(_parsed(shown, path) == _group() for path in ("", "deep", "deep/er"))
     assert shown["deep/er/README"] == b""
+
+
+# ------------------------------------------------------------------------------------------------------- precomputed
+
+
+@pytest.mark.parametrize("name", sorted(PRECOMPUTED))
+def test_every_form_of_volume_is_read(name: str, tmp_path: Path) -> None:
+    dataset = PRECOMPUTED[name](tmp_path)
+    info = json.loads((dataset.path / "info").read_bytes())
+    for form in (dataset.path, dataset.twin):
+        tree = _zarr3(form, skip=True)
+        assert [p.path for p in tree.problems()] in ([], ["mesh"])
+        shown = walk(tree)
+        assert "info" not in shown
+        write_files(tmp_path / "shown" / form.name, shown)
+        (image,) = _parsed(shown, "")["attributes"]["ome"]["multiscales"]
+        assert [d["path"] for d in image["datasets"]] == [scale["key"] for scale in info["scales"]]
+        for mip, data in dataset.arrays.items():
+            key = info["scales"][int(mip)]["key"]
+            wanted = np.asarray(data.T if data.shape[3] > 1 else data[..., 0].T)
+            assert_equal(read_zarr(tmp_path / "shown" / form.name, key), wanted)
+            assert_equal(read_tensorstore(tmp_path / "shown" / form.name, key), wanted)
+
+
+def test_where_a_volume_begins_is_told_twice(tmp_path: Path) -> None:
+    scale = {
+        "key": "4_4_40",
+        "size": [5, 4, 3],
+        "chunk_sizes": [[4, 4, 4]],
+        "resolution": [4, 4, 40],
+        "encoding": "raw",
+    }
+    document = {
+        "data_type": "uint8",
+        "num_channels": 1,
+        "type": "image",
+        "scales": [{**scale, "voxel_offset": [-3, 0, 7]}],
+    }
+    write_json(tmp_path / "info", document)
+    write_files(tmp_path / "4_4_40", {"-3-1_0-4_7-10": bytes(range(48)), "1-2_0-4_7-10": bytes(range(12))})
+    shown = walk(_zarr3(tmp_path))
+    assert _parsed(shown, "4_4_40")["attributes"] == {"offset": [7, 0, -3]}
+    (image,) = _parsed(shown, "")["attributes"]["ome"]["multiscales"]
+    assert image["datasets"][0]["coordinateTransformations"] == [
+        {"type": "scale", "scale": [40.0, 4.0, 4.0]},
+        {"type": "translation", "translation": [280.0, 0.0, -12.0]},
+    ]
+    assert shown["4_4_40/c/0/0/0"] == bytes(range(48)) + bytes(16)
 
 
 # ------------------------------------------------------------------------------------------- Zarr v3, sharded itself

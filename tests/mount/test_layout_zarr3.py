@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests import data_n5, data_zarr_transformer
+from tests import data_n5, data_zarr_transformer, datasets
 from tests.conftest import client_python, run_client
 from tests.mount.programs import link_tree
 
@@ -84,6 +84,29 @@ def test_client_reads_the_draft(client: str, draft: Farm, mounted: Mounted, tmp_
     wanted = {path: data for path, data in arrays.items() if reads(client, path, data)}
     with mounted(root, "--layout", "zarr3", "-o", "unsupported=skip") as mount:
         assert read_all(client, mount, wanted, tmp_path) == {}
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+    """A directory with all variants of precomputed volumes, sharded and not."""
+    base = tmp_path_factory.mktemp("volumes")
+    arrays = {}
+    for name, write in datasets.PRECOMPUTED.items():
+        dataset = write(base / "written" / name)
+        for form, path in (("sharded", dataset.path), ("plain", dataset.twin)):
+            link_tree(path, base / "farm" / form / name)
+            scales = json.loads((path / "info").read_bytes())["scales"]
+            for mip, data in dataset.arrays.items():
+                wanted = data.T if data.shape[3] > 1 else data[..., 0].T
+                arrays[f"{form}/{name}/{scales[int(mip)]['key']}"] = wanted
+    return base / "farm", arrays
+
+
+@pytest.mark.parametrize("client", ["zarr3", "tensorstore", "z5"])
+def test_client_reads_precomputed(client: str, volumes: Farm, mounted: Mounted, tmp_path: Path) -> None:
+    root, arrays = volumes
+    with mounted(root, "--layout", "zarr3", "-o", "unsupported=skip") as mount:
+        assert read_all(client, mount, arrays, tmp_path) == {}
 
 
 @pytest.mark.parametrize("client", ["zarr2", "zarr3"])
