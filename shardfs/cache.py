@@ -55,6 +55,7 @@ class ByteLRU:
         self._flights: dict[Hashable, _Flight] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
+        self.hits = self.misses = 0  # not exact: threads that count at the same time may lose one
 
     def peek(self, key: Hashable) -> Any:
         """The value if it is there and fresh, else None. Takes no lock: the hot path."""
@@ -65,6 +66,7 @@ class ByteLRU:
             self._entries.move_to_end(key)
         except KeyError:  # evicted meanwhile; the value is good all the same
             pass
+        self.hits += 1
         return entry[0]
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:
@@ -90,6 +92,7 @@ class ByteLRU:
             if flight.error is not None:
                 raise flight.error
             return cast("T", flight.value)
+        self.misses += 1
         try:
             flight.value, nbytes, seconds = load()
             self._put(key, flight, nbytes, seconds)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BOUNDS_S: tuple[float, ...] = tuple(float(4**i) / 1e6 for i in range(14))
 """Of the bins of a histogram, from 1 microsecond to 67 seconds; one more bin is open."""
@@ -41,6 +44,26 @@ class Histogram:
             if left <= 0:
                 return bound
         return float("inf")
+
+
+OPCODES = 256
+"""More kinds of FUSE requests than there are."""
+
+
+class Tally:
+    """What one thread has answered. It alone writes here; others may read at any time.
+
+    `calls` are counted by opcode up to the length of a round, and `rounds` are the full ones.
+    The bytes of files that it has sent are `nbytes` and, of those that it only passes on, what `sent` returns.
+    """
+
+    __slots__ = ("calls", "errors", "nbytes", "rounds", "sent", "times")
+
+    def __init__(self) -> None:
+        self.calls, self.rounds, self.nbytes = [0] * OPCODES, [0] * OPCODES, 0
+        self.sent: Callable[[], int] = int
+        self.errors = Counter[tuple[int, int]]()  # opcode, errno
+        self.times = [Histogram() for _ in range(OPCODES)]
 
 
 class StoreCounters:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import faulthandler
 import fcntl
 import gc
 import json
 import logging
-import logging.handlers
 import os
 import resource
 import select
@@ -20,20 +20,25 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs import notify
+from shardfs import logs, notify
 from shardfs.cache import nothing
 from shardfs.errors import MountError, exit_code, is_expected, message
-from shardfs.masking import public_name, scrubbed
+from shardfs.logs import Logs
+from shardfs.masking import public_name
+from shardfs.mounts import FS_TYPE, mount_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.fuse.server import FuseSettings
+    from shardfs.fuse.server import FuseSettings, Server
+    from shardfs.scraping import Scraping
+    from shardfs.status import Status
     from shardfs.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -41,11 +46,12 @@ log = logging.getLogger(__name__)
 NOT_READY = 6
 """Exit code: the mount did not answer in time."""
 
-FS_TYPE = "fuse.shardfs"
 DETACH = 2  # umount2(2): MNT_DETACH
 
 DESCRIPTORS = 2048
 """Room in the table of descriptors: for 1,024 shards, and what else there is."""
+
+DEFAULT_LOGS = Logs()
 
 UNMOUNTED = b"\0"
 """What the server says through the pipe in which signals have their numbers."""
@@ -78,8 +84,10 @@ def mount(
     open_tree: Callable[[Callable[[], None]], Tree],
     fuse: FuseSettings,
     fsname: str | None = None,
-    log_file: str | None = None,
-    log_level: str = "warning",
+    layout: str = "native",
+    told: Logs = DEFAULT_LOGS,
+    access_log: str | None = None,
+    metrics_addr: str | None = None,
 ) -> int:
     """Mount a source; the exit code. In the foreground, returns when it is unmounted, else when the mount answers.
 
@@ -87,6 +95,8 @@ def mount(
         open_tree: opens the source, given the hook to call before waiting. Called in the daemon.
         ready_timeout: seconds until a daemon that does not answer is ended.
         fsname: what findmnt shows as the source.
+        access_log: a file to which each request is added, as a line of JSON.
+        metrics_addr: HOST:PORT at which Prometheus may ask.
     """
     # Without links: libfuse takes /dev/fd/N for a device that was opened before.
     mountpoint = os.path.realpath(mountpoint)
@@ -94,19 +104,17 @@ def mount(
 
     shown = fsname or public_name(source)
 
-    def serve(ready: Callable[[], None], stopping: Callable[[], None] = nothing) -> None:
-        _serve(mountpoint, open_tree, fuse, shown, ready, stopping)
-
+    what = _Mount(mountpoint, open_tree, fuse, shown, layout, access_log, metrics_addr)
     if foreground:
-        _log_to(None if log_file is None else _file_handler(log_file), log_level)
+        tail = logs.set_up(told, daemon=False)
         manager = notify.from_environment(os.environ)
 
-        def ready() -> None:
+        def ready(status: Status) -> None:
             log.info("%s is mounted on %s", shown, mountpoint)
             if manager is not None:
-                manager.watch(mountpoint, lambda: f"serving {shown} on {mountpoint}")
+                manager.watch(mountpoint, lambda: f"serving {shown} on {mountpoint}: {status.line()}")
 
-        serve(ready, manager.stopping if manager is not None else nothing)
+        _serve(what, tail, ready, manager.stopping if manager is not None else nothing)
         _end_soon()
         return 0
     sys.stdout.flush()
@@ -115,29 +123,12 @@ def mount(
     pid = os.fork()
     if pid == 0:
         os.close(receive)
-        _daemon(serve, send, log_file, log_level)
+        _daemon(what, send, told)
     os.close(send)
     return _await_daemon(pid, receive, ready_timeout, mountpoint)
 
 
 # ---- the mountpoint ----
-
-
-def mount_type(mountpoint: str) -> str | None:
-    """The type of the topmost file system mounted exactly there; None if there is none. Does not touch the path."""
-    found = None
-    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape") as lines:
-        for line in lines:
-            words = line.split()
-            if _unescaped(words[4]) == mountpoint:
-                found = words[words.index("-") + 1]
-    return found
-
-
-def _unescaped(path: str) -> str:
-    for code in ("040", "011", "012", "134"):
-        path = path.replace("\\" + code, chr(int(code, 8)))
-    return path
 
 
 def _check_mountpoint(mountpoint: str) -> None:
@@ -163,44 +154,94 @@ def _check_mountpoint(mountpoint: str) -> None:
 # ---- serving ----
 
 
-def _serve(
-    mountpoint: str,
-    open_tree: Callable[[Callable[[], None]], Tree],
-    fuse: FuseSettings,
-    fsname: str,
-    ready: Callable[[], None],
-    stopping: Callable[[], None],
-) -> None:
+class _Mount(NamedTuple):
+    """What is to be served, and how."""
+
+    mountpoint: str
+    open_tree: Callable[[Callable[[], None]], Tree]
+    fuse: FuseSettings
+    shown: str
+    layout: str
+    access_log: str | None
+    metrics_addr: str | None
+
+
+def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], stopping: Callable[[], None]) -> None:
     """Open, mount, answer requests until unmounted."""
+    from shardfs.fuse.access import AccessLog
     from shardfs.fuse.lowlevel import Session
     from shardfs.fuse.server import Server
 
     _prepare_process()
-    server = Server(fuse)
-    tree = open_tree(server.waiting)
-    session = Session([*fuse.options(), f"fsname={fsname}", "subtype=shardfs"], fuse.limits())
-    session.mount(mountpoint)
+    server = Server(what.fuse, AccessLog.open(what.access_log) if what.access_log else None)
+    scraping = _listening(what.metrics_addr)
+    tree = what.open_tree(server.waiting)
+    session = Session([*what.fuse.options(), f"fsname={what.shown}", "subtype=shardfs"], what.fuse.limits())
+    session.mount(what.mountpoint)
 
     receive, send = os.pipe()
     os.set_blocking(send, False)
     # Signals arrive through the pipe as well. Python runs their handlers in the main thread alone, while the kernel
     # may interrupt any other thread, and a main thread that served would not notice before the next request.
     signal.set_wakeup_fd(send)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (*_ENDING, *_TELLING):
         signal.signal(number, lambda _number, _frame: None)
     try:
         session.negotiate()
+        status = _observed(what, server, tree, tail, scraping)
         server.start(tree, session, lambda: os.write(send, UNMOUNTED))
-        ready()
-        told = os.read(receive, 1)
+        ready(status)
+        while (told := os.read(receive, 1)) != UNMOUNTED and told[0] in _TELLING:
+            _TELLING[told[0]]()
         stopping()
         if told != UNMOUNTED:
-            log.info("%s: unmounting %s", signal.Signals(told[0]).name, mountpoint)
+            log.info("%s: unmounting %s", signal.Signals(told[0]).name, what.mountpoint)
             session.unmount()
             select.select([receive], [], [], LAST_ANSWERS_S)
     finally:
         # Threads may still wait for the store, so what they use is left for the end of the process to free.
         session.unmount()
+
+
+def _listening(address: str | None) -> Scraping | None:
+    if address is None:
+        return None
+    from shardfs.scraping import Scraping
+
+    return Scraping(address)
+
+
+def _observed(what: _Mount, server: Server, tree: Tree, tail: logs.Tail, scraping: Scraping | None) -> Status:
+    """What can be told of the mount, and told at the places where it is asked for."""
+    from shardfs.fuse.control import Control
+    from shardfs.status import Status
+
+    facts = {"source": what.shown, "mountpoint": what.mountpoint, "layout": what.layout}
+    if scraping is not None:
+        facts["metrics_addr"] = scraping.address
+    status = Status(server, tree, facts)
+    server.control = Control({b"status.json": status.as_json, b"metrics": status.as_prometheus, b"log": tail.text})
+    if scraping is not None:
+        scraping.start(status.as_prometheus)
+    return status
+
+
+def _dump_stacks() -> None:
+    """What every thread does right now, into the log."""
+    names = "; ".join(f"{t.ident:#018x} is {t.name}" for t in threading.enumerate() if t.ident)
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        log.warning("SIGUSR1: stacks of all threads (%s)\n%s", names, file.read().rstrip())
+
+
+def _change_verbosity() -> None:
+    log.warning("SIGUSR2: the log level is %s now", logs.cycle())
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TELLING = {int(signal.SIGUSR1): _dump_stacks, int(signal.SIGUSR2): _change_verbosity}
+"""Signals, and what they do."""
 
 
 def _prepare_process() -> None:
@@ -218,20 +259,20 @@ def _prepare_process() -> None:
     gc.freeze()
 
 
-def _daemon(serve: Callable[[Callable[[], None]], None], send: int, log_file: str | None, log_level: str) -> None:
+def _daemon(what: _Mount, send: int, told: Logs) -> None:
     """The child's life; does not return."""
     code = 0
     try:
-        _log_to(_daemon_handler(log_file), log_level)
+        tail = logs.set_up(told, daemon=True)
 
-        def ready() -> None:
+        def ready(_status: Status) -> None:
             # Not before: while an automount is under way, autofs lets only the process group
             # of the automounter look at the mountpoint, and the helper of mount(8) belongs to it.
             os.setsid()
             _report(send, 0, "")
             _detach()
 
-        serve(ready)
+        _serve(what, tail, ready, nothing)
     except BaseException as e:
         code = exit_code(e)
         if not is_expected(e):
@@ -283,37 +324,6 @@ def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str) -> in
     if text:
         sys.stderr.write(f"shardfs: {text}\n")
     return int(code)
-
-
-# ---- log ----
-
-
-def _file_handler(path: str) -> logging.Handler:
-    return logging.FileHandler(path, encoding="utf8", errors="backslashreplace")
-
-
-def _daemon_handler(log_file: str | None) -> logging.Handler:
-    if log_file is not None:
-        return _file_handler(log_file)
-    if os.path.exists("/dev/log"):
-        return logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
-    return logging.NullHandler()
-
-
-def _log_to(handler: logging.Handler | None, level: str) -> None:
-    handler = handler or logging.StreamHandler()
-    form = "shardfs[%(process)d]: %(message)s"
-    if isinstance(handler, logging.FileHandler):
-        form = "%(asctime)s %(levelname)s %(message)s"
-    handler.setFormatter(_Formatter(form))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-class _Formatter(logging.Formatter):
-    """Takes secrets out, of tracebacks as well."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return scrubbed(super().format(record))
 
 
 # ---- unmounting ----

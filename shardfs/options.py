@@ -117,6 +117,14 @@ def file_path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
+def address(text: str) -> str:
+    """HOST:PORT, with an IPv6 address in brackets."""
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 65536) or (":" in host and host[0] != "["):
+        raise OptionError(f"{text!r} is not of the form HOST:PORT, such as localhost:9100 or [::1]:9100")
+    return text
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: the nearest one that is known, if one is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -273,6 +281,20 @@ class Options:
         "LEVEL",
         DAEMON,
         "The least grave thing to log.",
+    )
+    log_format: str = _option(
+        "text", one_of("text", "json"), "text|json", DAEMON, "Lines of the log as text, or each a JSON object."
+    )
+    access_log: str | None = _option(
+        "", file_path, "PATH", DAEMON, "Append a line of JSON for each request to this file.", unset="none"
+    )
+    metrics_addr: str | None = _option(
+        "",
+        address,
+        "HOST:PORT",
+        DAEMON,
+        "Answer Prometheus at http://HOST:PORT/metrics, to everybody who can reach it.",
+        unset="nowhere",
     )
     profile: str | None = _option(
         "", str, "NAME", FILES, "Take the options of this profile; those given otherwise win.", unset="none"

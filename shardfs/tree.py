@@ -488,6 +488,33 @@ class Tree:
             number = chunks.number(None, os.fsencode(name)) if chunks is not None and at_top else None
         return self.resolve(path).number if number is None else number
 
+    def shown_path(self, number: int) -> str:
+        """The path of a number that is known; empty for others."""
+        try:
+            if number < TABLE_END:
+                return self._nodes.get(number).path
+            chunks = self._chunks_of(number)
+            place = chunks.place(number)
+            return (
+                chunks.directory_path(place) if place.level < chunks.depth else chunks.chunk_path(chunks.coords(number))
+            )
+        except FileNotFoundError:
+            return ""
+
+    # ---- how it fares ----
+
+    def caches(self) -> dict[str, dict[str, int]]:
+        """Of each cache, what was found in it, what was not, and its bytes."""
+        return {
+            name: {"hits": cache.hits, "misses": cache.misses, "bytes": cache.nbytes, "limit": cache.limit}
+            for name, cache in (("index", self._index_cache), ("chunk", self._chunk_cache))
+        }
+
+    @property
+    def patience(self) -> patience.Patience | None:
+        """What makes the calls of the store, if that lies behind a network."""
+        return getattr(self.store, "patience", None)
+
     # ---- looking into it ----
 
     def _located(self, number: int) -> Located | None:

@@ -38,7 +38,21 @@ def test_a_switch_can_be_taken_back_by_a_stronger_layer() -> None:
 
 
 def test_every_option_can_be_given_in_all_three_ways() -> None:
-    samples = {"0", "1", "022", "64K", "5", "native", "fail", "inside", "debug", "true", "/var/log/x"}
+    samples = {
+        "0",
+        "1",
+        "022",
+        "64K",
+        "5",
+        "native",
+        "fail",
+        "inside",
+        "debug",
+        "true",
+        "/var/log/x",
+        "json",
+        "host:80",
+    }
     for s in options.settings():
         text = next(t for t in sorted(samples) if _parses(s, t))
         wanted = {s.name: s.parse(text)}
@@ -183,3 +197,15 @@ def test_the_limits_in_the_documents_are_those_of_the_code() -> None:
         f"scales of a volume | {parts.MAX_PARTS} ",
     ):
         assert told in text
+
+
+@pytest.mark.parametrize("text", ["9100", ":9100", "host", "host:", "host:x", "host:70000", "::1:80", "host:-1"])
+def test_addresses_have_a_host_and_a_port(text: str) -> None:
+    with pytest.raises(OptionError, match="HOST:PORT"):
+        options.address(text)
+
+
+def test_no_time_at_all_is_no_time_out() -> None:
+    assert options.address("[::1]:80") == "[::1]:80"
+    with pytest.raises(OptionError, match="more than 0"):
+        options.positive_seconds("0")

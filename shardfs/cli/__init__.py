@@ -27,6 +27,7 @@ OK, USAGE, INTERRUPTED = 0, 2, 128 + signal.SIGINT
 VERBS = {
     "mount": "mounting",
     "umount": "mounting",
+    "status": "observing",
     "ls": "looking",
     "cat": "looking",
     "info": "looking",

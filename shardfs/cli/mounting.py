@@ -87,6 +87,7 @@ def mount(
 
 def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> int:
     """Mount it; the exit code."""
+    from shardfs.logs import Logs
     from shardfs.mount import mount as mount_tree
 
     return mount_tree(
@@ -97,8 +98,10 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
         open_tree=lambda waiting: opened(source, found, waiting=waiting),
         fuse=_fuse_settings(found),
         fsname=found.fsname,
-        log_file=found.log_file,
-        log_level=found.log_level,
+        layout=found.layout,
+        told=Logs(found.log_file, found.log_level, found.log_format),
+        access_log=found.access_log,
+        metrics_addr=found.metrics_addr,
     )
 
 

@@ -56,7 +56,7 @@ class Control:
         return Attributes(number, False, len(data), now)
 
     def attributes(self, number: int) -> Attributes:
-        """Raise FileNotFoundError for a file that is not kept any more."""
+        """Raise OSError (ESTALE) for a file that is not kept any more."""
         if number == DIRECTORY:
             return Attributes(DIRECTORY, True, 0, self._began_ns)
         data, mtime_ns = self._file(number)
@@ -69,7 +69,7 @@ class Control:
     def _file(self, number: int) -> tuple[bytes, int]:
         found = self._files.get(number)
         if found is None:
-            raise FileNotFoundError(errno.ESTALE, "an old state of the mount", str(number))
+            raise OSError(errno.ESTALE, "an old state of the mount", str(number))
         return found
 
     def forget(self, number: int) -> None:

@@ -41,6 +41,19 @@ SETXATTR, REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE = 21
 MODIFYING = (SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR, CREATE,
              FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE)  # fmt: skip
 
+NAMES = {
+    LOOKUP: "lookup", FORGET: "forget", GETATTR: "getattr", OPEN: "open", READ: "read", STATFS: "statfs",
+    RELEASE: "release", GETXATTR: "getxattr", LISTXATTR: "listxattr", INIT: "init", OPENDIR: "opendir",
+    READDIR: "readdir", RELEASEDIR: "releasedir", INTERRUPT: "interrupt", IOCTL: "ioctl",
+    BATCH_FORGET: "batch_forget", READDIRPLUS: "readdirplus", SETATTR: "setattr", SYMLINK: "symlink", MKNOD: "mknod",
+    MKDIR: "mkdir", UNLINK: "unlink", RMDIR: "rmdir", RENAME: "rename", LINK: "link", WRITE: "write",
+    SETXATTR: "setxattr", REMOVEXATTR: "removexattr", CREATE: "create", FALLOCATE: "fallocate", RENAME2: "rename2",
+    COPY_FILE_RANGE: "copy_file_range", TMPFILE: "tmpfile", 5: "readlink", 20: "fsync", 25: "flush", 30: "fsyncdir",
+    31: "getlk", 32: "setlk", 33: "setlkw", 34: "access", 37: "bmap", 38: "destroy", 40: "poll", 46: "lseek",
+    52: "statx",
+}  # fmt: skip
+"""What opcodes are called; others have their number."""
+
 OPEN_DIRECT_IO, OPEN_KEEP_CACHE = 1, 2  # of fuse_open_out
 
 MAX_TRANSFER = 1 << 20
@@ -52,6 +65,7 @@ REQUEST_BUFFER = MAX_TRANSFER + 4096
 # Requests. Offsets count from the start of the request, whose header has 40 bytes.
 BODY = 40
 HEADER_IN = Struct("=IIQQ")  # length, opcode, unique, node
+CALLER, CALLER_IN = 24, Struct("=III")  # in the header: user, group, process
 FORGET_IN = Struct("=Q")  # how often
 BATCH_FORGET_IN = Struct("=I4x")  # count; then pairs of node, how often
 READ_IN = Struct("=8xQI")  # offset, size (of READ, READDIR, READDIRPLUS)
@@ -254,6 +268,11 @@ def filesystem(unique: int, s: os.statvfs_result) -> bytes:
         _STATFS_OUT.size, 0, unique, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_bsize, s.f_namemax,
         s.f_frsize,
     )  # fmt: skip
+
+
+def tells_absence(reply: memoryview | bytes | bytearray) -> bool:
+    """Whether this is what `Encoder.absent` makes for a kernel that remembers."""
+    return len(reply) == _ENTRY_OUT.size and not any(reply[HEADER_SIZE : HEADER_SIZE + 8])
 
 
 def _timeout(seconds: float) -> tuple[int, int]:

@@ -16,24 +16,27 @@ import os
 import select
 import stat
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from math import inf
 from threading import get_ident
 from time import monotonic as clock
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from shardfs import __version__
+from shardfs.counting import OPCODES, Histogram, Tally
 from shardfs.errors import ShardfsError, errno_of
-from shardfs.fuse import lowlevel
+from shardfs.fuse import control, lowlevel
+from shardfs.fuse.access import Noting
 from shardfs.inodes import ROOT, TABLE_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.chunk_tree import Attributes, Extent
+    from shardfs.fuse.access import AccessLog
     from shardfs.tree import Tree
 
     Handler: TypeAlias = Callable[[int, int, int], None]
@@ -51,6 +54,9 @@ is short of memory; behind that many only names are sent, and a `stat` of one co
 
 DOTS = 2
 """Positions in a directory are cookies of the tree plus this: before its entries come `.` and `..`."""
+
+TIMED = 64
+"""One in so many requests of a kind is timed, if it does not wait."""
 
 _PAGE = 4096
 
@@ -93,16 +99,16 @@ class FuseSettings:
         flags = ("allow_other", "allow_root", "default_permissions")
         return ["ro", *(name for name in flags if getattr(self, name)), *self.kernel]
 
-    def encoder(self) -> lowlevel.Encoder:
-        """The encoder of replies that shows files as these settings want them."""
+    def encoder(self, *, remembered: bool = True) -> lowlevel.Encoder:
+        """The encoder of replies that shows files as these settings want them; the kernel may not remember some."""
         return lowlevel.Encoder(
             file_mode=stat.S_IFREG | self.file_mode & ~self.umask,
             dir_mode=stat.S_IFDIR | self.dir_mode & ~self.umask,
             uid=os.getuid() if self.uid is None else self.uid,
             gid=os.getgid() if self.gid is None else self.gid,
-            attr_timeout=self.attr_timeout,
-            entry_timeout=self.entry_timeout,
-            negative_timeout=self.negative_timeout,
+            attr_timeout=self.attr_timeout if remembered else 0,
+            entry_timeout=self.entry_timeout if remembered else 0,
+            negative_timeout=self.negative_timeout if remembered else 0,
         )
 
     def limits(self) -> lowlevel.Limits:
@@ -114,18 +120,33 @@ class _Postponed(BaseException):
     """The request was put aside as a whole, since all threads wait. No handler of errors is meant to catch it."""
 
 
+class Counts(NamedTuple):
+    """What was answered: requests by opcode, failures by opcode and errno, durations by opcode, bytes of files.
+
+    Of requests that were answered from memory one in 64 is timed, and counts 64 times in the durations; of those that
+    had to wait each one is.
+    """
+
+    calls: dict[int, int]
+    errors: Counter[tuple[int, int]]
+    times: dict[int, Histogram]
+    nbytes: int
+
+
 class Server:
     """Serves one tree on one session."""
 
-    def __init__(self, settings: FuseSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: FuseSettings, access: AccessLog | None = None) -> None:
+        self.settings, self.access = settings, access
         self.recent: dict[int, Attributes] = {}
         self.listings = _Listings(settings.encoder())
         self.complaints = _Complaints()
+        self.control = control.Control({})
+        self._tallies: list[Tally] = []
         self._leader: _Worker | None = None
         self._over = False
         self._workers = self._idle = 0
-        self._postponed: deque[bytes] = deque()
+        self._postponed: deque[tuple[bytes, float]] = deque()
         self._mutex = threading.Lock()  # guards the two counts, and what is postponed
         self._leadership = threading.Semaphore(0)
 
@@ -140,7 +161,7 @@ class Server:
             return
         if not self._find_follower(leader.request):
             raise _Postponed
-        leader.leading = False
+        leader.leading, leader.since = False, clock()
         self._leader = None
         self._leadership.release()
 
@@ -158,7 +179,7 @@ class Server:
             if self._idle:
                 return True
             if self._workers == self.settings.threads:
-                self._postponed.append(request())
+                self._postponed.append((request(), clock()))
                 return False
             self._workers += 1
             self._idle += 1
@@ -166,12 +187,14 @@ class Server:
         return True
 
     def _work(self) -> None:
-        worker = _Worker(self)
+        tally = Tally()
+        self._tallies.append(tally)
+        worker = _Worker(self, tally)
         while self._take_the_lead(worker):
             while (request := self._next_postponed()) is not None:
-                worker.answer(request)
+                worker.answer(*request)
 
-    def _next_postponed(self) -> bytes | None:
+    def _next_postponed(self) -> tuple[bytes, float] | None:
         """A request for a thread that has none; without one it is idle from now on."""
         with self._mutex:
             if self._postponed:
@@ -182,7 +205,25 @@ class Server:
     def postpone(self, request: bytes) -> None:
         """Put a request behind those that wait for a thread."""
         with self._mutex:
-            self._postponed.append(request)
+            self._postponed.append((request, clock()))
+
+    def load(self) -> dict[str, int]:
+        """How many threads there are, how many of them wait for the source, and how many requests for a thread."""
+        with self._mutex:
+            busy = max(self._workers - self._idle - 1, 0)
+            return {"threads": self._workers, "waiting": busy, "postponed": len(self._postponed)}
+
+    def counts(self) -> Counts:
+        """What was answered so far, by all threads."""
+        errors, times, tallies = Counter[tuple[int, int]](), dict[int, Histogram](), list(self._tallies)
+        for tally in tallies:
+            errors += Counter(dict(tally.errors.copy()))
+        calls = {op: n for op in range(OPCODES) if (n := sum(t.calls[op] + TIMED * t.rounds[op] for t in tallies))}
+        for op in calls:
+            times[op] = Histogram()
+            for tally in tallies:
+                times[op].merge(tally.times[op])
+        return Counts(calls, errors, times, sum(tally.nbytes + tally.sent() for tally in tallies))
 
     def _take_the_lead(self, worker: _Worker) -> bool:
         """Wait for leadership, and lead until it was passed on; False if there is nothing to lead any more."""
@@ -202,11 +243,12 @@ class Server:
 class _Worker:
     """One thread's buffers, and the requests it knows to answer."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, tally: Tally) -> None:
         self.ident = get_ident()
-        self.leading = False
-        self._server, self._tree = server, server.tree
+        self.leading, self.since = False, 0.0
+        self._server, self._tree, self._control, self._tally = server, server.tree, server.control, tally
         self._encoder, self._recent = server.settings.encoder(), server.recent
+        self._control_encoder = server.settings.encoder(remembered=False)
         self._fd = server.session.fd
         # Unlike `os.read`, a FileIO says that nothing is there without raising: half a microsecond when polling.
         self._device = io.FileIO(self._fd, "r+", closefd=False)
@@ -217,11 +259,31 @@ class _Worker:
         self._poller = select.poll()
         self._poller.register(self._fd, select.POLLIN)
         self._dense = False
+        if server.access is not None:
+            self._noting = Noting(server.access, self._request, self._path_of)
+            self._note_replies()
         self._handlers = self._table()
 
-    def _table(self) -> dict[int, Handler]:
-        nosys = self._refusal(errno.ENOSYS)
-        return {
+    def _note_replies(self) -> None:
+        send, send_data, noting = self._send, self._send_data, self._noting
+
+        def noted(reply: memoryview | bytes | bytearray) -> bool:
+            noting.reply(reply)
+            return send(reply)
+
+        def noted_data(unique: int, body: memoryview | bytes) -> bool:
+            noting.body(len(body))
+            return send_data(unique, body)
+
+        self.__dict__.update(_send=noted, _send_data=noted_data)
+
+    def _path_of(self, number: int) -> str:
+        return self._tree.shown_path(number) if number < control.DIRECTORY else os.fsdecode(control.NAME)
+
+    def _table(self) -> list[Handler]:
+        """By opcode."""
+        nosys = self._refusal(errno.ENOSYS)  # the kernel mostly does not ask again
+        known = {
             lowlevel.LOOKUP: self._lookup_handler(),
             lowlevel.FORGET: self._forget,
             lowlevel.BATCH_FORGET: self._batch_forget,
@@ -241,13 +303,17 @@ class _Worker:
             lowlevel.IOCTL: self._refusal(errno.ENOTTY),  # Python asks every file whether it is a terminal
             **dict.fromkeys(lowlevel.MODIFYING, self._refusal(errno.EROFS)),
         }
+        table = [known.get(opcode, nosys) for opcode in range(OPCODES)]
+        if self._server.access is None:
+            return table
+        return [self._noting.around(opcode, handler) for opcode, handler in enumerate(table)]
 
     # ---- the loop
 
     def lead(self) -> bool:
         """Serve until leadership was passed on (then True) or the mount is gone (then False)."""
         receive, request, header = self._device.readinto, self._request, lowlevel.HEADER_IN.unpack_from
-        handlers, unknown = self._handlers, self._refusal(errno.ENOSYS)  # the kernel mostly does not ask again
+        handlers, calls, timed, opcode = self._handlers, self._tally.calls, TIMED, 0
         while self.leading:
             try:
                 size = receive(request)
@@ -264,19 +330,37 @@ class _Worker:
                     continue
                 return False
             _, opcode, unique, node = header(request)
+            nth = calls[opcode] + 1  # up to 256 Python has the numbers ready, which makes this four times as fast
+            if nth == timed:
+                self._timed(opcode, unique, node, size)
+                continue
+            calls[opcode] = nth
             try:
-                handlers.get(opcode, unknown)(unique, node, size)
+                handlers[opcode](unique, node, size)
             except BaseException as failure:  # noqa: BLE001 - told to who asked, and logged
                 self._fail(opcode, unique, node, failure)
+        self._tally.times[opcode].add(clock() - self.since)
         return True
 
-    def answer(self, request: bytes) -> None:
+    def _timed(self, opcode: int, unique: int, node: int, size: int) -> None:
+        began = clock()
+        self._tally.calls[opcode] = 0
+        self._tally.rounds[opcode] += 1
+        self._answer(opcode, unique, node, size)
+        if self.leading:
+            self._tally.times[opcode].add(clock() - began, TIMED)
+
+    def answer(self, request: bytes, since: float) -> None:
         """Answer a request that was postponed; it may wait."""
         self._request[: len(request)] = request
         _, opcode, unique, node = lowlevel.HEADER_IN.unpack_from(request)
+        self._answer(opcode, unique, node, len(request))
+        self._tally.times[opcode].add(clock() - since)
+
+    def _answer(self, opcode: int, unique: int, node: int, size: int) -> None:
         try:
-            self._handlers[opcode](unique, node, len(request))
-        except BaseException as failure:  # noqa: BLE001 - as above
+            self._handlers[opcode](unique, node, size)
+        except BaseException as failure:  # noqa: BLE001 - told to who asked, and logged
             self._fail(opcode, unique, node, failure)
 
     def request(self) -> bytes:
@@ -289,7 +373,9 @@ class _Worker:
             if not self.leading:
                 self._server.postpone(self.request())
             return
-        self._send(lowlevel.error(unique, errno_of(failure)))
+        number = errno_of(failure)
+        self._tally.errors[opcode, number] += 1
+        self._send(lowlevel.error(unique, number))
         if isinstance(failure, OSError | ShardfsError):
             self._server.complaints.about(failure)
         elif self._server.complaints.are_due(repr(failure)):
@@ -333,12 +419,17 @@ class _Worker:
         """LOOKUP. It and READ are closures, as the way to an attribute costs them as much as their work."""
         request, recent, send, encoder = self._request, self._recent, self._send, self._encoder
         lookup, remember, forget, entry = self._tree.lookup, self._tree.remember, self._tree.forget, encoder.entry
-        begin = lowlevel.BODY
+        begin, errors, absent = lowlevel.BODY, self._tally.errors, (lowlevel.LOOKUP, errno.ENOENT)
+        around_control = frozenset((ROOT, control.DIRECTORY))
 
         def answer(unique: int, parent: int, size: int) -> None:
             try:
+                if parent in around_control and self._is_control(parent, request[begin : size - 1]):
+                    self._lookup_control(unique, parent, bytes(request[begin : size - 1]))
+                    return
                 found = lookup(parent, bytes(request[begin : size - 1]))
             except FileNotFoundError:
+                errors[absent] += 1
                 send(encoder.absent(unique))
                 return
             number, directory, length, mtime_ns, _ = found
@@ -354,8 +445,18 @@ class _Worker:
 
         return answer
 
+    def _is_control(self, parent: int, name: memoryview) -> bool:
+        return parent == control.DIRECTORY or name == control.NAME
+
+    def _lookup_control(self, unique: int, parent: int, name: bytes) -> None:
+        number, directory, length, mtime_ns, _ = self._control.lookup(parent, name)
+        if not self._send(self._control_encoder.entry(unique, number, directory, length, mtime_ns)):
+            self._control.forget(number)
+
     def _fresh_attributes(self, number: int) -> Attributes:
         """Kept for a while, as those of a LOOKUP are: who opens a file wants to know them and then to read it."""
+        if number >= control.DIRECTORY:
+            return self._control.attributes(number)
         found = self._tree.attributes(number)
         if len(self._recent) >= RECENT:
             self._recent.clear()
@@ -364,9 +465,12 @@ class _Worker:
 
     def _getattr(self, unique: int, number: int, _size: int) -> None:
         found = self._fresh_attributes(number)
-        self._send(self._encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns))
+        encoder = self._encoder if number < control.DIRECTORY else self._control_encoder
+        self._send(encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns))
 
     def _forget(self, _unique: int, number: int, _size: int) -> None:
+        if number >= control.DIRECTORY:
+            self._control.forget(number)
         self._tree.forget(number, *lowlevel.FORGET_IN.unpack_from(self._request, lowlevel.BODY))
 
     def _batch_forget(self, _unique: int, _number: int, _size: int) -> None:
@@ -375,6 +479,8 @@ class _Worker:
         pairs = np.frombuffer(self._request, np.uint64, 2 * count, start).reshape(-1, 2)
         for number, times in pairs[pairs[:, 0] < TABLE_END].tolist():
             self._tree.forget(number, times)
+        for number in pairs[pairs[:, 0] >= control.DIRECTORY, 0].tolist():
+            self._control.forget(number)
 
     # ---- bytes
 
@@ -388,13 +494,14 @@ class _Worker:
         recent, attributes = self._recent, self._fresh_attributes
         arguments, header, begin = lowlevel.READ_IN.unpack_from, lowlevel.HEADER_OUT.pack_into, lowlevel.BODY
         head = _PAGE - lowlevel.HEADER_SIZE
-        preadv, nowait = os.preadv, os.RWF_NOWAIT
+        preadv, nowait, sent = os.preadv, os.RWF_NOWAIT, 0
 
         def answer(unique: int, number: int, _size: int) -> None:
+            nonlocal sent
             offset, size = arguments(request, begin)
             _, _, length, _, extent = recent.get(number) or attributes(number)
             if extent is None:
-                self._send_data(unique, self._tree.read(number, offset, size))
+                self._send_bytes(unique, number, offset, size)
                 return
             blob, start = extent
             if size > length - offset:
@@ -407,11 +514,20 @@ class _Worker:
             if got == size or self._read_slowly(extent, data, offset):
                 header(outbox, head, size + _PAGE - head, 0, unique)
                 send(outbox[head : _PAGE + size])
+                sent += size
             else:
                 self._recent.pop(number, None)
-                self._send_data(unique, self._tree.read(number, offset, size))
+                self._send_bytes(unique, number, offset, size)
 
+        self._tally.sent = lambda: sent
         return answer
+
+    def _send_bytes(self, unique: int, number: int, offset: int, size: int) -> None:
+        """Of a file that is not simply a part of a local one."""
+        where = self._tree if number < control.DIRECTORY else self._control
+        data = where.read(number, offset, size)
+        self._send_data(unique, data)
+        self._tally.nbytes += len(data)
 
     def _read_slowly(self, extent: Extent, data: memoryview, offset: int) -> bool:
         """Read from a disk or a server, while another thread leads; False if the bytes are not there any more."""
@@ -428,7 +544,8 @@ class _Worker:
 
     def _list(self, unique: int, number: int, *, plus: bool) -> None:
         offset, size = lowlevel.READ_IN.unpack_from(self._request, lowlevel.BODY)
-        page, remembered = self._server.listings.page(self._tree, number, offset, size, plus=plus)
+        tree = self._tree if number < control.DIRECTORY else self._control
+        page, remembered = self._server.listings.page(tree, number, offset, size, plus=plus)
         for entry in remembered:
             self._tree.remember(entry)
         if not self._send_data(unique, page):
@@ -461,7 +578,7 @@ class _Worker:
         own = {}
         if number == ROOT:
             own = {"user.shardfs.pid": b"%d" % os.getpid(), "user.shardfs.version": __version__.encode()}
-        return {**self._tree.xattrs(number), **own}
+        return {**(self._tree.xattrs(number) if number < control.DIRECTORY else {}), **own}
 
     def _send_xattr(self, unique: int, value: bytes) -> None:
         (room,) = lowlevel.GETXATTR_IN.unpack_from(self._request, lowlevel.BODY)
@@ -476,6 +593,8 @@ class _Worker:
         """A handler that always answers the same errno."""
 
         def refuse(unique: int, _number: int, _size: int) -> None:
+            if number:
+                self._tally.errors[lowlevel.HEADER_IN.unpack_from(self._request)[1], number] += 1
             self._send(lowlevel.error(unique, number))
 
         return refuse
@@ -493,7 +612,7 @@ class _Listings:
         self._streams: OrderedDict[tuple[int, int, bool], _Stream | _End] = OrderedDict()
 
     def page(
-        self, tree: Tree, number: int, offset: int, size: int, *, plus: bool
+        self, tree: Tree | control.Control, number: int, offset: int, size: int, *, plus: bool
     ) -> tuple[memoryview | bytes, list[int]]:
         """At most `size` bytes of records from position `offset`, and which table nodes they tell the kernel of."""
         # Taking the stream out makes this thread its only user.
@@ -526,7 +645,9 @@ class _End:
 class _Stream:
     """One directory, as records, from one position on."""
 
-    def __init__(self, encoder: lowlevel.Encoder, tree: Tree, number: int, offset: int, *, plus: bool) -> None:
+    def __init__(
+        self, encoder: lowlevel.Encoder, tree: Tree | control.Control, number: int, offset: int, *, plus: bool
+    ) -> None:
         self._encoder, self._plus = encoder, plus
         self._batches = (batch for batch in tree.scan(number, max(offset - DOTS, 0)) if len(batch.names))
         self._dots = encoder.dots(number, offset, plus=plus) if offset < DOTS else b""

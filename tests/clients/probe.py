@@ -31,6 +31,7 @@ def main(mount: str, file: str, seconds: float) -> None:
         "read": lambda: read(file),
         "list": lambda: os.listdir(mount),
         "statfs": lambda: os.statvfs(mount),
+        "status": lambda: read(f"{mount}/.shardfs/status.json"),
         "xattr": lambda: os.getxattr(mount, "user.shardfs.pid"),
     }
     slowest = dict.fromkeys(asked, 0.0)

@@ -73,7 +73,9 @@ def test_start_is_done_when_the_mount_answers(inside: Namespace, source: Path, m
     assert inside.mounts(mountpoint) == ["fuse.shardfs"]
     assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
     assert inside.show(UNIT, "ActiveState") == "active"
-    inside.wait_until(lambda: inside.show(UNIT, "StatusText") == f"serving {source} on {mountpoint}")
+    told = f"serving {source} on {mountpoint}: "
+    inside.wait_until(lambda: inside.show(UNIT, "StatusText").startswith(told))
+    assert " requests, " in inside.show(UNIT, "StatusText")
     inside.systemctl("stop", UNIT)
     assert inside.mounts(mountpoint) == []
     assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "Result")) == ("inactive", "success")

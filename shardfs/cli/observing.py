@@ -1,0 +1,109 @@
+"""The verb `status`."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardfs.cli.printing import human_bytes, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardfs.mounts import Mount
+
+
+@click.command()
+@click.argument("mountpoint", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def status(mountpoint: str | None, as_json: bool) -> int:
+    """Tell how the mounts on this machine fare, or the one on MOUNTPOINT.
+
+    Exit code 1 if one of them is dead or hangs, or if there is none on MOUNTPOINT. Takes less than a second.
+    """
+    from shardfs import mounts
+
+    found = mounts.mounts(None if mountpoint is None else os.path.abspath(mountpoint))
+    for mount in found:
+        if as_json:
+            told = mount.told or {}
+            write_json({**told, "mountpoint": mount.mountpoint, "source": mount.source, "state": mount.state})
+        else:
+            click.echo("\n".join(_lines(mount)))
+    if not found and not as_json:
+        click.echo(f"{mountpoint}: is no mount of shardfs" if mountpoint else "nothing is mounted")
+    bad = any(mount.state in (mounts.DEAD, mounts.HANGS) for mount in found)
+    return 1 if bad or (mountpoint is not None and not found) else 0
+
+
+_WORDS = {
+    "dead": "dead: its daemon has gone; `shardfs umount --lazy {0}` clears it",
+    "hangs": "does not answer; `shardfs umount --lazy {0}` takes it away",
+    "closed": "is another user's, and not open to others",
+    "old": "tells nothing of itself",
+}
+
+
+def _lines(mount: Mount) -> Iterator[str]:
+    told = mount.told
+    if told is None:
+        yield f"{mount.mountpoint}: {mount.source}: {_WORDS[mount.state].format(mount.mountpoint)}"
+        return
+    yield f"{mount.mountpoint}: {mount.source}"
+    up = _duration(told["uptime"])
+    yield f"  layout {told['layout']}, process {told['pid']}, up {up}, {human_bytes(told['resident_bytes'])} of memory"
+    yield f"  requests: {_counts(told['requests'])}"
+    for op, errors in told["errors"].items():
+        yield f"  errors of {op}: {_counts(errors)}"
+    yield f"  served: {human_bytes(told['bytes_served'])}"
+    if told["waiting"] or told["postponed"]:
+        yield f"  waiting for the source: {told['waiting']} requests, and {told['postponed']} for a thread"
+    for op, latency in told["latencies"].items():
+        yield f"  {op}: {_latency(latency)}"
+    for name, cache in told["caches"].items():
+        asked = cache["hits"] + cache["misses"]
+        share = f"{100 * cache['hits'] / asked:.1f} % of {asked} found" if asked else "not used"
+        yield f"  {name} cache: {share}, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}"
+    if told["store"]:
+        yield from _store_lines(told["store"])
+
+
+def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
+    silent = "; IT DOES NOT ANSWER" if store["silent"] else ""
+    yield f"  store: {_counts(store['requests'])}; {human_bytes(store['bytes_fetched'])} fetched{silent}"
+    if store["latency"]:
+        yield f"  store operations: {_latency(store['latency'])}"
+    if store["errors"]:
+        yield f"  errors of the store: {_counts(store['errors'])}"
+    if store["retries"] or store["timeouts"]:
+        yield f"  tried again: {store['retries']}; without an answer: {store['timeouts']}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in sorted(counts.items(), key=lambda item: -item[1]) if n) or "none"
+
+
+def _latency(latency: Mapping[str, Any]) -> str:
+    half, most = (_seconds(latency[key]) for key in ("median_below", "p99_below"))
+    return f"{_seconds(latency['mean'])} on average, half below {half}, 99 % below {most}"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None or math.isinf(seconds):
+        return "more than a minute"
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    return ""
+
+
+def _duration(seconds: float) -> str:
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    parts = [(days, "d"), (h, "h"), (m, "m"), (s, "s")]
+    first = next((i for i, (n, _) in enumerate(parts) if n), 3)
+    return " ".join(f"{n}{unit}" for n, unit in parts[first : first + 2])

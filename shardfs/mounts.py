@@ -1,0 +1,115 @@
+"""The mounts of shardfs on this machine, and how they fare. Nothing here waits for a mount that does not answer."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+FS_TYPE = "fuse.shardfs"
+
+ANSWERS, DEAD, HANGS, CLOSED, OLD = "answers", "dead", "hangs", "closed", "old"
+"""How a mount fares. A dead one has no daemon any more, a closed one is another user's, an old one tells nothing."""
+
+PATIENCE_S = 0.7
+"""How long mounts are waited for, all together."""
+
+
+class Entry(NamedTuple):
+    """A line of mountinfo."""
+
+    mountpoint: str
+    type: str
+    source: str
+
+
+class Mount(NamedTuple):
+    """A mount of shardfs; `told` is its `status.json`, if it answers."""
+
+    mountpoint: str
+    source: str
+    state: str
+    told: dict[str, Any] | None
+
+
+def entries() -> Iterator[Entry]:
+    """Everything that is mounted, later ones above earlier ones. Does not touch any of it."""
+    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape") as lines:
+        for line in lines:
+            words = line.split()
+            at = words.index("-", 6)
+            yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]))
+
+
+def mount_type(mountpoint: str) -> str | None:
+    """The type of the topmost file system mounted exactly there; None if there is none. Does not touch the path."""
+    return next((e.type for e in reversed(list(entries())) if e.mountpoint == mountpoint), None)
+
+
+def _unescaped(path: str) -> str:
+    for code in ("040", "011", "012", "043", "134"):
+        path = path.replace("\\" + code, chr(int(code, 8)))
+    return path
+
+
+def mounts(mountpoint: str | None = None) -> list[Mount]:
+    """Those on this machine, or only the one there. Takes less than a second."""
+    found = {e.mountpoint: e for e in entries()}  # what lies below another mount cannot be seen
+    wanted = [e for e in found.values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
+    return [Mount(e.mountpoint, e.source, *answer) for e, answer in zip(wanted, _asked(wanted), strict=True)]
+
+
+# Another process asks: whoever waits for a mount that hangs may not even be killed.
+_ASK = """\
+import os, sys
+try:
+    with open(sys.argv[1] + "/.shardfs/status.json", "rb") as file:
+        os.write(1, file.read())
+except OSError as e:
+    sys.exit(e.errno)
+"""
+
+
+_BY_ERRNO = {errno.ENOTCONN: DEAD, errno.ECONNABORTED: DEAD, errno.EACCES: CLOSED, errno.EPERM: CLOSED}
+
+
+def _asked(wanted: Sequence[Entry]) -> list[tuple[str, dict[str, Any] | None]]:
+    null = subprocess.DEVNULL
+    asking = [
+        subprocess.Popen(
+            [sys.executable, "-IS", "-c", _ASK, e.mountpoint],
+            stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True,
+        )
+        for e in wanted
+    ]  # fmt: skip
+    end = time.monotonic() + PATIENCE_S
+    return [_answer(process, end) for process in asking]
+
+
+def _answer(process: subprocess.Popen[bytes], end: float) -> tuple[str, dict[str, Any] | None]:
+    out, data = process.stdout, b""
+    if out is None:
+        return HANGS, None
+    with out:
+        while select.select([out], [], [], max(end - time.monotonic(), 0))[0]:
+            part = os.read(out.fileno(), 1 << 20)
+            if not part:
+                break
+            data += part
+    try:
+        code = process.wait(max(end - time.monotonic(), 0.01))
+    except subprocess.TimeoutExpired:
+        process.kill()  # may work
+        return HANGS, None
+    with suppress(ValueError):
+        return ANSWERS, json.loads(data)
+    return _BY_ERRNO.get(code, OLD), None

@@ -1,0 +1,334 @@
+"""What a mount tells of itself: the hidden directory, `shardfs status`, metrics, logs, signals."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardfs import logs, masking
+from shardfs.counting import BOUNDS_S, Histogram
+from shardfs.errors import MountError
+from shardfs.logs import Logs
+from shardfs.scraping import Scraping
+from tests.conftest import daemon_pid
+from tests.mount.programs import attempt, errno_of, run, shardfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.conftest import Mounted
+    from tests.datasets import Dataset
+
+    Get = Callable[[str, str], Dataset]
+
+fuse = pytest.mark.fuse
+
+
+@pytest.fixture
+def source(dataset: Get) -> Path:
+    return dataset("zarr3", "zarr_python").path
+
+
+def cat(path: Path) -> str:
+    """In another process: it might hang."""
+    return run("cat", path, timeout=10)
+
+
+def touch(path: Path) -> None:
+    """Read a chunk, likewise."""
+    run("md5sum", path, timeout=10)
+
+
+def told(mount: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cat(mount / ".shardfs/status.json"))
+    return found
+
+
+# ------------------------------------------------------------------------------------------ the hidden directory
+
+
+@fuse
+def test_the_directory_is_there_and_not_listed(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        assert ".shardfs" not in os.listdir(mount)
+        assert sorted(os.listdir(mount / ".shardfs")) == ["log", "metrics", "status.json"]
+        assert run("find", mount / ".shardfs", "-type", "f").count("\n") == 3
+        assert errno_of((mount / ".shardfs/other").stat) == errno.ENOENT
+        assert errno_of((mount / "c/.shardfs").stat) == errno.ENOENT
+        assert os.listxattr(mount / ".shardfs") == []
+
+
+@fuse
+def test_who_opens_a_file_sees_one_state_of_it_and_the_next_one_another(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        first, name = told(mount), mount / ".shardfs/status.json"
+        for chunk in ("c/0/0/0", "c/1/0/0"):
+            touch(mount / chunk)
+        second = told(mount)
+        assert second["requests"]["lookup"] > first["requests"]["lookup"]
+        assert second["bytes_served"] > first["bytes_served"]
+        assert second["uptime"] > first["uptime"]
+        with name.open("rb") as file:
+            size, data = os.fstat(file.fileno()).st_size, file.read()
+            assert len(data) == size
+            for chunk in ("c/2/0/0", "c/3/0/0"):
+                touch(mount / chunk)
+            file.seek(0)
+            assert file.read() == data
+        assert json.loads(data)["uptime"] < told(mount)["uptime"]
+
+
+@fuse
+def test_more_old_states_than_are_kept(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        for _ in range(200):
+            assert (mount / ".shardfs/metrics").read_bytes()
+
+
+@fuse
+@pytest.mark.parametrize("words", ["direct_io", "threads=1", "attr_timeout=0,entry_timeout=0", "poll_us=100"])
+def test_it_is_there_whatever_the_options_are(words: str, source: Path, mounted: Mounted) -> None:
+    with mounted(source, "-o", words) as mount:
+        assert told(mount)["pid"] == daemon_pid(mount)
+
+
+@fuse
+def test_what_is_counted(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        before = told(mount)
+        assert (before["source"], before["mountpoint"], before["layout"]) == (str(source), str(mount), "native")
+        for _ in range(3):
+            assert errno_of((mount / "c/9/9/9").stat) == errno.ENOENT
+        size = len((mount / "c/0/0/0").read_bytes())
+        assert attempt("getfattr", "-n", "user.nothing", mount).returncode != 0
+        after = told(mount)
+    assert after["bytes_served"] - before["bytes_served"] >= size
+    assert after["requests"]["read"] > before["requests"].get("read", 0)
+    assert after["errors"]["lookup"]["ENOENT"] >= 1
+    assert after["errors"]["getxattr"]["ENODATA"] == 1
+    assert after["caches"]["index"]["misses"] >= 1
+    assert after["store"] is None
+    assert after["threads"] <= 16
+
+
+@fuse
+def test_what_is_counted_of_a_store(source: Path, mounted: Mounted, tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "x"), "zip", source)
+    with mounted(f"zip://::{archive}") as mount:
+        touch(mount / "c/0/0/0")
+        store = told(mount)["store"]
+    assert store["requests"]["read"] >= 2
+    assert store["bytes_fetched"] > 100
+    assert (store["timeouts"], store["silent"], store["waiting"]) == (0, False, 0)
+    assert store["latency"]["count"] == sum(store["requests"].values())
+
+
+# ------------------------------------------------------------------------------------------------------ status
+
+
+def statuses(*words: str | Path) -> tuple[int, list[dict[str, Any]], float]:
+    began = time.monotonic()
+    done = shardfs("status", "--json", *words, timeout=20)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], time.monotonic() - began
+
+
+@fuse
+def test_status(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        touch(mount / "c/0/0/0")
+        code, (found,), _ = statuses(mount)
+        assert code == 0
+        assert (found["state"], found["source"], found["pid"]) == ("answers", str(source), daemon_pid(mount))
+        assert any(f["mountpoint"] == str(mount) for f in statuses()[1])
+        text = shardfs("status", mount).stdout
+        assert text.startswith(f"{mount}: {source}\n  layout native, process {found['pid']}, up ")
+        assert "requests: lookup " in text
+    done = shardfs("status", mount)
+    assert (done.returncode, done.stdout) == (1, f"{mount}: is no mount of shardfs\n")
+
+
+@fuse
+def test_status_of_a_mount_that_hangs_and_of_a_dead_one(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        pid = daemon_pid(mount)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            code, (found,), seconds = statuses(mount)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert (code, found["state"]) == (1, "hangs")
+        assert seconds < 3  # 0.7 of them for the mount, the rest for Python on a busy machine
+        os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while errno_of(lambda: os.getxattr(mount, "user.shardfs.pid")) != errno.ENOTCONN:
+            assert time.monotonic() < end
+        code, (found,), _ = statuses(mount)
+        assert (code, found["state"]) == (1, "dead")
+        assert f"`shardfs umount --lazy {mount}` clears it" in shardfs("status", mount).stdout
+        assert shardfs("umount", "--lazy", mount).returncode == 0
+
+
+# ----------------------------------------------------------------------------------------------------- metrics
+
+
+METRIC = re.compile(r'shardfs_[a-z_]+(\{[a-z]+="(\\.|[^"\\])*"(,[a-z]+="(\\.|[^"\\])*")*\})? [-+.e0-9]+')
+
+
+def parsed(text: str) -> dict[str, float]:
+    found, declared = {}, set()
+    for line in text.splitlines():
+        if line.startswith("# TYPE"):
+            declared.add(line.split()[2])
+        elif not line.startswith("# HELP "):
+            assert METRIC.fullmatch(line), line
+            name, _, value = line.rpartition(" ")
+            found[name] = float(value)
+            base = re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name)
+            assert base in declared or name.partition("{")[0] in declared, line
+    return found
+
+
+@fuse
+def test_metrics(source: Path, mounted: Mounted) -> None:
+    with mounted(source, "-o", "metrics_addr=127.0.0.1:0") as mount:
+        touch(mount / "c/0/0/0")
+        for number in range(100):  # of which at least one is timed
+            assert errno_of((mount / f"missing{number}").stat) == errno.ENOENT
+        found = parsed(cat(mount / ".shardfs/metrics"))
+        address = told(mount)["metrics_addr"]
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+            assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            scraped = parsed(reply.read().decode())
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{address}/other", timeout=10)
+    assert found['shardfs_requests_total{op="lookup"}'] >= 100
+    assert found['shardfs_request_seconds_bucket{op="lookup",le="+Inf"}'] >= 64
+    assert found["shardfs_bytes_served_total"] > 0
+    assert scraped.keys() >= found.keys() - {k for k in found if "errno" in k}
+
+
+@fuse
+def test_an_address_that_is_taken(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = shardfs("mount", source, tmp_path / "mnt", "--metrics-addr", address)
+        assert (done.returncode, "Address already in use" in done.stderr) == (5, True), done.stderr
+        with pytest.raises(MountError, match="in use"):
+            Scraping(address)
+
+
+def test_a_histogram_has_every_duration_in_its_bin() -> None:
+    times = Histogram()
+    for bound in BOUNDS_S:
+        times.add(bound * 0.9)
+    times.add(1e6, 3)
+    assert times.bins == [1] * len(BOUNDS_S) + [3]
+    assert times.below(0.5) == BOUNDS_S[8]
+    assert times.below(0.99) == float("inf")
+
+
+# -------------------------------------------------------------------------------------------------------- logs
+
+
+@fuse
+def test_signals_change_the_log_and_tell_what_threads_do(source: Path, mounted: Mounted, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with mounted(source, "-o", f"log_file={log},log_format=json") as mount:
+        pid = daemon_pid(mount)
+        for level in ("info", "debug", "warning"):
+            os.kill(pid, signal.SIGUSR2)
+            wanted = f"the log level is {level} now"
+            _until(partial(_is_logged, wanted, mount))
+        os.kill(pid, signal.SIGUSR1)
+        _until(lambda: "stacks of all threads" in log.read_text())
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert "in lead" in lines[-1]["message"]
+        assert "MainThread" in lines[-1]["message"]
+        assert {line["level"] for line in lines} == {"warning"}
+        assert [json.loads(line)["message"] for line in cat(mount / ".shardfs/log").splitlines()] == [
+            line["message"] for line in lines
+        ]
+
+
+def _is_logged(wanted: str, mount: Path) -> bool:
+    return wanted in cat(mount / ".shardfs/log")
+
+
+def _until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    stop = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < stop
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield root
+    for handler in root.handlers:
+        if handler not in before[0]:
+            handler.close()
+    root.handlers[:], root.level = before[0], before[1]
+
+
+def test_lines_for_the_journal_have_priorities(
+    root_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (tmp_path / "stderr").open("w+") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        info = os.fstat(stderr.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{info.st_dev}:{info.st_ino}")
+        logs.set_up(Logs(level="debug"), daemon=False)
+        root_logger.error("two\nlines")
+        root_logger.info("told")
+        monkeypatch.setenv("JOURNAL_STREAM", "1:1")
+        logs.set_up(Logs(level="debug"), daemon=False)
+        root_logger.info("no journal")
+        stderr.seek(0)
+        assert stderr.read() == f"<3>two\n<3>lines\n<6>told\nshardfs[{os.getpid()}]: no journal\n"
+
+
+def test_json_lines_are_without_secrets(root_logger: logging.Logger, tmp_path: Path) -> None:
+    masking.remember("", {"password": "opensesame"})
+    tail = logs.set_up(Logs(str(tmp_path / "log"), "info", "json"), daemon=True)
+    try:
+        raise ValueError("it was opensesame")
+    except ValueError:
+        root_logger.exception("opensesame %d", 5)
+    line = json.loads((tmp_path / "log").read_text())
+    assert (line["level"], line["message"], line["logger"]) == ("error", "*** 5", "root")
+    assert "it was ***" in line["traceback"]
+    assert json.loads(tail.text()) == line
+
+
+@fuse
+def test_the_access_log(source: Path, mounted: Mounted, tmp_path: Path) -> None:
+    log = tmp_path / "access"
+    with mounted(source, "-o", f"access_log={log}") as mount:
+        size = len((mount / "c/0/0/0").read_bytes())
+        assert errno_of((mount / "c/0/0/9").stat) == errno.ENOENT
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (read,) = [line for line in lines if line["op"] == "read" and line["path"] == "c/0/0/0"]
+    assert (read["offset"], read["errno"], read["bytes"]) == (0, 0, size)
+    assert read["seconds"] < 10
+    looked = [line for line in lines if line["op"] == "lookup"]
+    assert {"path": "c/0/0", "name": "9", "errno": errno.ENOENT}.items() <= looked[-1].items()
+    assert all(line["uid"] == os.getuid() for line in looked)
+    assert oct(log.stat().st_mode) == "0o100600"
