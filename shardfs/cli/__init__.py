@@ -28,6 +28,7 @@ VERBS = {
     "mount": "mounting",
     "umount": "mounting",
     "status": "observing",
+    "doctor": "observing",
     "ls": "looking",
     "cat": "looking",
     "info": "looking",

@@ -1,14 +1,16 @@
-"""The verb `status`."""
+"""The verbs `status` and `doctor`."""
 
 from __future__ import annotations
 
 import math
 import os
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs.cli.printing import human_bytes, write_json
+from shardfs.cli.sources import absolute, configured, given_options, source_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -107,3 +109,38 @@ def _duration(seconds: float) -> str:
     parts = [(days, "d"), (h, "h"), (m, "m"), (s, "s")]
     first = next((i for i, (n, _) in enumerate(parts) if n), 3)
     return " ".join(f"{n}{unit}" for n, unit in parts[first : first + 2])
+
+
+@click.command()
+@click.argument("what", required=False, metavar="[SOURCE|MOUNTPOINT]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@source_options
+def doctor(what: str | None, as_json: bool, **given: Any) -> int:
+    """Look for what keeps mounts from working: on this machine, of a SOURCE or profile, or of what is mounted.
+
+    Each line says what was looked at, and what is wrong also what to do. Exit code 1 if something is.
+    """
+    from shardfs import doctor as work
+    from shardfs import masking, mounts
+
+    found, _ = given_options(**given, flags={})
+    mounted = what is not None and bool(mounts.mounts(os.path.abspath(what)))
+    findings = [work.examine_machine(found)]
+    if what is not None and not mounted:
+        profile = configured(found.config).profiles.get(what) if "/" not in what else None
+        source = what if profile is None else profile.source
+        if profile is not None:
+            given["words"] = (f"profile={what}", *given["words"])
+            found, _ = given_options(**given, flags={})
+        masking.remember(source)
+        findings = [work.examine_machine(found), work.examine_source(absolute(source), found)]
+    wrong = False
+    for finding in chain.from_iterable(findings):
+        wrong |= finding.state == work.WRONG
+        if as_json:
+            write_json(finding._asdict())
+        else:
+            click.echo(f"{finding.state:5}  {finding.check}: {finding.told}")
+            if finding.fix:
+                click.echo(f"       -> {finding.fix}")
+    return int(wrong)
