@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests import data_bcolz, data_n5, data_zarr_transformer
+from tests import data_bcolz, data_n5, data_zarr_transformer, datasets
 from tests.conftest import client_python, run_client
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, islands, ramp, transpose
-from tests.mount.programs import shardfs
+from tests.mount.programs import attempt, shardfs
 from tests.test_layout_bcolz import write_carray
 from tests.test_layout_n5 import BYTE, write_zarr
 
@@ -146,3 +147,12 @@ def test_what_is_skipped_is_told(tmp_path: Path) -> None:
     (problem,) = json.loads(told.stdout)["problems"]
     assert (problem["path"], problem["skipped"]) == ("cut", True)
     assert "bcolz cuts arrays along the first axis only" in problem["why"]
+
+
+def test_recipe(mounted: Mounted, tmp_path: Path) -> None:
+    (recipe,) = re.findall(r"```python\n(.*?)```", (datasets.ROOT / "docs/recipes/bcolz.md").read_text(), re.S)
+    write_zarr(tmp_path / "source/traces", ramp((100, 8)), (10, 8), [LITTLE, BLOSC], shard=(40, 8))
+    with mounted(tmp_path / "source", "--layout", "bcolz") as mount:
+        found = attempt(client_python("bcolz"), "-W", "ignore", "-c", recipe.replace("/mnt/bcolz", str(mount)))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("(100, 8) 10 [[")
