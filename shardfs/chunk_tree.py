@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import math
 from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -307,22 +308,23 @@ class ChunkTree:
             offset, size = offset + len(piece), size - len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _transformed(self, number: int, coords: Coords) -> bytes:
+    def _transformed(self, number: int, coords: Coords) -> bytes | memoryview:
         """The shown bytes of a chunk that is stored otherwise."""
+        key = number, "shown"
+        return self._cache.peek(key) or self._cache.get(key, partial(self._transform, coords))
+
+    def _transform(self, coords: Coords) -> tuple[bytes | memoryview, int, float]:
         transform = self.collection.transform
 
-        def show(stored: bytes) -> bytes:
+        def show(stored: bytes) -> bytes | memoryview:
             if len(stored) >= LONG_WORK:
                 self._cache.waiting()
             return stored if transform is None else transform.show(coords, stored)
 
-        def load() -> tuple[bytes, int, float]:
-            data = self.chunks.read(coords, decode=show, most=MAX_STORED)
-            if data is None:
-                raise self._missing(coords)
-            return data, len(data), self._ttl
-
-        return self._cache.get((number, "shown"), load)
+        data = self.chunks.decoded(coords, show, most=MAX_STORED)
+        if data is None:
+            raise self._missing(coords)
+        return data, len(data), self._ttl
 
     @property
     def can_read_many(self) -> bool:

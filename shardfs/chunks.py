@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,12 @@ class Found(NamedTuple):
 
 
 _new = tuple.__new__
+
+T = TypeVar("T")
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
 
 
 class ChunkBatch(NamedTuple):
@@ -282,14 +288,18 @@ class ChunkStore:
 
     # ---- reading ----
 
-    def read(
+    def read(self, coords: Coords, part: ByteRange | None = None) -> bytes | None:
+        """Stored bytes of a chunk, or `part` of them; None if there is no such chunk. Raise as `decoded`."""
+        return self.decoded(coords, _as_it_is, part)
+
+    def decoded(
         self,
         coords: Coords,
+        decode: Callable[[bytes], T],
         part: ByteRange | None = None,
-        decode: Callable[[bytes], bytes] | None = None,
         most: float = math.inf,
-    ) -> bytes | None:
-        """Stored bytes of a chunk, or `part` of them, after `decode`; None if there is no such chunk.
+    ) -> T | None:
+        """What `decode` makes of the stored bytes of a chunk, or of `part` of them; None if there is no such chunk.
 
         A chunk of more than `most` stored bytes counts as damage.
 
@@ -305,7 +315,7 @@ class ChunkStore:
             try:
                 if found.size > most:
                     raise ValueError(f"{found.size} stored bytes; {most} is the limit")
-                return self._read_found(found, part, decode)
+                return decode(self._read_found(found, part))
             except ValueError as e:
                 why = f"chunk {coords}: {e}"
             shard, _, slot = self.format.place(coords)
@@ -318,7 +328,7 @@ class ChunkStore:
             raise StaleShardError(f"{self.path or '/'}: {key}: changes while it is read")
         raise CorruptShardError(self.path, key, why, slot)
 
-    def _read_found(self, found: Found, part: ByteRange | None, decode: Callable[[bytes], bytes] | None) -> bytes:
+    def _read_found(self, found: Found, part: ByteRange | None) -> bytes:
         start, stop = found.start, found.start + found.size
         checksum = found.checksum if part is None else None
         if part is not None:
@@ -334,7 +344,7 @@ class ChunkStore:
         if checksum is not None:
             data, told = data[: found.size], data[found.size :]
             checksum.verify(data, told)
-        return decode(data) if decode else data
+        return data
 
     def read_many(self, coords: Sequence[Coords], parts: Sequence[ByteRange]) -> list[bytes | Exception]:
         """Stored bytes of parts of several chunks, or why not; those of one shard are fetched together."""

@@ -121,12 +121,21 @@ def _gzip(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
 def _zstd(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     from numcodecs.zstd import Zstd
 
+    if wanted is not None:
+        return bytes(Zstd().decode(_zstd_of(data, wanted))) if wanted else b""
+    if not 0 <= zstd_size(data) <= MAX_DECODED:
+        raise ValueError(f"no zstd frame that tells a size of at most {MAX_DECODED} bytes")
+    return bytes(Zstd().decode(data)) if zstd_size(data) else b""
+
+
+def _zstd_of(data: bytes, size: int) -> bytes:
+    """A frame that tells to have this size, which those that are written as streams do not."""
     told = zstd_size(data)
-    if told < 0 and wanted and data[:4] == ZSTD_MAGIC:  # as streams are written; libraries then want to guess
-        told, data = wanted, _with_zstd_size(data, wanted)
-    if not 0 <= told <= _limit(wanted):
-        raise ValueError(f"no zstd frame that tells a size of at most {_limit(wanted)} bytes")
-    return bytes(Zstd().decode(data)) if told else b""
+    if told < 0 and data[:4] == ZSTD_MAGIC and len(data) > 5:
+        return _with_zstd_size(data, size)
+    if told != size:
+        raise ValueError(f"no zstd frame of {size} bytes: it tells {told}")
+    return data
 
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -156,11 +165,16 @@ def zstd_size(data: bytes) -> int:
 def _blosc(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     from numcodecs import blosc  # gives the interpreter's lock away, unlike the package `blosc`
 
-    if len(data) < 16 or int.from_bytes(data[4:8], "little") > _limit(wanted):
-        raise ValueError("no Blosc data, or too large")
-    if int.from_bytes(data[12:16], "little") != len(data):  # the library would read on behind them
-        raise ValueError(f"a Blosc chunk of {len(data)} bytes says {int.from_bytes(data[12:16], 'little')}")
+    _require_blosc(data, wanted)
     return bytes(blosc.decompress(data))
+
+
+def _require_blosc(data: bytes, wanted: int | None) -> None:
+    told, size = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
+    if len(data) < 16 or told > MAX_DECODED or (wanted is not None and told != wanted):
+        raise ValueError(f"no Blosc chunk of {wanted or f'at most {MAX_DECODED}'} bytes: it says {told}")
+    if size != len(data):  # the library would read on behind them
+        raise ValueError(f"a Blosc chunk of {len(data)} bytes says {size}")
 
 
 Decoder = Callable[[bytes, Mapping[str, Any], "int | None"], bytes]
@@ -339,6 +353,39 @@ def decode(codecs: Sequence[Codec], data: bytes, size: int | None = None) -> byt
         if len(data) > MAX_DECODED:
             raise ValueError(f"{codec.name}: grows beyond {MAX_DECODED} bytes when decoded")
     return data
+
+
+def decode_into(codecs: Sequence[Codec], data: bytes, out: memoryview) -> None:
+    """`decode` to exactly that many bytes, in their place: memory that was not touched before costs time."""
+    if not codecs or codecs[0].name not in INTO:
+        found = decode(codecs, data, len(out))
+        if len(found) != len(out):
+            raise ValueError(f"{len(out)} bytes expected after decoding, {len(found)} found")
+        out[:] = found
+        return
+    data = decode(codecs[1:], data)
+    try:
+        INTO[codecs[0].name](data, out)
+    except ValueError:
+        raise
+    except Exception as e:
+        raise ValueError(f"{codecs[0].name}: {e}") from e
+
+
+def _zstd_into(data: bytes, out: memoryview) -> None:
+    from numcodecs import zstd
+
+    zstd.decompress(_zstd_of(data, len(out)), out)
+
+
+def _blosc_into(data: bytes, out: memoryview) -> None:
+    from numcodecs import blosc
+
+    _require_blosc(data, len(out))
+    blosc.decompress(data, out)
+
+
+INTO: Mapping[str, Callable[[bytes, memoryview], None]] = {"zstd": _zstd_into, "blosc": _blosc_into}
 
 
 def encode(codecs: Sequence[Codec], data: bytes) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -72,7 +71,8 @@ class LeadChunks(ChunkStore):
             if found.size > MAX_STORED:
                 raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
             transform = self._lead.transform
-            data = self._read_found(found, None, None if transform is None else partial(transform.show, coords))
+            data = self._read_found(found, None)
+            data = data if transform is None else bytes(transform.show(coords, data))
         except ValueError as e:
             raise self._damage_of(coords, str(e)) from e
         lead = self._lead_of(data, found.start)

@@ -313,7 +313,7 @@ class Transform(Protocol):
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
         """Shown sizes of chunks (n, d) with these stored sizes; -1 where only reading can tell."""
 
-    def show(self, coords: Coords, stored: bytes) -> bytes:
+    def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         """Raise ValueError, with the reason, for bytes that cannot be this chunk."""
 
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+KEPT_BYTES = 16 << 20
+
 NOT_READY = 6
 """Exit code: the mount did not answer in time."""
 
@@ -257,6 +260,16 @@ def _prepare_process() -> None:
     # the time of a request, and it never finds a thing.
     gc.set_threshold(50_000, 20, 100)
     gc.freeze()
+    _keep_memory()
+
+
+def _keep_memory() -> None:
+    """Have the C library keep a little of what is given back to it: chunks come and go, and all of their memory is
+    touched. To get a page anew from the kernel costs as much as decoding a part of it."""
+    with suppress(OSError, AttributeError):  # it is glibc's
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, 8 << 20), (M_TRIM_THRESHOLD, KEPT_BYTES)):
+            mallopt(parameter, value)
 
 
 def _daemon(what: _Mount, send: int, told: Logs) -> None:

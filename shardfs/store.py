@@ -34,6 +34,9 @@ that zarr-python arrived at for object stores."""
 
 MAX_DESCRIPTORS = 1024
 
+LARGE = 256 << 10
+"""To let another thread lead costs less than the copy that it takes to ask the page cache alone for so many bytes."""
+
 
 class DirEntry(NamedTuple):
     """One name in a directory of the store. `stat` is None where it would cost a request, or was refused."""
@@ -132,7 +135,12 @@ class LocalBlob:
 
 
 def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> bytes:
-    """`size` bytes, fewer at the end of the file. Calls `waiting` only if they are not in the page cache."""
+    """`size` bytes, fewer at the end of the file. Calls `waiting` if they are many, or not in the page cache."""
+    if size >= LARGE:
+        waiting()
+        whole = os.pread(fd, size, position)
+        if len(whole) == size:
+            return whole
     data = bytearray(size)
     view, done = memoryview(data), 0
     flags = os.RWF_NOWAIT

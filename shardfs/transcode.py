@@ -18,6 +18,7 @@ from shardfs.codecs import (
     can_store,
     decode,
     decode_array,
+    decode_into,
     encode,
     encode_array,
     store,
@@ -82,6 +83,14 @@ def _same_payload(array: Array, b: ChunkEncoding) -> bool:
         and memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
         and _decoded_alike((a.serializer, *_inner(a)), (b.serializer, *_inner(b)))
     )
+
+
+def _differ_in_byte_order(array: Array, b: ChunkEncoding) -> bool:
+    """Whether elements, where these lie as they are in `b`, lie the same way as they are stored, but for that."""
+    a = array.encoding
+    left, right = (_layout_type(np.dtype(e.data_type).newbyteorder("<").str) for e in (a, b))
+    same_order = memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
+    return left == right and same_order and a.serializer.name == b.serializer.name == "bytes" and not b.codecs
 
 
 SELF_TELLING = frozenset(
@@ -165,16 +174,12 @@ class _Shown:
         nbytes = extents.prod(axis=1, dtype=np.uint64).astype(np.int64) * self._dtype.itemsize
         return np.asarray(stored_sizes(self.encoding.codecs, nbytes) + self.header_size)
 
-    def made_of(self, cell: Coords, elements: npt.NDArray[Any]) -> bytes:
+    def made_of(self, cell: Coords, elements: npt.NDArray[Any]) -> bytes | memoryview:
         """The shown bytes of a chunk of these elements, which are cropped or padded as needed."""
         encoding, wanted = self.encoding, self.shape(cell)
-        header, nbytes = self._header(wanted), math.prod(wanted) * self._dtype.itemsize
-        if nbytes > MAX_DECODED:  # not foreseen: a block of N5 may be smaller than its place, wherever it lies
-            raise ValueError(f"a chunk of {wanted} must be made anew; {MAX_DECODED} bytes is the limit")
+        buffer, room = self.room(wanted)
         # Turned, in the shown byte order, and behind the header at once: chunks are large.
-        buffer = np.empty(len(header) + nbytes, np.uint8)
-        buffer[: len(header)] = np.frombuffer(header, np.uint8)
-        memory = buffer[len(header) :].view(self._dtype).reshape(tuple(wanted[a] for a in encoding.order))
+        memory = room.view(self._dtype).reshape(tuple(wanted[a] for a in encoding.order))
         out = memory.transpose(np.argsort(encoding.order)) if wanted else memory
         if elements.shape == wanted:
             out[...] = elements
@@ -183,9 +188,18 @@ class _Shown:
             common = tuple(slice(0, min(a, b)) for a, b in zip(elements.shape, wanted, strict=True))
             out[common] = elements[common]
         if self.is_plain and not self.checks:
-            return buffer.tobytes()
+            return buffer
         put = store if self.stores else encode
-        return header + put(encoding.codecs, encode_array(encoding.serializer, memory))
+        return self._header(wanted) + put(encoding.codecs, encode_array(encoding.serializer, memory))
+
+    def room(self, shape: Coords) -> tuple[memoryview, npt.NDArray[np.uint8]]:
+        """Memory for a chunk of this shape that begins with its header, and the part of it for the elements."""
+        header, nbytes = self._header(shape), math.prod(shape) * self._dtype.itemsize
+        if nbytes > MAX_DECODED:  # not foreseen: a block of N5 may be smaller than its place, wherever it lies
+            raise ValueError(f"a chunk of {shape} must be made anew; {MAX_DECODED} bytes is the limit")
+        buffer = np.empty(len(header) + nbytes, np.uint8)
+        buffer[: len(header)] = np.frombuffer(header, np.uint8)
+        return buffer.data.toreadonly(), buffer[len(header) :]
 
     def framed(self, shape: Coords, payload: bytes) -> bytes:
         return self._header(shape) + payload
@@ -208,6 +222,7 @@ class Transcoder:
         # At the edge an N5 block may have any shape, and tells it itself; a Blosc chunk may be whole all the same.
         self._tells = self._stored.clipped and [c.name for c in _inner(self._stored)] == ["blosc"]
         self._cuts = self._stored.clipped != shown.clipped or self._stored.frame == "n5" or self._tells
+        self._turns = not self._passes and _differ_in_byte_order(array, shown)
         if not self._passes or (self._cuts and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))):
             _require_decodable(array)
             self._shown.require_small()
@@ -225,10 +240,13 @@ class Transcoder:
         kept = np.where(stored < self._around, -1, kept)
         return np.where(self._shown.are_whole(cells), kept, made) if self._cuts else kept
 
-    def show(self, coords: Coords, stored: bytes) -> bytes:
+    def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         cell = self._shown.cell(coords)
         payload, shape = self._unframed(cell, stored)
-        if not self._passes or shape != self._shown.shape(cell) or self._remakes(cell):
+        shown: bytes | memoryview
+        if self._turns and shape == self._shown.shape(cell):
+            shown = self._turned(payload, shape)
+        elif not self._passes or shape != self._shown.shape(cell) or self._remakes(cell):
             shown = self._shown.made_of(cell, self._elements(payload, shape))
         else:
             payload = encode(self._shown.checks, decode(self._checks, payload))
@@ -237,6 +255,15 @@ class Transcoder:
         if len(shown) != told >= 0:  # what was said of its size before must stay true
             raise ValueError(f"{len(stored)} bytes are none of a chunk of {shape} {self._array.data_type}")
         return shown
+
+    def _turned(self, payload: bytes, shape: Coords) -> memoryview:
+        """Decoded, and turned where it lies: a chunk is memory that costs time to touch for the first time."""
+        buffer, room = self._shown.room(shape)
+        decode_into(self._stored.codecs, payload, room.data)
+        stored, shown = np.dtype(self._stored.data_type), np.dtype(self._shown.encoding.data_type)
+        if stored.byteorder != shown.byteorder and stored.itemsize > 1:
+            room.view(shown)[...] = room.view(stored)  # in place, element by element, and faster than `byteswap`
+        return buffer
 
     def _remakes(self, cell: Coords) -> bool:
         """Whether a chunk is made anew though it may be as it should: all of those are whose size depends on that."""
@@ -321,7 +348,7 @@ class FillValue:
         last = self._last
         if last is None or last[0] != shape:
             element = fill_element(self._shown.array.fill_value, self._shown.encoding.data_type)
-            self._last = last = shape, self._shown.made_of(cell, np.broadcast_to(element, shape))
+            self._last = last = shape, bytes(self._shown.made_of(cell, np.broadcast_to(element, shape)))
         return last[1]
 
 

@@ -453,7 +453,7 @@ class _Shard:
             if lead is None:
                 return
             stored = data.tobytes()
-            before = lead.size(stored if lead.transform is None else lead.transform.show(coords, stored))
+            before = lead.size(stored if lead.transform is None else bytes(lead.transform.show(coords, stored)))
             start = int(entries.starts[at[coords]])
             if before > start:
                 raise ValueError(f"{before} bytes should lie before it, but it begins at {start}")

@@ -49,7 +49,6 @@ class Zarr2(OfDocuments):
     name = "zarr2"
     systems: Sequence[System] = ()  # the native layout shows none of it otherwise
     documents = (ARRAY, GROUP, ATTRIBUTES)
-    systems = ()
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         found = {name: raw for name, raw in documents.items() if name in self.documents}

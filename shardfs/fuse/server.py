@@ -486,7 +486,7 @@ class _Worker:
 
     def _open(self, unique: int, number: int, _size: int) -> None:
         found = self._recent.get(number) or self._fresh_attributes(number)
-        direct = found.extent is not None and found.size > DIRECT_IO_OVER
+        direct = found.size > DIRECT_IO_OVER
         self._send(lowlevel.opened(unique, lowlevel.OPEN_DIRECT_IO if direct else lowlevel.OPEN_KEEP_CACHE))
 
     def _read_handler(self) -> Handler:

@@ -1,0 +1,221 @@
+"""What a layout costs: ratios of turns that alternate in one run, since the machine is shared.
+
+    python scripts/bench_layouts.py [--work DIR] [--repetitions N] [--json FILE]
+
+Kept bytes: all chunks of a sharded Zarr v3 array, read once through fresh mounts in the native layout and in `zarr2`,
+which shows the same bytes under other names (and once more with a checksum behind each chunk, which `zarr2` verifies
+and cuts). Goal: at most 1.1 times the time.
+
+Changed bytes: little-endian chunks in zstd, read through the layout `n5`, which shows them decoded and turned; against
+numcodecs decoding the same chunks in a loop on the same CPUs, with as many threads. The mount has a small chunk cache,
+so that it is full, as it is once a mount has served more than fits; the loop, too, decodes into memory that it had
+before. Once as mounts are by default, and once with `direct_io`. Goal: at least 0.7 times its throughput.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from bench_lib import Calm, Mount, adopt_daemons, on_cpus, warm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SIDE, CHUNK, PER_SHARD = 384, 96, 2
+GRID = list(itertools.product(range(SIDE // CHUNK), repeat=3))
+CHUNK_BYTES = 2 * CHUNK**3
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+ZSTD = {"name": "zstd", "configuration": {"level": 3, "checksum": False}}
+CRC = {"name": "crc32c"}
+MOST, LEAST = 1.1, 0.7
+
+
+class Row(NamedTuple):
+    name: str
+    ratio: float
+    goal: str
+    met: bool
+    spread: str
+
+
+def image() -> Any:
+    """Something smooth with noise on it, as microscopes give it: uint16, about half of it left after zstd."""
+    axis = np.sin(np.arange(SIDE) / 30) * 700
+    smooth = axis[:, None, None] + axis[None, :, None] + axis[None, None, :] + 3000
+    return (smooth + np.random.default_rng(1).normal(0, 20, smooth.shape)).astype("<u2")
+
+
+def write(path: Path, data: Any, codecs: Sequence[Any], *, sharded: bool) -> Path:
+    import tensorstore
+
+    index = [LITTLE, CRC]
+    inside = {"chunk_shape": [CHUNK] * 3, "codecs": list(codecs), "index_codecs": index}
+    metadata = {
+        "shape": data.shape,
+        "data_type": "uint16",
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [CHUNK * (PER_SHARD if sharded else 1)] * 3},
+        },
+        "codecs": [{"name": "sharding_indexed", "configuration": inside}] if sharded else list(codecs),
+    }
+    store = {"driver": "file", "path": f"{path}/", "file_io_sync": False}
+    spec = {"driver": "zarr3", "kvstore": store, "metadata": metadata}
+    tensorstore.open(spec, create=True).result().write(data).result()
+    return path
+
+
+def names(layout: str) -> list[str]:
+    keys = ["/".join(map(str, key[::-1] if layout == "n5" else key)) for key in GRID]
+    return [f"c/{key}" for key in keys] if layout == "native" else keys
+
+
+BUFFERS = threading.local()
+
+
+def read(path: str) -> int:
+    """Into memory that is there, as the decoder in the loop has it."""
+    if not hasattr(BUFFERS, "room"):
+        BUFFERS.room = memoryview(bytearray(CHUNK_BYTES + 4096))
+    fd, total = os.open(path, os.O_RDONLY), 0
+    try:
+        while got := os.readv(fd, [BUFFERS.room[total:]]):
+            total += got
+    finally:
+        os.close(fd)
+    return total
+
+
+def timed(work: Callable[[Any], int], items: Sequence[Any], threads: int) -> tuple[float, int]:
+    """Seconds and bytes of doing this to all items."""
+    if threads == 1:
+        began = time.perf_counter()
+        total = sum(map(work, items))
+        return time.perf_counter() - began, total
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(len, [b""] * threads))  # they are there
+        began = time.perf_counter()
+        total = sum(pool.map(work, items))
+        return time.perf_counter() - began, total
+
+
+def through_mount(source: Path, mountpoint: Path, layout: str, threads: int, words: str = "ro") -> tuple[float, int]:
+    """The first reading of all chunks, by a mount that was just made: nothing is in the kernel's cache."""
+    mountpoint.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "shardfs", "mount", str(source), str(mountpoint), "--layout", layout, "-o", words]
+    probe = {"native": "zarr.json", "zarr2": ".zarray", "n5": "attributes.json"}[layout]
+    mount = Mount(command, mountpoint, probe, stays=False)
+    try:
+        first, *rest = [str(mountpoint / name) for name in names(layout)]
+        read(first)  # the daemon has its libraries now
+        return timed(read, rest, threads)
+    finally:
+        mount.close()
+
+
+class Bench:
+    def __init__(self, work: Path, repetitions: int) -> None:
+        self.work, self.repetitions = work, repetitions
+        self.calm = Calm(60)
+        self.rows: list[Row] = []
+
+    def turns(self, *contestants: Callable[[], float]) -> list[list[float]]:
+        """The results of contestants that take turns; each begins as often as the others."""
+        found: list[list[float]] = [[] for _ in contestants]
+        for turn in range(self.repetitions + 1):
+            for i in range(len(contestants)):
+                who = (i + turn) % len(contestants)
+                self.calm.wait()
+                result = contestants[who]()
+                if turn:  # the first is for warming up
+                    found[who].append(result)
+        return found
+
+    def put(self, name: str, ratios: list[float], *, most: float = 0, least: float = 0) -> None:
+        ratio = statistics.median(ratios)
+        goal = f"<= {most}" if most else f">= {least}"
+        met = ratio <= most if most else ratio >= least
+        self.rows.append(Row(name, ratio, goal, met, f"{min(ratios):.2f}-{max(ratios):.2f}"))
+        print(f"{name:<58} {ratio:5.2f}  {goal}  {'met' if met else 'MISSED'}  ({self.rows[-1].spread})", flush=True)
+
+    def keeping(self, name: str, source: Path, expected: int, *, most: float = MOST) -> None:
+        warm(source)
+
+        def turn(layout: str) -> float:
+            seconds, total = through_mount(source, self.work / "mnt", layout, 1)
+            if layout == "zarr2" and total != expected:
+                raise SystemExit(f"{name}: {total} bytes read, {expected} expected")
+            return seconds
+
+        native, shown = self.turns(lambda: turn("native"), lambda: turn("zarr2"))
+        self.put(name, [b / a for a, b in zip(native, shown, strict=True)], most=most)
+
+    def changing(self, name: str, source: Path, chunks: Sequence[bytes], cpus: set[int], words: str) -> None:
+        from numcodecs.zstd import Zstd
+
+        codec, threads = Zstd(), len(cpus)
+        warm(source)
+
+        def loop() -> float:
+            seconds, total = timed(lambda chunk: len(codec.decode(chunk)), chunks, threads)
+            return total / seconds
+
+        def layout() -> float:
+            seconds, total = through_mount(source, self.work / "mnt", "n5", threads, f"chunk_cache=16M,{words}")
+            if total != (len(GRID) - 1) * (CHUNK_BYTES + 16):
+                raise SystemExit(f"{name}: {total} bytes read")
+            return total / seconds
+
+        with on_cpus(cpus):
+            alone, shown = self.turns(loop, layout)
+        self.put(name, [b / a for a, b in zip(alone, shown, strict=True)], least=LEAST)
+        rates = statistics.median(alone) / 1e6, statistics.median(shown) / 1e6
+        print(f"    numcodecs {rates[0]:.0f} MB/s, mount {rates[1]:.0f} MB/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="where the data are made (default: a new directory in /tmp)")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    work = given.work or Path(tempfile.mkdtemp(prefix="bench-layouts-"))
+    work.mkdir(parents=True, exist_ok=True)
+    adopt_daemons()
+    bench = Bench(work, given.repetitions)
+    try:
+        data = image()
+        plain = write(work / "plain", data, [LITTLE, ZSTD], sharded=False)
+        chunks = [(plain / name).read_bytes() for name in names("native")]
+        size = sum(map(len, chunks[1:]))
+        print(f"{len(GRID)} chunks of {CHUNK_BYTES / 1e6:.1f} MB, {size / (len(GRID) - 1) / 1e6:.2f} MB in zstd")
+        shards = write(work / "sharded", data, [LITTLE, ZSTD], sharded=True)
+        bench.keeping("time of zarr2 / native, stored bytes as they are", shards, size)
+        summed = write(work / "summed", data, [LITTLE, ZSTD, CRC], sharded=True)
+        bench.keeping("the same, a checksum verified and cut (no goal)", summed, size, most=float("inf"))
+        cpus = sorted(os.sched_getaffinity(0))
+        for n, words in itertools.product(dict.fromkeys((1, len(cpus))), ("ro", "direct_io")):
+            name = f"throughput of n5 from zstd / numcodecs, {n} CPU, {words}"
+            bench.changing(name, shards, chunks, set(cpus[:n]), words)
+    finally:
+        shutil.rmtree(work, ignore_errors=given.work is None)
+    if given.json:
+        given.json.write_text(json.dumps([row._asdict() for row in bench.rows]))
+    sys.exit(not all(row.met for row in bench.rows))
+
+
+if __name__ == "__main__":
+    main()
