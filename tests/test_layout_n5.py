@@ -499,7 +499,7 @@ def test_any_described_array_is_read_as_n5(
         if draw.draw(st.booleans()):
             stored = _stored(array, data, cell)
             assert shown.transform is not None
-            block = shown.transform.show(place, stored)
+            block = bytes(shown.transform.show(place, stored))
             told = shown.transform.sizes(np.array([place], np.uint64).reshape(1, rank), np.array([len(stored)]))
         else:
             wanted[tuple(slice(i * c, (i + 1) * c) for i, c in zip(cell, array.chunk, strict=True))] = array.fill_value
