@@ -72,14 +72,14 @@ _NAMES: list[tuple[str, ...]] = [
 ]
 
 
-def _as_xyzc(data: Data, names: Sequence[str]) -> Data:
-    """The same in the order that readers of precomputed have."""
-    words = [name.lower() for name in names]
-    roles = ["c" if w == "channel" else "t" if w == "time" else w for w in words]
-    if names in (("i", "j"), ("a", "z", "y", "x"), ("a", "b", "c", "d")):
-        roles = ["y", "x"] if len(names) == 2 else ["c", "z", "y", "x"]
-    if names == ("a", "b", "c", "d"):
-        roles = ["z", "y", "c", "x"]
+def as_xyzc(data: Data, names: Sequence[str]) -> Data:
+    """The same as readers of precomputed see it. Axes that nobody names are z, y and x, behind one of channels."""
+    roles = [{"channel": "c", "time": "t"}.get(name.lower(), name.lower()) for name in names]
+    if not roles or not set(roles) <= set("xyzct"):
+        known = [role for role in roles if role in ("c", "t")]
+        free = ["z", "y", "x"] if known else ["c", "z", "y", "x"]
+        free = free[len(free) - (data.ndim - len(known)) :]
+        roles = [role if role in ("c", "t") else free.pop(0) for role in roles or [""] * data.ndim]
     elements = data.astype("uint8") if data.dtype == bool else data
     for role in "xyzct":
         if role not in roles:
@@ -124,7 +124,7 @@ def test_any_array_of_zarr_is_read_as_precomputed(
     write_zarr(path / "source" / "a", data, **how)
     tree = _precomputed(path / "source")
     write_files(path / "shown", walk(tree))
-    expected = _as_xyzc(data, how["dimension_names"])
+    expected = as_xyzc(data, how["dimension_names"])
     found = _read(path / "shown/a")
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_array_equal(found, expected)
