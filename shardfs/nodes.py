@@ -140,10 +140,11 @@ class Directory(Node):
         return self.inherited.shown(self.inside)
 
     def move(self, scope: Scope) -> None:
-        """Show what the scope says holds its data, instead of what is here."""
-        inside = self.child_path(scope.data)
-        self.inherited = Inherited(self.inherited.below, (scope, self.path), (inside, self.shown))
-        self.inside = inside
+        """Show what the scope says holds its data, instead of what is here. Several threads may say so at once."""
+        inherited, inside = self.inherited, "/".join(filter(None, [self.path, scope.data]))
+        if inherited.scope != (scope, self.path):
+            self.inherited = Inherited(inherited.below, (scope, self.path), (inside, inherited.shown(self.path)))
+        self.inside = inside  # last: who sees it sees the other, too
 
 
 class NodeTable:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numcodecs
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardfs.cache import ByteLRU
 from shardfs.errors import UnsupportedError
 from shardfs.formats.zarr_transformer import Hierarchy
+from shardfs.store import open_store
 from shardfs.tree import Tree, open_tree
 from tests.data_zarr_transformer import Cells, array_document, named, pack_shards, sharding, write_hierarchy
 from tests.handmade import write_files, write_json
@@ -211,6 +215,24 @@ def test_paths_are_those_that_are_shown(hierarchy: Path) -> None:
     assert (where.collection, where.shard) == ("h/g/a", "h/data/root/g/a/c0/0")
     assert tree.chunk_at(where.shard, where.offset) == "h/g/a/c/1/0"
     assert tree.collection("h/g/a").path == "h/g/a"
+
+
+def test_many_threads_open_it_at_once(hierarchy: Path) -> None:
+    wanted = _shown(hierarchy).resolve("h/g/a/c/1/0").size
+    for _ in range(20):
+        tree = Tree(open_store(str(hierarchy)), ByteLRU(1 << 20), ByteLRU(1 << 20), layout="zarr3")
+        with ThreadPoolExecutor(8) as pool:
+            found = pool.map(tree.resolve, ["h/g/a/c/1/0"] * 8)
+            assert [one.size for one in found] == [wanted] * 8
+
+
+def test_a_store_behind_fsspec(hierarchy: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{hierarchy}/", "draft-remote/", recursive=True)
+    try:
+        assert walk(open_tree("memory://draft-remote", layout="zarr3")) == walk(_shown(hierarchy))
+    finally:
+        memory.rm("draft-remote", recursive=True)
 
 
 def test_the_native_layout_is_as_before(hierarchy: Path) -> None:
