@@ -218,7 +218,8 @@ class Datasets:
         path, here = directory.inside, None
         documents: dict[str, bytes] = {}
         below: dict[str, list[tuple[tuple[str, ...], Placed | bytes]]] = {}
-        for parts, what in [*directory.inherited.below, *self._own(path, dataset)]:
+        items = [*directory.inherited.below, *self._own(path, dataset)]
+        for parts, what in items:
             if len(parts) == 1 and isinstance(what, bytes):
                 documents.setdefault(parts[0], what)  # what is said above is said of the whole
             elif parts:
@@ -235,7 +236,8 @@ class Datasets:
         scope = directory.inherited.scope
         if dataset is not None and dataset.scope is not None:
             scope = dataset.scope, path
-        shards = tuple(c.layers[0].format for c in dataset.collections if c.shards == "") if dataset else ()
+        placed = [what for _, what in items if isinstance(what, Placed) and what.shards == path]
+        shards = tuple(p.collection.layers[0].format for p in placed if p.collection.shards is not None)
         moved, closed = directory.inherited.moved, directory.inherited.closed
         closed = closed or (dataset is not None and dataset.closed)
         chunks = self._chunk_tree(path, directory.shown, here) if here else None

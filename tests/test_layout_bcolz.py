@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs import blosc
 
-from shardfs.errors import UnsupportedError
+from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.inodes import ROOT
 from shardfs.tree import Tree, open_tree
 from tests import data_bcolz
 from tests.data_bcolz import BLP, Superchunk, chunks_of, compressed, stored
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, ramp, transpose
 from tests.handmade import group_document, write_files, write_json
-from tests.suites.walking import entries, walk
+from tests.suites.walking import entries, read_all, walk
 from tests.test_layout_n5 import BYTE, write_zarr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from tests.datasets import Array as Data
@@ -199,6 +200,19 @@ def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]
             yield name, e.size
 
 
+def test_slabs_of_a_volume_are_rows(tmp_path: Path) -> None:
+    data = ramp((5, 4, 10), "uint16")  # x, y, z
+    scale = {"key": "s", "size": [5, 4, 10], "chunk_sizes": [[8, 4, 3]], "resolution": [1, 1, 1], "encoding": "raw"}
+    write_json(tmp_path / "info", {"data_type": "uint16", "num_channels": 1, "type": "image", "scales": [scale]})
+    slabs = {f"0-5_0-4_{z}-{min(z + 3, 10)}": data[..., z : z + 3].tobytes(order="F") for z in range(0, 10, 3)}
+    write_files(tmp_path / "s", slabs)
+    shown = walk(_shown(tmp_path))
+    np.testing.assert_array_equal(read(shown, "s"), data.T)
+    assert shown.keys() == {f"s/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")} | {
+        f"s/data/__{i}.blp" for i in range(4)
+    }
+
+
 def test_no_rows(tmp_path: Path) -> None:
     write_zarr(tmp_path / "a", np.zeros((0, 3), "int32"), (4, 3), [LITTLE])
     shown = walk(_shown(tmp_path))
@@ -292,6 +306,46 @@ def test_chunks_pass_but_for_the_last(kind: str, tmp_path: Path) -> None:
     assert shown["a.blp/c/2/0"] == stored(np.pad(data[8:], ((0, 2), (0, 0))).tobytes(), 2)
     assert json.loads(shown["a.blp/zarr.json"])["codecs"][-1]["name"] == "blosc"
     assert json.loads(shown["a.blp/zarr.json"])["attributes"] == {"user": [1]}
+
+
+@pytest.mark.parametrize("layout", ["zarr3", "zarr2", "n5"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda chunk: chunk[:10],
+        lambda chunk: b"\0" * 16 + chunk[16:],
+        lambda chunk: chunk[:-1],
+        lambda chunk: chunk[:20] + struct.pack("<I", 2**31) + chunk[24:],
+        lambda chunk: chunk[:28] + struct.pack("<I", 2**31) + chunk[32:],
+        lambda chunk: BLP + compressed(b"ab" * 7, 2),
+    ],
+    ids=["short", "magic", "cut", "nbytes", "cbytes", "other"],
+)
+def test_a_damaged_chunk_harms_nothing_else(layout: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    write_carray(tmp_path / "a", ramp((10, 3), "uint16"), 4)
+    last = tmp_path / "a/data/__2.blp"
+    last.write_bytes(damage(last.read_bytes()))
+    tree = _shown(tmp_path, layout)
+    names = {"zarr3": ("c/2/0", "c/1/0"), "zarr2": ("2/0", "1/0"), "n5": ("0/2", "0/1")}[layout]
+    with pytest.raises(CorruptShardError, match=r"__2\.blp"):
+        tree.read(tree.resolve(f"a/{names[0]}").number, 0, 1000)
+    assert read_all(tree, tree.resolve(f"a/{names[1]}"))
+
+
+def test_hostile_sizes_allocate_nothing(tmp_path: Path) -> None:
+    write_carray(tmp_path / "a", ramp((10,)), 4, members={"chunklen": 2**62})
+    (tmp_path / "a/meta/sizes").write_text(json.dumps({"shape": [2**62 - 1], "nbytes": 0, "cbytes": 0}))
+    for layout in ("zarr3", "zarr2", "n5"):
+        with suppress(UnsupportedError):
+            tree = _shown(tmp_path, layout)
+            for e in walk_names(tree):
+                with suppress(CorruptShardError, OSError):
+                    tree.read(tree.resolve(e).number, 0, 10)
+
+
+def walk_names(tree: Tree) -> list[str]:
+    """Every file."""
+    return [name for name, _ in _sizes(tree, ROOT)]
 
 
 def test_tables_of_bcolz_are_groups(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from shardfs.cache import ByteLRU
 from shardfs.errors import UnsupportedError
 from shardfs.formats.zarr_transformer import Hierarchy
+from shardfs.nodes import Directory, Inherited
 from shardfs.store import open_store
 from shardfs.tree import Tree, open_tree
 from tests.data_zarr_transformer import Cells, array_document, named, pack_shards, sharding, write_hierarchy
@@ -224,6 +225,15 @@ def test_many_threads_open_it_at_once(hierarchy: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             found = pool.map(tree.resolve, ["h/g/a/c/1/0"] * 8)
             assert [one.size for one in found] == [wanted] * 8
+
+
+def test_moving_twice_is_moving_once() -> None:
+    directory = Directory(1, "h", Inherited())
+    for _ in range(2):
+        directory.move(Hierarchy(".json"))
+        assert (directory.inside, directory.shown) == ("h/data/root", "h")
+    inside = Directory(2, directory.child_path("g"), directory.inherited)
+    assert (inside.path, inside.shown) == ("h/data/root/g", "h/g")
 
 
 def test_a_store_behind_fsspec(hierarchy: Path) -> None:
