@@ -33,7 +33,7 @@ FILES = [
 
 EXIT = [
     ("0", "done"),
-    ("1", "something unexpected; of umount: the mount is busy"),
+    ("1", "something unexpected; of umount: the mount is busy; of status and doctor: something is wrong"),
     ("2", "wrong usage"),
     ("3", "the source was not found or cannot be read"),
     ("4", "the source is not a sharded dataset that shardfs supports"),
