@@ -200,16 +200,25 @@ def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]
             yield name, e.size
 
 
+def write_slabs(root: Path, data: Data, thickness: int) -> None:
+    """A precomputed volume (z, y, x) in chunks that are cut along z alone."""
+    z, y, x = data.shape
+    scale = {"key": "slabs", "size": [x, y, z], "chunk_sizes": [[x + 3, y, thickness]]}
+    scale |= {"resolution": [1, 1, 1], "encoding": "raw"}
+    info = {"data_type": data.dtype.name, "num_channels": 1, "type": "image", "scales": [scale]}
+    write_json(root / "info", info)
+    starts = range(0, z, thickness)
+    names = {a: f"0-{x}_0-{y}_{a}-{min(a + thickness, z)}" for a in starts}
+    write_files(root / "slabs", {name: data[a : a + thickness].tobytes() for a, name in names.items()})
+
+
 def test_slabs_of_a_volume_are_rows(tmp_path: Path) -> None:
-    data = ramp((5, 4, 10), "uint16")  # x, y, z
-    scale = {"key": "s", "size": [5, 4, 10], "chunk_sizes": [[8, 4, 3]], "resolution": [1, 1, 1], "encoding": "raw"}
-    write_json(tmp_path / "info", {"data_type": "uint16", "num_channels": 1, "type": "image", "scales": [scale]})
-    slabs = {f"0-5_0-4_{z}-{min(z + 3, 10)}": data[..., z : z + 3].tobytes(order="F") for z in range(0, 10, 3)}
-    write_files(tmp_path / "s", slabs)
+    data = ramp((10, 4, 5), "uint16")
+    write_slabs(tmp_path, data, 3)
     shown = walk(_shown(tmp_path))
-    np.testing.assert_array_equal(read(shown, "s"), data.T)
-    assert shown.keys() == {f"s/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")} | {
-        f"s/data/__{i}.blp" for i in range(4)
+    np.testing.assert_array_equal(read(shown, "slabs"), data)
+    assert shown.keys() == {f"slabs/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")} | {
+        f"slabs/data/__{i}.blp" for i in range(4)
     }
 
 

@@ -145,6 +145,13 @@ def test_fill_values(data_type: str, told: Any, found: Any) -> None:
     assert _described(data_type=data_type, fill_value=told).fill_value == found
 
 
+def test_names_of_axes_are_those_of_xarray() -> None:
+    array = _described(attributes={"_ARRAY_DIMENSIONS": ["y", "x"], "user": 1})
+    assert (array.names, array.attributes) == (("y", "x"), {"user": 1})
+    array = _described(attributes={"_ARRAY_DIMENSIONS": ["y"]})
+    assert (array.names, array.attributes) == (None, {"_ARRAY_DIMENSIONS": ["y"]})
+
+
 def test_memory_layout() -> None:
     assert _described(chunk_memory_layout="F").encoding.order == (1, 0)
     assert _described(chunk_memory_layout="C").encoding.order == (0, 1)

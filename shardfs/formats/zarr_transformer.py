@@ -324,6 +324,9 @@ COMPRESSORS = {"gzip": "gzip", "zstd": "zstd", "blosc": "numcodecs.blosc"} | {
 }
 """By the end of their URLs: they are numcodecs' own, and so are their parameters."""
 
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""The attribute in which xarray keeps the names of axes."""
+
 
 def _array(doc: Mapping[str, Any]) -> Array:
     """What the document of an array says that is not sharded. Raise one of `UNFIT`, with the reason."""
@@ -341,7 +344,10 @@ def _array(doc: Mapping[str, Any]) -> Array:
     if (compressor := doc.get("compressor")) is not None:
         chain.append(_compressor(compressor, dtype.itemsize))
     native = dtype.newbyteorder("=").str
-    attributes = doc.get("attributes", {})
+    attributes = doc.get("attributes")
+    attributes = attributes if isinstance(attributes, dict) else {}
+    names = attributes.get(DIMENSIONS)
+    named = isinstance(names, list) and len(names) == len(shape) and all(isinstance(n, str) for n in names)
     return Array(
         shape,
         chunk,
@@ -349,7 +355,8 @@ def _array(doc: Mapping[str, Any]) -> Array:
         zarr_values.chunk_encoding(native, len(shape), chain),
         tuple(range(len(shape))),
         zarr_values.fill_value(doc.get("fill_value"), native),
-        attributes=attributes if isinstance(attributes, dict) else {},
+        tuple(names) if named and names else None,
+        attributes={name: value for name, value in attributes.items() if not (named and name == DIMENSIONS)},
     )
 
 

@@ -15,7 +15,7 @@ from tests import data_bcolz, data_n5, data_zarr_transformer, datasets
 from tests.conftest import client_python, run_client
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, islands, ramp, transpose
 from tests.mount.programs import attempt, shardfs
-from tests.test_layout_bcolz import write_carray
+from tests.test_layout_bcolz import write_carray, write_slabs
 from tests.test_layout_n5 import BYTE, write_zarr
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def zarrs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, 
         container = base / "n5" / compression["type"]
         data_n5.write_twin(container, ramp((7, 21), "uint16"), (7, 4), compression, "z5")
         arrays[f"n5/{compression['type']}/{data_n5.MEMBER}"] = ramp((7, 21), "uint16").T
+    arrays["volume/slabs"] = ramp((10, 4, 5), "uint16")
+    write_slabs(base / "volume", arrays["volume/slabs"], 3)
     cells: data_zarr_transformer.Cells = {(i,): np.arange(4 * i, 4 * i + 4, dtype="<u2").tobytes() for i in range(5)}
     document = data_zarr_transformer.array_document(
         (18,), (4,), data_zarr_transformer.sharding(2), data_type="<u2", fill_value=3
@@ -113,6 +115,10 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str
         data_bcolz.write_array(base / f"superchunks/{name}", data, 4, 3)
         write_carray(base / f"table/{name}", data, 4)
         arrays |= {f"superchunks/{name}": data, f"table/{name}": data}
+    for name in ("array-1d", "array-2d", "array-big-endian", "array-one-chunk"):
+        golden = datasets.ROOT / "tests/golden/bloscpack" / name
+        (base / f"{name}.blp").symlink_to(golden.with_suffix(".blp"))
+        arrays[f"{name}.blp"] = np.load(golden.with_suffix(".npy"))
     (base / "table/__rootdirs__").write_text(json.dumps({"names": ["int32", "float64", "uint8"]}))
     (base / "table/__attrs__").write_text("{}")
     return base, arrays
@@ -132,7 +138,7 @@ def test_bcolz_is_read_in_other_layouts(
     layout: str, script: str, columns: tuple[Path, Mapping[str, Array]], mounted: Mounted, tmp_path: Path
 ) -> None:
     root, arrays = columns
-    with mounted(root, "--layout", layout) as mount:
+    with mounted(root, "--layout", layout, "-o", "symlinks=follow") as mount:
         arguments = [READERS[layout, script](mount, path) for path in arrays]
         found = _read(script, arguments, tmp_path, sys.executable)
     turned = [one if isinstance(one, str) or layout != "n5" else one.T for one in found]
