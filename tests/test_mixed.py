@@ -14,7 +14,7 @@ import pytest
 
 from shardfs import datasets
 from shardfs.errors import CorruptShardError, NotADatasetError, UnsupportedError
-from shardfs.formats import as_markdown, formats
+from shardfs.formats import as_markdown, formats, layouts_as_markdown
 from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.inodes import ROOT
 from shardfs.tree import open_tree
@@ -142,8 +142,9 @@ def test_every_registered_system_is_among_them(planted: Mapping[str, Planted]) -
 
 
 def test_the_table_in_the_documents_is_that_of_the_registry() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "formats.md").read_text()
-    assert as_markdown() in text, "run: python scripts/formats_table.py"
+    docs = Path(__file__).parent.parent / "docs"
+    assert as_markdown() in (docs / "formats.md").read_text(), "run: python scripts/formats_table.py"
+    assert layouts_as_markdown() in (docs / "layouts.md").read_text(), "run: python scripts/formats_table.py"
 
 
 def _frame_beside_an_array(root: Path) -> Mapping[str, bytes]:

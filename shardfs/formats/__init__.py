@@ -44,6 +44,20 @@ class System(NamedTuple):
     readers: str
 
 
+class Pairing(NamedTuple):
+    """A kind of source in a layout, as docs/layouts.md lists it.
+
+    Args:
+        format: of the source, as `System` calls it.
+        shown: what becomes of its chunks.
+        readers: programs of others that read it in the tests through a mount, and know only the layout.
+    """
+
+    format: str
+    shown: str
+    readers: str
+
+
 class Format(Protocol):
     """The source face of a format."""
 
@@ -87,6 +101,10 @@ class View(Protocol):
     @property
     def name(self) -> str:
         """As `--layout` calls it."""
+
+    @property
+    def pairings(self) -> Sequence[Pairing]:
+        """What it shows, for people."""
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         """Directories below of which `show` needs to know the datasets, as paths relative to the dataset's."""
@@ -206,6 +224,18 @@ def as_markdown() -> str:
     head = "| system | recognised by | shown as | written by | read by |\n|---|---|---|---|---|\n"
     rows = (system for f in formats() for system in f.systems)
     return head + "".join(f"| {' | '.join(system[1:])} |\n" for system in rows)
+
+
+def layouts_as_markdown() -> str:
+    """The table of docs/layouts.md."""
+    head = "| source | layout | chunks | read by |\n|---|---|---|---|\n"
+    found = {(p.format, view.name): p for view in views().values() for p in view.pairings}
+    rows = []
+    for name in dict.fromkeys(system.format for f in formats() for system in f.systems):
+        for layout in views():
+            pairing = found.get((name, layout), Pairing(name, "refused", ""))
+            rows.append(f"| {name} | {layout} | {pairing.shown} | {pairing.readers} |\n")
+    return head + "".join(rows)
 
 
 @cache

@@ -23,6 +23,7 @@ from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.formats import (
     UNFIT,
     OfDocuments,
+    Pairing,
     System,
     integers,
     listed,
@@ -94,6 +95,22 @@ class N5Format(OfDocuments):
     """See `formats.Format` and `formats.View`."""
 
     name = "n5"
+    pairings = (
+        Pairing(
+            "zarr3",
+            "pass behind a header if big-endian or of one byte, in at most one codec that N5 has; else decoded",
+            "tensorstore, z5py, zarr-python 2.18",
+        ),
+        Pairing("zarr3-draft", "as Zarr v3's", "tensorstore"),
+        Pairing(
+            "precomputed",
+            "volumes only: raw ones of one byte pass; else turned or decoded",
+            "tensorstore, z5py, zarr-python 2.18",
+        ),
+        Pairing("n5", "the native layout", "see docs/formats.md"),
+        Pairing("bcolz", "Blosc of one byte passes; else decoded", "tensorstore"),
+        Pairing("bloscpack", "as bcolz's", "tensorstore"),
+    )
     documents = (DOCUMENT,)
     systems = (
         System(

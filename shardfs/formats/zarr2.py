@@ -15,7 +15,7 @@ from shardfs import ome
 from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.codecs import can_store
 from shardfs.errors import UnsupportedError
-from shardfs.formats import OfDocuments, System, parse_json, print_json, print_strict
+from shardfs.formats import OfDocuments, Pairing, System, parse_json, print_json, print_strict
 from shardfs.grid import FlatNames, MappedNames, NestedNames
 from shardfs.model import Collection, Consolidation, Dataset
 from shardfs.transcode import memory_order, transcoder, without_checks
@@ -48,6 +48,26 @@ class Zarr2(OfDocuments):
 
     name = "zarr2"
     systems: Sequence[System] = ()  # the native layout shows none of it otherwise
+    pairings = (
+        Pairing(
+            "zarr3",
+            "pass in Blosc, Zstandard, gzip, a codec of numcodecs or none; else decoded",
+            "zarr-python 2.18 and 3, tensorstore, z5py, GDAL, netCDF-C, xarray, ome-zarr",
+        ),
+        Pairing("zarr3-draft", "pass, as Zarr v3's", "zarr-python 2.18 and 3"),
+        Pairing(
+            "precomputed",
+            "volumes only: raw ones pass, padded where they end with the volume; images are decoded",
+            "zarr-python 2.18 and 3, tensorstore",
+        ),
+        Pairing(
+            "n5",
+            "pass without their headers, padded where they end with the array",
+            "zarr-python 2.18 and 3, tensorstore",
+        ),
+        Pairing("bcolz", "pass without their headers", "zarr-python 3, tensorstore"),
+        Pairing("bloscpack", "pass, if they are rows of an array", "zarr-python 3, tensorstore"),
+    )
     documents = (ARRAY, GROUP, ATTRIBUTES)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:

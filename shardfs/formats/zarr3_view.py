@@ -16,7 +16,7 @@ from shardfs import ome, zarr_values
 from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.codecs import can_store
 from shardfs.errors import UnsupportedError
-from shardfs.formats import print_strict
+from shardfs.formats import Pairing, print_strict
 from shardfs.grid import FlatNames, MappedNames, NestedNames
 from shardfs.model import Collection, Dataset
 from shardfs.transcode import transcoder
@@ -44,6 +44,20 @@ class Zarr3View:
     """See `formats.View`."""
 
     name = "zarr3"
+    pairings = (
+        Pairing("zarr3", "the native layout", "see docs/formats.md"),
+        Pairing("zarr3-draft", "pass", "zarr-python 3, tensorstore, z5py"),
+        Pairing(
+            "precomputed",
+            "volumes only: raw ones pass, padded where they end with the volume; images are decoded",
+            "zarr-python 3, tensorstore, z5py",
+        ),
+        Pairing(
+            "n5", "pass without their headers, padded where they end with the array", "zarr-python 3, tensorstore, z5py"
+        ),
+        Pairing("bcolz", "pass without their headers", "zarr-python 3, tensorstore"),
+        Pairing("bloscpack", "pass, if they are rows of an array", "zarr-python 3, tensorstore"),
+    )
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         if dataset.format == self.name:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +12,12 @@ import pytest
 import tensorstore as ts
 import zarr
 
-from tests import datasets
+from tests import data_n5, datasets
 from tests.conftest import client_python, run_client
 from tests.data_layouts import Written, equal
 from tests.datasets import BIG, BLOSC, CRC, LITTLE, ZSTD, transpose
 from tests.handmade import group_document, write_json
-from tests.mount.programs import link_tree, read_jobs
+from tests.mount.programs import attempt, link_tree, read_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,6 +88,53 @@ def test_every_variant_is_read_by(
         for (name, _, right), got in zip(wanted, found, strict=True)
         if isinstance(got, str) or not equal(got, right)
     }
+    assert wrong == {}
+
+
+def _from_volumes(base: Path) -> dict[str, Data]:
+    """All variants of precomputed volumes, sharded and not. What is lossy, tensorstore reads of the source."""
+    arrays = {}
+    for name, write in datasets.PRECOMPUTED.items():
+        written = write(base / "written" / name)
+        for form, path in (("sharded", written.path), ("plain", written.twin)):
+            link_tree(path, base / "farm" / form / name)
+            scales = json.loads((path / "info").read_bytes())["scales"]
+            for number, data in written.arrays.items():
+                wanted = data.T if data.shape[3] > 1 else data[..., 0].T
+                arrays[f"{form}/{name}/{scales[int(number)]['key']}"] = wanted
+    return arrays
+
+
+def _from_n5(base: Path) -> dict[str, Data]:
+    """All variants of N5, sharded and not."""
+    arrays = {}
+    for name, variant in data_n5.VARIANTS.items():
+        written = variant.write(base / "written" / name, name)
+        for form, path in (("sharded", written.path), ("plain", written.twin)):
+            link_tree(path, base / "farm" / form / name)
+            arrays[f"{form}/{name}/{data_n5.MEMBER}"] = written.array.T
+    return arrays
+
+
+@pytest.mark.parametrize("write", [_from_volumes, _from_n5])
+def test_other_systems_are_read_by_all(
+    write: Callable[[Path], dict[str, Data]], mounted: Mounted, tmp_path: Path
+) -> None:
+    wanted = write(tmp_path)
+    assert len(wanted) > 30
+    wrong: dict[str, str] = {}
+    with mounted(tmp_path / "farm", "--layout", "zarr2", "-o", "unsupported=skip") as mount:
+        for client in ("tensorstore", "zarr2", "zarr3"):
+            reader = "read_tensorstore" if client == "tensorstore" else "read_zarr2"
+            jobs = [["zarr", str(mount / at), None] if client == "tensorstore" else [str(mount), at] for at in wanted]
+            scratch = tmp_path / client
+            scratch.mkdir()
+            found = read_jobs(reader, jobs, scratch, client_python("zarr2") if client == "zarr2" else None)
+            wrong |= {
+                f"{client}: {at}": got if isinstance(got, str) else f"{got.dtype}{got.shape}"
+                for (at, right), got in zip(wanted.items(), found, strict=True)
+                if isinstance(got, str) or not equal(got, right)
+            }
     assert wrong == {}
 
 
@@ -164,15 +213,19 @@ CHAINS: dict[str, Any] = {
 
 @pytest.fixture
 def table(tmp_path: Path) -> Data:
-    """A group of arrays with coordinates, as xarray and netCDF have them; below `source`."""
+    """A group of arrays with coordinates, as xarray and netCDF have them, in `source`."""
+    return _table(tmp_path / "source")
+
+
+def _table(path: Path) -> Data:
     data = np.arange(1, 7 * 10 + 1, dtype="int16").reshape(7, 10)
-    write_json(tmp_path / "source/zarr.json", group_document(title="a table"))
+    write_json(path / "zarr.json", group_document(title="a table"))
     for name, chain in CHAINS.items():
         named = {"dimension_names": ["y", "x"], "attributes": {"units": "mm"}}
-        Written(data, (2, 3), chain, (4, 6), named).write(tmp_path / "source" / name)
+        Written(data, (2, 3), chain, (4, 6), named).write(path / name)
     for name, n in (("y", 7), ("x", 10)):
         coordinate = np.linspace(0, 1, n)
-        Written(coordinate, (n,), [LITTLE], (), {"dimension_names": [name]}).write(tmp_path / "source" / name)
+        Written(coordinate, (n,), [LITTLE], (), {"dimension_names": [name]}).write(path / name)
     return data
 
 
@@ -212,3 +265,30 @@ def test_what_is_skipped_is_not_there(mounted: Mounted, tmp_path: Path) -> None:
         assert list((mount / "bad").iterdir()) == []
         spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{mount}/good/"}}
         assert ts.open(spec).result().read().result().tolist() == [0, 1, 2, 3]
+
+
+# --------------------------------------------------------------------------------------------------- recipes
+
+RECIPES = re.findall(r"```python\n# (\w+)\n(.*?)```", (datasets.ROOT / "docs/recipes/zarr2.md").read_text(), re.S)
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipes")
+    _pyramid(path / "image.zarr", datasets.ramp((3, 128, 128), "uint8"))
+    _table(path / "table.zarr")
+    return path
+
+
+@pytest.mark.parametrize(("where", "recipe"), RECIPES, ids=lambda text: text.split("import ")[-1].split()[0])
+def test_recipe(where: Any, recipe: str, documented: Path, mounted: Mounted) -> None:
+    """Each names the virtualenv in which its library is."""
+    python = sys.executable if where == "test" else client_python(where)
+    with mounted(documented, "--layout", "zarr2") as mount:
+        found = attempt(python, "-W", "ignore", "-c", recipe.replace("/mnt/zarr2", str(mount)))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout
+
+
+def test_there_is_a_recipe_for_every_client() -> None:
+    assert len(RECIPES) == 7

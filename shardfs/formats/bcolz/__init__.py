@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardfs.errors import CorruptShardError
-from shardfs.formats import System
+from shardfs.formats import Pairing, System
 from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
 from shardfs.formats.bcolz.values import parsed, problem_of
@@ -31,6 +31,17 @@ class Bcolz:
     """
 
     name = "bcolz"
+    pairings = (
+        Pairing(
+            "zarr3",
+            "pass behind a header if Blosc, cut along the first axis only; else put into Blosc uncompressed",
+            "bcolz-zipline",
+        ),
+        Pairing("zarr3-draft", "as Zarr v3's", "bcolz-zipline"),
+        Pairing("n5", "as Zarr v3's", "bcolz-zipline"),
+        Pairing("bcolz", "the native layout", "see docs/formats.md"),
+        Pairing("bloscpack", "the native layout", "see docs/formats.md"),
+    )
     systems = (
         System(
             "bcolz",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.formats import OfDocuments, System, parse_json
+from shardfs.formats import OfDocuments, Pairing, System, parse_json
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM
 from shardfs.formats.precomputed.view import children_of, laid_out
@@ -27,6 +27,16 @@ class Precomputed(OfDocuments):
     """See `formats.Format` and `formats.View`."""
 
     name = "precomputed"
+    pairings = (
+        Pairing(
+            "zarr3",
+            "raw little-endian ones pass, cropped where they end with the array; else decoded",
+            "tensorstore, cloud-volume, Neuroglancer",
+        ),
+        Pairing("zarr3-draft", "as Zarr v3's", "tensorstore, cloud-volume"),
+        Pairing("precomputed", "the native layout", "see docs/formats.md"),
+        Pairing("n5", "raw ones of one byte pass; else turned or decoded", "tensorstore, cloud-volume"),
+    )
     documents = ("info",)
     systems = (
         System(
