@@ -142,7 +142,9 @@ def test_bcolz_is_read_in_other_layouts(
         arguments = [READERS[layout, script](mount, path) for path in arrays]
         found = _read(script, arguments, tmp_path, sys.executable)
     turned = [one if isinstance(one, str) or layout != "n5" else one.T for one in found]
-    assert _wrong(turned, arrays) == {}
+    booleans = {path for path, data in arrays.items() if data.dtype == bool} if layout == "n5" else set()  # N5 has none
+    wanted = {path: data.view("uint8") if path in booleans else data for path, data in arrays.items()}
+    assert _wrong(turned, wanted) == {}
 
 
 def test_what_is_skipped_is_told(tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
         dtype.newbyteorder("=").str,
         encoding,
         (0, *[None] * (len(shape) - 1)),
+        zarr_values.fill_value(None, dtype.str),  # there are no chunks that are not stored
         attributes=attributes,
     )
 
