@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardfs.apart import APART, Crash
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -64,6 +66,7 @@ class Encoding(NamedTuple):
         types: of elements that it can hold, as numpy writes them without byte order.
         channels: how many it can hold.
         module: that knows it, of this package, which is in this extra.
+        crashes: with damaged data, so that it runs in a process of its own.
     """
 
     decode: Callable[[Any, bytes, Chunk], Elements]
@@ -72,6 +75,7 @@ class Encoding(NamedTuple):
     module: str
     package: str
     extra: str
+    crashes: bool = False
 
 
 def encoding_of(name: str, dtype: npt.DTypeLike, channels: int) -> Encoding | None:
@@ -99,11 +103,29 @@ def lacking(name: str, dtype: npt.DTypeLike, channels: int) -> str:
 
 def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]) -> Elements:
     """The elements of a chunk of shape (c, z, y, x) or (z, y, x). Raise ValueError, with the reason."""
-    channels = shape[0] if len(shape) == RANK else 1
-    encoding = encoding_of(name, dtype, channels)
+    encoding = encoding_of(name, dtype, _channels(shape))
     if encoding is None:
         raise ValueError(f"encoding {name!r:.80} is unknown")
-    z, y, x = shape[-3:]
+    if not encoding.crashes:
+        return decode_here(name, data, shape, dtype, configuration)
+    given = name, bytes(data), shape, dtype, dict(configuration)
+    try:
+        found: Elements = APART.call(__name__, decode_here.__name__, *given)
+    except Crash as e:
+        raise ValueError(f"{name}: {encoding.package} crashes on it ({e})") from None
+    return found
+
+
+def _channels(shape: Coords) -> int:
+    return shape[0] if len(shape) == RANK else 1
+
+
+def decode_here(
+    name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]
+) -> Elements:
+    """The same in this process, whatever may happen to it."""
+    channels, (z, y, x) = _channels(shape), shape[-3:]
+    encoding = encoding_of(name, dtype, channels) or ENCODINGS[name]
     chunk = Chunk(channels, z, y, x, dtype, configuration)
     try:
         found = encoding.decode(importlib.import_module(encoding.module), data, chunk)
@@ -254,11 +276,76 @@ class _Blocks:
         return self._words[at]
 
 
-ANY = range(1, 1 << 16)
+def _labels(library: Any, data: bytes, chunk: Chunk) -> Elements:
+    """compresso and crackle."""
+    header = library.header(data)
+    told = header if isinstance(header, dict) else vars(header)
+    chunk.require(tuple(int(told[axis]) for axis in ("sx", "sy", "sz")), (chunk.x, chunk.y, chunk.z * chunk.channels))
+    return np.asarray(library.decompress(data)).T
+
+
+# ---- floating point
+
+
+def _fpzip(fpzip: Any, data: bytes, chunk: Chunk) -> Elements:
+    chunk.require(_fpzip_shape(data), (chunk.x, chunk.y, chunk.z, chunk.channels))
+    return np.asarray(fpzip.decompress(_padded(data, chunk), order="F")).T
+
+
+def _kempressed(fpzip: Any, data: bytes, chunk: Chunk) -> Elements:
+    """cloud-volume's: channels before z, and 2 more than the values."""
+    chunk.require(_fpzip_shape(data), (chunk.x, chunk.y, chunk.channels, chunk.z))
+    return np.swapaxes(np.asarray(fpzip.decompress(_padded(data, chunk), order="F")), 2, 3).T - np.float32(2)
+
+
+def _padded(data: bytes, chunk: Chunk) -> bytes:
+    """The library reads on until it has all elements, wherever the data end; no element takes more than 8 bytes."""
+    return data + bytes(8 * chunk.voxels * chunk.channels + 64)
+
+
+def _fpzip_shape(data: bytes) -> Coords:
+    """Of the elements, x first. The header, too, is written by the range coder of fpzip (https://github.com/LLNL/fpzip,
+    src/rcdecoder.inl, src/read.cpp): magic, version, type and precision in 64 bits; then four lengths of 32 bits."""
+    code, low, width, at = int.from_bytes(data[:4], "big"), 0, 0xFFFFFFFF, 4
+
+    def shift(n: int) -> None:
+        nonlocal code, low, width, at
+        for byte in data[at : at + n].ljust(n, b"\0"):
+            code, low, width = (code << 8 | byte) & 0xFFFFFFFF, low << 8 & 0xFFFFFFFF, width << 8 & 0xFFFFFFFF
+        at += n
+
+    def take(n: int) -> int:
+        nonlocal low, width
+        width >>= n
+        value = (code - low & 0xFFFFFFFF) // width
+        low = low + width * value & 0xFFFFFFFF
+        while not (low ^ (low + width & 0xFFFFFFFF)) >> 24:
+            shift(1)
+        if not width >> 16:
+            shift(2)
+            width = -low & 0xFFFFFFFF
+        return value
+
+    try:
+        if bytes(take(8) for _ in range(4)) != b"fpz\0":
+            raise ValueError("fpzip: its header does not begin as one")
+        for n in (16, 8, 1, 7):
+            take(n)
+        return tuple(take(16) | take(16) << 16 for _ in range(4))
+    except (ZeroDivisionError, OverflowError):
+        raise ValueError("fpzip: its header is damaged") from None
+
+
+INTEGERS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
+ANY, ONE = range(1, 1 << 16), (1,)
 
 ENCODINGS: Mapping[str, Encoding] = {
     "jpeg": Encoding(_pillow, ("u1",), (1, 3), "PIL.Image", "Pillow", "images"),
     "png": Encoding(_pillow, ("u1", "u2"), tuple(MODES), "PIL.Image", "Pillow", "images"),
     "compressed_segmentation": Encoding(_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy", ""),
     "jxl": Encoding(_jxl, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs", "codecs"),
+    "compresso": Encoding(_labels, INTEGERS, ONE, "compresso", "compresso", "codecs", crashes=True),
+    "crackle": Encoding(_labels, INTEGERS, ONE, "crackle", "crackle-codec", "codecs", crashes=True),
+    "fpzip": Encoding(_fpzip, ("f4",), ANY, "fpzip", "fpzip", "codecs", crashes=True),
+    "kempressed": Encoding(_kempressed, ("f4",), ANY, "fpzip", "fpzip", "codecs", crashes=True),
 }

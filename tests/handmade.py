@@ -706,7 +706,7 @@ def volume_empty_chunk(path: Path) -> Case:
     # Length 0 is present, not absent. The encoding is one that does not say how long a chunk is.
     even = [Entry(0, b""), *_entries(2, 4)]
     good = {0: b"", 2: _CHUNKS[2], 4: _CHUNKS[4]} | {key: _CHUNKS[key] for key in _ODD}
-    return _volume_case(path, uint64_shard([even, _entries(*_ODD)]), good=good, absent=[6], encoding="compresso")
+    return _volume_case(path, uint64_shard([even, _entries(*_ODD)]), good=good, absent=[6], encoding="of_my_own")
 
 
 @_case

@@ -9,6 +9,9 @@ import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import compresso
+import crackle
+import fpzip
 import imagecodecs
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardfs import images
+from shardfs.apart import APART, Crash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +104,33 @@ def test_compressed_segmentation_of_many_slabs(tmp_path: Path, monkeypatch: pyte
     np.testing.assert_array_equal(_decode("compressed_segmentation", chunk, data, {"block_size": [8, 8, 8]}), data)
 
 
+_LABELS = (np.indices((6, 13, 20)).sum(axis=0) // 9).astype("uint32")  # z, y, x
+_FLOATS = np.sin(np.arange(2 * 3 * 4 * 5, dtype="float32")).reshape(2, 3, 4, 5)  # c, z, y, x
+
+
+def test_labels_of_compresso_and_crackle() -> None:
+    for dtype in ("uint8", "uint32", "uint64"):
+        labels = _LABELS.astype(dtype)
+        assert np.array_equal(_decode("compresso", compresso.compress(np.asfortranarray(labels.T)), labels), labels)
+        assert np.array_equal(_decode("crackle", crackle.compress(np.asfortranarray(labels.T)), labels), labels)
+
+
+def test_fpzip_and_kempressed() -> None:
+    data = fpzip.compress(np.asfortranarray(_FLOATS.T), order="F")
+    np.testing.assert_array_equal(_decode("fpzip", data, _FLOATS), _FLOATS)
+    swapped = np.asfortranarray(2 + np.swapaxes(_FLOATS.T, 2, 3))
+    data = fpzip.compress(swapped, order="F")
+    expected = np.swapaxes(fpzip.decompress(data, order="F"), 3, 2) - 2.0
+    np.testing.assert_array_equal(_decode("kempressed", data, _FLOATS), expected.T)
+
+
+@settings(max_examples=50)
+@given(shape=st.tuples(*[st.integers(1, 700)] * 2, st.integers(1, 5), st.integers(1, 3)))
+def test_the_header_of_fpzip(shape: tuple[int, ...]) -> None:
+    data = fpzip.compress(np.zeros(shape, "float32", order="F"), order="F")
+    assert images._fpzip_shape(data) == shape
+
+
 @settings(max_examples=50)
 @given(height=st.integers(1, 3000), width=st.integers(1, 600), boxed=st.booleans())
 def test_the_header_of_jxl(height: int, width: int, boxed: bool) -> None:
@@ -137,6 +168,10 @@ _SMALL: dict[str, tuple[bytes, Data, Any]] = {
     "jpeg": (_saved("JPEG", np.zeros((8, 12), "uint8")), np.zeros((2, 4, 12), "uint8"), None),
     "png": (_saved("PNG", np.zeros((8, 12), "uint8")), np.zeros((2, 4, 12), "uint8"), None),
     "jxl": (bytes(imagecodecs.jpegxl_encode(np.zeros((8, 12), "uint8"))), np.zeros((2, 4, 12), "uint8"), None),
+    "compresso": (compresso.compress(np.asfortranarray(_LABELS.T)), _LABELS, None),
+    "crackle": (crackle.compress(np.asfortranarray(_LABELS.T)), _LABELS, None),
+    "fpzip": (fpzip.compress(np.asfortranarray(_FLOATS.T), order="F"), _FLOATS, None),
+    "kempressed": (fpzip.compress(np.swapaxes(_FLOATS.T, 2, 3), order="F"), _FLOATS, None),
     "compressed_segmentation": (
         np.array([1, 2 | 1 << 24, 4, 7, 9, 0b1001], "<u4").tobytes(),
         np.array([[[9, 7, 7, 9]]], "uint32"),
@@ -167,7 +202,7 @@ def test_damaged_chunks_are_refused_or_decoded_to_the_same_shape(name: str) -> N
     for cut in (0, 1, 3, 4, 8, len(data) // 2, len(data) - 1):
         _attempt(name, data[:cut], like, configuration)
     rng = np.random.default_rng(1)
-    for _ in range(200):
+    for _ in range(12 if images.ENCODINGS[name].crashes else 200):  # it takes a while to start again
         damaged = bytearray(data)
         damaged[rng.integers(len(data))] ^= 1 << rng.integers(8)
         _attempt(name, bytes(damaged), like, configuration)
@@ -179,6 +214,18 @@ def _attempt(name: str, data: bytes, like: Data, configuration: Any) -> None:
     except ValueError:
         return
     assert (found.shape, found.dtype) == (like.shape, like.dtype)
+
+
+def test_a_library_that_crashes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, like, _ = _SMALL["compresso"]
+    np.testing.assert_array_equal(_decode("compresso", data, like), like)
+
+    def crash(*_: Any) -> None:
+        raise Crash("status -11")
+
+    monkeypatch.setattr(APART, "call", crash)
+    with pytest.raises(ValueError, match="compresso: compresso crashes on it"):
+        _decode("compresso", data, like)
 
 
 @pytest.mark.parametrize("size", [(2**31 - 1, 2**31 - 1), (0, 0), (1, 2**20)])
@@ -202,6 +249,7 @@ def test_blocks_of_any_size_are_refused(block: list[int]) -> None:
         ("jpeg", "uint16", 1, "encoding 'jpeg' cannot hold 1 channels of uint16"),
         ("png", "uint16", 3, ""),
         ("png", "float32", 1, "encoding 'png' cannot hold 1 channels of float32"),
+        ("compresso", "uint64", 2, "encoding 'compresso' cannot hold 2 channels of uint64"),
         ("zfpc", "float32", 1, "encoding 'zfpc' is unknown"),
     ],
 )
@@ -213,6 +261,7 @@ def test_what_cannot_be_decoded_is_known_beforehand(name: str, dtype: str, chann
     ("name", "module", "dtype", "channels", "why"),
     [
         ("png", "PIL.Image", "uint16", 1, "encoding 'png' needs Pillow: pip install 'shardfs[images]'"),
+        ("crackle", "crackle", "uint8", 1, "encoding 'crackle' needs crackle-codec: pip install 'shardfs[codecs]'"),
         ("png", "imagecodecs", "uint16", 2, "encoding 'png' needs imagecodecs: pip install 'shardfs[codecs]'"),
     ],
 )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
+import compresso
+import crackle
+import fpzip
+import imagecodecs
 import numpy as np
 import pytest
 import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs.errors import UnsupportedError
+from shardfs.errors import NotADatasetError, UnsupportedError
 from shardfs.inodes import ROOT
 from shardfs.tree import Tree, open_tree
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, sharding, transpose
@@ -20,7 +26,7 @@ from tests.handmade import group_document, write_files, write_json
 from tests.suites.walking import entries, read_all, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.datasets import Array as Data
@@ -369,3 +375,77 @@ def test_every_variant_of_precomputed_is_read_in_other_layouts(
             found = _read_shown(layout, level)
             np.testing.assert_array_equal(found if found.ndim == 4 else found[..., None], expected)
             assert "info" not in shown
+
+
+def _encoders() -> dict[str, tuple[Data, Callable[[Data], bytes]]]:
+    """Encodings that tensorstore has not: what is written (x, y, z), and by what."""
+    labels = (np.indices((20, 13, 6)).sum(axis=0) // 5).astype("uint32")
+    return {
+        "compresso": (labels, lambda part: bytes(compresso.compress(np.asfortranarray(part)))),
+        "crackle": (labels, lambda part: bytes(crackle.compress(np.asfortranarray(part)))),
+        "fpzip": (np.sin(labels).astype("float32"), lambda part: bytes(fpzip.compress(part[..., None], order="F"))),
+        "jxl": (
+            labels.astype("uint8"),
+            lambda part: bytes(imagecodecs.jpegxl_encode(part.T.reshape(-1, part.shape[0]), lossless=True)),
+        ),
+    }
+
+
+@pytest.mark.parametrize("encoding", sorted(_encoders()))
+@pytest.mark.parametrize("layout", sorted(DRIVERS))
+def test_encodings_that_need_a_library_are_read_in_other_layouts(encoding: str, layout: str, tmp_path: Path) -> None:
+    data, encode = _encoders()[encoding]
+    scale = {"key": "s", "size": data.shape, "chunk_sizes": [[8, 8, 4]], "resolution": [1, 1, 1], "encoding": encoding}
+    info = {"type": "image", "data_type": data.dtype.name, "num_channels": 1, "scales": [scale]}
+    write_json(tmp_path / "volume/info", info)
+    for corner in itertools.product(range(0, 20, 8), range(0, 13, 8), range(0, 6, 4)):
+        part = data[tuple(slice(a, a + n) for a, n in zip(corner, (8, 8, 4), strict=True))]
+        name = "_".join(f"{a}-{a + n}" for a, n in zip(corner, part.shape, strict=True))
+        write_files(tmp_path / "volume/s", {name: encode(part)})
+    tree = open_tree(str(tmp_path / "volume"), layout=layout)
+    write_files(tmp_path / "shown", walk(tree))
+    np.testing.assert_array_equal(_read_shown(layout, tmp_path / "shown" / ("s0" if layout == "n5" else "s")), data)
+
+
+def test_a_source_whose_library_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = {"key": "s", "size": [9, 9, 9], "chunk_sizes": [[8, 8, 4]], "resolution": [1, 1, 1], "encoding": "crackle"}
+    info = {"type": "image", "data_type": "uint8", "num_channels": 1, "scales": [scale]}
+    write_json(tmp_path / "info", info)
+    (tmp_path / "s").mkdir()
+    monkeypatch.setitem(sys.modules, "crackle", None)
+    with pytest.raises(UnsupportedError, match="needs crackle-codec: pip install"):
+        open_tree(str(tmp_path), layout="zarr2")
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("resolution", [1, 1]),
+        ("resolution", [0, 1, 1]),
+        ("resolution", [1e999, 1, 1]),
+        ("resolution", None),
+        ("resolution", ["x", 1, 1]),
+        ("size", [2**63, 1, 1]),
+        ("size", "abc"),
+        ("chunk_sizes", []),
+        ("chunk_sizes", [[0, 1, 1]]),
+        ("chunk_sizes", [[2**40, 2**40, 2**40]]),
+        ("voxel_offset", [1.5, 0, 0]),
+        ("key", "../x"),
+        ("key", 7),
+        ("encoding", "zfpc"),
+        ("encoding", None),
+        ("encoding", "compressed_segmentation"),
+        ("compressed_segmentation_block_size", [0, 1, 1]),
+    ],
+)
+def test_hostile_scales_are_refused_in_layouts(member: str, value: Any, tmp_path: Path) -> None:
+    encoding = "compressed_segmentation" if member.startswith("compressed") else "raw"
+    scale = {"key": "s", "size": [9, 9, 9], "chunk_sizes": [[8, 8, 4]], "resolution": [1, 1, 1], "encoding": encoding}
+    write_json(tmp_path / "info", {"data_type": "uint32", "num_channels": 1, "scales": [{**scale, member: value}]})
+    (tmp_path / "s").mkdir()
+    for layout in DRIVERS:
+        with pytest.raises(UnsupportedError):
+            open_tree(str(tmp_path), layout=layout)
+    with pytest.raises(NotADatasetError, match="no sharded dataset"):  # which is no reason to complain
+        open_tree(str(tmp_path))
