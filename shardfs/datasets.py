@@ -217,7 +217,7 @@ class Datasets:
         """What a directory holds in which there is this dataset, with what it inherits."""
         path, here = directory.inside, None
         documents: dict[str, bytes] = {}
-        below: dict[str, list[tuple[tuple[str, ...], Placed | bytes]]] = {}
+        below: dict[str, list[tuple[tuple[str, ...], Placed | bytes | None]]] = {}
         items = [*directory.inherited.below, *self._own(path, dataset)]
         for parts, what in items:
             if len(parts) == 1 and isinstance(what, bytes):
@@ -226,7 +226,7 @@ class Datasets:
                 below.setdefault(parts[0], []).append((parts[1:], what))
             elif here is None and isinstance(what, Placed):
                 here = what
-            else:
+            elif what is not None:
                 self.report(Problem(path, "a second sharded collection in the same directory"))
         for problem in dataset.problems if dataset else ():
             self.report(problem)
@@ -243,7 +243,7 @@ class Datasets:
         chunks = self._chunk_tree(path, directory.shown, here) if here else None
         return Content(dataset, chunks, documents, below, scope, shards, moved, closed)
 
-    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes]]:
+    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes | None]]:
         """What a dataset shows in its directory and below."""
         if dataset is None:
             return
@@ -252,6 +252,9 @@ class Datasets:
             yield _parts(c.path), Placed(c, "/".join([*_parts(path), *_parts(shards)]))
         for name, data in dataset.documents.items():
             yield _parts(name), data
+        if self.store.blind:
+            for name in dataset.named:
+                yield _parts(name), None
 
     def report(self, problem: Problem) -> None:
         """Remember, and log once, what is not expanded."""

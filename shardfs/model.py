@@ -545,6 +545,7 @@ class Dataset:
         problems: what was left as it is stored, and why.
         closed: no other datasets lie below this directory (it is an array, full of chunks).
         unwalked: subdirectories in which no datasets lie (they are full of chunks, too).
+        named: directories below that the documents name. Stores that list nothing are believed to have them.
         hidden: names in this directory that are not shown.
         form: names in this directory that make it a dataset of its format (documents, directories of chunks), which
             other layouts do not show. What shards are called need not be among them.
@@ -565,6 +566,7 @@ class Dataset:
     problems: tuple[Problem, ...] = ()
     closed: bool = False
     unwalked: frozenset[str] = frozenset()
+    named: tuple[str, ...] = ()
     hidden: frozenset[str] = frozenset()
     form: frozenset[str] = frozenset()
     rewriter: Rewriter | None = None

@@ -66,13 +66,14 @@ class Inherited(NamedTuple):
     """What a directory is told by those above.
 
     Args:
-        below: collections and documents that belong here or further down: the path there, in components.
+        below: collections, documents and directories (None) that belong here or further down: the path there, in
+            components.
         scope: describes datasets here and further down; and the path of its own directory.
         moved: what lies below the first path in the store is shown below the second.
         closed: nothing that lies in the store here or further down is a dataset.
     """
 
-    below: Sequence[tuple[tuple[str, ...], Placed | bytes]] = ()
+    below: Sequence[tuple[tuple[str, ...], Placed | bytes | None]] = ()
     scope: tuple[Scope, str] | None = None
     moved: tuple[str, str] = ("", "")
     closed: bool = False
@@ -93,7 +94,7 @@ class Content:
     dataset: Dataset | None = None
     chunks: ChunkTree | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
-    below: Mapping[str, Sequence[tuple[tuple[str, ...], Placed | bytes]]] = field(default_factory=dict)
+    below: Mapping[str, Sequence[tuple[tuple[str, ...], Placed | bytes | None]]] = field(default_factory=dict)
     scope: tuple[Scope, str] | None = None
     shards: tuple[ShardFormat, ...] = ()
     moved: tuple[str, str] = ("", "")
@@ -104,6 +105,12 @@ class Content:
         if self.dataset is not None and (self.dataset.blank or name in self.dataset.hidden):
             return name not in self.below
         return name not in self.below and any(_leads_to_shard(format, name) for format in self.shards)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether chunks are shown here or further down, as is told here; a name proves nothing."""
+        told = (not listed or any(what is not None for _, what in listed) for listed in self.below.values())
+        return self.chunks is not None or any(told)
 
     def inherited(self, name: str) -> Inherited:
         """What the directory `name` in this one is told."""

@@ -609,7 +609,8 @@ class Tree:
         dataset, found = content.dataset, {}
         skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
         if content.chunks is None and (dataset is None or not (dataset.closed or dataset.blank)):
-            for e in self.store.scan(directory.inside):
+            told = bool(content.below)
+            for e in self._datasets.listed_by_store(directory.inside) if told else self.store.scan(directory.inside):
                 if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._datasets.formats)):
                     found[e.name] = self._listed(directory.child_path(e.name), e, content.inherited(e.name))
         found |= {name: self._child(directory, content, name) for name in content.below if name not in found}
@@ -627,7 +628,7 @@ class Tree:
             for directory in self._directories(SEARCH_DIRECTORIES + 1):
                 opened += 1
                 content = directory.content
-                if content is not None and (content.chunks is not None or content.below):
+                if content is not None and content.is_sharded:
                     if self._datasets.view is None:
                         return
                     found = True  # look on: what the layout cannot express must be told now

@@ -6,6 +6,7 @@ import gzip
 import json
 import tracemalloc
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -22,16 +23,16 @@ from shardfs.formats.precomputed.ids import fragments_size
 from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.inodes import ROOT
 from shardfs.store import FsspecStore, LocalStore
-from shardfs.tree import Tree
+from shardfs.tree import Tree, open_tree
 from tests import data_precomputed_ids, handmade, handmade_ids
 from tests.datasets import read_tree
 from tests.strategies import sparse_annotations, sparse_meshes, sparse_skeletons, uint64_sharded_id_samples
 from tests.suites import Sample, ShardFormatSuite, Sparse, ViewSuite
 from tests.suites.walking import entries, parsed, read_all, walk
+from tests.test_store import RangeHandler, http_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from shardfs.model import Dataset
     from shardfs.store import Store
@@ -235,6 +236,15 @@ def test_segment_properties_of_any_size_pass_through() -> None:
     assert PRECOMPUTED.open("d", {"info": json.dumps(other).encode()}) is None
 
 
+@pytest.mark.parametrize(
+    ("member", "named"),
+    [("meshes/fine", ("meshes/fine",)), ("./m/", ("m",)), ("../m", ()), ("", ()), (7, ()), (None, ()), ("a\0", ())],
+)
+def test_a_volume_names_directories(member: Any, named: tuple[str, ...]) -> None:
+    volume = handmade.volume_info((2, 1, 1), (1, 1, 1), SPEC)
+    assert _open({**volume, "mesh": member}).named == named
+
+
 # ---- views ----
 
 
@@ -257,6 +267,52 @@ def id_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], IdDa
         return written[name]
 
     return get
+
+
+class Forbidding(RangeHandler):
+    """As object stores answer: a directory is nothing."""
+
+    error = 403
+
+    def send_head(self) -> Any:
+        if Path(self.translate_path(self.path)).is_dir():
+            self.send_error(self.error)
+            return None
+        return super().send_head()
+
+
+class Denying(Forbidding):
+    error = 404
+
+
+@pytest.mark.parametrize("handler", [Forbidding, Denying])
+@pytest.mark.parametrize("with_sharded_scale", [True, False])
+def test_what_a_volume_names_is_found_on_a_store_that_lists_nothing(
+    handler: type[Forbidding], with_sharded_scale: bool, tmp_path: Path
+) -> None:
+    variant = data_precomputed_ids.DATASETS["nested"](tmp_path)
+    wanted = read_tree(variant.twin)
+    if not with_sharded_scale:
+        (variant.path / "info").write_bytes((variant.twin / "info").read_bytes())
+    with http_server(variant.path, handler) as (url, _):
+        tree = open_tree(url)
+        assert {e.name for e in entries(tree, ROOT)} >= {b"meshes", b"deep", b"props"}
+        assert {e.name for e in entries(tree, tree.resolve("deep/er").number)} == {b"skeletons"}
+        for name in ("meshes/fine/7", "meshes/fine/7.index", "meshes/fine/info", "deep/er/skeletons/7", "props/info"):
+            assert parsed({name: read_all(tree, tree.resolve(name))}) == {name: wanted[name]}
+        for name in ("meshes/8", "meshes/fine/8", "deep/7", "deep/er/other"):
+            with pytest.raises(FileNotFoundError):
+                tree.resolve(name)
+        assert {c.path for c in tree.collections()} >= {"meshes/fine", "deep/er/skeletons"}
+
+
+def test_what_a_volume_names_but_has_not_is_not_shown(tmp_path: Path) -> None:
+    info = {**handmade.volume_info((2, 1, 1), (1, 1, 1), SPEC), "mesh": "gone/fine"}
+    handmade.write_json(tmp_path / "info", info)
+    tree = open_tree(str(tmp_path))
+    assert {e.name for e in entries(tree, ROOT)} == {b"info", b"s"}
+    with pytest.raises(FileNotFoundError):
+        tree.resolve("gone")
 
 
 @pytest.mark.interop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from shardfs.shards.uint64_sharded import ShardingSpec, integer
 from shardfs.shards.unsharded import Unsharded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.model import U64, Coords, Dataset
 
@@ -34,12 +35,21 @@ CODECS = {
 }
 """Encodings that cannot be decoded without a member of the scale: its name, and that of the parameter."""
 
+NAMED = ("mesh", "skeletons", "segment_properties")
+
 
 def open_volume(path: str, info: dict[str, Any]) -> Dataset:
     """What the info document of a volume describes. Raise CorruptShardError if it has no list of scales."""
     parts = Parts(path)
     scales = parts.unshard_all(info.get("scales"), "scales", "scale", partial(_sharded, info))
-    return _described(parts.dataset({**info, "scales": scales}), info)
+    return _described(replace(parts.dataset({**info, "scales": scales}), named=tuple(_named(info))), info)
+
+
+def _named(info: Mapping[str, Any]) -> Iterator[str]:
+    """Where other things of the same objects lie, unless outside of the volume's directory."""
+    for member in NAMED:
+        with suppress(ValueError):
+            yield key_path(info.get(member))
 
 
 # ---- one scale ----
