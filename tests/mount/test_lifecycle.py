@@ -198,8 +198,9 @@ def test_a_service_manager_is_told(
         monkeypatch.setenv("WATCHDOG_USEC", "3000000")
         with foreground(source, mountpoint) as process:
             told = [manager.recv(4096).decode().split("\n") for _ in range(2)]
-            status = f"STATUS=serving {source} on {mountpoint}"
-            assert told == [["READY=1", "WATCHDOG=1", status], ["WATCHDOG=1", status]]
+            status = re.compile(rf"STATUS=serving {source} on {mountpoint}: \d+ requests, [\d.]+ MiB served")
+            assert [fields[:-1] for fields in told] == [["READY=1", "WATCHDOG=1"], ["WATCHDOG=1"]]
+            assert all(status.fullmatch(fields[-1]) for fields in told), told
             process.send_signal(signal.SIGTERM)
             while told[-1] != ["STOPPING=1", "STATUS=unmounting"]:
                 told.append(manager.recv(4096).decode().split("\n"))
