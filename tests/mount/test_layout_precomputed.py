@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardfs.fsspec_fs import ShardFileSystem
-from tests import data_n5, data_zarr_transformer, datasets
+from tests import data_bcolz, data_n5, data_zarr_transformer, datasets
 from tests.conftest import MountFailed, client_python
 from tests.data_pyramid import write_pyramid
 from tests.mount.programs import attempt, link_tree, read_jobs, shardfs
@@ -86,6 +86,22 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Farm:
     return base / "farm", wanted
 
 
+@pytest.fixture(scope="module")
+def bcolz(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+    """Superchunks, and bloscpack files of bloscpack itself."""
+    base, arrays = tmp_path_factory.mktemp("bcolz"), {}
+    for dtype in DATA_TYPES[:-1]:
+        for shape in ((21,), (21, 3), (9, 4, 5)):
+            name = f"{dtype}_{len(shape)}"
+            arrays[name] = datasets.ramp(shape, "uint8").astype(dtype)
+            data_bcolz.write_array(base / name, arrays[name], 4, 3)
+    for name in ("array-1d", "array-2d", "array-big-endian", "array-one-chunk"):
+        golden = datasets.ROOT / "tests/golden/bloscpack" / name
+        (base / f"{name}.blp").symlink_to(golden.with_suffix(".blp"))
+        arrays[f"{name}.blp"] = np.load(golden.with_suffix(".npy"))
+    return base, {(name, 0): as_xyzc(data, ()) for name, data in arrays.items() if _can_be_shown(name, data)}
+
+
 def _wrong(client: str, mount: Path, wanted: Mapping[tuple[str, int], Array], scratch: Path) -> dict[Any, str]:
     """What a client reads otherwise than it should, and what is the matter."""
     if client == "tensorstore":
@@ -104,13 +120,13 @@ def _wrong(client: str, mount: Path, wanted: Mapping[tuple[str, int], Array], sc
 
 
 @pytest.mark.parametrize("client", ["tensorstore", "cloudvolume"])
-@pytest.mark.parametrize(("source", "least"), [("zarr", 100), ("n5", 60), ("draft", 20)])
+@pytest.mark.parametrize(("source", "least"), [("zarr", 100), ("n5", 60), ("draft", 20), ("bcolz", 24)])
 def test_client_reads(
     source: str, least: int, client: str, mounted: Mounted, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     root, wanted = request.getfixturevalue(source)
     assert len(wanted) > least
-    with mounted(root, "--layout", "precomputed", "-o", "unsupported=skip") as mount:
+    with mounted(root, "--layout", "precomputed", "-o", "unsupported=skip,symlinks=follow") as mount:
         assert _wrong(client, mount, wanted, tmp_path) == {}
 
 

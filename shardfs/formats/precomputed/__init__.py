@@ -36,6 +36,8 @@ class Precomputed(OfDocuments):
         Pairing("zarr3-draft", "as Zarr v3's", "tensorstore, cloud-volume"),
         Pairing("precomputed", "the native layout", "see docs/formats.md"),
         Pairing("n5", "raw ones of one byte pass; else turned or decoded", "tensorstore, cloud-volume"),
+        Pairing("bcolz", "decoded", "tensorstore, cloud-volume"),
+        Pairing("bloscpack", "decoded, if they are rows of an array", "tensorstore, cloud-volume"),
     )
     documents = ("info",)
     systems = (
