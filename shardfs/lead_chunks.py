@@ -1,4 +1,4 @@
-"""Chunks of which each is two files, as meshes are; and which kind of `ChunkStore` a collection needs."""
+"""Chunks of which each is two files, as meshes are; chunks that are objects; which `ChunkStore` a collection needs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from shardfs.blobs import BytesBlob
 from shardfs.chunks import DAMAGE_TTL_S, ChunkBatch, ChunkStore, Found
 from shardfs.codecs import MAX_STORED
 from shardfs.errors import CorruptShardError
+from shardfs.model import Stat
 from shardfs.shard_sources import NestedShards, StoreShards
+from shardfs.shards.unsharded import Unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardfs.cache import ByteLRU
-    from shardfs.model import Collection, Coords, Lead, ShardFormat, ShardSource, Version
+    from shardfs.model import U64, Bool, Collection, Coords, Lead, ShardFormat, ShardSource, Sizes, Version
     from shardfs.store import Store
 
 
@@ -132,6 +134,29 @@ class LeadChunks(ChunkStore):
             skip = 0
 
 
+class ObjectChunks(ChunkStore):
+    """Chunks of a remote store that are objects by themselves: one listing tells of all in a directory, where to ask
+    for each, whether it exists or not, would cost a request."""
+
+    def __init__(self, path: str, format: Unsharded, source: StoreShards, *cache: Any) -> None:
+        super().__init__(path, format, source, *cache)
+        self._objects = source
+
+    def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
+        keys = [self.format.key(shard).rpartition("/") for shard in self.format.place_many(coords).shard.tolist()]
+        parents = {parent for parent, _, _ in keys}
+        if len(parents) != 1 or parents == {""}:  # in one with all others, of which there may be any number
+            return super().present(coords)
+        listed = self._objects.listed(*parents)
+        found = [listed.get(name, ABSENT) for _, _, name in keys]
+        exists = np.array([stat is not ABSENT for stat in found], np.bool_)
+        sizes = np.array([stat.size if isinstance(stat, Stat) else -1 for stat in found], np.int64)
+        return exists, sizes, np.array([stat.mtime_ns if isinstance(stat, Stat) else 0 for stat in found], np.int64)
+
+
+ABSENT = object()
+
+
 def open_chunks(
     store: Store,
     directory: str,
@@ -146,7 +171,10 @@ def open_chunks(
     source: ShardSource = StoreShards(store, directory, layers[0], chunk_cache)
     if lead is not None:
         return LeadChunks(lead, path, layers[0].format, source, index_cache, index_ttl_s)
-    chunks = ChunkStore(path, layers[0].format, source, index_cache, index_ttl_s)
+    first = layers[0].format
+    if isinstance(first, Unsharded) and isinstance(source, StoreShards) and store.remote:
+        return ObjectChunks(path, first, source, index_cache, index_ttl_s)
+    chunks = ChunkStore(path, first, source, index_cache, index_ttl_s)
     for outer, layer in itertools.pairwise(layers):
         source = NestedShards(chunks, outer.format.grid, layer, chunk_cache)
         chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s, chunks)

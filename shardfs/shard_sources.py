@@ -12,7 +12,7 @@ from shardfs import codecs
 from shardfs.blobs import BytesBlob, EitherBlob, PairBlob, SliceBlob
 from shardfs.errors import CorruptShardError
 from shardfs.grid import ravel_many, unravel
-from shardfs.model import U64, Blob, ByteRange, Checksum, Coords, Layer
+from shardfs.model import U64, Blob, ByteRange, Checksum, Coords, Layer, Stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,6 +90,11 @@ class StoreShards:
     def _names(self) -> Iterator[tuple[str, bool]]:
         """Where shards lie: every name, relative to the collection, and whether it is that of a directory."""
         return self._walk("", self.layer.format.key(0).count("/"))
+
+    def listed(self, parent: str) -> dict[str, Stat | None]:
+        """The objects in a directory of shards, by name; no more is known of some."""
+        where = f"{self._prefix}{parent}".rstrip("/")
+        return {e.name: e.stat for e in self._store.scan(where) if not e.directory}
 
     def _walk(self, below: str, depth: int) -> Iterator[tuple[str, bool]]:
         for e in self._store.scan(f"{self._prefix}{below}".rstrip("/")):

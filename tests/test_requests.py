@@ -376,3 +376,20 @@ def test_looking_up_what_is_not_there_opens_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         tree.lookup(ROOT, b"missing")
     assert fs.pop() == [("info", "missing")]
+
+
+def test_a_row_of_objects_is_listed_by_one_request() -> None:
+    """Whether they exist or not; their sizes are in it, too."""
+    document = {
+        **handmade.zarr_metadata((4, 400), (2, 2), (2, 2), data_type="uint8"),
+        "codecs": [{"name": "bytes"}],
+    }
+    files = {f"c/1/{n}": bytes(4) for n in range(0, 200, 50)}
+    fs, store = _store({"zarr.json": json.dumps(document).encode(), **files})
+    tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20), layout="zarr2")
+    tree.require_dataset()
+    row = tree.resolve("1")
+    fs.pop()
+    listed = [(name, size) for b in tree.scan(row.number) for name, size in zip(b.names, b.sizes, strict=True)]
+    assert [(name.decode(), int(size)) for name, size in listed] == [(str(n), 4) for n in range(0, 200, 50)]
+    assert [kind for kind, _ in fs.pop()] in (["ls"], ["ls", "ls"])  # the second for what is no chunk

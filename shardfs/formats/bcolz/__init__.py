@@ -38,6 +38,7 @@ class Bcolz:
             "bcolz-zipline",
         ),
         Pairing("zarr3-draft", "as Zarr v3's", "bcolz-zipline"),
+        Pairing("precomputed", "volumes cut along z only: decoded, put into Blosc uncompressed", "bcolz-zipline"),
         Pairing("n5", "as Zarr v3's", "bcolz-zipline"),
         Pairing("bcolz", "the native layout", "see docs/formats.md"),
         Pairing("bloscpack", "the native layout", "see docs/formats.md"),
