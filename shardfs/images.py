@@ -31,12 +31,11 @@ PREFIX = "precomputed."
 RANK = 4
 """Of a chunk with an axis of channels, the first."""
 
-SLAB = 1 << 20
-"""Voxels of a compressed segmentation that are decoded at once; each takes some 50 bytes meanwhile."""
+SLAB = 1 << 18
+"""Voxels of a compressed segmentation that are decoded at once, if a block has not more."""
 
-
-MAX_BLOCK = 1 << 40
-"""Positions in a block of a compressed segmentation must fit in 64 bits."""
+MAX_BLOCK = 1 << 24
+"""Voxels of a block of a compressed segmentation."""
 
 
 class Chunk(NamedTuple):
@@ -224,56 +223,74 @@ def _compressed_segmentation(_: Any, data: bytes, chunk: Chunk) -> Elements:
     words = np.frombuffer(data, "<u4")
     block = tuple(chunk.configuration["block_size"])
     out = np.empty((chunk.channels, chunk.z, chunk.y, chunk.x), chunk.dtype)
-    step = max(1, SLAB // max(chunk.y * chunk.x, 1))
     for c in range(chunk.channels):
-        blocks = _Blocks(words[words.item(c) :], block, chunk)
-        for z in range(0, chunk.z, step):
-            blocks.decode(z, out[c, z : z + step])
+        _Blocks(words[words.item(c) :], block[::-1], out[c]).decode()
     return out
 
 
 class _Blocks:
     """One channel. Each block has two words: where its table of values lies and how many bits an index into it takes,
-    and where these indices lie; positions are in words, x is fastest everywhere."""
+    and where these indices lie; positions are in words. Blocks, and indices in a block, are in C order of (z, y, x).
 
-    def __init__(self, words: npt.NDArray[np.uint32], block: Coords, chunk: Chunk) -> None:
-        self._words, self._block = words, block
-        self._grid = tuple(-(-n // b) for n, b in zip((chunk.x, chunk.y, chunk.z), block, strict=True))
+    Blocks whose indices have as many bits are decoded together. At the edge they are whole, too.
+    """
+
+    def __init__(self, words: npt.NDArray[np.uint32], block: Coords, out: Elements) -> None:
+        self._words, self._block, self._out = words, block, out
+        self._voxels, self._wide = math.prod(block), out.dtype.itemsize // 4
+        self._grid = tuple(-(-n // b) for n, b in zip(out.shape, block, strict=True))
         count = math.prod(self._grid)
-        if math.prod(block) >= MAX_BLOCK:
-            raise ValueError(f"blocks of {block} are none that anybody writes")
+        if self._voxels > MAX_BLOCK:
+            raise ValueError(f"blocks of {block[::-1]} are none that anybody writes")
         if len(words) < 2 * count:
             raise ValueError(f"{len(words)} words cannot be a compressed segmentation of {count} blocks")
         head = words[: 2 * count].astype(np.int64)
         self._tables, self._bits, self._indices = head[::2] & 0xFFFFFF, head[::2] >> 24, head[1::2]
-        if not np.isin(self._bits, (0, 1, 2, 4, 8, 16, 32)).all():
-            raise ValueError("a block of a compressed segmentation has an impossible number of bits")
 
-    def decode(self, z: int, out: Elements) -> None:
-        """The slices from `z` on."""
-        if not out.size:
-            return
-        axes = [np.arange(n, dtype=np.int64) for n in out.shape[::-1]]
-        axes[2] += z
-        (bx, by, _), (gx, gy, _) = self._block, self._grid
-        (x, px), (y, py), (k, pz) = (np.divmod(axis, b) for axis, b in zip(axes, self._block, strict=True))
-        block = x + gx * (y[:, None] + gy * k[:, None, None])
-        place = px + bx * (py[:, None] + by * pz[:, None, None])
-        bits = self._bits[block]
-        place *= bits
-        at = np.where(bits == 0, 0, self._indices[block] + (place >> 5))
-        index = self._take(at).astype(np.int64) >> (place & 31) & ((1 << bits) - 1)
-        wide = out.dtype.itemsize // 4
-        at = self._tables[block] + wide * index
-        values = self._take(at).astype(np.uint64)
-        if wide == 2:
-            values |= self._take(at + 1).astype(np.uint64) << np.uint64(32)
-        out[...] = values
+    def decode(self) -> None:
+        step = max(1, SLAB // self._voxels)
+        for bits in np.unique(self._bits).tolist():
+            if bits not in (0, 1, 2, 4, 8, 16, 32):
+                raise ValueError(f"a block of a compressed segmentation has indices of {bits} bits")
+            alike = np.flatnonzero(self._bits == bits)
+            for start in range(0, len(alike), step):
+                some = alike[start : start + step]
+                self._put(some, self._values(some, self._index(some, bits)))
 
-    def _take(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        if int(at.max()) >= len(self._words):
+    def _index(self, some: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.uint32]:
+        """Of all voxels of some blocks, into their tables; of one voxel if all are alike."""
+        if not bits:
+            return np.zeros((len(some), 1), np.uint32)
+        per = 32 // bits
+        length = -(-self._voxels // per)
+        words = self._take(self._indices[some], length)
+        shifts = np.arange(per, dtype=np.uint32) * np.uint32(bits)
+        index: npt.NDArray[np.uint32] = words[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
+        return index.reshape(len(some), length * per)[:, : self._voxels]
+
+    def _values(self, some: npt.NDArray[np.int64], index: npt.NDArray[np.uint32]) -> Elements:
+        at = self._tables[some][:, None] + self._wide * index.astype(np.int64)
+        self._require(int(at.max()) + self._wide)
+        values: Elements = self._words[at]
+        if self._wide == 2:
+            values = values | self._words[at + 1].astype(np.uint64) << np.uint64(32)
+        return values
+
+    def _put(self, some: npt.NDArray[np.int64], values: Elements) -> None:
+        shape = self._block if values.shape[1] > 1 or self._voxels == 1 else (1, 1, 1)
+        corners = np.stack(np.unravel_index(some, self._grid), axis=1) * self._block
+        for (z, y, x), part in zip(corners.tolist(), values.reshape(-1, *shape), strict=True):
+            inside = self._out[z : z + self._block[0], y : y + self._block[1], x : x + self._block[2]]
+            inside[...] = part[: inside.shape[0], : inside.shape[1], : inside.shape[2]]
+
+    def _take(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint32]:
+        self._require(int(starts.max()) + length)
+        found: npt.NDArray[np.uint32] = self._words[starts[:, None] + np.arange(length)]
+        return found
+
+    def _require(self, end: int) -> None:
+        if end > len(self._words):
             raise ValueError("a block of a compressed segmentation lies beyond its end")
-        return self._words[at]
 
 
 def _labels(library: Any, data: bytes, chunk: Chunk) -> Elements:
