@@ -15,25 +15,36 @@ need_python
 need_fuse
 
 venv=${SHARDFS_VENV:-$PWD/.venv}
-make_venv "$venv" --editable '.[test]'
 
 # Libraries that tests start as programs of their own. Each list has a virtualenv apart: cloud-volume brings zfpy, beside
-# which the numcodecs of Python 3.11 cannot be imported; zarr 2 is another zarr; bloscpack must not decide on a blosc.
-while read -r name requirements; do
-    variable=SHARDFS_$(printf %s "$name" | tr a-z A-Z)_PYTHON
-    eval "python=\${$variable:-\$PWD/.venv-$name/bin/python}"
-    # shellcheck disable=SC2086  # a list of words
-    has_packages "$python" $requirements || make_venv "${python%/bin/*}" $requirements </dev/null
-    export "$variable=$python"
-done <<END
+# which the numcodecs of Python 3.11 cannot be imported; what knows only Zarr v2 wants another zarr; bloscpack must not
+# decide on a blosc. They are installed side by side, which takes half the time.
+clients='
 cv cloud-volume>=12 igneous-pipeline neuroglancer tensorstore
-zarr2 zarr~=2.18.0 numcodecs<0.14 pytest
+zarr2 zarr~=2.18.0 numcodecs<0.14 pytest rasterio netCDF4 ome-zarr<0.11 xarray<2025
 bcolz bcolz-zipline bloscpack
 blosc2 blosc2
-gdal rasterio
-netcdf netCDF4
-ome ome-zarr<0.11 xarray<2025
+'
+python_of() { # NAME
+    eval "printf %s \"\${SHARDFS_$(printf %s "$1" | tr a-z A-Z)_PYTHON:-\$PWD/.venv-$1/bin/python}\""
+}
+installs=
+while read -r name requirements; do
+    [ -n "$name" ] || continue
+    python=$(python_of "$name")
+    export "SHARDFS_$(printf %s "$name" | tr a-z A-Z)_PYTHON=$python"
+    # shellcheck disable=SC2086  # a list of words
+    has_packages "$python" $requirements || {
+        make_venv "${python%/bin/*}" $requirements </dev/null &
+        installs="$installs $!"
+    }
+done <<END
+$clients
 END
+make_venv "$venv" --editable '.[test]'
+for install in $installs; do
+    wait "$install"
+done
 
 PATH=$venv/bin:$PATH:/usr/sbin:/sbin
 export PATH

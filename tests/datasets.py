@@ -34,7 +34,7 @@ Client = Literal["tensorstore", "zarr3", "dask", "z5", "cloudvolume"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def client_python(name: Literal["cv", "zarr2", "bcolz", "blosc2", "gdal", "netcdf", "ome"]) -> Path:
+def client_python(name: Literal["cv", "zarr2", "bcolz", "blosc2"]) -> Path:
     """The Python that has these libraries (`scripts/test.sh` lists and installs them); skips the test if there is none.
 
     They have virtualenvs apart because they cannot all share one. `SHARDFS_<NAME>_PYTHON` may say where it is.

@@ -142,7 +142,7 @@ def test_other_systems_are_read_by_all(
 
 
 def _photo(tmp_path: Path) -> Data:
-    run_client("read_ome", "photo", "-", tmp_path / "photo.npy", python=client_python("ome"))
+    run_client("read_ome", "photo", "-", tmp_path / "photo.npy", python=client_python("zarr2"))
     image: Data = np.load(tmp_path / "photo.npy")
     assert image.shape == (512, 512, 3)
     return np.ascontiguousarray(np.moveaxis(image, -1, 0))
@@ -186,7 +186,7 @@ def test_a_sharded_ome_zarr_05_image_is_one_of_04(mounted: Mounted, tmp_path: Pa
         for at, wanted in (("image.zarr", levels), ("image.zarr/labels/bright", [(n > 127) for n in levels])):
             for i, level in enumerate(wanted):
                 out, told = tmp_path / f"{i}.npy", tmp_path / "told.json"
-                run_client("read_ome", mount / at, str(i), out, "--told", told, python=client_python("ome"))
+                run_client("read_ome", mount / at, str(i), out, "--told", told, python=client_python("zarr2"))
                 assert np.array_equal(np.load(out), level)
             assert json.loads(told.read_text()) == {
                 "axes": ["c", "y", "x"],
@@ -194,7 +194,7 @@ def test_a_sharded_ome_zarr_05_image_is_one_of_04(mounted: Mounted, tmp_path: Pa
                 "version": "0.4",
                 "shapes": [[3, 512, 512], [3, 256, 256], [3, 128, 128]],
             }
-        run_client("read_gdal", mount / "image.zarr/s0", tmp_path / "gdal.npy", python=client_python("gdal"))
+        run_client("read_gdal", mount / "image.zarr/s0", tmp_path / "gdal.npy", python=client_python("zarr2"))
         assert np.array_equal(np.load(tmp_path / "gdal.npy"), levels[0])
         assert not list(mount.rglob("zarr.json"))
 
@@ -234,7 +234,7 @@ def test_netcdf_reads_all_but_gzip(mode: str, table: Data, mounted: Mounted, tmp
     """NCZarr has no codec `gzip`, from whatever source."""
     with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
         jobs = [[str(mount), name, mode] for name in CHAINS]
-        found = read_jobs("read_netcdf", jobs, tmp_path, client_python("netcdf"))
+        found = read_jobs("read_netcdf", jobs, tmp_path, client_python("zarr2"))
     assert [
         name for name, got in zip(CHAINS, found, strict=True) if isinstance(got, str) or not equal(got, table)
     ] == []
@@ -242,7 +242,7 @@ def test_netcdf_reads_all_but_gzip(mode: str, table: Data, mounted: Mounted, tmp
 
 def test_xarray_finds_the_axes_by_name(table: Data, mounted: Mounted, tmp_path: Path) -> None:
     with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
-        found = read_jobs("read_xarray", [[str(mount), name] for name in CHAINS], tmp_path, client_python("ome"))
+        found = read_jobs("read_xarray", [[str(mount), name] for name in CHAINS], tmp_path, client_python("zarr2"))
     assert [
         name for name, got in zip(CHAINS, found, strict=True) if isinstance(got, str) or not equal(got, table)
     ] == []
@@ -250,7 +250,7 @@ def test_xarray_finds_the_axes_by_name(table: Data, mounted: Mounted, tmp_path: 
 
 def test_gdal_reads_whatever_the_codec(table: Data, mounted: Mounted, tmp_path: Path) -> None:
     with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
-        found = read_jobs("read_gdal", [[str(mount / name)] for name in CHAINS], tmp_path, client_python("gdal"))
+        found = read_jobs("read_gdal", [[str(mount / name)] for name in CHAINS], tmp_path, client_python("zarr2"))
     wrong = {n: g for n, g in zip(CHAINS, found, strict=True) if isinstance(g, str) or not equal(g[0], table)}
     assert wrong == {}
 
