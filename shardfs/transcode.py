@@ -242,14 +242,16 @@ class Transcoder:
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         cell = self._shown.cell(coords)
-        payload, shape = self._unframed(cell, stored)
+        start, shape = self._begin(cell, stored)
         shown: bytes | memoryview
         if self._turns and shape == self._shown.shape(cell):
-            shown = self._turned(payload, shape)
+            shown = self._turned(stored[start:], shape)
         elif not self._passes or shape != self._shown.shape(cell) or self._remakes(cell):
-            shown = self._shown.made_of(cell, self._elements(payload, shape))
+            shown = self._shown.made_of(cell, self._elements(stored[start:], shape))
+        elif not (self._checks or self._shown.checks or self._shown.header_size):
+            shown = memoryview(stored)[start:]  # chunks are large: no copy
         else:
-            payload = encode(self._shown.checks, decode(self._checks, payload))
+            payload = encode(self._shown.checks, decode(self._checks, stored[start:]))
             shown = self._shown.framed(shape, payload)
         told = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
         if len(shown) != told >= 0:  # what was said of its size before must stay true
@@ -270,18 +272,18 @@ class Transcoder:
         ends_with_array = self._shown.clipped_shape(cell) != self._array.chunk
         return self._cuts and ends_with_array and self._shown.stores and not self._shown.is_plain
 
-    def _unframed(self, cell: Coords, stored: bytes) -> tuple[bytes, Coords]:
-        """The payload, and the shape of the elements in it."""
+    def _begin(self, cell: Coords, stored: bytes) -> tuple[int, Coords]:
+        """Where the payload begins, and the shape of the elements in it."""
         if self._stored.frame == "n5":
-            return self._n5_unframed(stored)
+            return self._n5_begin(stored)
         if self._stored.frame == "bcolz" and not stored.startswith(BCOLZ_HEADER[:4]):
             raise ValueError(f"no chunk of bcolz: it begins {stored[:4].hex()}")
-        payload, whole = stored[_header_size(self._stored.frame, self._shown.rank) :], self._array.chunk
+        start, whole = _header_size(self._stored.frame, self._shown.rank), self._array.chunk
         nbytes = math.prod(whole) * np.dtype(self._stored.data_type).itemsize
-        is_whole = self._tells and int.from_bytes(payload[4:8], "little") == nbytes
-        return payload, self._shown.clipped_shape(cell) if self._stored.clipped and not is_whole else whole
+        is_whole = self._tells and int.from_bytes(stored[start + 4 : start + 8], "little") == nbytes
+        return start, self._shown.clipped_shape(cell) if self._stored.clipped and not is_whole else whole
 
-    def _n5_unframed(self, stored: bytes) -> tuple[bytes, Coords]:
+    def _n5_begin(self, stored: bytes) -> tuple[int, Coords]:
         """N5 file-system specification: mode, number of axes, size along each, x first; big-endian."""
         n = self._shown.rank
         mode, axes, start = int.from_bytes(stored[:2], "big"), int.from_bytes(stored[2:4], "big"), 4 + 4 * n
@@ -294,7 +296,7 @@ class Transcoder:
             start += 4
         if any(s > c for s, c in zip(shape, self._array.chunk, strict=True)):
             raise ValueError(f"a block of {shape[::-1]} elements, where {self._array.chunk[::-1]} is the most")
-        return stored[start:], shape
+        return start, shape
 
     def _elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
         """The decoded elements, axes in the array's order."""
