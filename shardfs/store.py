@@ -497,7 +497,9 @@ def open_store(
     """
     if "://" not in source and "::" not in source:
         return _open_local(source, waiting, follow_symlinks=follow_symlinks)
-    fs, path = url_to_fs(source, **(storage_options or {}))
+    patience = patience or Patience()
+    # Some file systems read when they are made: the directory of an archive, for instance.
+    fs, path = patience.run("open", lambda: url_to_fs(source, **(storage_options or {})))
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
     return FsspecStore(fs, path, waiting, patience)

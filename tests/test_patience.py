@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from fsspec.asyn import AsyncFileSystem
 from shardfs import patience
 from shardfs.model import ByteRange
 from shardfs.patience import NoAnswer, Patience, http_status, is_accident
-from shardfs.store import FsspecStore
+from shardfs.store import FsspecStore, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,3 +255,12 @@ def test_threads_do_not_survive_a_fork() -> None:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     fs.rm("/forked", recursive=True)
+
+
+def test_an_archive_whose_server_says_nothing() -> None:
+    """It is read when its file system is made."""
+    pytest.importorskip("aiohttp")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"zip://::http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
+        with pytest.raises(NoAnswer):
+            open_store(url, patience=Patience(0.3, 0))
