@@ -53,7 +53,9 @@ class Zarr3View:
             "zarr-python 3, tensorstore, z5py",
         ),
         Pairing(
-            "n5", "pass without their headers, padded where they end with the array", "zarr-python 3, tensorstore, z5py"
+            "n5",
+            "pass without their headers, padded where they end with the array",
+            "zarr-python 3, tensorstore, z5py (of one byte)",
         ),
         Pairing("bcolz", "pass without their headers", "zarr-python 3, tensorstore"),
         Pairing("bloscpack", "pass, if they are rows of an array", "zarr-python 3, tensorstore"),
