@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from shardfs import codecs, n5_viewer, ome
 from shardfs.arrays import Array, Axis, ChunkEncoding, Codec, Level, Multiscale
 from shardfs.errors import CorruptShardError, UnsupportedError
-from shardfs.formats.n5 import N5, shown_encoding
+from shardfs.formats.n5 import N5
+from shardfs.formats.n5.view import shown_encoding
 from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.grid import NestedNames, cell_of
 from shardfs.inodes import ROOT

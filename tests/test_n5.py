@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError
 from shardfs.formats import formats, parse_json
-from shardfs.formats.n5 import N5, PlainBlocks
+from shardfs.formats.n5 import N5
+from shardfs.formats.n5.stored import PlainBlocks
 from shardfs.model import Dataset
 from shardfs.n5_viewer import LevelsBelow
 from shardfs.shards.sharding_indexed import ShardingIndexed

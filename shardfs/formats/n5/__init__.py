@@ -1,0 +1,89 @@
+"""N5: datasets in shards are shown as the same datasets with one file per block, any others in the layout `n5`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardfs import n5_viewer
+from shardfs.errors import CorruptShardError
+from shardfs.formats import OfDocuments, Pairing, System, parse_json, print_strict
+from shardfs.formats.n5.stored import is_dataset, open_dataset
+from shardfs.formats.n5.view import VERSION, image_of, laid_out
+from shardfs.formats.n5.words import DOCUMENT, FORM
+from shardfs.model import Dataset, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class N5Format(OfDocuments):
+    """See `formats.Format` and `formats.View`."""
+
+    name = "n5"
+    pairings = (
+        Pairing(
+            "zarr3",
+            "pass behind a header if big-endian or of one byte, in at most one codec that N5 has; else decoded",
+            "tensorstore, z5py, zarr-python 2.18",
+        ),
+        Pairing("zarr3-draft", "as Zarr v3's", "tensorstore"),
+        Pairing(
+            "precomputed",
+            "volumes only: raw ones of one byte pass; else turned or decoded",
+            "tensorstore, z5py, zarr-python 2.18",
+        ),
+        Pairing("n5", "the native layout", "see docs/formats.md"),
+        Pairing("bcolz", "Blosc of one byte passes; else decoded", "tensorstore"),
+        Pairing("bloscpack", "as bcolz's", "tensorstore"),
+    )
+    documents = (DOCUMENT,)
+    systems = (
+        System(
+            "n5",
+            "N5 4.x `sharding_indexed`",
+            "`attributes.json` with `codecs`",
+            "plain N5: `0/4/1/7`",
+            "N5 (Java), a golden shard; tensorstore, z5py (blocks)",
+            "tensorstore, z5py, zarr-python 2",
+        ),
+        System(
+            "n5",
+            "N5 with the storage transformer of 2022",
+            "`attributes.json` with `storage_transformers`",
+            "plain N5: `0/4/1/7`",
+            "tensorstore, z5py (blocks)",
+            "tensorstore, z5py, zarr-python 2",
+        ),
+    )
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        raw = documents.get(DOCUMENT)
+        if raw is None or not raw.lstrip().startswith(b"{"):
+            return None
+        try:
+            doc = parse_json(path, DOCUMENT, raw)
+        except CorruptShardError as e:
+            # Any group may have one, with what users put there; what lies below it needs it for nothing.
+            return Dataset("n5", problems=(Problem(path, f"{DOCUMENT}: {e.why}"),))
+        if is_dataset(doc):
+            return open_dataset(path, doc)
+        if "n5" not in doc and len(documents) > 1:
+            return None  # a file of this name is no reason to take the directory from another format
+        attributes = {name: value for name, value in doc.items() if name != "n5"}
+        return Dataset("n5", form=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
+
+    def children(self, dataset: Dataset) -> Sequence[str]:
+        image = None if dataset.format == self.name else image_of(dataset)
+        own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
+        return [level.path for level in image.levels if level.path not in own] if image is not None else ()
+
+    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+        if dataset is None:
+            return Dataset("n5", documents={} if path else {DOCUMENT: print_strict({"n5": VERSION})})
+        if dataset.format == self.name:
+            return replace(dataset, collections=dataset.collections or dataset.unsharded)
+        return laid_out(path, dataset, children)
+
+
+N5 = N5Format()

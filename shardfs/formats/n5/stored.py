@@ -1,0 +1,356 @@
+"""N5 as it is stored: what a dataset's document says, and the same of the dataset without shards.
+
+Two kinds: the codec `sharding_indexed` of N5 4.x (https://github.com/saalfeldlab/n5, `codec` and `shard`; there is no
+other text), and the storage transformer that the Zarr v3 draft of 2022 had, in an N5 document. All shapes here are in
+N5's order: x, the fastest axis, first.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+import numpy as np
+
+from shardfs import n5_viewer
+from shardfs.arrays import Array, ChunkEncoding, Codec
+from shardfs.checks import Blocks, Chain
+from shardfs.codecs import decode
+from shardfs.formats import (
+    UNFIT,
+    integers,
+    print_json,
+    reason,
+    require_rank,
+)
+from shardfs.grid import NestedNames, ceil_div, cell_of
+from shardfs.model import Collection, Coords, Dataset, Facts, Layer, Problem
+from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
+from shardfs.shards.unsharded import Unsharded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shardfs.model import U64, ChunkCheck, Sizes, Transform
+
+from shardfs.formats.n5.words import (
+    DOCUMENT,
+    FORM,
+    HEADERLESS,
+    ITEM_SIZES,
+    STRUCTURAL,
+    as_in_zarr,
+    chain_of,
+    compression_as,
+    endian_of,
+)
+
+MAX_NESTING = 16
+
+CRC32C = Codec("crc32c")
+
+SEED_SHARDING = "/sharding/1.0"
+"""The end of the transformer's URL, of which there are three spellings."""
+
+
+def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
+    """What the document of a dataset describes, sharded or not; with the reason if it cannot be expanded."""
+    dataset = Dataset("n5", closed=True, form=FORM)
+    try:
+        unsharded = _unshard(doc)
+        if unsharded is None:
+            return _described(dataset, doc, None)
+        collection, shown, chain = unsharded
+        dataset = replace(dataset, collections=(collection,), documents={DOCUMENT: print_json(shown)})
+        return _described(dataset, shown, chain)
+    except UNFIT as e:
+        return replace(dataset, problems=(Problem(path, f"{DOCUMENT}: {reason(e)}"),))
+
+
+def is_dataset(doc: Mapping[str, Any]) -> bool:
+    """Whether a document is that of a dataset, not of a group."""
+    encoded = any(name in doc for name in ("compression", "codecs", "compressionType"))
+    return encoded and all(name in doc for name in ("dimensions", "blockSize", "dataType"))
+
+
+_Unsharded: TypeAlias = "tuple[Collection, dict[str, Any], Sequence[Codec] | None]"
+
+
+def _unshard(doc: Mapping[str, Any]) -> _Unsharded | None:
+    """The collection that a dataset's document describes, the document of the same dataset unsharded, and the chain
+    of codecs of a stored chunk if the document does not tell it.
+
+    None if it is not sharded. Raise one of `UNFIT`, with the reason, if it cannot be shown unsharded.
+    """
+    transformers = doc.get("storage_transformers") or []
+    coded = _holds(doc.get("codecs"), lambda c: c.get("name") == "sharding_indexed")
+    if not coded and not _holds(transformers, _is_sharding):
+        return None
+    if coded and transformers:
+        raise ValueError("storage transformers may store shards elsewhere")
+    shape, block = _shape_and_block(doc)
+    return _unshard_codecs(doc, shape, block) if coded else _unshard_seed(doc, shape, block, transformers)
+
+
+def _shape_and_block(doc: Mapping[str, Any]) -> tuple[Coords, Coords]:
+    shape = integers(doc["dimensions"], "dimensions", 0)
+    block = integers(doc["blockSize"], "blockSize", 1)
+    require_rank(block, len(shape), "blockSize")
+    if not shape:
+        raise ValueError("no dimensions")
+    return shape, block
+
+
+def _holds(listed: Any, is_wanted: Callable[[dict[str, Any]], bool]) -> bool:
+    return isinstance(listed, list) and any(isinstance(item, dict) and is_wanted(item) for item in listed)
+
+
+def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Unsharded:
+    layers: list[Layer] = []
+    codecs, outer = doc["codecs"], shard
+    while (chain := chain_of(codecs))[0].name == "sharding_indexed":
+        if len(layers) == MAX_NESTING:
+            raise ValueError(f"shards are nested more than {MAX_NESTING} deep")
+        if after := [name for name, _ in chain[1:] if name != "raw"]:
+            # N5 itself ignores them, other libraries would apply them to the shard
+            raise ValueError(f"codecs {after} after sharding_indexed may or may not be around the shard")
+        configuration = chain[0].configuration
+        own = integers(configuration["chunk_shape"], "chunk_shape", 1)
+        require_rank(own, len(shape), "chunk_shape")
+        inner = own[::-1]
+        layers.append(_layer(shape, outer, inner, _index_encoding(configuration)))
+        codecs, outer = configuration["codecs"], inner
+    compression, transform = _plain(chain, outer, doc["dataType"])
+    shown: dict[str, Any] = {}
+    for name, value in doc.items():
+        if name == "blockSize":
+            shown[name] = list(outer)
+        elif name == "compression" or (name == "codecs" and "compression" not in doc):
+            shown["compression"] = compression
+        elif name != "codecs":
+            shown[name] = value
+    words = [f"sharding_indexed, index at {cast('ShardingIndexed', layers[0].format).index.location}"]
+    if len(layers) > 1:
+        words.append(f"nested {len(layers)} deep")
+    facts = Facts(shape, outer, shard, str(doc["dataType"]), ", ".join(words))
+    return _collection(layers, compression["type"], facts, transform), shown, chain
+
+
+def _layer(shape: Coords, shard: Coords, chunk: Coords, index: IndexEncoding, fastest_first: bool = True) -> Layer:
+    axes = []
+    for a, (extent, outer, inner) in enumerate(zip(shape, shard, chunk, strict=True)):
+        if outer % inner:
+            raise ValueError(f"a shard of {outer} elements along axis {a} does not consist of chunks of {inner}")
+        axes.append(Axis(ceil_div(extent, inner), outer // inner))
+    order = range(len(shape))
+    return Layer(ShardingIndexed(axes, order[::-1] if fastest_first else order, index, _key, _coords_of(len(shape))))
+
+
+def _key(coords: Coords) -> str:
+    return "/".join(map(str, coords))
+
+
+def _coords_of(rank: int) -> Callable[[str], Coords | None]:
+    return partial(cell_of, separator="/", rank=rank)
+
+
+def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
+    location = configuration.get("index_location", "end")
+    if location not in ("start", "end"):
+        raise ValueError(f"index_location should be start or end, not {location!r:.80}")
+    codecs = chain_of(configuration["index_codecs"])
+    names = [name for name, _ in codecs]
+    if names[:1] not in (["raw-bytes"], ["bytes"]) or names[1:] not in ([], ["crc32c"]):
+        raise ValueError(f"index_codecs {names!r:.80} are none that shardfs knows")
+    endian = endian_of(*codecs[0])
+    return IndexEncoding(endian, len(names) == 2, cast("Literal['start', 'end']", location), either_is_empty=True)
+
+
+def _plain(chain: Sequence[Codec], chunk: Coords, data_type: Any) -> tuple[dict[str, Any], Transform | None]:
+    """`compression` for the chain of codecs of a chunk, and what makes a plain block of the chunk.
+
+    Raise ValueError if plain N5 has no words for such blocks.
+    """
+    (first, configuration), *rest = chain
+    if first != "n5bytes" and first not in HEADERLESS:
+        raise ValueError(f"codec {first!r:.80} is none that shardfs knows")
+    rest = [c for c in rest if c.name != "raw"]
+    checksum = bool(rest) and rest[-1].name == "crc32c"
+    around = rest[:-1] if checksum else rest
+    if len(around) > 1:
+        raise ValueError(f"plain N5 cannot say codecs {[name for name, _ in around]!r:.200}")
+    compression = compression_as(*around[0]) if around else {"type": "raw"}
+    if first == "n5bytes":
+        return compression, PlainBlocks(checksum) if checksum else None
+    item = ITEM_SIZES.get(str(data_type))
+    if item is None:
+        raise ValueError(f"{first} of data type {data_type!r:.80} is nothing that plain N5 knows")
+    if len(chunk) >= 2**16 or max(chunk) >= 2**32:
+        raise ValueError(f"the header of a block cannot say a size of {chunk!r:.80}")
+    swap = item > 1 and endian_of(first, configuration) == "little"
+    if around and swap:
+        raise ValueError("plain N5 has no little-endian blocks, and compressed ones cannot be turned")
+    header = struct.pack(f">HH{len(chunk)}I", 0, len(chunk), *chunk)
+    nbytes = None if around else item * math.prod(chunk)
+    return compression, PlainBlocks(checksum, header, nbytes, item if swap else 1)
+
+
+@dataclass(frozen=True)
+class PlainBlocks:
+    """Makes plain N5 blocks of chunks that have a checksum behind them or no header; a `model.Transform`.
+
+    Args:
+        checksum: whether a CRC-32C of what follows the header stands at the end; it is verified and cut off.
+        header: what is put before chunks that have none; they are whole, at the edge of the array too.
+        nbytes: the size of such a chunk without checksum, if it is known.
+        swap: turn the bytes of elements of this size.
+    """
+
+    checksum: bool
+    header: bytes = b""
+    nbytes: int | None = None
+    swap: int = 1
+
+    @property
+    def name(self) -> str:
+        return "+".join((["headerless"] if self.header else []) + (["crc32c"] if self.checksum else []))
+
+    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
+        shown = stored + (len(self.header) - (4 if self.checksum else 0))
+        return np.where(shown < len(self.header), -1, shown)
+
+    def show(self, coords: Coords, stored: bytes) -> bytes:
+        if not self.header:
+            start = _header_size(stored)
+            return stored[:start] + decode((CRC32C,), stored[start:])
+        payload = decode((CRC32C,), stored) if self.checksum else stored
+        if self.nbytes is not None and len(payload) != self.nbytes:
+            raise ValueError(f"a chunk without header should have {self.nbytes} bytes, not {len(payload)}")
+        if self.swap > 1:
+            payload = np.frombuffer(payload, f"<u{self.swap}").astype(f">u{self.swap}").tobytes()
+        return self.header + payload
+
+
+def _header_size(block: bytes) -> int:
+    """Of a block of N5: 0 default, 1 varying length, 2 object."""
+    mode, rank = int.from_bytes(block[:2], "big"), int.from_bytes(block[2:4], "big")
+    if len(block) < 6 or mode > 2:
+        raise ValueError(f"no N5 block: mode {mode} in {len(block)} bytes")
+    size = (4 + 4 * rank, 8 + 4 * rank, 6)[mode]
+    if size > len(block):
+        raise ValueError(f"no N5 block: a header of {size} bytes in {len(block)}")
+    return size
+
+
+def _is_sharding(transformer: dict[str, Any]) -> bool:
+    return str(transformer.get("extension")).endswith(SEED_SHARDING)
+
+
+def _unshard_seed(doc: Mapping[str, Any], shape: Coords, block: Coords, transformers: list[Any]) -> _Unsharded:
+    if len(transformers) > 1:
+        raise ValueError("other storage transformers may store shards elsewhere")
+    kind, configuration = transformers[0].get("type"), transformers[0]["configuration"]
+    if kind != "indexed":
+        raise ValueError(f"storage transformer: type should be indexed, not {kind!r:.80}")
+    given = integers(configuration["chunks_per_shard"], "chunks_per_shard", 1)
+    if len(given) > len(shape):
+        raise ValueError(f"chunks_per_shard has {len(given)} axes, the array {len(shape)}")
+    per = (*given, *(1,) * (len(shape) - len(given)))  # as zarr-python does with the draft
+    shard = tuple(b * n for b, n in zip(block, per, strict=True))
+    # Unlike in 4.x the last axis is the fastest in the index, as the draft has it.
+    layer = _layer(shape, shard, block, IndexEncoding("little", crc32c=False), fastest_first=False)
+    compression = doc.get("compression")
+    kind = compression.get("type") if isinstance(compression, dict) else doc.get("compressionType", "raw")
+    shown = {name: value for name, value in doc.items() if name != "storage_transformers"}
+    facts = Facts(shape, block, shard, str(doc["dataType"]), "storage transformer of 2022, index at end")
+    return _collection([layer], str(kind), facts, None), shown, None
+
+
+def _collection(layers: Sequence[Layer], compression: str, facts: Facts, transform: Transform | None) -> Collection:
+    return Collection(
+        format="n5",
+        path="",
+        names=NestedNames(layers[-1].format.grid),
+        layers=tuple(layers),
+        codecs=("n5bytes",) if compression == "raw" else ("n5bytes", compression),
+        facts=facts,
+        transform=transform,
+    )
+
+
+def _described(dataset: Dataset, doc: Mapping[str, Any], chain: Sequence[Codec] | None) -> Dataset:
+    """The dataset with what the document of its (unsharded) array says, or with the reason why it cannot be told.
+
+    `chain` is how chunks are stored, if that is not what the document says.
+    """
+    try:
+        array = _array(doc, _chain_of_blocks(doc) if chain is None else chain)
+        if dataset.collections:
+            collections = (replace(c, array=array, check=_check(array)) for c in dataset.collections)
+            return replace(dataset, collections=tuple(collections))
+        return replace(dataset, unsharded=(_stored_plainly(doc, array),))
+    except UNFIT as e:
+        return replace(dataset, indescribable=f"{DOCUMENT}: {reason(e)}")
+
+
+def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
+    shape, block = _shape_and_block(doc)
+    if doc["dataType"] not in ITEM_SIZES:
+        raise ValueError(f"data type {doc['dataType']!r:.80} is none of numbers")
+    dtype, (first, *rest) = np.dtype(doc["dataType"]), chain
+    little = first.name in HEADERLESS and endian_of(*first) == "little"
+    if first.name != "n5bytes" and first.name not in HEADERLESS:
+        raise ValueError(f"codec {first.name!r:.80} is none that shardfs knows")
+    framed = first.name == "n5bytes"
+    encoding = ChunkEncoding(
+        dtype.newbyteorder("<" if little else ">").str,
+        tuple(range(len(shape))),
+        clipped=framed,  # or not: the block itself tells
+        codecs=tuple(as_in_zarr(c, dtype.itemsize) for c in rest if c.name != "raw"),
+        frame="n5" if framed else "none",
+    )
+    names = n5_viewer.axes_of(doc, len(shape))
+    return Array(
+        shape[::-1],
+        block[::-1],
+        dtype.str,
+        encoding,
+        tuple(range(len(shape)))[::-1],
+        names=None if names is None else tuple(names[::-1]),
+        attributes={name: value for name, value in doc.items() if name not in STRUCTURAL},
+    )
+
+
+def _check(array: Array) -> ChunkCheck:
+    """What stored blocks must be. Those without a header are whole, at the edge of the array too."""
+    encoding, itemsize = array.encoding, np.dtype(array.data_type).itemsize
+    if encoding.frame == "n5":
+        return Blocks(encoding.codecs, array.chunk[::-1], itemsize)
+    size = math.prod(array.chunk) * itemsize
+    return Chain(encoding.codecs, lambda coords: np.full(len(coords), size, np.uint64))
+
+
+def _chain_of_blocks(doc: Mapping[str, Any]) -> Sequence[Codec]:
+    """The codecs of a dataset that is not sharded: those of N5 4.x, `compression`, or `compressionType` before 1.0."""
+    if isinstance(doc.get("codecs"), list):
+        return chain_of(doc["codecs"])
+    compression = doc.get("compression", {"type": doc.get("compressionType")})
+    if not isinstance(compression, dict):
+        raise ValueError(f"compression should be an object, not {compression!r:.80}")
+    parameters = {name: value for name, value in compression.items() if name != "type"}
+    kind = Codec(str(compression["type"]), parameters)
+    return (Codec("n5bytes"),) if kind.name == "raw" else (Codec("n5bytes"), kind)
+
+
+def _stored_plainly(doc: Mapping[str, Any], array: Array) -> Collection:
+    """A dataset that is not sharded: each block is an object by itself."""
+    if doc.get("storage_transformers"):
+        raise ValueError("storage transformers may store blocks elsewhere")
+    grid, rank = array.grid[::-1], len(array.shape)
+    facts = Facts(array.shape[::-1], array.chunk[::-1], None, str(doc["dataType"]), "none")
+    names = [c.name for c in array.encoding.codecs]
+    layer = Layer(Unsharded(grid, _key, _coords_of(rank)))
+    return Collection("n5", "", NestedNames(grid), (layer,), ("n5bytes", *names), facts, array=array)

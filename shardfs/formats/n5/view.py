@@ -1,0 +1,225 @@
+"""The layout `n5`: arrays and images of any other format as N5 datasets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from shardfs import n5_viewer
+from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.errors import UnsupportedError
+from shardfs.formats import (
+    print_strict,
+)
+from shardfs.grid import MappedNames, NestedNames
+from shardfs.model import Collection, Dataset, Problem
+from shardfs.transcode import FillValue, fill_element, memory_order, transcoder, without_checks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardfs.arrays import Multiscale
+    from shardfs.model import ChunkNames
+
+from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES, STRUCTURAL, compression_of
+
+VERSION = "2.0.0"
+"""Of what layouts show: there is nothing newer in it, and older software reads no newer ones."""
+
+
+def laid_out(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
+    """A dataset of any other format. Raise UnsupportedError, with the reason, for what N5 cannot say."""
+    if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
+        raise UnsupportedError(why)
+    stored = (*dataset.collections, *dataset.unsharded)
+    is_array = len(stored) == 1 and not dataset.multiscales
+    if dataset.closed and not is_array:
+        raise UnsupportedError(f"{dataset.format} does not tell what it is")
+    arrays = [_shown(c, "" if is_array else c.path) for c in stored]
+    image = None if is_array else image_of(dataset)
+    levels = _levels_of(image, arrays, below) if image is not None else []
+    taken = {shown.path for shown in levels}
+    members: dict[str, Mapping[str, Any]] = {}
+    if not is_array:
+        members[""] = _group_members(dataset, image if levels else None)
+        arrays = [shown for shown in arrays if shown.path not in taken]
+    members |= {shown.path: shown.members() for shown in arrays}
+    for i, shown in enumerate(levels):
+        name, further = f"s{i}", n5_viewer.level_attributes(cast("Multiscale", image), i)
+        level = replace(shown, path=name, further=further)
+        members[name] = level.members()
+        if shown.path != name or any(shown.stored is c for c in stored):  # else it shows itself, but for its document
+            arrays.append(level)
+    moved = taken - members.keys()
+    if not path:
+        members[""] = {"n5": VERSION, **members[""]}
+    return Dataset(
+        "n5",
+        tuple(shown.collection() for shown in arrays),
+        {_join(at, DOCUMENT): print_strict(found) for at, found in members.items() if found},
+        tuple(problem for shown in arrays for problem in shown.problems(path)),
+        closed=dataset.closed,
+        unwalked=dataset.unwalked,
+        hidden=dataset.hidden | dataset.form | moved,
+        scope=dataset.scope,
+    )
+
+
+def _join(*parts: str) -> str:
+    return "/".join(filter(None, parts))
+
+
+def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]:
+    """The attributes of a group. What OME-Zarr says of an image would be half true of s0, s1, ...: it goes."""
+    attributes = dict(dataset.attributes or {})
+    if image is None:
+        return attributes
+    attributes.pop("multiscales", None)
+    if isinstance(inner := attributes.get("ome"), dict):
+        attributes["ome"] = {name: value for name, value in inner.items() if name != "multiscales"}
+    told = n5_viewer.group_attributes(image)
+    return {**told, **{name: value for name, value in attributes.items() if name not in told}}
+
+
+def image_of(dataset: Dataset) -> Multiscale | None:
+    """The image whose levels a group shows as s0, s1, ...: the first, if that can be."""
+    if dataset.closed or not dataset.multiscales or not n5_viewer.can_be_written(dataset.multiscales[0]):
+        return None
+    image = dataset.multiscales[0]
+    old = [level.path for level in image.levels]
+    new = [f"s{i}" for i in range(len(old))]
+    is_free = all(a == b or b not in old for a, b in zip(old, new, strict=True))
+    is_here = len(set(old)) == len(old) and not any("/" in name or name in ("", ".", "..") for name in old)
+    return image if is_free and is_here else None
+
+
+def _levels_of(image: Multiscale, arrays: Sequence[_Shown], below: Mapping[str, Dataset]) -> list[_Shown]:
+    """The levels of an image, under the names that they have; none if one is not there, or not as N5."""
+    own, out = {shown.path: shown for shown in arrays}, []
+    for level in image.levels:
+        found = own.get(level.path) or _level_below(level.path, below.get(level.path))
+        if found is None or len(found.array.shape) != len(image.axes):
+            return []
+        out.append(found)
+    return out
+
+
+def _level_below(path: str, dataset: Dataset | None) -> _Shown | None:
+    stored = () if dataset is None or dataset.problems else (*dataset.collections, *dataset.unsharded)
+    if len(stored) != 1:
+        return None
+    shards = _join(path, stored[0].path if stored[0].shards is None else stored[0].shards)
+    try:
+        return _shown(replace(stored[0], shards=shards), path)
+    except UnsupportedError:
+        return None  # the directory itself says why
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """An array of any format as an N5 dataset.
+
+    Args:
+        path: below the dataset that it is part of.
+        further: attributes that the image it belongs to has for it.
+    """
+
+    stored: Collection
+    path: str
+    array: Array
+    encoding: ChunkEncoding
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+    def collection(self) -> Collection:
+        stored, array = self.stored, self.array
+        return replace(
+            stored,
+            path=self.path,
+            names=self._names(),
+            codecs=("n5bytes", *(str(compression_of(c)["type"]) for c in self.encoding.codecs)),
+            transform=transcoder(array, self.encoding),
+            shards=stored.path if stored.shards is None else stored.shards,
+            filler=FillValue(array, self.encoding) if _is_filled(array) else None,
+        )
+
+    def _names(self) -> ChunkNames:
+        axes, rank = self.array.grid_axes[::-1], len(self.stored.layers[-1].format.grid)
+        names = NestedNames(self.array.grid[::-1])
+        return names if axes == tuple(range(rank)) else MappedNames(names, axes, rank)
+
+    def members(self) -> dict[str, Any]:
+        """Of `attributes.json`."""
+        own = self._own()
+        return {**own, **{name: value for name, value in self.array.attributes.items() if not self._gives_way(name)}}
+
+    def _own(self) -> dict[str, Any]:
+        array, around = self.array, self.encoding.codecs
+        own: dict[str, Any] = {
+            "dimensions": array.shape[::-1],
+            "blockSize": array.chunk[::-1],
+            "dataType": np.dtype(self.encoding.data_type).name,
+            "compression": compression_of(around[0]) if around else {"type": "raw"},
+        }
+        if array.names and all(name is not None for name in array.names):
+            own["axes"] = array.names[::-1]
+        if array.offset is not None and any(array.offset):
+            own["offset"] = array.offset[::-1]
+        return {**own, **self.further}
+
+    def _gives_way(self, name: str) -> bool:
+        return name in STRUCTURAL or name in self._own()
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """The user's attributes that N5 has no place for; `path` is the dataset's."""
+        own = self._own()
+        for name, value in self.array.attributes.items():
+            if self._gives_way(name) and value != own.get(name):
+                yield Problem(
+                    _join(path, self.path), f"attribute {name!r:.80}: N5 has its own of this name", skipped=True
+                )
+
+
+def _shown(stored: Collection, path: str) -> _Shown:
+    """Raise UnsupportedError, with the reason, if N5 has no such arrays."""
+    array = stored.array
+    if array is None:
+        what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
+        raise UnsupportedError(f"{stored.path}: {what} has no description")
+    return _Shown(stored, path, array, shown_encoding(array))
+
+
+def shown_encoding(array: Array) -> ChunkEncoding:
+    """The encoding of N5 blocks for which least has to be done. Raise UnsupportedError if there is none."""
+    dtype, stored, order = np.dtype(array.data_type), array.encoding, tuple(range(len(array.shape)))
+    name = "uint8" if dtype.kind == "b" else dtype.name
+    if name not in ITEM_SIZES:
+        raise UnsupportedError(f"N5 has no data type {name}")
+    if not array.shape:
+        raise UnsupportedError("N5 has no arrays without axes")
+    if len(array.chunk) >= 2**16 or max(array.chunk) >= 2**32:
+        raise UnsupportedError(f"the header of a block cannot say a size of {array.chunk!r:.80}")
+    data_type, around = np.dtype(name).newbyteorder(">").str, without_checks(stored.codecs)
+    passes = (
+        stored.serializer == BYTES
+        and stored.data_type in (data_type, dtype.newbyteorder(">").str)
+        and memory_order(stored.order, array.chunk) == memory_order(order, array.chunk)
+        and (not around or (len(around) == 1 and _is_known(around[0])))
+    )
+    if passes:
+        return ChunkEncoding(data_type, order, clipped=stored.clipped, codecs=around, frame="n5")
+    return ChunkEncoding(data_type, order, clipped=True, frame="n5")
+
+
+def _is_known(codec: Codec) -> bool:
+    try:
+        compression_of(codec)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_filled(array: Array) -> bool:
+    """Whether a chunk that is not stored is something else than zeros, which readers of N5 take a missing block for."""
+    return bool(fill_element(array.fill_value, array.data_type) != 0)

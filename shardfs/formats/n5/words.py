@@ -1,0 +1,138 @@
+"""What N5 calls things: members of its documents, data types, codecs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from shardfs.arrays import Codec
+from shardfs.formats import (
+    listed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+DOCUMENT = "attributes.json"
+
+ITEM_SIZES = {
+    "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
+    "float32": 4, "float64": 8,
+}  # fmt: skip
+
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "raw": {},
+    "gzip": {"level": -1, "useZlib": False},
+    "bzip2": {"blockSize": 9},
+    "xz": {"preset": 6},
+    "lz4": {"blockSize": 65536},
+    "blosc": {"cname": "blosclz", "clevel": 6, "shuffle": 0, "blocksize": 0},
+    "zstd": {"level": 3},
+}
+"""The members of `compression` that readers want, with what they are if the codec does not say; tensorstore opens
+nothing that has others, z5py and zarr-python nothing that lacks one."""
+
+SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
+"""Zarr's words for Blosc's `shuffle`."""
+
+HEADERLESS: Mapping[str, Literal["little", "big"]] = {"raw-bytes": "big", "bytes": "little"}
+"""Codecs that write the elements alone, and their byte order if they do not say (n5-zarr's `bytes`: the machine's)."""
+
+FORM = frozenset((DOCUMENT,))
+
+STRUCTURAL = frozenset(
+    ("n5", "dimensions", "blockSize", "dataType", "compression", "compressionType", "codecs", "storage_transformers")
+)
+"""The members of a dataset's document that are not the user's."""
+
+DEFAULT_LEVEL = 6
+"""What zlib takes -1 for."""
+
+XZ = 1
+"""The number of the container in numcodecs' LZMA."""
+
+
+def compression_as(name: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """`compression` with all members that readers want. Raise ValueError if N5 has no such codec."""
+    known = PARAMETERS.get(name)
+    if known is None:
+        raise ValueError(f"plain N5 has no compression {name!r:.80} that shardfs knows")
+    out: dict[str, Any] = {"type": name}
+    for parameter, default in known.items():
+        value = configuration.get(parameter, default)
+        if parameter == "shuffle" and isinstance(value, str):
+            value = SHUFFLES.get(value, value)
+        if type(value) is not type(default):
+            raise ValueError(f"{name}: {parameter} should be of the kind of {default!r}, not {value!r:.80}")
+        out[parameter] = value
+    return out
+
+
+def compression_of(codec: Codec) -> dict[str, Any]:
+    """`compression` for a codec that is called as in Zarr v3: the inverse of `as_in_zarr`.
+
+    Raise ValueError if N5 has no such codec.
+    """
+    told = codec.configuration
+    match codec.name:
+        case "gzip" | "zstd":
+            return compression_as(codec.name, {"level": told["level"]} if "level" in told else {})
+        case "blosc":
+            return compression_as("blosc", {"cname": "lz4", "clevel": 5, "shuffle": 1, **told})
+        case "numcodecs.zlib":
+            return compression_as("gzip", {"level": told.get("level", 1), "useZlib": True})
+        case "numcodecs.bz2":
+            return compression_as("bzip2", {"blockSize": told.get("level", 1)})
+        case "numcodecs.lzma" if told.get("format", XZ) == XZ:
+            return compression_as("xz", {} if told.get("preset") is None else {"preset": told["preset"]})
+        case "n5.lz4":
+            return compression_as("lz4", told)
+    raise ValueError(f"plain N5 has no codec {codec.name!r:.80}")
+
+
+def as_in_zarr(codec: Codec, item: int) -> Codec:
+    """The codec that writes the same bytes in Zarr v3; or a name for what Zarr does not have."""
+    if codec.name == "crc32c":
+        return codec
+    told = compression_as(codec.name, codec.configuration)
+    match codec.name:
+        case "gzip":
+            level = told["level"] if 0 <= told["level"] <= 9 else DEFAULT_LEVEL
+            return Codec("numcodecs.zlib" if told["useZlib"] else "gzip", {"level": level})
+        case "zstd":
+            return Codec("zstd", {"level": told["level"], "checksum": False})
+        case "bzip2":
+            return Codec("numcodecs.bz2", {"level": told["blockSize"]})
+        case "xz":
+            return Codec("numcodecs.lzma", {"format": XZ, "check": -1, "preset": told["preset"], "filters": None})
+        case "blosc":
+            words = list(SHUFFLES)
+            shuffle = words[told["shuffle"]] if 0 <= told["shuffle"] < len(words) else "shuffle"
+            members = {"cname": told["cname"], "clevel": told["clevel"], "shuffle": shuffle}
+            return Codec("blosc", {**members, "typesize": item, "blocksize": told["blocksize"]})
+    return Codec(f"n5.{codec.name}", {name: value for name, value in told.items() if name != "type"})
+
+
+def endian_of(codec: str, configuration: Mapping[str, Any]) -> Literal["little", "big"]:
+    """The byte order of a codec of `HEADERLESS`. Raise ValueError."""
+    endian = configuration.get("endian", HEADERLESS[codec])
+    if endian not in ("little", "big"):
+        raise ValueError(f"{codec}: endian should be little or big, not {endian!r:.80}")
+    return cast("Literal['little', 'big']", endian)
+
+
+def chain_of(value: Any) -> list[Codec]:
+    """Codecs as (name, configuration), at least one."""
+    if not (chain := [_named(c) for c in listed(value, "codecs")]):
+        raise ValueError("codecs should not be empty")
+    return chain
+
+
+def _named(value: Any) -> Codec:
+    """A codec: an object with a name and perhaps a configuration."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError(f"a codec should have a name: {value!r:.80}")
+    configuration = value.get("configuration", {})
+    if not isinstance(configuration, dict):
+        raise ValueError(f"{value['name']}: configuration should be an object, not {configuration!r:.80}")
+    return Codec(value["name"], configuration)
