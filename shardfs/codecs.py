@@ -163,9 +163,10 @@ def zstd_size(data: bytes) -> int:
 
 
 def _blosc(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
-    from numcodecs import blosc  # gives the interpreter's lock away, unlike the package `blosc`
+    import blosc
 
     _require_blosc(data, wanted)
+    blosc.set_releasegil(True)  # or nobody would be answered meanwhile
     return bytes(blosc.decompress(data))
 
 
@@ -379,7 +380,7 @@ def _zstd_into(data: bytes, out: memoryview) -> None:
 
 
 def _blosc_into(data: bytes, out: memoryview) -> None:
-    from numcodecs import blosc
+    from numcodecs import blosc  # the package `blosc` wants an address to decode into
 
     _require_blosc(data, len(out))
     blosc.decompress(data, out)

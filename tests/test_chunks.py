@@ -170,11 +170,13 @@ def test_an_error_that_is_raised_again_does_not_grow(array: Path) -> None:
     assert len(set(depths[1:])) == 1
 
 
-def test_a_log_line_names_collection_shard_chunk_and_expectation(array: Path, caplog: pytest.LogCaptureFixture) -> None:
-    nested = array / "deep/er"
+def test_a_log_line_names_collection_shard_chunk_and_expectation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nested = tmp_path / "deep/er"
     handmade.zarr_wrong_checksum(nested)
     handmade.write_files(nested, {"c/0/1": handmade.zarr_shard(OLD, entries={1: (0, 10**6)})})
-    tree = _tree(array)
+    tree = _tree(tmp_path)
     with caplog.at_level(logging.WARNING, "shardfs"), pytest.raises(CorruptShardError):
         tree.resolve("deep/er/c/0/0")
     (line,) = [r.getMessage() for r in caplog.records]
