@@ -36,7 +36,7 @@ class Counting:
     protocol = "counting"
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._fs = MemoryFileSystem()
+        self._fs = MemoryFileSystem(skip_instance_cache=True)  # the others are shared
         self._fs.store = {}
         for name, data in files.items():
             self._fs.pipe_file(f"/root/{name}", data)
