@@ -144,8 +144,8 @@ def test_signals_to_the_program(number: signal.Signals, source: Path, place: Pat
 def test_ctrl_c_in_a_terminal_goes_to_the_program_first(source: Path) -> None:
     """The whole group gets it; within the block the mount still answers."""
     program = PROGRAM.replace(
-        "    time.sleep(60)",
-        "    try:\n        time.sleep(60)\n    except KeyboardInterrupt:\n        time.sleep(1)\n"
+        "    print(path, flush=True)\n    time.sleep(60)",  # one block: the signal may come as soon as the path is printed
+        "    try:\n        print(path, flush=True)\n        time.sleep(60)\n    except KeyboardInterrupt:\n        time.sleep(1)\n"
         "        print((path / 'zarr.json').exists(), flush=True)",
     )
     command = [sys.executable, "-c", program, str(source)]
