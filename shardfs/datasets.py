@@ -248,8 +248,7 @@ class Datasets:
         if dataset is None:
             return
         for c in dataset.collections:
-            shards = c.path if c.shards is None else c.shards
-            yield _parts(c.path), Placed(c, "/".join([*_parts(path), *_parts(shards)]))
+            yield _parts(c.path), Placed(c, "/".join([*_parts(path), *_parts(c.stored_at)]))
         for name, data in dataset.documents.items():
             yield _parts(name), data
         if self.store.blind:

@@ -429,6 +429,11 @@ class Collection:
     filler: Filler | None = None
     check: ChunkCheck | None = None
 
+    @property
+    def stored_at(self) -> str:
+        """Where its shards lie, relative to the dataset's directory."""
+        return self.path if self.shards is None else self.shards
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

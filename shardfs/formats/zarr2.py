@@ -16,15 +16,16 @@ from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.codecs import can_store
 from shardfs.errors import UnsupportedError
 from shardfs.formats import OfDocuments, Pairing, System, parse_json, print_json, print_strict
-from shardfs.grid import FlatNames, MappedNames, NestedNames
-from shardfs.model import Collection, Consolidation, Dataset
-from shardfs.transcode import memory_order, transcoder, without_checks
+from shardfs.grid import FlatNames, NestedNames
+from shardfs.layouts import Placed, arrays_of, laid_out, shown, with_offset
+from shardfs.model import Consolidation, Dataset
+from shardfs.transcode import memory_order, without_checks
 from shardfs.zarr_values import SHUFFLES, STRING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import ChunkNames
+    from shardfs.model import ChunkNames, Collection
 
 ARRAY, GROUP, ATTRIBUTES, CONSOLIDATED = ".zarray", ".zgroup", ".zattrs", ".zmetadata"
 
@@ -84,26 +85,13 @@ class Zarr2(OfDocuments):
             return Dataset("zarr2", documents=_group_documents(None), consolidation=CONSOLIDATION)
         if dataset.format == self.name:
             return dataset if dataset.closed else replace(dataset, consolidation=CONSOLIDATION)
-        if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
-            raise UnsupportedError(why)
-        stored = (*dataset.collections, *dataset.unsharded)
-        is_array = len(stored) == 1 and not dataset.multiscales
-        if dataset.closed and not is_array:
-            raise UnsupportedError(f"{dataset.format} does not tell what it is")
-        placed = [_Placed(c, "" if is_array else c.path) for c in stored]
+        is_array, arrays = arrays_of(dataset)
+        placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
         documents = {} if is_array else _group_documents(dataset)
         for p in placed:
             documents |= p.documents()
-        return Dataset(
-            "zarr2",
-            tuple(p.collection() for p in placed),
-            documents,
-            closed=dataset.closed,
-            unwalked=dataset.unwalked,
-            hidden=dataset.hidden | dataset.form,
-            scope=dataset.scope,
-            consolidation=None if is_array else CONSOLIDATION,
-        )
+        consolidation = None if is_array else CONSOLIDATION
+        return laid_out("zarr2", dataset, (p.collection() for p in placed), documents, consolidation=consolidation)
 
 
 # ---- groups ----
@@ -135,71 +123,50 @@ CONSOLIDATION = Consolidation(CONSOLIDATED, _consolidated)
 # ---- arrays ----
 
 
-class _Placed:
-    """An array of any source, shown at a path below its dataset."""
-
-    def __init__(self, stored: Collection, path: str) -> None:
-        if stored.array is None:
-            what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
-            raise UnsupportedError(f"{stored.path}: {what} has no description")
-        self._stored, self._path, self._array = stored, path, stored.array
-        self._shown = shown_encoding(self._array)
-
+class _Placed(Placed):
     def collection(self) -> Collection:
-        stored = self._stored
-        return replace(
-            stored,
-            path=self._path,
-            names=self._names(),
-            codecs=tuple(c.name for c in self._shown.codecs),
-            transform=transcoder(self._array, self._shown),
-            shards=stored.path if stored.shards is None else stored.shards,
-        )
+        axes, codecs = self.array.grid_axes, (c.name for c in self.encoding.codecs)
+        return shown(self.stored, self.path, self.encoding, self._names(), axes, codecs)
 
     @property
     def _separator(self) -> str:
-        names = self._stored.names
+        names = self.stored.names
         return names.separator.decode() if isinstance(names, FlatNames) else "/"
 
     def _names(self) -> ChunkNames:
-        array, rank = self._array, len(self._stored.layers[-1].format.grid)
-        names: ChunkNames
-        if self._separator == "/" and array.grid:
-            names = NestedNames(array.grid)
-        else:
-            names = FlatNames(array.grid, b"", self._separator.encode(), b"0")
-        return names if array.grid_axes == tuple(range(rank)) else MappedNames(names, array.grid_axes, rank)
+        grid = self.array.grid
+        if self._separator == "/" and grid:
+            return NestedNames(grid)
+        return FlatNames(grid, b"", self._separator.encode(), b"0")
 
     def documents(self) -> dict[str, bytes]:
         """Of the array, and of the groups on the way to it."""
-        parts = self._path.split("/") if self._path else []
+        parts = self.path.split("/") if self.path else []
         documents = {"/".join([*parts[:n], GROUP]): print_json({"zarr_format": 2}) for n in range(1, len(parts))}
         documents["/".join([*parts, ARRAY])] = print_json(self._document())
         documents["/".join([*parts, ATTRIBUTES])] = print_strict(self._attributes())
         return documents
 
     def _document(self) -> dict[str, Any]:
-        array, shown = self._array, self._shown
+        array, encoding = self.array, self.encoding
         return {
             "zarr_format": 2,
             "shape": array.shape,
             "chunks": array.chunk,
-            "dtype": shown.data_type,
-            "order": "C" if shown.order == tuple(range(len(array.shape))) else "F",
+            "dtype": encoding.data_type,
+            "order": "C" if encoding.order == tuple(range(len(array.shape))) else "F",
             "fill_value": array.fill_value,
             "dimension_separator": self._separator,
-            "filters": None if shown.serializer == BYTES else [{"id": shown.serializer.name}],
-            "compressor": compressor(shown.codecs[0]) if shown.codecs else None,
+            "filters": None if encoding.serializer == BYTES else [{"id": encoding.serializer.name}],
+            "compressor": compressor(encoding.codecs[0]) if encoding.codecs else None,
         }
 
     def _attributes(self) -> dict[str, Any]:
-        array = self._array
+        array = self.array
         attributes = dict(array.attributes)
         if array.names and all(name is not None for name in array.names):
             attributes["_ARRAY_DIMENSIONS"] = list(array.names)
-        if array.offset is not None and any(array.offset):
-            attributes.setdefault("offset", list(array.offset))
-        return attributes
+        return with_offset(attributes, array)
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:

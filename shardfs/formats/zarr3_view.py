@@ -7,7 +7,6 @@ their codecs, which is nearly always: it says byte orders and orders of axes. Wh
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +16,14 @@ from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.codecs import can_store
 from shardfs.errors import UnsupportedError
 from shardfs.formats import Pairing, print_strict
-from shardfs.grid import FlatNames, MappedNames, NestedNames
-from shardfs.model import Collection, Dataset
-from shardfs.transcode import transcoder
+from shardfs.grid import FlatNames, NestedNames
+from shardfs.layouts import Placed, arrays_of, laid_out, shown, with_offset
+from shardfs.model import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import ChunkNames
+    from shardfs.model import ChunkNames, Collection
 
 DOCUMENT = "zarr.json"
 
@@ -72,25 +71,12 @@ class Zarr3View:
             return Dataset(self.name, documents={DOCUMENT: print_strict(_group({}))})
         if dataset.format == self.name:
             return dataset  # the native layout is this one
-        if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
-            raise UnsupportedError(why)
-        stored = (*dataset.collections, *dataset.unsharded)
-        is_array = len(stored) == 1 and not dataset.multiscales
-        if dataset.closed and not is_array:
-            raise UnsupportedError(f"{dataset.format} does not tell what it is")
-        placed = [_Placed(c, "" if is_array else c.path) for c in stored]
+        is_array, arrays = arrays_of(dataset)
+        placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
         documents = {} if is_array else {DOCUMENT: print_strict(_group(_attributes(dataset, children)))}
         for p in placed:
             documents |= p.documents()
-        return Dataset(
-            self.name,
-            tuple(p.collection() for p in placed),
-            documents,
-            closed=dataset.closed,
-            unwalked=dataset.unwalked,
-            hidden=dataset.hidden | dataset.form,
-            scope=dataset.scope,
-        )
+        return laid_out(self.name, dataset, (p.collection() for p in placed), documents)
 
 
 # ---- groups ----
@@ -121,44 +107,21 @@ def _rank(dataset: Dataset) -> int:
 # ---- arrays ----
 
 
-class _Placed:
-    """An array of any source, shown at a path below its dataset."""
-
-    def __init__(self, stored: Collection, path: str) -> None:
-        if stored.array is None:
-            what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
-            raise UnsupportedError(f"{stored.path}: {what} has no description")
-        self._stored, self._path, self._array = stored, path, stored.array
-        self._shown = shown_encoding(self._array)
-
+class _Placed(Placed):
     def collection(self) -> Collection:
-        stored = self._stored
-        return replace(
-            stored,
-            path=self._path,
-            names=self._names(),
-            codecs=tuple(c["name"] for c in _chain(self._shown)),
-            transform=transcoder(self._array, self._shown),
-            shards=stored.path if stored.shards is None else stored.shards,
-        )
-
-    def _names(self) -> ChunkNames:
-        array, rank = self._array, len(self._stored.layers[-1].format.grid)
-        names: ChunkNames = NestedNames(array.grid, b"c") if array.grid else FlatNames((), b"c/", b"/", b"c")
-        return names if array.grid_axes == tuple(range(rank)) else MappedNames(names, array.grid_axes, rank)
+        grid, axes = self.array.grid, self.array.grid_axes
+        names: ChunkNames = NestedNames(grid, b"c") if grid else FlatNames((), b"c/", b"/", b"c")
+        return shown(self.stored, self.path, self.encoding, names, axes, (c["name"] for c in _chain(self.encoding)))
 
     def documents(self) -> dict[str, bytes]:
         """Of the array, and of the groups on the way to it."""
-        parts = self._path.split("/") if self._path else []
+        parts = self.path.split("/") if self.path else []
         documents = {"/".join([*parts[:n], DOCUMENT]): print_strict(_group({})) for n in range(1, len(parts))}
         documents["/".join([*parts, DOCUMENT])] = print_strict(self._document())
         return documents
 
     def _document(self) -> dict[str, Any]:
-        array = self._array
-        attributes = dict(array.attributes)
-        if array.offset is not None and any(array.offset):
-            attributes.setdefault("offset", list(array.offset))
+        array = self.array
         document: dict[str, Any] = {
             "zarr_format": 3,
             "node_type": "array",
@@ -167,8 +130,8 @@ class _Placed:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": _fill_value(array),
-            "codecs": _chain(self._shown),
-            "attributes": attributes,
+            "codecs": _chain(self.encoding),
+            "attributes": with_offset(array.attributes, array),
         }
         return {**document, "dimension_names": array.names} if array.names else document
 

@@ -13,7 +13,7 @@ from shardfs.formats import Pairing, System
 from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
 from shardfs.formats.bcolz.values import parsed, problem_of
-from shardfs.formats.bcolz.view import laid_out
+from shardfs.formats.bcolz.view import shown_as_bcolz
 from shardfs.model import Dataset, Problem
 from shardfs.shards.superchunk import Beginning, is_superchunk, read_head
 
@@ -92,7 +92,7 @@ class Bcolz:
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:
             return Dataset(self.name)
-        return dataset if dataset.format in (self.name, "bloscpack") else laid_out(dataset)
+        return dataset if dataset.format in (self.name, "bloscpack") else shown_as_bcolz(dataset)
 
 
 def _open_table(path: str, documents: Mapping[str, bytes]) -> Dataset:

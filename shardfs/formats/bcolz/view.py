@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,42 +17,29 @@ from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.errors import UnsupportedError
 from shardfs.formats import print_strict
 from shardfs.formats.bcolz.carrays import ATTRS, HEAD, TAIL, Carray, Compression, carray_documents, json_line
-from shardfs.grid import MappedNames, NumberedNames
-from shardfs.model import Collection, Dataset
+from shardfs.grid import NumberedNames
+from shardfs.layouts import Placed, arrays_of, join, laid_out, shown, with_offset
 from shardfs.shards import MAX_BLOSC_CHUNKS
-from shardfs.transcode import FillValue, memory_order, transcoder, without_checks
+from shardfs.transcode import FillValue, memory_order, without_checks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from shardfs.model import ChunkNames
+    from shardfs.model import Collection, Dataset
 
 MAX_CHUNK = 2**31 - 1 - 16
 """Bytes, of Blosc."""
 
 
-def laid_out(dataset: Dataset) -> Dataset:
+def shown_as_bcolz(dataset: Dataset) -> Dataset:
     """A dataset of any other format. Raise UnsupportedError, with the reason, for what bcolz has not."""
-    if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
-        raise UnsupportedError(why)
-    stored = (*dataset.collections, *dataset.unsharded)
-    is_array = len(stored) == 1 and not dataset.multiscales
-    if dataset.closed and not is_array:
-        raise UnsupportedError(f"{dataset.format} does not tell what it is")
-    placed = [_Placed(c, "" if is_array else c.path) for c in stored]
+    is_array, arrays = arrays_of(dataset)
+    placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
     documents = {} if is_array or not dataset.attributes else {ATTRS: _attributes(dataset.attributes)}
     for p in placed:
         documents |= p.documents()
-    return Dataset(
-        "bcolz",
-        tuple(p.collection() for p in placed),
-        documents,
-        closed=dataset.closed,
-        unwalked=dataset.unwalked,
-        hidden=dataset.hidden | dataset.form,
-        scope=dataset.scope,
-    )
+    return laid_out("bcolz", dataset, (p.collection() for p in placed), documents)
 
 
 def _attributes(attributes: Mapping[str, Any]) -> bytes:
@@ -61,47 +47,21 @@ def _attributes(attributes: Mapping[str, Any]) -> bytes:
     return json_line(json.loads(print_strict(attributes)))
 
 
-class _Placed:
-    """An array of any source, shown at a path below its dataset."""
-
-    def __init__(self, stored: Collection, path: str) -> None:
-        if stored.array is None:
-            what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
-            raise UnsupportedError(f"{stored.path}: {what} has no description")
-        self._stored, self._path, self._array = stored, path, stored.array
-        self._shown = shown_encoding(self._array)
-
-    def _below(self, name: str) -> str:
-        return f"{self._path}/{name}" if self._path else name
-
+class _Placed(Placed):
     def collection(self) -> Collection:
-        stored = self._stored
-        return replace(
-            stored,
-            path=self._below("data"),
-            names=self._names(),
-            codecs=("blosc",),
-            transform=transcoder(self._array, self._shown),
-            shards=stored.path if stored.shards is None else stored.shards,
-            filler=FillValue(self._array, self._shown),  # bcolz wants every chunk
-        )
-
-    def _names(self) -> ChunkNames:
-        axis, rank = self._array.grid_axes[0], len(self._stored.layers[-1].format.grid)
-        names = NumberedNames(self._array.grid[0], HEAD, TAIL)
-        return names if (axis, rank) == (0, 1) else MappedNames(names, (axis,), rank)
+        names = NumberedNames(self.array.grid[0], HEAD, TAIL)
+        filler = FillValue(self.array, self.encoding)  # bcolz wants every chunk
+        axes = self.array.grid_axes[:1]
+        return shown(self.stored, join(self.path, "data"), self.encoding, names, axes, ("blosc",), filler)
 
     def documents(self) -> dict[str, bytes]:
-        array, dtype = self._array, np.dtype(self._shown.data_type)
-        told = self._shown.codecs[0].configuration
+        array, dtype = self.array, np.dtype(self.encoding.data_type)
+        told = self.encoding.codecs[0].configuration
         compression = Compression(told["cname"], told["clevel"], zarr_values.SHUFFLES.index(told["shuffle"]))
         nbytes = math.prod(array.shape) * dtype.itemsize
-        attributes = dict(array.attributes)
-        if array.offset is not None and any(array.offset):
-            attributes.setdefault("offset", list(array.offset))
         documents = carray_documents(Carray(array.shape, array.chunk[0], dtype, nbytes, compression), {})
-        documents[ATTRS] = _attributes(attributes)
-        return {self._below(name): data for name, data in documents.items()}
+        documents[ATTRS] = _attributes(with_offset(array.attributes, array))
+        return {join(self.path, name): data for name, data in documents.items()}
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:

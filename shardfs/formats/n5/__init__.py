@@ -9,7 +9,7 @@ from shardfs import n5_viewer
 from shardfs.errors import CorruptShardError
 from shardfs.formats import OfDocuments, Pairing, System, parse_json, print_strict
 from shardfs.formats.n5.stored import is_dataset, open_dataset
-from shardfs.formats.n5.view import VERSION, image_of, laid_out
+from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
 from shardfs.formats.n5.words import DOCUMENT, FORM
 from shardfs.model import Dataset, Problem
 
@@ -83,7 +83,7 @@ class N5Format(OfDocuments):
             return Dataset("n5", documents={} if path else {DOCUMENT: print_strict({"n5": VERSION})})
         if dataset.format == self.name:
             return replace(dataset, collections=dataset.collections or dataset.unsharded)
-        return laid_out(path, dataset, children)
+        return shown_as_n5(path, dataset, children)
 
 
 N5 = N5Format()

@@ -10,65 +10,50 @@ import numpy as np
 from shardfs import n5_viewer
 from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.errors import UnsupportedError
-from shardfs.formats import (
-    print_strict,
-)
-from shardfs.grid import MappedNames, NestedNames
-from shardfs.model import Collection, Dataset, Problem
-from shardfs.transcode import FillValue, fill_element, memory_order, transcoder, without_checks
+from shardfs.formats import print_strict
+from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES, STRUCTURAL, compression_of
+from shardfs.grid import NestedNames
+from shardfs.layouts import Placed, arrays_of, from_above, join, laid_out, shown
+from shardfs.model import Problem
+from shardfs.transcode import FillValue, fill_element, memory_order, without_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.arrays import Multiscale
-    from shardfs.model import ChunkNames
-
-from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES, STRUCTURAL, compression_of
+    from shardfs.model import Collection, Dataset
 
 VERSION = "2.0.0"
 """Of what layouts show: there is nothing newer in it, and older software reads no newer ones."""
 
 
-def laid_out(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
+def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     """A dataset of any other format. Raise UnsupportedError, with the reason, for what N5 cannot say."""
-    if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
-        raise UnsupportedError(why)
-    stored = (*dataset.collections, *dataset.unsharded)
-    is_array = len(stored) == 1 and not dataset.multiscales
-    if dataset.closed and not is_array:
-        raise UnsupportedError(f"{dataset.format} does not tell what it is")
-    arrays = [_shown(c, "" if is_array else c.path) for c in stored]
+    is_array, stored = arrays_of(dataset)
+    arrays = [_Shown.of(c, at, shown_encoding) for c, at in stored]
     image = None if is_array else image_of(dataset)
     levels = _levels_of(image, arrays, below) if image is not None else []
-    taken = {shown.path for shown in levels}
+    taken = {level.path for level in levels}
     members: dict[str, Mapping[str, Any]] = {}
     if not is_array:
         members[""] = _group_members(dataset, image if levels else None)
-        arrays = [shown for shown in arrays if shown.path not in taken]
-    members |= {shown.path: shown.members() for shown in arrays}
-    for i, shown in enumerate(levels):
+        arrays = [array for array in arrays if array.path not in taken]
+    members |= {array.path: array.members() for array in arrays}
+    for i, found in enumerate(levels):
         name, further = f"s{i}", n5_viewer.level_attributes(cast("Multiscale", image), i)
-        level = replace(shown, path=name, further=further)
+        level = replace(found, path=name, further=further)
         members[name] = level.members()
-        if shown.path != name or any(shown.stored is c for c in stored):  # else it shows itself, but for its document
+        if found.path != name or any(
+            found.stored is c for c, _ in stored
+        ):  # else it shows itself, but for its document
             arrays.append(level)
     moved = taken - members.keys()
     if not path:
         members[""] = {"n5": VERSION, **members[""]}
-    return Dataset(
-        "n5",
-        tuple(shown.collection() for shown in arrays),
-        {_join(at, DOCUMENT): print_strict(found) for at, found in members.items() if found},
-        tuple(problem for shown in arrays for problem in shown.problems(path)),
-        closed=dataset.closed,
-        unwalked=dataset.unwalked,
-        hidden=dataset.hidden | dataset.form | moved,
-        scope=dataset.scope,
-    )
-
-
-def _join(*parts: str) -> str:
-    return "/".join(filter(None, parts))
+    documents = {join(at, DOCUMENT): print_strict(found) for at, found in members.items() if found}
+    problems = (problem for array in arrays for problem in array.problems(path))
+    collections = (array.collection() for array in arrays)
+    return laid_out("n5", dataset, collections, documents, problems=problems, hidden=moved)
 
 
 def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]:
@@ -97,7 +82,7 @@ def image_of(dataset: Dataset) -> Multiscale | None:
 
 def _levels_of(image: Multiscale, arrays: Sequence[_Shown], below: Mapping[str, Dataset]) -> list[_Shown]:
     """The levels of an image, under the names that they have; none if one is not there, or not as N5."""
-    own, out = {shown.path: shown for shown in arrays}, []
+    own, out = {array.path: array for array in arrays}, []
     for level in image.levels:
         found = own.get(level.path) or _level_below(level.path, below.get(level.path))
         if found is None or len(found.array.shape) != len(image.axes):
@@ -110,44 +95,24 @@ def _level_below(path: str, dataset: Dataset | None) -> _Shown | None:
     stored = () if dataset is None or dataset.problems else (*dataset.collections, *dataset.unsharded)
     if len(stored) != 1:
         return None
-    shards = _join(path, stored[0].path if stored[0].shards is None else stored[0].shards)
     try:
-        return _shown(replace(stored[0], shards=shards), path)
+        return _Shown.of(from_above(path, stored[0]), path, shown_encoding)
     except UnsupportedError:
         return None  # the directory itself says why
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """An array of any format as an N5 dataset.
+class _Shown(Placed):
+    """`further` are attributes that the image it belongs to has for it."""
 
-    Args:
-        path: below the dataset that it is part of.
-        further: attributes that the image it belongs to has for it.
-    """
-
-    stored: Collection
-    path: str
-    array: Array
-    encoding: ChunkEncoding
     further: Mapping[str, Any] = field(default_factory=dict)
 
     def collection(self) -> Collection:
-        stored, array = self.stored, self.array
-        return replace(
-            stored,
-            path=self.path,
-            names=self._names(),
-            codecs=("n5bytes", *(str(compression_of(c)["type"]) for c in self.encoding.codecs)),
-            transform=transcoder(array, self.encoding),
-            shards=stored.path if stored.shards is None else stored.shards,
-            filler=FillValue(array, self.encoding) if _is_filled(array) else None,
-        )
-
-    def _names(self) -> ChunkNames:
-        axes, rank = self.array.grid_axes[::-1], len(self.stored.layers[-1].format.grid)
-        names = NestedNames(self.array.grid[::-1])
-        return names if axes == tuple(range(rank)) else MappedNames(names, axes, rank)
+        array, encoding = self.array, self.encoding
+        names, axes = NestedNames(array.grid[::-1]), array.grid_axes[::-1]
+        codecs = ("n5bytes", *(str(compression_of(c)["type"]) for c in encoding.codecs))
+        filler = FillValue(array, encoding) if _is_filled(array) else None
+        return shown(self.stored, self.path, encoding, names, axes, codecs, filler)
 
     def members(self) -> dict[str, Any]:
         """Of `attributes.json`."""
@@ -177,17 +142,8 @@ class _Shown:
         for name, value in self.array.attributes.items():
             if self._gives_way(name) and value != own.get(name):
                 yield Problem(
-                    _join(path, self.path), f"attribute {name!r:.80}: N5 has its own of this name", skipped=True
+                    join(path, self.path), f"attribute {name!r:.80}: N5 has its own of this name", skipped=True
                 )
-
-
-def _shown(stored: Collection, path: str) -> _Shown:
-    """Raise UnsupportedError, with the reason, if N5 has no such arrays."""
-    array = stored.array
-    if array is None:
-        what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
-        raise UnsupportedError(f"{stored.path}: {what} has no description")
-    return _Shown(stored, path, array, shown_encoding(array))
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardfs.formats import OfDocuments, Pairing, System, parse_json
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM
-from shardfs.formats.precomputed.view import children_of, laid_out
+from shardfs.formats.precomputed.view import children_of, shown_as_volumes
 from shardfs.formats.precomputed.volumes import open_volume
 from shardfs.model import Dataset
 
@@ -101,7 +101,7 @@ class Precomputed(OfDocuments):
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:
             return Dataset(self.name)
-        return dataset if dataset.format == self.name else laid_out(dataset, children)
+        return dataset if dataset.format == self.name else shown_as_volumes(dataset, children)
 
 
 PRECOMPUTED = Precomputed()

@@ -16,15 +16,15 @@ from shardfs import n5_viewer
 from shardfs.arrays import Axis, ChunkEncoding, Level, Multiscale
 from shardfs.errors import UnsupportedError
 from shardfs.formats import print_strict
-from shardfs.grid import BoxNames, MappedNames
-from shardfs.model import Collection, Dataset
-from shardfs.transcode import FillValue, fill_element, transcoder
+from shardfs.grid import BoxNames
+from shardfs.layouts import array_of, from_above, join, laid_out, require_described, shown
+from shardfs.transcode import FillValue, fill_element
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardfs.arrays import Array
-    from shardfs.model import ChunkNames, Coords
+    from shardfs.model import Collection, Coords, Dataset
 
 DATA_TYPES = frozenset(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"))
 """Those that all readers have."""
@@ -49,9 +49,9 @@ def children_of(dataset: Dataset) -> Sequence[str]:
     return [level.path for image in dataset.multiscales[:1] for level in image.levels if level.path not in own]
 
 
-def laid_out(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
+def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     """A dataset of any other format. Raise UnsupportedError, with the reason, for what precomputed cannot say."""
-    _require_described(dataset)
+    require_described(dataset)
     stored = {c.path: c for c in (*dataset.collections, *dataset.unsharded)}
     if dataset.closed and len(stored) != 1:
         raise UnsupportedError(f"{dataset.format} does not tell what it is")
@@ -62,24 +62,14 @@ def laid_out(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     for path, collection in stored.items():
         if path not in levels:
             volumes["" if dataset.closed else path] = _of_array(collection)
-    return Dataset(
+    return laid_out(
         "precomputed",
-        tuple(scale.collection(path) for path, volume in volumes.items() for scale in volume.scales),
-        {_join(path, "info"): print_strict(volume.info()) for path, volume in volumes.items()},
-        closed=dataset.closed,
-        unwalked=dataset.unwalked | {scale.key for volume in volumes.values() for scale in volume.scales},
-        hidden=dataset.hidden | dataset.form | {path for path in levels if "/" not in path},
-        scope=dataset.scope,
+        dataset,
+        (scale.collection(path) for path, volume in volumes.items() for scale in volume.scales),
+        {join(path, "info"): print_strict(volume.info()) for path, volume in volumes.items()},
+        unwalked=(scale.key for volume in volumes.values() for scale in volume.scales),
+        hidden=(path for path in levels if "/" not in path),
     )
-
-
-def _require_described(dataset: Dataset) -> None:
-    if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
-        raise UnsupportedError(why)
-
-
-def _join(*parts: str) -> str:
-    return "/".join(filter(None, parts))
 
 
 # ---- volumes ----
@@ -126,18 +116,18 @@ def _collection_below(path: str, dataset: Dataset | None) -> Collection:
     try:
         if dataset is None:
             raise UnsupportedError("no array is there")
-        _require_described(dataset)
+        require_described(dataset)
         stored = (*dataset.collections, *dataset.unsharded)
         if len(stored) != 1:
             raise UnsupportedError("no array is there")
     except UnsupportedError as e:
         raise UnsupportedError(f"{path}: {e}") from e
-    return replace(stored[0], shards=_join(path, stored[0].path if stored[0].shards is None else stored[0].shards))
+    return from_above(path, stored[0])
 
 
 def _of_array(collection: Collection) -> _Volume:
     """An array that is no part of an image; N5 may tell where it lies all the same."""
-    array = _array_of(collection)
+    array = array_of(collection)
     alone = n5_viewer.image_of_dataset(array)
     names = array.names or (None,) * len(array.shape)
     axes = [Axis(name or "", KINDS.get((name or "").lower())) for name in names]
@@ -146,13 +136,6 @@ def _of_array(collection: Collection) -> _Volume:
         axes = [replace(axis, unit=told.unit) for axis, told in zip(axes, alone.axes, strict=True)]
         level = alone.levels[0]
     return _volume([_scale(collection, axes, level, level)], segmentation=False)
-
-
-def _array_of(collection: Collection) -> Array:
-    if collection.array is None:
-        what = f"{collection.facts.data_type or 'what is no array'} in codecs {', '.join(collection.codecs)}"
-        raise UnsupportedError(f"{collection.path}: {what} has no description")
-    return collection.array
 
 
 def _volume(scales: Sequence[_Scale], *, segmentation: bool) -> _Volume:
@@ -219,29 +202,18 @@ class _Scale:
 
     def collection(self, path: str) -> Collection:
         """With its chunks in a directory below that of the volume."""
-        stored, array = self.stored, self.array
+        array = self.array
         encoding = ChunkEncoding(np.dtype(self.data_type).newbyteorder("<").str, self.roles.order, clipped=True)
         is_filled = bool(fill_element(array.fill_value, encoding.data_type) != 0)
-        return replace(
-            stored,
-            path=_join(path, self.key),
-            names=self._names(),
-            codecs=("raw",),
-            transform=transcoder(array, encoding),
-            shards=stored.path if stored.shards is None else stored.shards,
-            filler=FillValue(array, encoding) if is_filled else None,
-        )
-
-    def _names(self) -> ChunkNames:
-        names = BoxNames(self._spatial(self.array.shape), self._spatial(self.array.chunk), self.offset)
-        axes = [None if axis is None else self.array.grid_axes[axis] for axis in self.roles.space]
-        rank = len(self.stored.layers[-1].format.grid)
-        return names if axes == list(range(rank)) else MappedNames(names, axes, rank)
+        names = BoxNames(self._spatial(array.shape), self._spatial(array.chunk), self.offset)
+        axes = [None if axis is None else array.grid_axes[axis] for axis in self.roles.space]
+        filler = FillValue(array, encoding) if is_filled else None
+        return shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), filler)
 
 
 def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _Scale:
     """The array as the scale that is this level. Raise UnsupportedError, with the reason, if there is no such scale."""
-    array = _array_of(collection)
+    array = array_of(collection)
     if len(array.shape) != len(axes):
         raise UnsupportedError(f"an array of {len(array.shape)} axes in an image of {len(axes)}")
     dtype = np.dtype(array.data_type)
