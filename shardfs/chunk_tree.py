@@ -50,13 +50,17 @@ class Extent(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """What `stat` tells of a file or directory. `extent` is given if its bytes may be read straight from a file."""
+    """What `stat` tells of a file or directory. `extent` is given if its bytes may be read straight from a file.
+
+    `mode` are permission bits; 0 means those of all files, or directories, of the mount.
+    """
 
     number: int
     directory: bool
     size: int
     mtime_ns: int
     extent: Extent | None = None
+    mode: int = 0
 
 
 _new = tuple.__new__
@@ -253,7 +257,7 @@ class ChunkTree:
         mtime_ns = blob.stat().mtime_ns
         if self._raw:
             # As the constructor would, in half the time: this is where every chunk that is opened passes.
-            return _new(Attributes, (number, False, size, mtime_ns, _new(Extent, (blob, start))))
+            return _new(Attributes, (number, False, size, mtime_ns, _new(Extent, (blob, start)), 0))
         return Attributes(number, False, self._shown_size(number, coords, size), mtime_ns)
 
     def _found(self, coords: Coords) -> Found:

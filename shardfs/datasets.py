@@ -36,7 +36,9 @@ NATIVE = "native"
 LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
 """How many directories below a plain one are looked into before it is taken to lead to a dataset."""
 
-NUMBERS_END = 1 << 63
+NUMBERS_END = 1 << 62
+"""Numbers from here on are those of files that were made on the mount (`WriteTree`)."""
+
 MAX_NODES = 1 << 56
 """Numbers that one collection may use: more than any real array needs, and never all that there are."""
 

@@ -36,6 +36,30 @@ class Suffix(NamedTuple):
 ByteRequest: TypeAlias = ByteRange | Suffix
 
 
+class FilePart(NamedTuple):
+    """Bytes `[start, start + size)` of another local file, which is open: of the journal, mostly."""
+
+    fd: int
+    start: int
+    size: int
+
+
+Bytes: TypeAlias = bytes | FilePart
+
+Piece: TypeAlias = bytes | memoryview | ByteRange | FilePart
+"""Of a new object; a `ByteRange` is those bytes of the object that it replaces."""
+
+Plan: TypeAlias = list[Piece]
+"""A new object: its pieces, one behind the other."""
+
+
+class Put(NamedTuple):
+    """A chunk to be written. `lead` is what shall lie right before it (`Lead`)."""
+
+    data: Bytes
+    lead: Bytes | None = None
+
+
 class Stat(NamedTuple):
     """What a store says of one object. `version` changes whenever the bytes may have changed."""
 

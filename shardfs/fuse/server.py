@@ -432,7 +432,7 @@ class _Worker:
                 errors[absent] += 1
                 send(encoder.absent(unique))
                 return
-            number, directory, length, mtime_ns, _ = found
+            number, directory, length, mtime_ns, _, _ = found
             if len(recent) >= RECENT:
                 recent.clear()
             recent[number] = found
@@ -449,7 +449,7 @@ class _Worker:
         return parent == control.DIRECTORY or name == control.NAME
 
     def _lookup_control(self, unique: int, parent: int, name: bytes) -> None:
-        number, directory, length, mtime_ns, _ = self._control.lookup(parent, name)
+        number, directory, length, mtime_ns, _, _ = self._control.lookup(parent, name)
         if not self._send(self._control_encoder.entry(unique, number, directory, length, mtime_ns)):
             self._control.forget(number)
 
@@ -499,7 +499,7 @@ class _Worker:
         def answer(unique: int, number: int, _size: int) -> None:
             nonlocal sent
             offset, size = arguments(request, begin)
-            _, _, length, _, extent = recent.get(number) or attributes(number)
+            _, _, length, _, extent, _ = recent.get(number) or attributes(number)
             if extent is None:
                 self._send_bytes(unique, number, offset, size)
                 return
