@@ -1,0 +1,1 @@
+"""Tests of what changes data: the disk, the journal, publishing."""

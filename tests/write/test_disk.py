@@ -1,0 +1,158 @@
+"""Calls that change a disk: what they do, and that a hook sees each of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardfs import disk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _no_hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(disk, "hook", None)
+    yield
+    disk.hook = None
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    fd = disk.open(str(tmp_path / "file"), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    yield fd
+    os.close(fd)
+
+
+class Only:
+    """A hook that does something to the calls of one name, and counts them."""
+
+    def __init__(self, name: str, do: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> None:
+        self.name, self.do, self.count = name, do, 0
+
+    def __call__(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if name != self.name:
+            return function(*args)
+        self.count += 1
+        return self.do(function, args)
+
+
+def refuse(number: int) -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
+    def fail(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_hook_shortens_writes_and_all_is_written(file: int) -> None:
+    hook = Only("pwrite", lambda function, args: function(args[0], args[1][:3], args[2]))
+    disk.hook = hook
+    disk.pwrite_all(file, b"0123456789", 5)
+    assert os.pread(file, 99, 0) == bytes(5) + b"0123456789"
+    assert hook.count == 4
+
+
+def test_write_all_goes_on_where_it_was(file: int) -> None:
+    disk.hook = Only("write", lambda function, args: function(args[0], args[1][:4]))
+    disk.write_all(file, b"0123456789")
+    disk.write_all(file, memoryview(b"abc"))
+    assert os.pread(file, 99, 0) == b"0123456789abc"
+
+
+@pytest.mark.parametrize("refused", [None, "clone", "copy_file_range"])
+@settings(max_examples=25, deadline=None)
+@given(start=st.integers(0, 9000), size=st.integers(0, 300_000), shift=st.sampled_from([-4096, -1, 0, 1, 4096, 8192]))
+def test_copies_are_exact(
+    refused: str | None, start: int, size: int, shift: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("copy")
+    data = os.urandom(400_000)
+    (directory / "a").write_bytes(data)
+    source = disk.open(str(directory / "a"), os.O_RDONLY)
+    target = disk.open(str(directory / "b"), os.O_RDWR | os.O_CREAT)
+    at = max(start + shift, 0)
+    disk.hook = Only(refused, refuse(errno.EXDEV)) if refused else None
+    try:
+        disk.copy_range(source, target, start, size, at)
+    finally:
+        disk.hook = None
+        os.close(source)
+        os.close(target)
+    assert (directory / "b").read_bytes() == (bytes(at) + data[start : start + size] if size else b"")
+
+
+def test_a_clone_is_the_same_bytes(tmp_path: Path, file: int) -> None:
+    """As disks with clones do it; a disk without any is helped along here."""
+
+    def clone(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        target, source, start, size, at = args
+        assert start % disk.BLOCK == size % disk.BLOCK == at % disk.BLOCK == 0
+        os.pwrite(target, os.pread(source, size, start), at)
+
+    data = os.urandom(200_000)
+    disk.pwrite_all(file, data, 0)
+    hook = Only("clone", clone)
+    disk.hook = hook
+    target = disk.open(str(tmp_path / "to"), os.O_RDWR | os.O_CREAT)
+    disk.copy_range(file, target, 1000, 150_000, 1000 + 4096)
+    os.close(target)
+    assert (tmp_path / "to").read_bytes() == bytes(1000 + 4096) + data[1000:151_000]
+    assert hook.count == 1
+
+
+def test_a_source_that_ends_is_an_error(tmp_path: Path, file: int) -> None:
+    disk.pwrite_all(file, b"short", 0)
+    target = disk.open(str(tmp_path / "to"), os.O_RDWR | os.O_CREAT)
+    with pytest.raises(OSError, match="it ends at 5") as caught:
+        disk.copy_range(file, target, 0, 100, 0)
+    os.close(target)
+    assert caught.value.errno == errno.EIO
+
+
+def test_other_errors_of_copies_are_told(tmp_path: Path, file: int) -> None:
+    disk.pwrite_all(file, bytes(100), 0)
+    disk.hook = Only("copy_file_range", refuse(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space"):
+        disk.copy_range(file, file, 0, 100, 4096)
+
+
+def test_exchange_and_rename_new(tmp_path: Path) -> None:
+    at = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for name in "ab":
+            (tmp_path / name).write_text(name)
+        disk.exchange("a", "b", at, at)
+        assert [(tmp_path / n).read_text() for n in "ab"] == ["b", "a"]
+        with pytest.raises(FileExistsError):
+            disk.rename_new("a", "b", at, at)
+        disk.rename_new("a", "c", at, at)
+        assert (tmp_path / "c").read_text() == "b"
+        with pytest.raises(FileNotFoundError):
+            disk.exchange("a", "b", at, at)
+        disk.fsync_directory(at)
+        disk.fsync_directory(str(tmp_path))
+    finally:
+        os.close(at)
+
+
+def test_locks_are_of_the_open_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    first, second = (disk.open(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
+    disk.lock(first)
+    with pytest.raises(BlockingIOError):
+        disk.lock(second, wait=0.05)
+    with pytest.raises(BlockingIOError):
+        disk.lock(second, exclusive=False)
+    disk.unlock(first)
+    disk.lock(second, exclusive=False)
+    disk.lock(first, exclusive=False)
+    os.close(second)
+    disk.lock(first, wait=1)
+    os.close(first)
