@@ -47,8 +47,8 @@ mount(8) runs this program for the types shardfs and fuse.shardfs, be it from a 
 unit of systemd.mount(5). It returns when the mount answers; a daemon then serves it until it is unmounted, with
 umount(8) or shardfs umount.
 
-OPTIONS are those of shardfs(1), and those of mount(8). `ro` must be among them: without it mount(8) asks for a writable
-mount. `profile=NAME` takes options, and with them secrets, from a configuration file."""
+OPTIONS are those of shardfs(1), and those of mount(8). `ro` or `writable` must be among them: mount(8) adds `rw` by
+itself, so that it says nothing. `profile=NAME` takes options, and with them secrets, from a configuration file."""
 
 HELPER_FLAGS = [
     ("-f", "Fake: check the arguments and mount nothing."),

@@ -92,13 +92,6 @@ def switch(text: str) -> bool:
     raise OptionError(f"{text!r} is neither true nor false")
 
 
-def read_only(text: str) -> bool:
-    """The switch that can only be on."""
-    if not switch(text):
-        raise OptionError("writing is not supported yet: mount with ro")
-    return True
-
-
 def one_of(*words: str) -> Callable[[str], str]:
     """A parser that takes one of these words."""
 
@@ -163,7 +156,7 @@ class Setting:
 LAYOUTS = ("native", "zarr2", "zarr3", "n5", "precomputed", "bcolz")
 
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
-STORE, FILES = "Sources behind a network", "Configuration files"
+STORE, FILES, WRITING = "Sources behind a network", "Configuration files", "Writing"
 
 
 def _option(default: str, parse: Callable[[str], Any], value: str, scope: str, help: str, *, unset: str = "") -> Any:
@@ -191,7 +184,6 @@ class Options:
         VIEW,
         "What the layout cannot express: fail refuses the mount, skip leaves it out; `shardfs info` lists it.",
     )
-    ro: bool = _option("true", read_only, "", VIEW, "Read-only, which every mount is.")
     symlinks: str = _option(
         "inside",
         one_of("inside", "follow"),
@@ -209,8 +201,12 @@ class Options:
     uid: int | None = _option("", natural, "NUMBER", USERS, "The owner of all files.", unset="your own")
     gid: int | None = _option("", natural, "NUMBER", USERS, "The group of all files.", unset="your own")
     umask: int = _option("0", octal, "OCTAL", USERS, "Permission bits to take away from all modes.")
-    file_mode: int = _option("0444", octal, "OCTAL", USERS, "The mode of files.")
-    dir_mode: int = _option("0555", octal, "OCTAL", USERS, "The mode of directories.")
+    file_mode: int | None = _option(
+        "", octal, "OCTAL", USERS, "The mode of files.", unset="0444; 0644 if mounted with rw"
+    )
+    dir_mode: int | None = _option(
+        "", octal, "OCTAL", USERS, "The mode of directories.", unset="0555; 0755 if mounted with rw"
+    )
     attr_timeout: float = _option(
         "1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may remember size, mode and times."
     )
@@ -296,6 +292,82 @@ class Options:
         "Answer Prometheus at http://HOST:PORT/metrics, to everybody who can reach it.",
         unset="nowhere",
     )
+    rw: bool = _option(
+        "false",
+        switch,
+        "",
+        WRITING,
+        "Let programs write. In `-o` it is called `writable`, since mount(8) says `rw` by itself.",
+    )
+    create: str | None = _option(
+        "",
+        str,
+        "RULES",
+        WRITING,
+        "Store new arrays sharded, such as zarr3:chunks_per_shard=8,8,8; see docs/durability.md.",
+        unset="as they are written",
+    )
+    forget_sharding: bool = _option(
+        "false", switch, "", WRITING, "Store an array unsharded that is deleted and written anew."
+    )
+    close: str = _option(
+        "journal",
+        one_of("journal", "sync", "publish"),
+        "journal|sync|publish",
+        WRITING,
+        "What closing a file waits for: that it is in the journal, that it survives a power failure, that it is in "
+        "its shard.",
+    )
+    commit: float = _option(
+        "5", positive_seconds, "SECONDS", WRITING, "How long closed files may not yet survive a power failure."
+    )
+    idle: float = _option(
+        "5", finite_seconds, "SECONDS", WRITING, "A shard is published when nobody wrote to it for so long ..."
+    )
+    age: float = _option("30", finite_seconds, "SECONDS", WRITING, "... or when its oldest chunk has waited so long.")
+    dirty_limit: int = _option(
+        "256M", size, "SIZE", WRITING, "Shards are published at once when more than this waits for it."
+    )
+    stall: float = _option(
+        "300", finite_seconds, "SECONDS", WRITING, "How long writers wait for room in the journal before ENOSPC."
+    )
+    conflict: str = _option(
+        "fail",
+        one_of("fail", "ours"),
+        "fail|ours",
+        WRITING,
+        "A chunk that somebody else has written to the source meanwhile: fail keeps it in the journal and says ESTALE, "
+        "ours overwrites.",
+    )
+    compact: str = _option(
+        "limit",
+        one_of("limit", "never", "eager"),
+        "limit|never|eager",
+        WRITING,
+        "Pack a shard when it is published: limit if more than 64 MiB and three quarters of it are dead, eager if a "
+        "third is.",
+    )
+    cas: str = _option(
+        "store",
+        one_of("store", "none"),
+        "store|none",
+        WRITING,
+        "none allows writing to a store that cannot refuse to overwrite what somebody else has put there meanwhile.",
+    )
+    journal: str | None = _option(
+        "", file_path, "DIRECTORY", WRITING, "Where journals lie.", unset="$XDG_STATE_HOME/shardfs"
+    )
+    journal_limit: int | None = _option(
+        "",
+        size,
+        "SIZE",
+        WRITING,
+        "How large the journal may grow.",
+        unset="10G, or half of the free space if that is less",
+    )
+    on_error: str | None = _option(
+        "", str, "COMMAND", WRITING, "A shell command to run when something cannot be published.", unset="none"
+    )
     profile: str | None = _option(
         "", str, "NAME", FILES, "Take the options of this profile; those given otherwise win.", unset="none"
     )
@@ -305,6 +377,8 @@ class Options:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     kernel: tuple[str, ...] = ()
+    bare_rw: bool = False
+    """`rw` stood in `-o`."""
 
 
 def settings() -> Iterator[Setting]:
@@ -333,6 +407,9 @@ ACCEPTED = frozenset((
 ))
 # fmt: on
 """Words of fstab and mount(8) that are none of our business; so is everything that begins with `x-`."""
+
+ACCESS = {"ro": False, "writable": True}
+"""Other names of the option `rw`, in `-o` and in profiles, and what they make of it."""
 
 
 # ---- the ways in ----
@@ -375,15 +452,23 @@ def _add_word(values: Values, word: str) -> None:
         _add_storage_option(values, f"{key}={text}" if equals else key)
     elif dot and prefix == "env":
         _add_variable(values, f"{key}={text}" if equals else key)
+    elif word == "rw":
+        values["bare_rw"] = True
+    elif known in ACCESS:
+        _add_access(values, name, switch(text) is ACCESS[known])
     elif known in _BY_NAME:
         _add_value(values, _BY_NAME[known], text, bare=not equals)
     elif name in FORWARDED:
         values["kernel"] = (*values.get("kernel", ()), name)
-    elif name == "rw":
-        read_only("false")
     elif name not in ACCEPTED and not name.lower().startswith("x-"):
-        hint = suggestion(known, (*_BY_NAME, *FORWARDED, *ACCEPTED))
+        hint = suggestion(known, (*_BY_NAME, *ACCESS, *FORWARDED, *ACCEPTED))
         raise OptionError(f"unknown option {name!r}{hint}")
+
+
+def _add_access(values: Values, name: str, rw: bool) -> None:
+    if values.get("rw", rw) is not rw:
+        raise OptionError(f"{name!r} contradicts what was said before it")
+    values["rw"] = rw
 
 
 def _add_value(values: Values, setting: Setting, text: str, *, bare: bool) -> None:
@@ -404,9 +489,18 @@ def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
         return {known: value if known == "storage_options" else {k: _plain(f"{key}.{k}", v) for k, v in value.items()}}
     if key in FORWARDED:
         return {"kernel": (key,)} if switch(_plain(key, value)) else {}
+    if known in ACCESS:
+        return {"rw": switch(_plain(key, value)) is ACCESS[known]}
     setting = _BY_NAME.get(known)
     if setting is None or setting.scope == FILES:
-        names = [*others, "storage_options", "env", *FORWARDED, *(s.name for s in settings() if s.scope != FILES)]
+        names = [
+            *others,
+            "storage_options",
+            "env",
+            *ACCESS,
+            *FORWARDED,
+            *(s.name for s in settings() if s.scope != FILES),
+        ]
         raise OptionError(f"unknown key {key!r}{suggestion(known, names)}")
     if setting.parse is octal and not isinstance(value, str):
         raise OptionError(f'{key}: write it as a text, such as "0444"')  # 22 would be 026, and 0o22 be 18
@@ -491,6 +585,21 @@ def _json_object(text: str, called: str) -> Values:
     return value
 
 
+def check(found: Options) -> None:
+    """Refuse what is no option by itself: what would let others in, or let them write, by mistake."""
+    if found.allow_other and not found.default_permissions:
+        raise OptionError(
+            "allow_other lets everybody in, and only with default_permissions does the kernel look at owners and "
+            "modes: give both"
+        )
+    if found.bare_rw and not found.rw:
+        raise OptionError("rw is what mount(8) says by itself, so it makes no mount writable: say ro, or writable")
+    if found.create is not None and not found.rw:
+        raise OptionError("create has no effect without rw")
+    if found.rw and found.layout != "native":
+        raise OptionError(f"only the layout native can be written, not {found.layout}: leave out rw or layout")
+
+
 # ---- for people ----
 
 _INTRODUCTION = """\
@@ -526,8 +635,9 @@ secrets to the files and variables that the stores read by themselves, or to a p
 
 ## Words of mount(8) and fstab
 
-- `ro` is what every mount is. `rw` is refused, since writing is not supported yet. mount(8) adds `rw` by
-  itself when `ro` is missing, also for `defaults`, so a line in fstab needs `ro`.
+- `ro` is what every mount is that does not say `writable`. mount(8) adds `rw` by itself when `ro` is missing, also for
+  `defaults`; so that nobody gets a writable mount who has not asked for one, `rw` alone is refused. A line in fstab
+  needs either `ro` or `writable`.
 - Passed on to the kernel: {forwarded}.
 - Accepted, without effect here: {accepted}, and all that begin with `x-`.
 """
@@ -536,7 +646,7 @@ secrets to the files and variables that the stores read by themselves, or to a p
 def as_markdown() -> str:
     """The text of docs/options.md."""
     parts = [_INTRODUCTION]
-    for scope in (VIEW, USERS, KERNEL, CACHE, STORE, DAEMON, FILES):
+    for scope in (VIEW, USERS, KERNEL, CACHE, STORE, DAEMON, WRITING, FILES):
         rows = "".join(_row(s) for s in settings() if s.scope == scope)
         parts.append(f"## {scope}\n\n| `-o` | value | default | |\n|---|---|---|---|\n{rows}")
     words = {"forwarded": FORWARDED, "accepted": sorted(ACCEPTED)}

@@ -259,7 +259,7 @@ def test_exit_codes_and_one_line_of_explanation(source: str, tmp_path: Path) -> 
         (2, "allow_other lets everybody in", [source, str(tmp_path), "-o", "allow_other,default_permissions=no"]),
         (2, "No such option", ["ls", "--nope", source]),
         (2, "did you mean 'attr_timeout'", [source, str(tmp_path), "-o", "atr_timeout=3"]),
-        (2, "writing is not supported yet", [source, str(tmp_path), "-o", "rw,dev,suid"]),
+        (2, "say ro, or writable", [source, str(tmp_path), "-o", "rw,dev,suid"]),
         (2, "--threads: must be at least 1", ["mount", source, str(tmp_path), "--threads", "0"]),
         (2, "is no chunk on a mount", ["locate", source]),
         (2, "locate needs", ["locate", source, "zarr.json", "--shard", "x"]),

@@ -81,6 +81,7 @@ def test_a_profile_has_what_the_option_table_knows(places: Path) -> None:
 
 def test_every_option_can_stand_in_a_profile() -> None:
     samples: list[Any] = ["native", "fail", "inside", "debug", "022", True, 5, "64K", "/var/log/x", "json", "host:80"]
+    samples += ["journal", "limit", "store"]
     for setting in options.settings():
         if setting.scope != options.FILES:
             assert any(takes(setting.name, sample) for sample in samples), setting
@@ -139,7 +140,7 @@ def test_a_profile_that_is_broken_is_not_taken_from_elsewhere(places: Path) -> N
         ("threads = [1]", "threads: must be a text, a number, true or false"),
         ("storage_options = 'anon=true'", "storage_options: must be a table"),
         ("env.X = [1]", "env.X: must be a text"),
-        ("ro = false", "writing is not supported yet"),
+        ("ro = 3", "neither true nor false"),
         ("[mount.y]\nsource = 'x'\nmountpoint = 'relative'", "[mount.y]: mountpoint: 'relative' is not an absolute"),
         ("[mount.y]\nsource = ''\nmountpoint = '/y'", "source: must be a text"),
         ("[mount.'a/b']\nsource = 'x'\nmountpoint = '/y'", "a name is made of letters"),

@@ -21,7 +21,7 @@ def test_defaults_are_those_of_the_table() -> None:
     assert merged() == Options()
     assert Options().index_cache == 256 << 20
     assert Options().index_ttl == math.inf
-    assert Options().file_mode == 0o444
+    assert (Options().file_mode, Options().rw) == (None, False)
 
 
 def test_flags_win_over_mount_options_and_those_over_the_environment() -> None:
@@ -52,6 +52,9 @@ def test_every_option_can_be_given_in_all_three_ways() -> None:
         "/var/log/x",
         "json",
         "host:80",
+        "journal",
+        "limit",
+        "store",
     }
     for s in options.settings():
         text = next(t for t in sorted(samples) if _parses(s, t))
@@ -75,6 +78,7 @@ def test_every_field_is_in_the_table_or_filled_by_a_rule_of_its_own() -> None:
         "storage_options",
         "env",
         "kernel",
+        "bare_rw",
     }
 
 
@@ -91,8 +95,10 @@ def test_other_variables_of_the_environment_are_none_of_ours() -> None:
         ("zzzzzz", "unknown option 'zzzzzz'"),
         ("uid", "option 'uid' needs a value"),
         ("uid=me", "uid: 'me' is not a number"),
-        ("rw", "writing is not supported yet"),
-        ("ro=0", "writing is not supported yet"),
+        ("ro,writable", "'writable' contradicts what was said before it"),
+        ("rw=true,ro", "'ro' contradicts what was said before it"),
+        ("writabel", "did you mean 'writable'?"),
+        ("commit=0", "must be more than 0"),
         ("layout=natve", "; did you mean 'native'?"),
         ("index_cache=1X", "is not a size"),
         ("attr_timeout=nan", "is not a time"),
@@ -120,13 +126,52 @@ def test_a_wrong_variable_is_named() -> None:
 
 def test_words_of_fstab_and_mount_are_accepted() -> None:
     line = "ro,_netdev,nofail,noauto,user,x-systemd.automount,X-mount.mkdir,defaults,dev,suid,exec,relatime,async"
-    assert from_mount_options([line]) == {"ro": True}
+    assert from_mount_options([line]) == {"rw": False}
     assert from_mount_options(["ro,nodev,nosuid", "noexec,noatime"])["kernel"] == (
         "nodev",
         "nosuid",
         "noexec",
         "noatime",
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "writable"),
+    [
+        ("ro", False),
+        ("", False),
+        ("writable", True),
+        ("rw,writable,dev,suid", True),
+        ("rw=true", True),
+        ("ro=no", True),
+    ],
+)
+def test_a_mount_is_writable_only_if_somebody_says_so(words: str, writable: bool) -> None:
+    found = merged(from_mount_options([words]))
+    options.check(found)
+    assert found.rw is writable
+
+
+@pytest.mark.parametrize("words", ["rw", "rw,dev,suid", "defaults,rw"])
+def test_rw_by_itself_may_be_mount_8_speaking(words: str) -> None:
+    with pytest.raises(OptionError, match="say ro, or writable"):
+        options.check(merged(from_mount_options([words])))
+    options.check(merged({"rw": True}, from_mount_options([words])))  # a profile says it
+
+
+def test_the_last_layer_says_whether_a_mount_is_writable() -> None:
+    profile = options.from_profile("writable", True)
+    assert merged(profile).rw
+    assert not merged(profile, from_mount_options(["ro"])).rw
+    assert merged(options.from_profile("ro", True), from_flags({"rw": True})).rw
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [("create=zarr3", "create has no effect without rw"), ("writable,layout=n5", "only the layout")]
+)
+def test_what_only_makes_sense_together_is_asked_for_together(words: str, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        options.check(merged(from_mount_options([words])))
 
 
 def test_storage_options_keep_their_names_and_make_objects() -> None:

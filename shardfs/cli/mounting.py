@@ -49,7 +49,7 @@ def _flag(setting: Setting) -> Callable[[Function], Function]:
     if setting.value:
         text = f"{setting.help}  [{setting.default}]"
         return click.option(setting.flag, setting.name, metavar=setting.value, help=text)
-    off = "" if setting.parse is options.read_only else f"/--no-{setting.flag[2:]}"
+    off = "/--ro" if setting.name == "rw" else f"/--no-{setting.flag[2:]}"
     return click.option(setting.flag + off, setting.name, default=None, is_flag=True, help=setting.help)
 
 
@@ -81,12 +81,14 @@ def mount(
         if profile is None:
             raise click.UsageError(_NEEDED)
         source, mountpoint = profile.source, profile.mountpoint
-    check_users(found)
+    options.check(found)
     return start(source, mountpoint, found, foreground=foreground)
 
 
 def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> int:
     """Mount it; the exit code."""
+    if found.rw:
+        raise options.OptionError("writing is not supported yet: mount with ro")
     from shardfs.logs import Logs
     from shardfs.mount import mount as mount_tree
 
@@ -117,19 +119,13 @@ def _only_profile(word: str, given: str | None) -> str:
     return word
 
 
-def check_users(found: Options) -> None:
-    """Refuse what would let others in by mistake."""
-    if found.allow_other and not found.default_permissions:
-        raise options.OptionError(
-            "allow_other lets everybody in, and only with default_permissions does the kernel look at owners and "
-            "modes: give both"
-        )
-
-
 def _fuse_settings(found: Options) -> FuseSettings:
     from shardfs.fuse.server import FuseSettings
 
     given = {name: getattr(found, name) for name in FuseSettings.__dataclass_fields__}
+    for name, mode in (("file_mode", 0o644), ("dir_mode", 0o755)):
+        if given[name] is None:
+            given[name] = mode if found.rw else mode & ~0o222
     for name in ("attr_timeout", "entry_timeout", "negative_timeout"):
         # What the kernel remembers it does not ask for, so nobody would notice that the index is not trusted longer.
         given[name] = min(given[name], found.index_ttl)
