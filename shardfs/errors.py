@@ -46,6 +46,10 @@ class MountError(OSError):
     """The mountpoint is no good, or the kernel, fusermount3 or libfuse refused; the message says which."""
 
 
+class BusyError(OSError):
+    """Somebody else writes to the source, or works on its journal; the message says who. Its errno is EBUSY."""
+
+
 def errno_of(error: BaseException) -> int:
     """The errno a program on the mount sees; the only such table.
 
@@ -81,11 +85,12 @@ def is_expected(error: BaseException) -> bool:
 def exit_code(error: BaseException) -> int:
     """What the shell is told of an error that ended the program.
 
-    1 unexpected, 3 source not found or unreadable, 4 not a supported sharded dataset, 5 mount failed.
+    1 unexpected, 3 source not found or unreadable, 4 not a supported sharded dataset, or in use by another writer, 5
+    mount failed.
     """
     if isinstance(error, MountError):
         return 5
-    if isinstance(error, UnsupportedError):
+    if isinstance(error, UnsupportedError | BusyError):
         return 4
     return 3 if isinstance(error, OSError) else 1
 
