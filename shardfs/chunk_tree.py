@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardfs.codecs import MAX_STORED
-from shardfs.grid import SMALL_IDS, IdNames, NestedNames, unravel
+from shardfs.grid import SMALL_IDS, IdNames, NestedNames, ravel, unravel
 from shardfs.inodes import numbers_of_ids
+from shardfs.kinds import COMPRESSIONS, Kind, Spot, Target
 from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Entry, Placement, Sizes
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class ChunkTree:
     ) -> None:
         self.path, self.collection, self.chunks, self._stored = path, collection, chunks, stored
         self.first, self.mtime_ns = first, mtime_ns
+        self.former: ChunkTree | None = None  # as its documents described it before; numbers of it are still known
         self._cache, self._ttl = cache, ttl_s
         self._names = collection.names
         self._dims = self._names.dims
@@ -177,6 +180,64 @@ class ChunkTree:
         """The coordinates of a chunk called so in the dataset's directory that has no number by arithmetic."""
         return self._names.cell(name) if isinstance(self._names, IdNames) else None
 
+    def spot(self, parent: int | None, name: bytes) -> Spot | None:
+        """What a name in a directory (None: the dataset's) stands for; None if it is nothing of this collection's."""
+        place = Place(0, 0) if parent is None else self.place(parent)
+        value = self._names.parse(place.level, name) if place.level < self.depth else None
+        if value is None:
+            coords = self.unnumbered(name) if parent is None else None
+            if coords is not None:
+                return Spot(Kind.CHUNK, Target(self, coords))
+            return self._compressed(parent, name)
+        if place.level + 1 < self.depth:
+            return Spot(Kind.DIRECTORY)
+        coords = self._names.coords((*unravel(place.nth, self._dims[:-1]), value))
+        return Spot(Kind.CHUNK, Target(self, coords))
+
+    def _compressed(self, parent: int | None, name: bytes) -> Spot | None:
+        """A chunk that a tool compressed as a whole, and named so. Only those of precomputed volumes do."""
+        text = os.fsdecode(name)
+        suffix = next((s for s in COMPRESSIONS if text.endswith(s)), "")
+        if not suffix or self.collection.format != "precomputed":
+            return None
+        whole = self.spot(parent, os.fsencode(text.removesuffix(suffix)))
+        if whole is None or whole.target is None:
+            return whole
+        return Spot(Kind.CHUNK, whole.target._replace(suffix=suffix))
+
+    def renew(self, coords: Sequence[Coords]) -> None:
+        """Forget what is remembered of the shards of these chunks, which were written anew."""
+        if not self._raw or not self.chunks.is_local:
+            for c in coords:
+                number = self._cached_as(c)
+                self._cache.drop((number, "shown"))
+                for window in range(MAX_STORED // WINDOW):
+                    self._cache.drop((number, window))
+        place = self.chunks.format.place
+        for c in {place(c)[:2]: c for c in coords}.values():
+            self.chunks.forget(c)
+        chunks: ChunkStore | None = self.chunks
+        while chunks is not None:
+            chunks.forget_existing()
+            chunks = chunks.outer
+        if self.former is not None:
+            grid = self.former.chunks.format.grid
+            inside = [c for c in coords if all(i < n for i, n in zip(c, grid, strict=False))]
+            self.former.renew(inside)
+
+    def is_like(self, collection: Collection) -> bool:
+        """Whether a collection that was described anew has the same chunks in the same places."""
+        mine = self.collection
+        same = mine.facts == collection.facts and mine.codecs == collection.codecs and mine.format == collection.format
+        return same and mine.names.dims == collection.names.dims and mine.names.prefix == collection.names.prefix
+
+    def _cached_as(self, coords: Coords) -> int:
+        """The number under which bytes of a chunk are kept."""
+        if isinstance(self._names, IdNames) and coords[0] >= SMALL_IDS:
+            return int(numbers_of_ids(self.path, np.array([coords], np.uint64))[0])
+        values = self._names.values(np.array([coords], np.uint64))[0].tolist()
+        return self.first + self._bases[-1] + ravel(values, self._dims)
+
     def number(self, parent: int | None, name: bytes) -> int | None:
         """The number that a child of a directory (None: the dataset's) has if it exists; None if it cannot exist."""
         level, nth = Place(0, 0) if parent is None else self.place(parent)
@@ -210,6 +271,10 @@ class ChunkTree:
             for suffix in (layer.pair.head, layer.pair.body):
                 name = layer.single_name(name, suffix)
         return layer.format.shard_of(name) is not None
+
+    def is_shard(self, name: str) -> bool:
+        """Whether a file in the dataset's directory that is called so belongs to the sharded form alone."""
+        return self.reserved(0, name) and not self._names.reserved(0, name.encode(errors="surrogateescape"))
 
     def directory_path(self, place: Place) -> str:
         """The path in the store that a virtual directory would have there."""

@@ -263,6 +263,10 @@ class ChunkStore:
         self._cache.drop((self._id, shard, number))
         self._forget_shard(shard, number)
 
+    def forget_existing(self) -> None:
+        """Look anew which shards there are, when somebody wants to know."""
+        self._cache.drop((self._id, "existing"))
+
     def _forget_shard(self, shard: int, number: int) -> None:
         self._cache.drop((self._id, shard, "stat"))
         self._cache.drop((self._id, shard, "root", self.format.block_of(number)))

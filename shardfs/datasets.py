@@ -71,6 +71,7 @@ class Datasets:
         self._firsts: list[int] = []
         self._trees: list[ChunkTree] = []
         self._tree_at: dict[str, ChunkTree] = {}
+        self._former: dict[str, ChunkTree] = {}
         self._next_first = TABLE_END
         self.problems: dict[Problem, None] = {}
 
@@ -81,9 +82,20 @@ class Datasets:
             raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
         return self._trees[i]
 
-    def _documents(self, path: str) -> dict[str, bytes]:
-        names = dict.fromkeys(name for f in self.formats for name in f.documents)
-        return self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
+    @property
+    def document_names(self) -> dict[str, None]:
+        """What documents that describe a directory are called."""
+        return dict.fromkeys(name for f in self.formats for name in f.documents)
+
+    def documents(self, path: str) -> dict[str, bytes]:
+        """Those of a directory, as they are stored."""
+        return self.store.documents(path, list(self.document_names), MAX_DOCUMENT_BYTES)
+
+    def forget(self, path: str) -> None:
+        """Chunks at a path and below are described anew: those that are still alike keep their numbers."""
+        for at in list(self._tree_at):
+            if at == path or at.startswith(f"{path}/") or not path:
+                self._former[at] = self._tree_at.pop(at)
 
     def open(self, directory: Directory) -> Content:
         """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
@@ -156,7 +168,7 @@ class Datasets:
 
     def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
         """What the documents say of a directory."""
-        documents = self._documents(path)
+        documents = self.documents(path)
         for f in self.formats:
             if (found := f.open(path, documents)) is not None:
                 return found
@@ -174,7 +186,7 @@ class Datasets:
         """Whether there are documents for a directory, which proves that it is there."""
         if inherited.closed:
             return False
-        if self._documents(path):
+        if self.documents(path):
             return True
         return inherited.scope is not None and bool(self._scope_documents(path, inherited.scope))
 
@@ -277,10 +289,15 @@ class Datasets:
             known = self._tree_at.get(path)
             if known is not None:
                 return known
+            former = self._former.get(path)
+            if former is not None and former.is_like(collection):
+                self._tree_at[path] = former
+                return former
             first, count = self._next_first, ChunkTree.count(collection)
             if count > MAX_NODES or count >= NUMBERS_END - first:
                 raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
             tree = ChunkTree(shown, collection, chunks, self._chunk_cache, first, mtime, self._ttl, stored=path)
+            tree.former = self._former.pop(path, None)
             self._next_first = first + count
             self._tree_at[path] = tree
             self._trees.append(tree)

@@ -6,7 +6,7 @@ import errno
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardfs.inodes import ROOT, TABLE_END, number_of
 
@@ -53,6 +53,9 @@ class Chunk(Node):
     def __init__(self, number: int, path: str, chunks: ChunkTree, coords: Coords) -> None:
         super().__init__(number, path)
         self.chunks, self.coords = chunks, coords
+
+
+N = TypeVar("N", bound=Node)
 
 
 class Placed(NamedTuple):
@@ -175,21 +178,39 @@ class NodeTable:
         node = self._kept.get(number) or self._recent.get(number)
         return node if node is not None and node.path == path else None
 
-    def intern(self, path: str, make: Callable[[int], Node], number: int | None = None) -> Node:
-        """The node for a path: the known one, or a new one. Its number follows from the path, unless it is given."""
+    def intern(self, path: str, make: Callable[[int], N], kind: type[N], number: int | None = None) -> N:
+        """The node of this kind for a path: the known one, or a new one. Its number follows from the path, unless it
+        is given; and what becomes something else keeps its number.
+        """
         number = number_of(path) if number is None else number
         while True:
             node = self._kept.get(number) or self._recent.get(number)
-            if node is None:
-                node = make(number)
-                with self._lock:
-                    self._recent[number] = node
-                    while len(self._recent) > RECENT_NODES:
-                        self._recent.popitem(last=False)
+            if isinstance(node, kind) and node.path == path:
                 return node
-            if node.path == path:
-                return node
+            if node is None or node.path == path:
+                return self._put(make(number), node)
             number = number % (TABLE_END - 1) + 2  # two paths with one hash: about never
+
+    def _put(self, node: N, before: Node | None) -> N:
+        with self._lock:
+            if before is not None and node.number in self._kept:
+                node.lookups = before.lookups
+                self._kept[node.number] = node
+                return node
+            self._recent[node.number] = node
+            while len(self._recent) > RECENT_NODES:
+                self._recent.popitem(last=False)
+        return node
+
+    def below(self, path: str) -> list[Node]:
+        """All nodes that are known of a directory and what is in it, those above first."""
+        inside = f"{path}/" if path else ""
+        found = [
+            n
+            for n in (*self._kept.values(), *list(self._recent.values()))
+            if n.path == path or n.path.startswith(inside)
+        ]
+        return sorted(found, key=lambda n: n.path.count("/") if n.path else -1)
 
     def remember(self, number: int) -> None:
         """One more counts on the node."""

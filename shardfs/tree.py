@@ -13,6 +13,7 @@ import logging
 import math
 import os
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from shardfs.datasets import NATIVE, Datasets
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, Format
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
+from shardfs.kinds import Kind, Spot, is_scratch
 from shardfs.model import (
     Batch,
     Blob,
@@ -155,7 +157,7 @@ class Tree:
 
     def _unnumbered(self, chunks: ChunkTree, path: str, coords: Coords) -> Attributes:
         number = int(numbers_of_ids(chunks.path, np.array([coords], np.uint64))[0])
-        node = self._nodes.intern(path, lambda number: Chunk(number, path, chunks, coords), number)
+        node = self._nodes.intern(path, lambda number: Chunk(number, path, chunks, coords), Chunk, number)
         return chunks.chunk_attributes(node.number, coords)
 
     def _rewritten(self, directory: Directory, content: Content, name: str) -> Attributes | None:
@@ -209,10 +211,9 @@ class Tree:
         if entry.directory or self._is_dataset(path, entry.name, inherited):
             known = entry.stat is not None and not self.store.remote
             mtime = entry.stat.mtime_ns if entry.stat and known else self._datasets.directory_mtime(path)
-            node = self._nodes.intern(path, lambda number: Directory(number, path, inherited))
-            return Attributes(node.number, True, 0, mtime)
-        node = self._nodes.intern(path, lambda number: File(number, path))
-        return self._file_attributes(node)
+            known_as = self._nodes.intern(path, lambda number: Directory(number, path, inherited), Directory)
+            return Attributes(known_as.number, True, 0, mtime)
+        return self._file_attributes(self._nodes.intern(path, lambda number: File(number, path), File))
 
     def _is_dataset(self, path: str, name: str, inherited: Inherited) -> bool:
         """Whether a file is shown as a directory."""
@@ -224,7 +225,7 @@ class Tree:
             return isinstance(known, Directory)
         found = self._described_by_itself(path, candidates)
         if found is not None:
-            self._nodes.intern(path, lambda number: Directory(number, path, inherited, found))
+            self._nodes.intern(path, lambda number: Directory(number, path, inherited, found), Directory)
         return found is not None
 
     def _described_by_itself(self, path: str, candidates: Sequence[Format]) -> Dataset | None:
@@ -240,7 +241,8 @@ class Tree:
 
     def _document(self, directory: Directory, name: str, data: bytes) -> Attributes:
         path = directory.child_path(name)
-        node = self._nodes.intern(path, lambda number: Document(number, path, data))
+        node = self._nodes.intern(path, lambda number: Document(number, path, data), Document)
+        node.data = data
         return Attributes(node.number, False, len(data), self._datasets.document_mtime(path))
 
     def _file_attributes(self, node: Node) -> Attributes:
@@ -433,7 +435,7 @@ class Tree:
             return self._listed(path, entry, inherited)
         if entry.stat is None:
             return Attributes(number_of(path), False, -1, 0)  # by name alone
-        node = self._nodes.intern(path, lambda number: File(number, path))
+        node = self._nodes.intern(path, lambda number: File(number, path), File)
         return Attributes(node.number, False, entry.stat.size, entry.stat.mtime_ns)
 
     def _scan_rest(self, entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator[Batch]:
@@ -455,6 +457,93 @@ class Tree:
             "user.shardfs.nbytes": b"%d" % where.size,
             "user.shardfs.codecs": ",".join(where.codecs).encode(),
         }
+
+    # ---- for who writes (`WriteTree`) ----
+
+    def spot(self, directory: int, name: bytes) -> Spot:
+        """What a name in a directory stands for, whether there is such a file or not."""
+        text = os.fsdecode(name)
+        if directory >= TABLE_END:
+            here = self._chunks_of(directory)
+            found = here.spot(directory, name)
+            return found or self._no_chunk(text, here.reserved(here.place(directory).level, text))
+        node = self._directory(directory)
+        content = self._datasets.open(node)
+        if text in content.documents or self._rewritten_name(content, text):
+            return Spot(Kind.DOCUMENT)
+        chunks = content.chunks
+        if chunks is None:
+            return Spot(Kind.SCRATCH if content.documents and is_scratch(text) else Kind.PLAIN)
+        if chunks.root is not None and name == chunks.collection.names.prefix:
+            return Spot(Kind.DIRECTORY)
+        found = chunks.spot(None, name) if chunks.root is None else None
+        if found is not None:
+            return found
+        if content.hides(text) or chunks.is_shard(text):
+            return Spot(Kind.HIDDEN)
+        return self._no_chunk(text, chunks.root is None and chunks.reserved(0, text))
+
+    def _no_chunk(self, name: str, like_one: bool) -> Spot:
+        if like_one:
+            return Spot(Kind.ORPHAN)
+        return Spot(Kind.SCRATCH if is_scratch(name) else Kind.PLAIN)
+
+    def _rewritten_name(self, content: Content, name: str) -> bool:
+        dataset = content.dataset
+        if dataset is None:
+            return False
+        if dataset.consolidation is not None and dataset.consolidation.name == name:
+            return True
+        return dataset.rewriter is not None and dataset.rewriter.applies(name)
+
+    def _directory(self, number: int) -> Directory:
+        node = self._nodes.get(number)
+        if not isinstance(node, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
+        return node
+
+    def described(self, directory: int) -> tuple[Dataset | None, ChunkTree | None]:
+        """What a directory of the store turned out to be, and the chunks shown in it."""
+        content = self._datasets.open(self._directory(directory))
+        return content.dataset, content.chunks
+
+    def stored_documents(self, path: str) -> dict[str, bytes]:
+        """What describes a directory, as it is stored."""
+        return self._datasets.documents(path)
+
+    def renew(self, path: str) -> None:
+        """Look anew at what is in a directory and below: documents there were changed."""
+        self.changed(path)
+        nodes = self._nodes.below(path)
+        self._datasets.forget(path)
+        for node in nodes:
+            if isinstance(node, Directory):
+                self._index_cache.drop(("damage", node.number))
+                node.content = None
+        for node in nodes:
+            if node is self._root:
+                continue
+            parent, _, name = node.path.rpartition("/")
+            with suppress(OSError, CorruptShardError):
+                above = self._directory(self.resolve(parent).number)
+                if isinstance(node, Directory):
+                    node.inherited = self._datasets.open(above).inherited(name)
+                elif isinstance(node, Document) or name in self._datasets.document_names:
+                    self._lookup_in(above, os.fsencode(name))
+
+    def changed(self, path: str) -> None:
+        """A file or directory was made, removed or written in the store."""
+        self.store.reopen(path)
+        self._chunk_cache.drop((path, "stat"))
+        parent = path.rpartition("/")[0]
+        with suppress(OSError, CorruptShardError):
+            number = self.resolve(parent).number
+            self._index_cache.drop(("foreign", number))
+            if number >= TABLE_END:
+                chunks = self._chunks_of(number)
+                self._index_cache.drop(("stored", chunks.first, chunks.place(number)))
+
+    # ---- how full it is ----
 
     def statvfs(self) -> os.statvfs_result | None:
         """Of a local source."""
