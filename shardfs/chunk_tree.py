@@ -17,7 +17,7 @@ import numpy as np
 from shardfs.codecs import MAX_STORED
 from shardfs.grid import SMALL_IDS, IdNames, NestedNames, ravel, unravel
 from shardfs.inodes import numbers_of_ids
-from shardfs.kinds import COMPRESSIONS, Kind, Spot, Target
+from shardfs.kinds import COMPRESSIONS, Kind
 from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Entry, Placement, Sizes
 
 if TYPE_CHECKING:
@@ -84,6 +84,21 @@ class _Row(NamedTuple):
     first: int
     above: Coords
     place: Callable[[int], Placement]
+
+
+class Target(NamedTuple):
+    """A chunk of a sharded collection. `suffix` is that of the compression that a tool put around it."""
+
+    tree: ChunkTree
+    coords: Coords
+    suffix: str = ""
+
+
+class Spot(NamedTuple):
+    """What a name in a directory stands for; `target` is given for a chunk."""
+
+    kind: Kind
+    target: Target | None = None
 
 
 class ChunkTree:

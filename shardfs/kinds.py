@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from shardfs.chunk_tree import ChunkTree
-    from shardfs.model import Coords
 
 
 class Kind(Enum):
@@ -34,21 +29,6 @@ class Kind(Enum):
 
     DIRECTORY = auto()
     """A virtual directory of chunks."""
-
-
-class Target(NamedTuple):
-    """A chunk of a sharded collection. `suffix` is that of the compression that a tool put around it."""
-
-    tree: ChunkTree
-    coords: Coords
-    suffix: str = ""
-
-
-class Spot(NamedTuple):
-    """What a name in a directory stands for; `target` is given for a chunk."""
-
-    kind: Kind
-    target: Target | None = None
 
 
 OWN = ".shardfs"

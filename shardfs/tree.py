@@ -20,12 +20,12 @@ import numpy as np
 
 from shardfs import patience
 from shardfs.cache import ByteLRU, nothing
-from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
+from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place, Spot
 from shardfs.datasets import NATIVE, Datasets
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, Format
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
-from shardfs.kinds import Kind, Spot, is_scratch
+from shardfs.kinds import Kind, is_scratch
 from shardfs.model import (
     Batch,
     Blob,
