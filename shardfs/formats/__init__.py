@@ -15,6 +15,7 @@ from shardfs.errors import CorruptShardError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardfs.create_rules import Rule, Sharding
     from shardfs.model import Blob, Coords, Dataset
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -84,9 +85,70 @@ class Format(Protocol):
         Raise ValueError, with the reason, for a file that cannot be what it claims to be.
         """
 
+    def describes(self, name: str) -> bool:
+        """Whether a file of this name may be a document that `edit` and `shard` know what to do with."""
 
-class OfDocuments:
+    def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
+        """Documents of the source that `edit` needs to see besides those of its own directory, by path below it."""
+
+    def edit(
+        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+    ) -> Mapping[str, bytes]:
+        """What becomes of the source's documents when the shown document `name` is written anew.
+
+        `path` is the directory, for messages and for rules; `stored` has its documents as they are in the source, and
+        those of `references`, as far as they exist. What is new in the document (a scale) is sharded by `rule`. If the
+        dataset is not sharded, or not there yet, the document becomes the source's as it is.
+
+        Raise ValueError, with the reason, for what is no such document, for what chunks that are stored contradict
+        (chunk shape, codecs, data type, names of chunks), and for a document of shards: chunks are written one by one.
+        """
+
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        """What to remember when these documents are deleted, so that `shard` can make them anew; None if nothing."""
+
+    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
+        """The documents of a sharded dataset, made of that of a new one without shards.
+
+        None if there is nothing to be sharded (a group). Raise ValueError, with the reason, if it cannot be, or is
+        sharded already.
+        """
+
+    def chunk_like(self, name: str) -> bool:
+        """Whether a path below a directory of this format could be a chunk's, whatever its documents say."""
+
+
+class Fixed:
+    """The part of `Format` that is the same for all of which no documents can be written."""
+
+    def describes(self, name: str) -> bool:
+        return False
+
+    def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
+        return ()
+
+    def edit(
+        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+    ) -> Mapping[str, bytes]:
+        raise ValueError("the documents of this format cannot be changed through a mount")
+
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        return None
+
+    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
+        return None
+
+    def chunk_like(self, name: str) -> bool:
+        return False
+
+
+class OfDocuments(Fixed):
     """The part of `Format` that is the same for all that are found by documents, and never in a single file."""
+
+    documents: Sequence[str] = ()
+
+    def describes(self, name: str) -> bool:
+        return name in self.documents
 
     def may_hold(self, name: str) -> bool:
         return False
@@ -129,6 +191,23 @@ def parse_json(path: str, name: str, raw: bytes) -> Any:
         raise CorruptShardError(path, name, "nested too deeply") from None
     except ValueError as e:
         raise CorruptShardError(path, name, f"cannot be read: {e}") from e
+
+
+def parse_written(name: str, raw: bytes) -> dict[str, Any]:
+    """A document that somebody writes, which must be an object. Raise ValueError with the reason."""
+    try:
+        doc = parse_json("", name, raw)
+    except CorruptShardError as e:
+        raise ValueError(f"{name}: {e.why}") from None
+    if not isinstance(doc, dict):
+        raise ValueError(f"{name}: should be an object, not {type(doc).__name__}")
+    return doc
+
+
+def require_same(found: Any, stored: Any, what: str) -> None:
+    """Raise ValueError if a document that is written says something else than chunks that are stored."""
+    if found != stored:
+        raise ValueError(f"{what} is {stored!r:.200} and cannot become {found!r:.200}: chunks are stored so")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -217,6 +296,11 @@ def formats() -> Sequence[Format]:
     from shardfs.formats.zarr_transformer import ZARR_TRANSFORMER
 
     return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5, BCOLZ, BLOSC2)
+
+
+def format_of(name: str) -> Format:
+    """The format of datasets that `Dataset.format` calls so. Raise KeyError if there is none."""
+    return {system.format: f for f in formats() for system in f.systems}[name]
 
 
 def as_markdown() -> str:

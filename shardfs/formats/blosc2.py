@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.arrays import Codec
 from shardfs.checks import Chain
-from shardfs.formats import System
+from shardfs.formats import Fixed, System
 from shardfs.grid import NumberedNames
 from shardfs.model import Collection, Dataset, Facts, Layer
 from shardfs.shards.blosc2_frame import Frame, Frames, is_contiguous, read_head
@@ -26,7 +26,7 @@ STORE = ".b2d"
 """Directories called so hold a tree or a table, whose readers look for frames that are files."""
 
 
-class Blosc2:
+class Blosc2(Fixed):
     """See `formats.Format`."""
 
     documents = ()

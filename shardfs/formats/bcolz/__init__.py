@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardfs.errors import CorruptShardError
-from shardfs.formats import Pairing, System
+from shardfs.formats import Fixed, Pairing, System
 from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
 from shardfs.formats.bcolz.values import parsed, problem_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardfs.model import Blob
 
 
-class Bcolz:
+class Bcolz(Fixed):
     """See `formats.Format` and `formats.View`.
 
     Args:

@@ -1,7 +1,4 @@
-"""Zarr v3: arrays with the `sharding_indexed` codec are shown as the same arrays without it; all are described.
-
-https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html and .../v3/codecs/sharding-indexed/index.html
-"""
+"""Zarr v3 as it is stored: what an array's document says, and the same of the array without shards."""
 
 from __future__ import annotations
 
@@ -20,12 +17,9 @@ from shardfs.checks import Chain
 from shardfs.codecs import can_decode
 from shardfs.formats import (
     UNFIT,
-    OfDocuments,
-    System,
     integer,
     integers,
     listed,
-    parse_json,
     print_json,
     reason,
     require_rank,
@@ -65,43 +59,22 @@ MAX_EDGES = 1_000_000
 MAX_NESTING = 16
 
 
-class Zarr3(OfDocuments):
-    """See `formats.Format`."""
-
-    documents = (DOCUMENT,)
-    systems = (
-        System(
-            "zarr3",
-            "Zarr v3 `sharding_indexed`",
-            "`zarr.json`, `zarr_format` 3",
-            "Zarr v3: `c/1/2` and the other chunk keys",
-            "tensorstore, zarr-python 3, z5py",
-            "tensorstore, zarr-python 3, z5py, dask",
-        ),
-    )
-
-    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        raw = documents.get(DOCUMENT)
-        if raw is None:
-            return None
-        doc = parse_json(path, DOCUMENT, raw)
-        if not isinstance(doc, dict) or doc.get("zarr_format") != 3:
-            return None  # the draft of 2022 has a URL there
-        if doc.get("node_type") == "array":
-            return _open_array(path, doc)
-        attributes = _attributes(doc)
-        group = Dataset("zarr3", form=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
-        try:
-            shown = _rewritten(doc)
-            return replace(group, documents={DOCUMENT: print_json(shown)}) if shown is not doc else group
-        except (ValueError, RecursionError):
-            return replace(group, problems=(Problem(path, f"{DOCUMENT}: nested too deeply"),))
+def open_group(path: str, doc: dict[str, Any]) -> Dataset:
+    """What the document of a group describes, in which others may be consolidated."""
+    attributes = _attributes(doc)
+    group = Dataset("zarr3", form=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
+    try:
+        shown = rewritten(doc)
+        return replace(group, documents={DOCUMENT: print_json(shown)}) if shown is not doc else group
+    except (ValueError, RecursionError):
+        return replace(group, problems=(Problem(path, f"{DOCUMENT}: nested too deeply"),))
 
 
-def _open_array(path: str, doc: dict[str, Any]) -> Dataset:
+def open_array(path: str, doc: dict[str, Any]) -> Dataset:
+    """What the document of an array describes, sharded or not; with the reason if it cannot be expanded."""
     array = Dataset("zarr3", closed=True, form=FORM | {"c"})
     try:
-        unsharded = _unshard(doc)
+        unsharded = unshard(doc)
         if unsharded is None:
             return _described(array, doc)
         collection, shown = unsharded
@@ -134,7 +107,7 @@ def _array(doc: Mapping[str, Any]) -> Array:
     shape = integers(doc["shape"], "shape", 0)
     chunk = _regular(doc["chunk_grid"], shape)
     data_type, names = zarr_values.numpy_type(doc["data_type"]), doc.get("dimension_names")
-    chain = [(c["name"], c.get("configuration", {})) for c in _codec_list(doc["codecs"])]
+    chain = [(c["name"], c.get("configuration", {})) for c in codec_list(doc["codecs"])]
     named = isinstance(names, list) and len(names) == len(shape) and all(isinstance(n, str | None) for n in names)
     return Array(
         shape,
@@ -149,7 +122,7 @@ def _array(doc: Mapping[str, Any]) -> Array:
 
 
 def _regular(grid: Any, shape: Coords) -> Coords:
-    name, configuration = _named(grid)
+    name, configuration = named(grid)
     if name != "regular":
         raise ValueError(f"chunk grid {name!r:.80} is not regular")
     chunk = integers(configuration["chunk_shape"], "chunk_shape", 1)
@@ -161,14 +134,14 @@ def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
     """An array that is not sharded: each chunk is an object by itself."""
     if doc.get("storage_transformers"):
         raise ValueError("storage transformers may store chunks elsewhere")
-    keys = _ChunkKeys(doc.get("chunk_key_encoding"), len(array.shape))
+    keys = ChunkKeys(doc.get("chunk_key_encoding"), len(array.shape))
     facts = Facts(array.shape, array.chunk, None, _data_type(doc["data_type"]), "none")
-    codecs = tuple(c["name"] for c in _codec_list(doc["codecs"]))
+    codecs = tuple(c["name"] for c in codec_list(doc["codecs"]))
     layer = Layer(Unsharded(array.grid, keys.key, keys.coords))
     return Collection("zarr3", "", keys.names(array.grid), (layer,), codecs, facts, array=array)
 
 
-def _rewritten(doc: dict[str, Any]) -> dict[str, Any]:
+def rewritten(doc: dict[str, Any]) -> dict[str, Any]:
     """A group's document with the arrays in its consolidated metadata unsharded; `doc` itself if there are none."""
     consolidated = doc.get("consolidated_metadata")
     if not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
@@ -180,12 +153,12 @@ def _rewritten(doc: dict[str, Any]) -> dict[str, Any]:
             continue
         if member.get("node_type") == "array":
             try:
-                unsharded = _unshard(member)
+                unsharded = unshard(member)
             except UNFIT:
                 continue  # the array's own document says so when it is opened
             if unsharded is not None:
                 changed[name] = unsharded[1]
-        elif (inner := _rewritten(member)) is not member:
+        elif (inner := rewritten(member)) is not member:
             changed[name] = inner
     if not changed:
         return doc
@@ -208,13 +181,13 @@ class _Unsharding:
     layers: list[Layer] = field(default_factory=list)
 
 
-def _unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
+def unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
     """The collection an array's document describes, and the document of the same array unsharded.
 
     None if the array is not sharded. Raise ValueError, TypeError, KeyError or IndexError, with the reason, if it
     cannot be shown unsharded.
     """
-    codecs = _codec_list(doc["codecs"])
+    codecs = codec_list(doc["codecs"])
     if not any(c["name"] == "sharding_indexed" for c in codecs):
         return None
     if doc.get("storage_transformers"):
@@ -222,7 +195,7 @@ def _unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None
     shape = integers(doc["shape"], "shape", 0)
     state = _start(shape, doc["chunk_grid"])
     shard_shape = None if any(state.bounds) else tuple(state.chunk)
-    keys = _ChunkKeys(doc.get("chunk_key_encoding"), len(shape))
+    keys = ChunkKeys(doc.get("chunk_key_encoding"), len(shape))
     inner = codecs
     for _ in range(MAX_NESTING):
         step = _enter(state, inner, keys)
@@ -255,15 +228,20 @@ def _check(chain: Sequence[Mapping[str, Any]], chunk: Sequence[int], data_type: 
     if not rest or rest[0]["name"] not in ("bytes", "endian"):
         return Chain(encoding=rest[0]["name"] if rest else "?")
     around = [Codec(c["name"], c.get("configuration", {})) for c in rest[1:]]
-    match = _ITEM.fullmatch(data_type) if isinstance(data_type, str) else None
-    size = math.prod(chunk) * (1 if match is None else int(match[1] or match[2] or 8) // 8)
-    if match is None or size >= 2**62:
+    item = item_size(data_type)
+    if item is None or (size := math.prod(chunk) * item) >= 2**62:
         return Chain(around)
     return Chain(around, lambda coords: np.full(len(coords), size, np.uint64))
 
 
+def item_size(data_type: Any) -> int | None:
+    """The bytes of an element; None if the type's name does not tell."""
+    match = _ITEM.fullmatch(data_type) if isinstance(data_type, str) else None
+    return None if match is None else int(match[1] or match[2] or 8) // 8
+
+
 def _start(shape: Coords, grid: Any) -> _Unsharding:
-    name, configuration = _named(grid)
+    name, configuration = named(grid)
     order = list(range(len(shape)))
     if name == "regular":
         chunk = integers(configuration["chunk_shape"], "chunk_shape", 1)
@@ -295,7 +273,7 @@ def _bounds(edges: Any, extent: int) -> tuple[int, ...]:
     return bounds
 
 
-def _enter(state: _Unsharding, codecs: list[dict[str, Any]], keys: _ChunkKeys) -> list[dict[str, Any]] | None:
+def _enter(state: _Unsharding, codecs: list[dict[str, Any]], keys: ChunkKeys) -> list[dict[str, Any]] | None:
     """Go inside the sharding codec of a chain: add a layer, return the chain of its chunks; None if there is none."""
     at = next((i for i, c in enumerate(codecs) if c["name"] == "sharding_indexed"), None)
     if at is None:
@@ -304,7 +282,7 @@ def _enter(state: _Unsharding, codecs: list[dict[str, Any]], keys: _ChunkKeys) -
         _carry_over(state, c)
     configuration = codecs[at]["configuration"]
     state.layers.append(_layer(state, configuration, codecs[at + 1 :], keys))
-    return _codec_list(configuration["codecs"])
+    return codec_list(configuration["codecs"])
 
 
 def _carry_over(state: _Unsharding, codec: dict[str, Any]) -> None:
@@ -316,7 +294,7 @@ def _carry_over(state: _Unsharding, codec: dict[str, Any]) -> None:
     state.before.append(codec)
 
 
-def _layer(state: _Unsharding, configuration: Any, after: list[dict[str, Any]], keys: _ChunkKeys) -> Layer:
+def _layer(state: _Unsharding, configuration: Any, after: list[dict[str, Any]], keys: ChunkKeys) -> Layer:
     own = integers(configuration["chunk_shape"], "chunk_shape", 1)
     require_rank(own, len(state.shape), "sharding_indexed chunk_shape")
     inner = list(own)
@@ -347,7 +325,7 @@ def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
     location = configuration.get("index_location", "end")
     if location not in ("start", "end"):
         raise ValueError(f"index_location should be start or end, not {location!r}")
-    codecs = _codec_list(configuration["index_codecs"])
+    codecs = codec_list(configuration["index_codecs"])
     names = [c["name"] for c in codecs]
     if names[:1] not in (["bytes"], ["endian"]) or names[1:] not in ([], ["crc32c"]):
         raise ValueError(f"index_codecs {names} are none that shardfs knows")
@@ -367,11 +345,11 @@ def _describe(state: _Unsharding) -> str:
     return ", ".join(words)
 
 
-class _ChunkKeys:
+class ChunkKeys:
     """The `chunk_key_encoding` of an array: names of chunks, and of shards, which are named alike."""
 
     def __init__(self, encoding: Any, rank: int) -> None:
-        name, configuration = _named(encoding)
+        name, configuration = named(encoding)
         if name not in ("default", "v2"):
             raise ValueError(f"unknown chunk key encoding {name!r}")
         self._separator = configuration.get("separator", "/" if name == "default" else ".")
@@ -400,7 +378,7 @@ class _ChunkKeys:
 # ---- members ----
 
 
-def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
+def named(value: Any) -> tuple[str, Mapping[str, Any]]:
     """An extension point: an object with a name, or (3.1) the bare name."""
     if isinstance(value, str):
         return value, {}
@@ -410,14 +388,12 @@ def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
     return name, configuration
 
 
-def _codec_list(codecs: Any) -> list[dict[str, Any]]:
+def codec_list(codecs: Any) -> list[dict[str, Any]]:
+    """Codecs as objects. Raise one of `UNFIT`, with the reason, for what is no such list."""
     for c in listed(codecs, "codecs"):
-        _named(c)
+        named(c)
     return [{"name": c} if isinstance(c, str) else c for c in codecs]
 
 
 def _data_type(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-ZARR3 = Zarr3()

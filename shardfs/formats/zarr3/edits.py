@@ -1,0 +1,267 @@
+"""Documents of Zarr v3 that are written through a mount: from what is shown back to what is stored."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+from shardfs.formats import UNFIT, parse_written, reason, require_same
+from shardfs.formats.zarr3.stored import DOCUMENT, MAX_NESTING, ChunkKeys, codec_list, item_size, named, unshard
+from shardfs.grid import ceil_div
+from shardfs.json_text import changed
+from shardfs.zarr_values import transposed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardfs.create_rules import Rule
+    from shardfs.json_text import Path
+
+SHARDING = "sharding_indexed"
+ENCODERS = {"gzip": ("level",), "zstd": ("level", "checksum"),
+            "blosc": ("cname", "clevel", "shuffle", "typesize", "blocksize")}  # fmt: skip
+"""Codecs, and their parameters that decoding does not need: those may change while chunks are stored."""
+
+INDEX_CODECS = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
+
+
+def references(new: bytes) -> Sequence[str]:
+    """The documents of the arrays that are consolidated in a group's."""
+    try:
+        members = _members(parse_written(DOCUMENT, new))
+        names = dict.fromkeys(_name(path) for path, doc in members if doc.get("node_type") == "array")
+    except ValueError:
+        return ()  # `edited` says so
+    return [f"{name}/{DOCUMENT}" for name in names if _is_below(name)]
+
+
+def edited(stored: Mapping[str, bytes], new: bytes) -> bytes:
+    """See `Format.edit`."""
+    doc, raw = parse_written(DOCUMENT, new), stored.get(DOCUMENT)
+    source = _intelligible(raw)
+    if source is not None and source.get("node_type") == "array":
+        return _edited_array(source, raw or b"", doc, new)
+    require_zarr3(doc)
+    if doc.get("node_type") == "array":
+        refuse_shards(doc)
+        return new
+    return _edited_group(stored, source or {}, doc, new)
+
+
+def _intelligible(raw: bytes | None) -> dict[str, Any] | None:
+    try:
+        return None if raw is None else parse_written(DOCUMENT, raw)
+    except ValueError:
+        return None  # it is shown as it is, and may be mended
+
+
+def is_sharded(raw: bytes) -> bool:
+    """Whether it is the document of an array that is shown without its shards."""
+    doc = _intelligible(raw)
+    try:
+        return doc is not None and doc.get("node_type") == "array" and unshard(doc) is not None
+    except UNFIT:
+        return False
+
+
+def require_zarr3(doc: Mapping[str, Any]) -> None:
+    """Raise ValueError for what is no Zarr v3."""
+    if doc.get("zarr_format") != 3 or doc.get("node_type") not in ("array", "group"):
+        raise ValueError("zarr_format should be 3, and node_type array or group")
+
+
+def refuse_shards(doc: Mapping[str, Any]) -> None:
+    """Raise ValueError for a new array in shards: what its writer would go on to write are shards, not chunks."""
+    try:
+        shards = unshard(dict(doc)) is not None
+    except UNFIT:
+        return  # it will be shown as it is
+    if shards:
+        raise ValueError(f"{SHARDING}: the mount shows chunks one by one; create the array without shards (--create)")
+
+
+# ---- arrays ----
+
+
+def _edited_array(source: dict[str, Any], raw: bytes, doc: dict[str, Any], new: bytes) -> bytes:
+    try:
+        found = unshard(source)
+    except UNFIT:
+        found = None
+    if found is None:
+        return new  # it is shown as it is stored
+    if doc == found[1]:
+        return raw
+    require_zarr3(doc)
+    if doc["node_type"] != "array":
+        raise ValueError("a group cannot take the place of an array whose chunks are stored")
+    try:
+        if all(doc[member] == source[member] for member in ("chunk_grid", "codecs")):
+            plain = unshard(doc)  # somebody puts the source's own document there
+            _back(source, found[1], plain[1] if plain is not None else doc)
+            return new
+        made = changed(new, _back(source, found[1], doc))
+        if unshard(parse_written(DOCUMENT, made)) is None:
+            raise ValueError("it says nothing of shards")
+    except UNFIT as e:
+        raise ValueError(f"{DOCUMENT}: {reason(e)}") from e
+    return made
+
+
+def _back(source: dict[str, Any], shown: dict[str, Any], doc: dict[str, Any]) -> dict[Path, Any]:
+    """The members to put back into a document, so that it says again how the array is sharded.
+
+    Raise one of `UNFIT`, with the reason, if the document contradicts the chunks that are stored.
+    """
+    rank = len(shown["shape"])
+    require_same(len(doc["shape"]), rank, "the number of axes")
+    require_same(_chunk_shape(doc), shown["chunk_grid"]["configuration"]["chunk_shape"], "the chunk shape")
+    require_same(named(doc["data_type"]), named(shown["data_type"]), "the data type")
+    keys = [ChunkKeys(d.get("chunk_key_encoding"), rank).key((1,) * rank) for d in (doc, shown)]
+    require_same(keys[0], keys[1], "the key of a chunk")
+    if doc.get("storage_transformers"):
+        raise ValueError("storage transformers would store chunks elsewhere")
+    codecs, size = codec_list(doc["codecs"]), item_size(shown["data_type"])
+    told = [_normal(c, rank, size) for c in codecs]
+    require_same(told, [_normal(c, rank, size) for c in shown["codecs"]], "the list of codecs")
+    values: dict[Path, Any] = {("chunk_grid",): source["chunk_grid"]}
+    rest = iter(codecs)
+    values["codecs",] = _with_shards(source["codecs"], rest)
+    return values
+
+
+def _chunk_shape(doc: Mapping[str, Any]) -> Any:
+    name, configuration = named(doc["chunk_grid"])
+    if name != "regular":
+        raise ValueError(f"the chunk grid is regular and cannot become {name!r:.80}")
+    return configuration["chunk_shape"]
+
+
+def _normal(codec: Mapping[str, Any], rank: int, item: int | None) -> tuple[str, Any]:
+    """What of a codec matters to those who decode: two that are equal so read the same bytes alike."""
+    name, told = named(codec)
+    told = {k: v for k, v in told.items() if k not in ENCODERS.get(name, ())}
+    match name:
+        case "bytes" | "endian":
+            name, told = "bytes", {} if item == 1 else {"endian": "little", **told}
+        case "transpose":
+            told = {**told, "order": transposed(tuple(range(rank)), told["order"])}
+    return name, told
+
+
+def _with_shards(source: Any, chain: Iterator[dict[str, Any]]) -> list[Any]:
+    """The source's codecs with those of its chunks, and those around them, as somebody wrote them."""
+    at = next((i for i, c in enumerate(source) if named(c)[0] == SHARDING), None)
+    if at is None:
+        return list(chain)
+    configuration = source[at]["configuration"]
+    before = list(itertools.islice(chain, at))
+    inner = {**configuration, "codecs": _with_shards(configuration["codecs"], chain)}
+    return [*before, {**source[at], "configuration": inner}, *source[at + 1 :]]
+
+
+# ---- groups ----
+
+
+def _members(doc: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The documents that are consolidated in a group's, by path in it; also those in groups in there."""
+    consolidated = doc.get("consolidated_metadata")
+    found = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    for name, member in found.items() if isinstance(found, dict) else ():
+        if isinstance(member, dict):
+            path = (*above, "consolidated_metadata", "metadata", name)
+            yield path, member
+            if member.get("node_type") != "array" and len(path) < 3 * MAX_NESTING:
+                yield from _members(member, path)
+
+
+def _name(path: Path) -> str:
+    """Where the member of a group's document lies, below the group."""
+    return "/".join(str(step) for step in path[2::3])
+
+
+def _is_below(path: str) -> bool:
+    return all(part not in ("", ".", "..") and "\0" not in part for part in path.split("/"))
+
+
+def _edited_group(stored: Mapping[str, bytes], source: Mapping[str, Any], doc: dict[str, Any], new: bytes) -> bytes:
+    """Its consolidated arrays are again what their own documents say; if those are not known, what the source's did."""
+    known = dict(_members(source))
+    values: dict[Path, Any] = {}
+    for path, member in _members(doc):
+        own = _intelligible(stored.get(f"{_name(path)}/{DOCUMENT}")) or known.get(path)
+        if own is not None and member.get("node_type") == "array":
+            values |= {(*path, *below): value for below, value in _consolidated(own, member).items()}
+    return changed(new, values)
+
+
+def _consolidated(source: dict[str, Any], member: dict[str, Any]) -> dict[Path, Any]:
+    """What to change in the copy of an array's document. One that is out of date becomes the document itself."""
+    try:
+        found = unshard(source) if source.get("node_type") == "array" else None
+        return {} if found is None or member == source else _back(source, found[1], member)
+    except UNFIT:
+        return {(): source}
+
+
+# ---- new arrays ----
+
+
+def sharded_by_rule(new: bytes, rule: Rule) -> bytes | None:
+    """See `Format.shard`."""
+    doc = _new_array(new)
+    if doc is None:
+        return None
+    try:
+        shape, chunk = doc["shape"], _chunk_shape(doc)
+        grid = tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True))
+        per = rule.per_shard(grid, math.prod(chunk) * (item_size(doc["data_type"]) or 1))
+        return _sharded(doc, new, per, {"index_codecs": INDEX_CODECS, "index_location": "end", **rule.words})
+    except UNFIT as e:
+        raise ValueError(f"{DOCUMENT}: {reason(e)}") from e
+
+
+def _new_array(new: bytes) -> dict[str, Any] | None:
+    """The document of an array that is not sharded yet; None for a group."""
+    doc = parse_written(DOCUMENT, new)
+    require_zarr3(doc)
+    if doc["node_type"] != "array":
+        return None
+    refuse_shards(doc)
+    return doc
+
+
+def _sharded(doc: dict[str, Any], new: bytes, per_shard: Sequence[int], configuration: Mapping[str, Any]) -> bytes:
+    """The document of the same array in shards. Raise one of `UNFIT`, with the reason, if it cannot be sharded."""
+    chunk = _chunk_shape(doc)
+    shard = [n * per for n, per in zip(chunk, per_shard, strict=True)]
+    codec = {"name": SHARDING, "configuration": {"chunk_shape": chunk, "codecs": doc["codecs"], **configuration}}
+    made = changed(new, {("chunk_grid", "configuration", "chunk_shape"): shard, ("codecs",): [codec]})
+    if unshard(json.loads(made)) is None:
+        raise ValueError("it cannot be sharded")
+    return made
+
+
+def sharded_as_before(new: bytes, source: bytes) -> bytes | None:
+    """See `Format.shard`. The same array gets the same document, another one as many chunks per shard."""
+    doc = _new_array(new)
+    if doc is None:
+        return None
+    before = parse_written(DOCUMENT, source)
+    try:
+        return _edited_array(before, source, doc, new)
+    except ValueError:
+        pass  # another array
+    try:
+        found = unshard(before)
+        outer = next(c for c in codec_list(before["codecs"]) if c["name"] == SHARDING)["configuration"]
+        facts = found[0].facts if found is not None else None
+        if facts is None or facts.shard_shape is None or len(facts.shape) != len(doc["shape"]):
+            raise ValueError("it has not the axes of the sharded array that was here, nor its grid")
+        per = [s // c for s, c in zip(facts.shard_shape, facts.chunk_shape, strict=True)]
+        kept = {name: outer[name] for name in ("index_codecs", "index_location") if name in outer}
+        return _sharded(doc, new, per, cast("Mapping[str, Any]", kept))
+    except UNFIT as e:
+        raise ValueError(f"{DOCUMENT}: {reason(e)}") from e

@@ -1,0 +1,137 @@
+"""JSON documents changed member by member: every byte that nobody asked to change stays as it is.
+
+Numbers keep their digits, members their order, and a document its look, whatever program wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from json.decoder import JSONDecodeError
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Path: TypeAlias = "tuple[str | int, ...]"
+"""Where a value is: names of members, positions in lists. () is the whole document."""
+
+
+class _Removed:
+    """See `REMOVED`."""
+
+
+REMOVED = _Removed()
+"""Instead of a value: the member shall not be there."""
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+class _Member(NamedTuple):
+    """Where a member of an object or an item of a list is, its name (if any) included."""
+
+    start: int
+    value: int
+    stop: int
+
+
+def changed(raw: bytes, values: Mapping[Path, Any]) -> bytes:
+    """The document with these values at these paths, in place or behind the other members of their object.
+
+    No path leads into another one's value. Raise ValueError if the document is no JSON, or where a path leads nowhere
+    (only its last step may name a member that is not there).
+    """
+    text = raw.decode(json.detect_encoding(raw), "surrogatepass")
+    edits: list[tuple[int, int, str]] = []
+    try:
+        _collect(text, _skip(text, 0), {path: value for path, value in values.items()}, edits)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    for start, stop, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[stop:]
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _collect(text: str, at: int, values: Mapping[Path, Any], edits: list[tuple[int, int, str]]) -> None:
+    """What is to be replaced, of the value that begins at `at`: from, to, and the text instead."""
+    if () in values:
+        edits.append((at, _end(text, at), _printed(values[()], text, at)))
+        return
+    members = _members(text, at)
+    below: dict[str | int, dict[Path, Any]] = {}
+    for (name, *rest), value in values.items():
+        below.setdefault(name, {})[tuple(rest)] = value
+    gone = {name for name, inner in below.items() if isinstance(inner.get(()), _Removed)}
+    if found := gone & members.keys():
+        edits += _removals(members, found)
+    new: dict[str, Any] = {}
+    for name in (name for name in below if name not in gone):
+        if name in members:
+            _collect(text, members[name].value, below[name], edits)
+        elif isinstance(name, str) and text[at] == "{" and () in below[name]:
+            new[name] = below[name][()]
+        else:
+            raise ValueError(f"there is no {name!r:.80} to change")
+    if new:
+        edits.append(_addition(text, at, [m for n, m in members.items() if n not in gone], new))
+
+
+def _members(text: str, at: int) -> dict[str | int, _Member]:
+    """Of an object or a list, in their order. Raise ValueError if it is none."""
+    if text[at : at + 1] not in ("{", "["):
+        raise ValueError("should be an object or a list")
+    is_object, found, at = text[at] == "{", dict[str | int, _Member](), _skip(text, at + 1)
+    while text[at] not in "}]":
+        start, name = at, len(found)
+        if is_object:
+            name, at = _DECODER.raw_decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)
+        stop = _end(text, at)
+        found[name] = _Member(start, at, stop)
+        at = _skip(text, stop)
+        at = _skip(text, at + 1) if text[at] == "," else at
+    return found
+
+
+def _removals(members: Mapping[str | int, _Member], gone: set[str | int]) -> list[tuple[int, int, str]]:
+    """Each with the comma behind it; the last ones with those before them."""
+    names = list(members)
+    stays = [name for name in names if name not in gone]
+    behind = members[stays[-1]].stop if stays else members[names[0]].start
+    tail = names[names.index(stays[-1]) + 1 :] if stays else names
+    edits = [(behind, members[tail[-1]].stop, "")] if tail else []
+    inside = ((members[n].start, members[after].start) for n, after in pairwise(names) if n in gone and n not in tail)
+    return edits + [(start, stop, "") for start, stop in inside]
+
+
+def _addition(text: str, at: int, members: Sequence[_Member], new: Mapping[str, Any]) -> tuple[int, int, str]:
+    """More members, behind those that stay."""
+    like = members[-1].start if members else at
+    space = text[len(text[:like].rstrip(" \t\n\r")) : like] if members else ""
+    printed = f",{space or ' '}".join(f"{json.dumps(name)}: {_printed(v, text, like)}" for name, v in new.items())
+    if not members:
+        return at + 1, at + 1, printed
+    return members[-1].stop, members[-1].stop, f",{space or ' '}{printed}"
+
+
+def _printed(value: Any, text: str, at: int) -> str:
+    """A new value, in the look of the line on which it stands."""
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    indent = line[: len(line) - len(line.lstrip(" \t"))]
+    if "\n" not in text[:at]:
+        return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + indent)
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match is not None else at
+
+
+def _end(text: str, at: int) -> int:
+    try:
+        return _DECODER.raw_decode(text, at)[1]
+    except JSONDecodeError as e:
+        raise ValueError(str(e)) from None
