@@ -33,11 +33,19 @@ FILES = [
 
 EXIT = [
     ("0", "done"),
-    ("1", "something unexpected; of umount: the mount is busy; of status and doctor: something is wrong"),
+    ("1", "something unexpected; of status and doctor: something is wrong"),
     ("2", "wrong usage"),
-    ("3", "the source was not found or cannot be read"),
-    ("4", "the source is not a sharded dataset that shardfs supports"),
-    ("5", "the mount failed"),
+    (
+        "3",
+        "the source was not found or cannot be read; of umount and of a mount in the foreground: files that were "
+        "written stay in the journal",
+    ),
+    (
+        "4",
+        "the source is not a sharded dataset that shardfs supports, or somebody else writes to it; of umount: a "
+        "program uses the mount",
+    ),
+    ("5", "the mount failed; of umount: the daemon has not ended in time"),
     ("6", "the mount was not ready in time"),
     ("7", "verify found damage"),
 ]

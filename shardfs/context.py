@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from shardfs import mount
+from shardfs import mount, unmount
 from shardfs.errors import MountError, NotADatasetError
 from shardfs.masking import public_name
 from shardfs.options import OptionError
@@ -150,8 +150,8 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
 
 def _clear(mountpoint: str) -> None:
     """What the daemon leaves only if it was killed."""
-    if mount.is_mounted(mountpoint):
-        mount.umount(mountpoint, timeout=1, lazy=True)
+    if unmount.is_mounted(mountpoint):
+        unmount.umount(mountpoint, timeout=1, lazy=True)
     for directory in (mountpoint, os.path.dirname(mountpoint)):
         with suppress(OSError):
             os.rmdir(directory)

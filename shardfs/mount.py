@@ -1,4 +1,5 @@
-"""Start and end of a mount: check the mountpoint, fork, open the source, mount, report that it answers; unmount.
+"""Start and end of a mount: check the mountpoint, fork, open the source, mount, report that it answers; publish what
+was written.
 
 A daemon forks before anything touches fsspec or starts a thread: fsspec's event loop does not survive a fork. What goes
 wrong in the child travels through a pipe to the parent, which prints it and exits with its code.
@@ -18,25 +19,26 @@ import resource
 import select
 import signal
 import stat
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs import logs, notify
-from shardfs.cache import nothing
+from shardfs.draining import drain
 from shardfs.errors import MountError, exit_code, is_expected, message
 from shardfs.logs import Logs
 from shardfs.masking import public_name
 from shardfs.mounts import FS_TYPE, mount_type
+from shardfs.unmount import ANSWER_S, daemon_of, unmount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardfs.draining import Writing
     from shardfs.fuse.server import FuseSettings, Server
+    from shardfs.notify import Notifier
     from shardfs.scraping import Scraping
     from shardfs.status import Status
     from shardfs.tree import Tree
@@ -49,7 +51,8 @@ KEPT_BYTES = 16 << 20
 NOT_READY = 6
 """Exit code: the mount did not answer in time."""
 
-DETACH = 2  # umount2(2): MNT_DETACH
+LEFT = 3
+"""Exit code: not all that was written is published. The rest is in the journal."""
 
 DESCRIPTORS = 2048
 """Room in the table of descriptors: for 1,024 shards, and what else there is."""
@@ -58,17 +61,6 @@ DEFAULT_LOGS = Logs()
 
 UNMOUNTED = b"\0"
 """What the server says through the pipe in which signals have their numbers."""
-
-ANSWER_S = 10.0
-"""How long a mount may take to say whose it is."""
-
-_ASK = """\
-import os, sys
-try:
-    print(os.getxattr(sys.argv[1], 'user.shardfs.pid').decode())
-except OSError:
-    print(0)
-"""
 
 LAST_ANSWERS_S = 5.0
 """After SIGTERM, how long programs that still use the mount are served before the daemon ends under them."""
@@ -84,7 +76,7 @@ def mount(
     *,
     foreground: bool,
     ready_timeout: float,
-    open_tree: Callable[[Callable[[], None]], Tree],
+    open_tree: Callable[[Callable[[], None]], tuple[Tree, Writing | None]],
     fuse: FuseSettings,
     fsname: str | None = None,
     layout: str = "native",
@@ -93,9 +85,11 @@ def mount(
     metrics_addr: str | None = None,
 ) -> int:
     """Mount a source; the exit code. In the foreground, returns when it is unmounted, else when the mount answers.
+    The exit code of a process that served is 3 if something that was written stays in the journal.
 
     Args:
-        open_tree: opens the source, given the hook to call before waiting. Called in the daemon.
+        open_tree: opens the source, given the hook to call before waiting. Called in the daemon. Its second value is
+            None if the source is read-only.
         ready_timeout: seconds until a daemon that does not answer is ended.
         fsname: what findmnt shows as the source.
         access_log: a file to which each request is added, as a line of JSON.
@@ -117,9 +111,9 @@ def mount(
             if manager is not None:
                 manager.watch(mountpoint, lambda: f"serving {shown} on {mountpoint}: {status.line()}")
 
-        _serve(what, tail, ready, manager.stopping if manager is not None else nothing)
-        _end_soon()
-        return 0
+        code = _serve(what, tail, ready, manager)
+        _end_soon(code)
+        return code
     sys.stdout.flush()
     sys.stderr.flush()
     receive, send = os.pipe()
@@ -139,13 +133,13 @@ def _check_mountpoint(mountpoint: str) -> None:
     if mount_type(mountpoint) == "autofs":
         return
     if mount_type(mountpoint) == FS_TYPE:
-        pid = _daemon_of(mountpoint, ANSWER_S)
-        if pid is None:
+        daemon = daemon_of(mountpoint, ANSWER_S)
+        if daemon is None:
             raise MountError(errno.EBUSY, "shardfs is mounted here, and does not answer: shardfs umount -l", mountpoint)
-        if pid:
+        if daemon.pid:
             raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
         log.warning("%s: clearing the mount that a dead daemon left", mountpoint)
-        _unmount(mountpoint, lazy=True)
+        unmount(mountpoint, lazy=True)
     try:
         is_directory = stat.S_ISDIR(os.stat(mountpoint).st_mode)
     except OSError as e:
@@ -161,7 +155,7 @@ class _Mount(NamedTuple):
     """What is to be served, and how."""
 
     mountpoint: str
-    open_tree: Callable[[Callable[[], None]], Tree]
+    open_tree: Callable[[Callable[[], None]], tuple[Tree, Writing | None]]
     fuse: FuseSettings
     shown: str
     layout: str
@@ -169,16 +163,17 @@ class _Mount(NamedTuple):
     metrics_addr: str | None
 
 
-def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], stopping: Callable[[], None]) -> None:
-    """Open, mount, answer requests until unmounted."""
+def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None) -> int:
+    """Open, mount, answer requests until unmounted, publish; the exit code."""
     from shardfs.fuse.access import AccessLog
     from shardfs.fuse.lowlevel import Session
     from shardfs.fuse.server import Server
+    from shardfs.status import Status
 
     _prepare_process()
     server = Server(what.fuse, AccessLog.open(what.access_log) if what.access_log else None)
     scraping = _listening(what.metrics_addr)
-    tree = what.open_tree(server.waiting)
+    tree, writing = what.open_tree(server.waiting)
     session = Session([*what.fuse.options(), f"fsname={what.shown}", "subtype=shardfs"], what.fuse.limits())
     session.mount(what.mountpoint)
 
@@ -191,19 +186,35 @@ def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], stopp
         signal.signal(number, lambda _number, _frame: None)
     try:
         session.negotiate()
-        status = _observed(what, server, tree, tail, scraping)
+        status = Status(server, tree, _facts(what, scraping), writing)
+        _tell(status, server, tail, scraping)
         server.start(tree, session, lambda: os.write(send, UNMOUNTED))
         ready(status)
         while (told := os.read(receive, 1)) != UNMOUNTED and told[0] in _TELLING:
             _TELLING[told[0]]()
-        stopping()
+        if manager is not None:
+            manager.stopping()
         if told != UNMOUNTED:
             log.info("%s: unmounting %s", signal.Signals(told[0]).name, what.mountpoint)
             session.unmount()
             select.select([receive], [], [], LAST_ANSWERS_S)
+        return _publish(writing, receive, manager, hurried=told != UNMOUNTED) if writing is not None else 0
     finally:
         # Threads may still wait for the store, so what they use is left for the end of the process to free.
         session.unmount()
+
+
+def _publish(writing: Writing, receive: int, manager: Notifier | None, *, hurried: bool) -> int:
+    """What is not published yet; the exit code."""
+
+    def signalled(seconds: float) -> bool:
+        """Whether one arrived that ends us."""
+        if not select.select([receive], [], [], seconds)[0]:
+            return False
+        return any(number in _ENDING for number in os.read(receive, 64))
+
+    left = drain(writing, hurried=hurried, signalled=signalled, tell=manager.publishing if manager else lambda _: None)
+    return LEFT if left else 0
 
 
 def _listening(address: str | None) -> Scraping | None:
@@ -214,19 +225,18 @@ def _listening(address: str | None) -> Scraping | None:
     return Scraping(address)
 
 
-def _observed(what: _Mount, server: Server, tree: Tree, tail: logs.Tail, scraping: Scraping | None) -> Status:
-    """What can be told of the mount, and told at the places where it is asked for."""
-    from shardfs.fuse.control import Control
-    from shardfs.status import Status
-
+def _facts(what: _Mount, scraping: Scraping | None) -> dict[str, str]:
     facts = {"source": what.shown, "mountpoint": what.mountpoint, "layout": what.layout}
-    if scraping is not None:
-        facts["metrics_addr"] = scraping.address
-    status = Status(server, tree, facts)
+    return facts if scraping is None else {**facts, "metrics_addr": scraping.address}
+
+
+def _tell(status: Status, server: Server, tail: logs.Tail, scraping: Scraping | None) -> None:
+    """From now on, at the places where the mount is asked how it fares."""
+    from shardfs.fuse.control import Control
+
     server.control = Control({b"status.json": status.as_json, b"metrics": status.as_prometheus, b"log": tail.text})
     if scraping is not None:
         scraping.start(status.as_prometheus)
-    return status
 
 
 def _dump_stacks() -> None:
@@ -285,7 +295,7 @@ def _daemon(what: _Mount, send: int, told: Logs) -> None:
             _report(send, 0, "")
             _detach()
 
-        _serve(what, tail, ready, nothing)
+        code = _serve(what, tail, ready)
     except BaseException as e:
         code = exit_code(e)
         if not is_expected(e):
@@ -296,9 +306,9 @@ def _daemon(what: _Mount, send: int, told: Logs) -> None:
         os._exit(code)
 
 
-def _end_soon() -> None:
+def _end_soon(code: int) -> None:
     """The process shall not outlive its mount: threads may wait for a store, and Python's end for some of these."""
-    timer = threading.Timer(LAST_WORDS_S, os._exit, (0,))
+    timer = threading.Timer(LAST_WORDS_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
 
@@ -327,7 +337,7 @@ def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str) -> in
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             if mount_type(mountpoint) == FS_TYPE:
-                _unmount(mountpoint, lazy=True)
+                unmount(mountpoint, lazy=True)
     if not reported:
         sys.stderr.write(f"shardfs: {mountpoint}: not ready within {seconds:g} s\n")
         return NOT_READY
@@ -337,98 +347,3 @@ def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str) -> in
     if text:
         sys.stderr.write(f"shardfs: {text}\n")
     return int(code)
-
-
-# ---- unmounting ----
-
-
-def is_mounted(mountpoint: str) -> bool:
-    """Whether shardfs is mounted there, be it that its daemon is dead."""
-    return mount_type(_mounted_path(mountpoint)) == FS_TYPE
-
-
-def _mounted_path(mountpoint: str) -> str:
-    """As mountinfo has it. A path that is a mount itself is not looked at: its daemon may hang."""
-    path = os.path.abspath(mountpoint)
-    return path if mount_type(path) == FS_TYPE else os.path.realpath(path)
-
-
-def umount(mountpoint: str, *, timeout: float, lazy: bool, patient: bool = False) -> int:
-    """Unmount and wait until the daemon has gone; the exit code, 1 if the mount is busy or no mount of shardfs.
-
-    Args:
-        timeout: seconds to wait for the daemon; and if `patient`, for programs that use the mount.
-    """
-    mountpoint = _mounted_path(mountpoint)
-    if mount_type(mountpoint) != FS_TYPE:
-        raise MountError(errno.EINVAL, "is not a mount of shardfs", mountpoint)
-    pid = None if lazy else _daemon_of(mountpoint, ANSWER_S)
-    daemon = _process(pid or 0)
-    try:
-        _unmount_within(timeout if patient else 0.0, mountpoint, lazy=lazy or pid == 0)
-    except OSError as e:
-        if e.errno != errno.EBUSY:
-            raise
-        sys.stderr.write(f"shardfs: {mountpoint}: busy: a program has a file or its current directory there\n")
-        return 1
-    if daemon < 0:
-        return 0
-    if not select.select([daemon], [], [], timeout)[0]:
-        sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {pid} has not ended within {timeout:g} s\n")
-        return 1
-    return 0
-
-
-def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
-    """Try again while it is busy."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return _unmount(mountpoint, lazy=lazy)
-        except OSError as e:
-            if e.errno != errno.EBUSY or time.monotonic() >= end:
-                raise
-        time.sleep(0.2)
-
-
-def _daemon_of(mountpoint: str, seconds: float) -> int | None:
-    """The daemon's process number, as it says itself; 0 if it is dead, None if it does not answer within `seconds`.
-
-    `stat` would not tell: the kernel knows the answer by heart. Another process asks, as a question that the daemon has
-    read but does not answer cannot be taken back, not even by SIGKILL.
-    """
-    command = [sys.executable, "-IS", "-c", _ASK, mountpoint]
-    asker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    try:
-        answer, _ = asker.communicate(timeout=seconds)
-        return int(answer or 0)
-    except subprocess.TimeoutExpired:
-        asker.kill()
-        with suppress(subprocess.TimeoutExpired):
-            asker.wait(1)  # as long as it is there the mount is in use
-        return None
-    finally:
-        if asker.stdout is not None:
-            asker.stdout.close()
-
-
-def _process(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 if there is none."""
-    with suppress(OSError):
-        return os.pidfd_open(pid) if pid else -1
-    return -1
-
-
-def _unmount(mountpoint: str, *, lazy: bool) -> None:
-    """Raise OSError with what the kernel says, EBUSY among it."""
-    if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(mountpoint), DETACH if lazy else 0):
-            number = ctypes.get_errno()
-            raise MountError(number, os.strerror(number), mountpoint)
-        return
-    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
-    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if ended.returncode:  # it says why in words only; a mount of ours that it leaves in place is in use
-        busy = mount_type(mountpoint) == FS_TYPE
-        raise MountError(errno.EBUSY if busy else errno.EPERM, ended.stderr.strip(), mountpoint)

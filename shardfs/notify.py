@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 STATUS_S = 20.0
 """How often the status is told, if the watchdog does not want to hear more often."""
+
+EXTEND_S = 20.0
+"""What remains for publishing after each word about it."""
 
 FIRST_S = 0.05
 """How often a mount is asked until it answers for the first time."""
@@ -34,6 +38,7 @@ class Notifier:
         self._every_s = min(STATUS_S, watchdog_s / 3) if watchdog_s else STATUS_S
         self._watched = watchdog_s > 0
         self._over = threading.Event()
+        self._extended = -EXTEND_S
         self._probe: subprocess.Popen[bytes] | None = None
 
     def tell(self, **fields: str) -> bool:
@@ -57,6 +62,13 @@ class Notifier:
         """The mount ends."""
         self._over.set()
         self.tell(STOPPING="1", STATUS="unmounting")
+
+    def publishing(self, left: int) -> None:
+        """The mount has gone, and so many files are being published: this may take longer than the manager allows."""
+        if time.monotonic() - self._extended >= EXTEND_S / 2:
+            self._extended = time.monotonic()
+            told = {"WATCHDOG": "1"} if self._watched else {}
+            self.tell(EXTEND_TIMEOUT_USEC=str(int(EXTEND_S * 1e6)), STATUS=f"publishing {left} files", **told)
 
     def _watch(self, mountpoint: str, status: Callable[[], str]) -> None:
         first = {"READY": "1"}

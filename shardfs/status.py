@@ -15,6 +15,7 @@ from shardfs.fuse.lowlevel import NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shardfs.draining import Writing
     from shardfs.fuse.server import Server
     from shardfs.tree import Tree
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 class Status:
     """Of one mount, from when it is made. `facts` are what it was told: source, mountpoint, layout and so on."""
 
-    def __init__(self, server: Server, tree: Tree, facts: Mapping[str, Any]) -> None:
-        self._server, self._tree, self._facts = server, tree, facts
+    def __init__(self, server: Server, tree: Tree, facts: Mapping[str, Any], writing: Writing | None = None) -> None:
+        self._server, self._tree, self._facts, self._writing = server, tree, facts, writing
         self._began, self._began_clock = time.time(), time.monotonic()
 
     def told(self) -> dict[str, Any]:
@@ -47,6 +48,7 @@ class Status:
             "bytes_served": counts.nbytes,
             "caches": self._tree.caches(),
             "store": _store(self._tree),
+            "writing": None if self._writing is None else self._writing.state(),
         }
 
     def as_json(self) -> bytes:

@@ -67,8 +67,8 @@ class _Verbs(click.Group):
     subcommand_metavar="VERB ...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="`shardfs SOURCE MOUNTPOINT` means `shardfs mount SOURCE MOUNTPOINT`. Exit codes: 0 ok, 1 unexpected, "
-    "2 usage, 3 not found or unreadable, 4 not a supported sharded dataset, 5 mount failed, 6 not ready in time, "
-    "7 damage found.",
+    "2 usage, 3 not found or unreadable, or not all published, 4 not a supported sharded dataset, or in use, 5 mount "
+    "failed, or not gone in time, 6 not ready in time, 7 damage found.",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def commands() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs import options
+from shardfs.cli.printing import human_bytes, waiting
 from shardfs.cli.sources import Function, absolute, configured, debug, given_options, opened, source_options
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
         mountpoint,
         foreground=foreground,
         ready_timeout=found.ready_timeout,
-        open_tree=lambda waiting: opened(source, found, waiting=waiting),
+        open_tree=lambda waiting: (opened(source, found, waiting=waiting), None),
         fuse=_fuse_settings(found),
         fsname=found.fsname,
         layout=found.layout,
@@ -140,12 +141,23 @@ def _fuse_settings(found: Options) -> FuseSettings:
 @click.option("--if-mounted", is_flag=True, help="It is no error if nothing is mounted there.")
 @click.option("--debug", is_flag=True, expose_value=False, is_eager=True, callback=debug, help="Show tracebacks.")
 def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted: bool) -> int:
-    """Unmount MOUNTPOINT, or that of the profile of this name, and wait until it is gone. Exit code 1 if it is busy."""
-    from shardfs import mount as mounts
+    """Unmount MOUNTPOINT, or that of the profile of this name, and wait until it is gone.
 
-    if "/" not in mountpoint and not mounts.is_mounted(mountpoint):
+    A writable mount publishes first what was written. The time-out counts anew while that goes on. Exit code 3 if files
+    stay in the journal, which are named; 4 if the mount is busy; 5 if the daemon has not ended in time.
+    """
+    from shardfs import unmount
+
+    if "/" not in mountpoint and not unmount.is_mounted(mountpoint):
         profile = configured(os.environ.get("SHARDFS_CONFIG")).profiles.get(mountpoint)
         mountpoint = mountpoint if profile is None else profile.mountpoint
-    if if_mounted and not mounts.is_mounted(mountpoint):
+    if if_mounted and not unmount.is_mounted(mountpoint):
         return 0
-    return mounts.umount(mountpoint, timeout=options.finite_seconds(timeout), lazy=lazy, patient=patient)
+    with waiting("publishing") as tell:
+        return unmount.umount(
+            mountpoint,
+            timeout=options.finite_seconds(timeout),
+            lazy=lazy,
+            patient=patient,
+            tell=lambda n: tell(f"{human_bytes(n)} in the journal"),
+        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 def write(data: bytes | memoryview) -> None:
@@ -30,3 +31,22 @@ def human_bytes(n: float) -> str:
         n /= 1024
         units.pop(0)
     return f"{n:.0f} B" if units[0] == "B" else f"{n:.1f} {units[0]}"
+
+
+@contextmanager
+def waiting(doing: str) -> Iterator[Callable[[str], object]]:
+    """What takes long is told on standard error, if that is a terminal: what is done, and how far it is."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    # Nothing is shown until there is something to tell: most of what may take long does not.
+    with Console(stderr=True).status("") as status:
+        status.stop()
+
+        def tell(how_far: str) -> None:
+            status.update(f"{doing}: {how_far}")
+            status.start()
+
+        yield tell

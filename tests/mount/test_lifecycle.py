@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardfs import mount as mounts
-from shardfs import notify
+from shardfs import notify, unmount
 from shardfs.errors import MountError
 from shardfs.fuse import lowlevel
 from shardfs.masking import public_name
-from tests.conftest import daemon_pid, mount_entry, unmount
+from tests.conftest import daemon_pid, mount_entry
+from tests.conftest import unmount as clear
 from tests.datasets import ROOT
 from tests.mount.programs import attempt, end, run, shardfs
 
@@ -49,7 +50,7 @@ def mountpoint(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "mnt"
     path.mkdir()
     yield path
-    unmount(path)
+    clear(path)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
@@ -263,13 +264,14 @@ def test_a_daemon_that_hangs_holds_nobody_up(
     source: Path, mountpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mounts, "ANSWER_S", 0.5)
+    monkeypatch.setattr(unmount, "ANSWER_S", 0.5)
     assert shardfs("mount", source, mountpoint).returncode == 0
     pid = daemon_pid(mountpoint)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(MountError, match="does not answer"):
             mounts._check_mountpoint(str(mountpoint))
-        assert mounts.umount(str(mountpoint), timeout=1, lazy=False) == 0
+        assert unmount.umount(str(mountpoint), timeout=1, lazy=False) == 0
         assert mount_entry(mountpoint) is None
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,200 @@
+"""The end of a mount, asked for from outside: unmount, wait for the daemon, tell what stays in its journal."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardfs.errors import MountError
+from shardfs.mounts import FS_TYPE, mount_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LEFT, BUSY, LATE = 3, 4, 5
+"""Exit codes: files stay in the journal; a program uses the mount; the daemon has not ended in time."""
+
+DETACH = 2  # umount2(2): MNT_DETACH
+
+ANSWER_S = 10.0
+"""How long a mount may take to say whose it is."""
+
+LOOK_S = 0.2
+NAMED = 20
+"""So many files, or processes, are named."""
+
+_ASK = """\
+import json, os, sys
+pid, journal = 0, None
+try:
+    pid = int(os.getxattr(sys.argv[1], 'user.shardfs.pid'))
+    with open(sys.argv[1] + '/.shardfs/status.json') as file:
+        journal = (json.load(file)['writing'] or {}).get('journal')
+except OSError:
+    pass
+print(json.dumps([pid, journal]))
+"""
+
+
+class Daemon(NamedTuple):
+    """Who serves a mount: its process, 0 if it is dead, and the directory of its journal, if it has one."""
+
+    pid: int
+    journal: str | None = None
+
+
+def is_mounted(mountpoint: str) -> bool:
+    """Whether shardfs is mounted there, be it that its daemon is dead."""
+    return mount_type(_mounted_path(mountpoint)) == FS_TYPE
+
+
+def _mounted_path(mountpoint: str) -> str:
+    """As mountinfo has it. A path that is a mount itself is not looked at: its daemon may hang."""
+    path = os.path.abspath(mountpoint)
+    return path if mount_type(path) == FS_TYPE else os.path.realpath(path)
+
+
+def umount(
+    mountpoint: str,
+    *,
+    timeout: float,
+    lazy: bool,
+    patient: bool = False,
+    tell: Callable[[int], object] = lambda _: None,
+) -> int:
+    """Unmount and wait until the daemon has published what was written, and gone; the exit code.
+
+    Args:
+        timeout: seconds to wait for the daemon, anew whenever its journal changes; and if `patient`, for programs that
+            use the mount.
+        tell: is told every now and then how many bytes the journal has.
+    """
+    mountpoint = _mounted_path(mountpoint)
+    if mount_type(mountpoint) != FS_TYPE:
+        raise MountError(errno.EINVAL, "is not a mount of shardfs", mountpoint)
+    daemon = None if lazy else daemon_of(mountpoint, ANSWER_S)
+    process = _process(daemon.pid if daemon else 0)
+    try:
+        _unmount_within(timeout if patient else 0.0, mountpoint, lazy=lazy or (daemon is not None and not daemon.pid))
+    except OSError as e:
+        if e.errno != errno.EBUSY:
+            raise
+        sys.stderr.write(f"shardfs: {mountpoint}: busy: {_users(mountpoint)}\n")
+        return BUSY
+    if daemon is None or process < 0:
+        return 0
+    if not _await_end(process, timeout, daemon.journal, tell):
+        doing = "still publishes what was written" if daemon.journal else "has not ended"
+        waited = f"waited {timeout:g} s for it"
+        sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {daemon.pid} {doing}; {waited}\n")
+        return LATE
+    return 0
+
+
+def _await_end(process: int, seconds: float, journal: str | None, tell: Callable[[int], object]) -> bool:
+    """Whether it has ended; the seconds are counted anew whenever something happens to the journal."""
+    seen, end = None, 0.0
+    while True:
+        found = _segments(journal) if journal else {}
+        if found != seen or seen is None:
+            seen, end = found, time.monotonic() + seconds
+        wait = min(LOOK_S, end - time.monotonic()) if journal else seconds
+        if select.select([process], [], [], max(wait, 0))[0]:
+            return True
+        if time.monotonic() >= end:
+            return False
+        tell(sum(found.values()))
+
+
+def _segments(journal: str) -> dict[str, int]:
+    """Its files, and how large they are."""
+    with suppress(OSError), os.scandir(journal) as entries:
+        return {entry.name: entry.stat().st_blocks * 512 for entry in entries}
+    return {}
+
+
+def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
+    """Try again while it is busy."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return unmount(mountpoint, lazy=lazy)
+        except OSError as e:
+            if e.errno != errno.EBUSY or time.monotonic() >= end:
+                raise
+        time.sleep(LOOK_S)
+
+
+def _users(mountpoint: str) -> str:
+    """Which programs use it, as far as we may know. Asks the kernel for names only, never the mount."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            if any(path == mountpoint or path.startswith(f"{mountpoint}/") for path in _paths(f"/proc/{pid}")):
+                found.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
+    if not found:
+        return "a program has a file or its current directory there"
+    return f"used by {', '.join(found[:NAMED])}{' and others' if len(found) > NAMED else ''}"
+
+
+def _paths(process: str) -> Iterator[str]:
+    """What it has open, maps, or is in."""
+    links = [f"{process}/{name}" for name in ("cwd", "root", "exe")]
+    for link in [*links, *(f"{process}/fd/{fd}" for fd in os.listdir(f"{process}/fd"))]:
+        with suppress(OSError):
+            yield os.readlink(link)
+    with open(f"{process}/maps", errors="surrogateescape") as lines:
+        for line in lines:
+            yield "/" + line.rstrip("\n").partition("/")[2]
+
+
+def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
+    """The daemon, as it says itself; None if it does not answer within `seconds`.
+
+    `stat` would not tell: the kernel knows the answer by heart. Another process asks, as a question that the daemon has
+    read but does not answer cannot be taken back, not even by SIGKILL.
+    """
+    command = [sys.executable, "-IS", "-c", _ASK, mountpoint]
+    asker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        answer, _ = asker.communicate(timeout=seconds)
+        return Daemon(*json.loads(answer)) if answer else Daemon(0)
+    except subprocess.TimeoutExpired:
+        asker.kill()
+        with suppress(subprocess.TimeoutExpired):
+            asker.wait(1)  # as long as it is there the mount is in use
+        return None
+    finally:
+        if asker.stdout is not None:
+            asker.stdout.close()
+
+
+def _process(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 if there is none."""
+    with suppress(OSError):
+        return os.pidfd_open(pid) if pid else -1
+    return -1
+
+
+def unmount(mountpoint: str, *, lazy: bool) -> None:
+    """Raise OSError with what the kernel says, EBUSY among it."""
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount2(os.fsencode(mountpoint), DETACH if lazy else 0):
+            number = ctypes.get_errno()
+            raise MountError(number, os.strerror(number), mountpoint)
+        return
+    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if ended.returncode:  # it says why in words only; a mount of ours that it leaves in place is in use
+        busy = mount_type(mountpoint) == FS_TYPE
+        raise MountError(errno.EBUSY if busy else errno.EPERM, ended.stderr.strip(), mountpoint)
