@@ -121,7 +121,7 @@ class LocalBlob:
     def __init__(self, fd: int, info: os.stat_result, waiting: Callable[[], None]) -> None:
         self.fd, self.base, self._waiting = fd, 0, waiting
         self._owner = _Descriptor(fd)
-        self._stat = Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))
+        self._stat = stat_of(info)
 
     def stat(self) -> Stat:
         return self._stat
@@ -167,16 +167,18 @@ class LocalStore:
     def __init__(self, root: str, waiting: Callable[[], None] = nothing, *, follow_symlinks: bool = False) -> None:
         self.root, self.name = os.path.realpath(root), os.path.basename(os.path.abspath(root))
         self._inside = self.root.rstrip("/") + "/"
-        self._follow, self._waiting = follow_symlinks, waiting
+        self.follow_symlinks, self._waiting = follow_symlinks, waiting
         self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
         self._lock = threading.Lock()
 
-    def _path(self, key: str) -> str:
+    def path(self, key: str) -> str:
+        """Of the file, as the system knows it; `confined` has not been asked."""
         return self._inside + key if key else self.root
 
-    def _confined(self, fd: int, key: str) -> None:
+    def confined(self, fd: int, key: str) -> None:
+        """Raise PermissionError if what is open lies outside the source."""
         # Asking the kernel where the open descriptor lies leaves no moment in which a link could be swapped.
-        if self._follow:
+        if self.follow_symlinks:
             return
         real = os.readlink(f"/proc/self/fd/{fd}")
         if real != self.root and not real.startswith(self._inside):
@@ -196,9 +198,9 @@ class LocalStore:
         return blob
 
     def _open(self, key: str) -> LocalBlob:
-        fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+        fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
         try:
-            self._confined(fd, key)
+            self.confined(fd, key)
             info = os.fstat(fd)
             if stat_module.S_ISDIR(info.st_mode):
                 raise IsADirectoryError(errno.EISDIR, "is a directory", key)
@@ -215,24 +217,24 @@ class LocalStore:
             self._blobs.pop(key, None)
 
     def entry(self, key: str) -> DirEntry:
-        fd = os.open(self._path(key), os.O_PATH | os.O_CLOEXEC)
+        fd = os.open(self.path(key), os.O_PATH | os.O_CLOEXEC)
         try:
-            self._confined(fd, key)
+            self.confined(fd, key)
             info = os.fstat(fd)
         finally:
             os.close(fd)
         directory = stat_module.S_ISDIR(info.st_mode)
         if not directory and not stat_module.S_ISREG(info.st_mode):
             raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
-        return DirEntry(key.rsplit("/", 1)[-1], directory, _stat_of(info))
+        return DirEntry(key.rsplit("/", 1)[-1], directory, stat_of(info))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         try:
-            fd = os.open(self._path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(self.path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return
         try:
-            self._confined(fd, key)
+            self.confined(fd, key)
             self._waiting()
             with os.scandir(fd) as entries:
                 for e in entries:
@@ -250,7 +252,7 @@ class LocalStore:
         with suppress(OSError):
             info = e.stat(follow_symlinks=False)
             if directory or stat_module.S_ISREG(info.st_mode):
-                return DirEntry(e.name, directory, _stat_of(info))
+                return DirEntry(e.name, directory, stat_of(info))
         return DirEntry(e.name, directory, None)
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
@@ -265,7 +267,8 @@ class LocalStore:
         return os.statvfs(self.root)
 
 
-def _stat_of(info: os.stat_result) -> Stat:
+def stat_of(info: os.stat_result) -> Stat:
+    """What the system says of a file, as a store says it."""
     return Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))
 
 

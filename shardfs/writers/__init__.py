@@ -1,0 +1,78 @@
+"""Writers: objects of a store replaced as a whole, and nothing lost that others write meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from shardfs.errors import UnsupportedError
+from shardfs.store import LocalStore, Store
+from shardfs.writers.common import Begun, Make, nobody
+from shardfs.writers.local import LocalWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.model import Blob, Stat
+
+__all__ = ["Begun", "Make", "Writer", "open_writer"]
+
+
+class Writer(Protocol):
+    """Changes the objects of one store. Thread-safe. Keys are paths in the store.
+
+    `conditional`: nothing is lost that other writers change meanwhile, if they can be told apart at all.
+    `local`: the objects are files of this machine.
+    """
+
+    @property
+    def conditional(self) -> bool: ...
+
+    @property
+    def local(self) -> bool: ...
+
+    def update(
+        self,
+        key: str,
+        make: Make,
+        begun: Callable[[Begun], None] = nobody,
+        check: Callable[[Blob], None] = nobody,
+    ) -> Stat | None:
+        """Replace the object `key` as a whole, all or nothing; what it is then (None: gone).
+
+        `make` is given the object as it is now (None: absent) and says what it shall be (None: gone). It is called
+        again, with what is there by then, if somebody else changed the object meanwhile, and for an object in a
+        directory that has to be made first. `begun` is called when all is prepared, right before the switch: after
+        a crash, what it was told is what `recover` needs. `check` looks at the new object before the switch and
+        raises ValueError if it is not right.
+
+        Raise StaleShardError if others do not stop changing it, OSError for what the store says. Then the object is
+        as it was, or (the store having failed afterwards) as it should be: an update that is tried again finds out.
+        """
+
+    def recover(self, begun: Begun) -> None:
+        """After a crash: leave no trace of an update but what it replaced, or what it should have replaced."""
+
+    def put(self, key: str, data: bytes) -> Stat:
+        """Replace or create an object, whatever it is now."""
+
+    def delete(self, key: str) -> None:
+        """Raise FileNotFoundError if there is none."""
+
+    def make_directory(self, key: str) -> None:
+        """Raise FileExistsError; FileNotFoundError without a directory to make it in."""
+
+    def remove_directory(self, key: str) -> None:
+        """Raise OSError (ENOTEMPTY) if something is in it."""
+
+    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
+        """A file, or a directory with all that is below."""
+
+    def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
+        """A descriptor, as of `os.open`. Only of local writers; others raise UnsupportedError."""
+
+
+def open_writer(store: Store) -> Writer:
+    """The writer for `store`. Raise UnsupportedError, with the reason, if it cannot be written safely."""
+    if isinstance(store, LocalStore):
+        return LocalWriter(store)
+    raise UnsupportedError("only files of this machine can be written so far")

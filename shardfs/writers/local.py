@@ -1,0 +1,469 @@
+"""Files replaced as a whole: made beside the old one, exchanged with it, and looked at before the old one goes.
+
+At every moment there is the old file or the new one under the name, complete and on the disk before it is seen. Other
+writers are kept out by tensorstore's lock on `<name>.__lock` if they ask for it. If they do not, what comes out of the
+exchange shows that they were there: their version is put back, and the update begins anew with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import stat as stat_module
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardfs import disk
+from shardfs.cache import nothing
+from shardfs.errors import StaleShardError
+from shardfs.model import ByteRange, FilePart
+from shardfs.store import LocalBlob, stat_of
+from shardfs.writers.common import Begun, Make, nobody
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardfs.model import Blob, Plan, Stat
+    from shardfs.store import LocalStore
+
+log = logging.getLogger("shardfs")
+
+LOCK_S = 120.0
+"""How long the lock of another writer is waited for, in seconds."""
+
+RACE_S = 30.0
+"""How long an update begins anew whenever somebody without a lock was faster, in seconds."""
+
+MAX_JOINED = 1 << 20
+"""Bytes in memory that are written at once."""
+
+PREFIX, SUFFIX = ".shardfs-", ".tmp"
+
+_NO_SUCH_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What file systems say that rename, but know nothing of exchanging or of not replacing."""
+
+
+class Place(NamedTuple):
+    """Where an object lies: in the open directory `at`, called `name`."""
+
+    key: str
+    at: int
+    name: str
+
+
+class LocalWriter:
+    """Changes the files below the root of `store`; see `Writer`."""
+
+    local = conditional = True
+
+    def __init__(self, store: LocalStore, *, lock_s: float = LOCK_S, race_s: float = RACE_S) -> None:
+        self._store, self._lock_s, self._race_s = store, lock_s, race_s
+
+    def update(
+        self,
+        key: str,
+        make: Make,
+        begun: Callable[[Begun], None] = nobody,
+        check: Callable[[Blob], None] = nobody,
+    ) -> Stat | None:
+        try:
+            at, name = self._directory_of(key)
+        except FileNotFoundError:
+            if make(None) is None:
+                return None
+            at, name = self._directory_of(key, make=True)
+        place = Place(key, at, name)
+        try:
+            with self._locked(place):
+                return self._updated(place, make, begun, check)
+        finally:
+            self._store.reopen(key)
+            os.close(at)
+
+    def recover(self, begun: Begun) -> None:
+        if not begun.temp:
+            return
+        try:
+            at, name = self._directory_of(begun.key)
+        except FileNotFoundError:
+            return
+        try:
+            place = Place(begun.key, at, name)
+            with self._locked(place):
+                _settle(place, begun)
+        finally:
+            self._store.reopen(begun.key)
+            os.close(at)
+
+    def sweep(self, directory: str) -> int:
+        """Remove what updates have left in a directory that a crash ended before they began; how many.
+
+        Only after `recover` of all that had begun.
+        """
+        try:
+            at = self._directory(directory)
+        except FileNotFoundError:
+            return 0
+        try:
+            return sum(_abandoned(name, at) for name in os.listdir(at) if is_temporary(name))
+        finally:
+            os.close(at)
+
+    # ---- files that are shown as they are
+
+    def put(self, key: str, data: bytes) -> Stat:
+        new = self.update(key, lambda _: [data])
+        if new is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+        return new
+
+    def delete(self, key: str) -> None:
+        with self._place(key) as place:
+            disk.unlink(place.name, place.at)
+
+    def make_directory(self, key: str) -> None:
+        with self._place(key) as place:
+            disk.mkdir(place.name, at=place.at)
+
+    def remove_directory(self, key: str) -> None:
+        with self._place(key) as place:
+            disk.rmdir(place.name, place.at)
+
+    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
+        with self._place(old) as a, self._place(new) as b:
+            (disk.rename_new if noreplace else disk.rename)(a.name, b.name, a.at, b.at)
+
+    def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
+        create = flags & os.O_CREAT
+        if not (create and flags & os.O_EXCL):
+            try:
+                return self._open_existing(key, flags & ~os.O_CREAT)
+            except FileNotFoundError:
+                if not create:
+                    raise
+        with self._place(key) as place:  # a link that leads nowhere is something that exists
+            return disk.open(place.name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, place.at)
+
+    def _open_existing(self, key: str, flags: int) -> int:
+        # Opened in name only, looked at, and only then for writing: that it is opened may itself do something.
+        fd = os.open(self._store.path(key), os.O_PATH | os.O_CLOEXEC)
+        try:
+            self._store.confined(fd, key)
+            mode = os.fstat(fd).st_mode
+            if not stat_module.S_ISREG(mode):
+                number = errno.EISDIR if stat_module.S_ISDIR(mode) else errno.EACCES
+                raise OSError(number, os.strerror(number), key)
+            return disk.open(f"/proc/self/fd/{fd}", flags & ~os.O_NOFOLLOW)
+        finally:
+            os.close(fd)
+
+    # ---- where things lie
+
+    def _directory_of(self, key: str, *, make: bool = False) -> tuple[int, str]:
+        """A descriptor of the directory that an object is in, and what it is called there."""
+        path = self._store.path(key)
+        if self._store.follow_symlinks:
+            path = os.path.realpath(path)
+        elif key:
+            parent, _, name = key.rpartition("/")
+            if {"", ".", ".."} & set(key.split("/")) or "\0" in key:
+                raise PermissionError(errno.EACCES, "is no path in the source", key)
+            return self._directory(parent, make=make), name
+        parent, name = os.path.split(path)
+        return os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), name
+
+    def _directory(self, key: str, *, make: bool = False) -> int:
+        path = self._store.path(key)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not make or not key:
+                raise
+            parent, _, name = key.rpartition("/")
+            above = self._directory(parent, make=True)
+            try:
+                with suppress(FileExistsError):
+                    disk.mkdir(name, at=above)
+                disk.fsync_directory(above)
+                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+            finally:
+                os.close(above)
+        try:
+            self._store.confined(fd, key)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    @contextmanager
+    def _place(self, key: str) -> Iterator[Place]:
+        at, name = self._directory_of(key)
+        try:
+            yield Place(key, at, name)
+        finally:
+            self._store.reopen(key)
+            os.close(at)
+
+    @contextmanager
+    def _locked(self, place: Place) -> Iterator[None]:
+        """As tensorstore's file driver locks: who finds another file under the name than the one it has locked waits
+        for that one, since the lock's file goes away with the lock (or becomes the object, if tensorstore had it).
+        """
+        name, flags, deadline = f"{place.name}.__lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, self._lock_s
+        deadline += time.monotonic()
+        fd = disk.open(name, flags, 0o666, place.at)
+        try:
+            while True:
+                try:
+                    disk.lock(fd, wait=max(deadline - time.monotonic(), 0))
+                except BlockingIOError:
+                    raise TimeoutError(errno.ETIMEDOUT, "another program keeps it locked", place.key) from None
+                again = disk.open(name, flags, 0o666, place.at)
+                if os.path.sameopenfile(fd, again):
+                    os.close(again)
+                    break
+                os.close(fd)
+                fd = again
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # what is left of it hinders nobody
+                    disk.unlink(name, place.at)
+        finally:
+            os.close(fd)
+
+    # ---- one update
+
+    def _updated(
+        self, place: Place, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
+    ) -> Stat | None:
+        deadline = time.monotonic() + self._race_s
+        while time.monotonic() < deadline:
+            old = _open_old(place)
+            plan = make(old)
+            if plan is None and old is None:
+                return None
+            note = Begun(place.key, _identity(old), f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
+            if plan is None:
+                if _switched(place, note, begun):
+                    return None
+                continue
+            try:
+                fd = _written(place, note.temp, old, plan, check)
+            except OSError:
+                if _identity_at(place.name, place.at) != note.base:  # cut off while it was copied
+                    continue
+                raise
+            try:
+                new = os.fstat(fd)
+                if _switched(place, note._replace(temp_ino=new.st_ino), begun):
+                    return stat_of(new)
+            finally:
+                os.close(fd)
+        raise StaleShardError(f"{place.key}: others do not stop replacing it")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file may be called so that is on its way to be a shard."""
+    return name.startswith(PREFIX) and name.endswith(SUFFIX)
+
+
+def _open_old(place: Place) -> LocalBlob | None:
+    try:
+        fd = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.at)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+        raise PermissionError(errno.EACCES, "is a symbolic link, which would be replaced by a file", place.key) from e
+    info = os.fstat(fd)
+    blob = LocalBlob(fd, info, nothing)
+    if stat_module.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a directory", place.key)
+    if not stat_module.S_ISREG(info.st_mode):
+        raise PermissionError(errno.EACCES, "is neither a file nor a directory", place.key)
+    if not os.access(f"/proc/self/fd/{fd}", os.W_OK):  # the directory would allow it; who protected the file would not
+        raise PermissionError(errno.EACCES, "is write-protected", place.key)
+    return blob
+
+
+def _identity(blob: LocalBlob | None) -> list[int] | None:
+    """What tells a version of a file from others in its directory. Not the device: its number may be another one after
+    a restart."""
+    if blob is None:
+        return None
+    info = os.fstat(blob.fd)
+    return [info.st_ino, blob.stat().size, blob.stat().mtime_ns]
+
+
+def _identity_at(name: str, at: int) -> list[int] | None:
+    try:
+        info = os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return [info.st_ino, info.st_size, info.st_mtime_ns]
+
+
+def _written(place: Place, temp: str, old: LocalBlob | None, plan: Plan, check: Callable[[Blob], None]) -> int:
+    """A descriptor of the new file, which is complete, checked and on the disk."""
+    # Without an old one, umask and the directory's defaults tell who may read it.
+    fd = disk.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 if old else 0o666, place.at)
+    try:
+        with suppress(OSError):
+            disk.lock(fd)  # tells `sweep` that somebody is at it
+        _fill(fd, old, plan)
+        if old is not None:
+            _make_alike(fd, old.fd)
+        check(LocalBlob(os.dup(fd), os.fstat(fd), nothing))
+        disk.fsync(fd)
+    except BaseException:
+        with suppress(OSError):
+            disk.unlink(temp, place.at)
+        os.close(fd)
+        raise
+    return fd
+
+
+def _fill(fd: int, old: LocalBlob | None, plan: Plan) -> None:
+    position, joined, waiting = 0, list[bytes | memoryview](), 0
+    for piece in plan:
+        if isinstance(piece, ByteRange | FilePart) or waiting >= MAX_JOINED:
+            disk.pwrite_all(fd, b"".join(joined), position - waiting)
+            joined, waiting = [], 0
+        if isinstance(piece, FilePart):
+            disk.copy_range(piece.fd, fd, piece.start, piece.size, position)
+            position += piece.size
+        elif isinstance(piece, ByteRange):
+            if old is None:
+                raise ValueError("a new object cannot have bytes of an old one")
+            disk.copy_range(old.fd, fd, piece.start, piece.stop - piece.start, position)
+            position += piece.stop - piece.start
+        else:
+            joined.append(piece)
+            size = piece.nbytes if isinstance(piece, memoryview) else len(piece)
+            position, waiting = position + size, waiting + size
+    disk.pwrite_all(fd, b"".join(joined), position - waiting)
+
+
+def _make_alike(fd: int, old: int) -> None:
+    """Owner, mode and extended attributes (access control lists among them), as far as we may."""
+    info, mine = os.fstat(old), os.fstat(fd)
+    for user, group in ((info.st_uid, -1), (-1, info.st_gid)):
+        if (user, group) not in ((mine.st_uid, -1), (-1, mine.st_gid)):
+            with suppress(PermissionError):
+                disk.chown(fd, user, group)
+    disk.chmod(fd, stat_module.S_IMODE(info.st_mode))
+    try:
+        names = os.listxattr(old)
+    except OSError:
+        return
+    for name in names:
+        try:
+            disk.setxattr(fd, name, os.getxattr(old, name))
+        except OSError as e:
+            if e.errno not in (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENODATA):
+                raise
+
+
+# ---- the switch
+
+
+def _switched(place: Place, note: Begun, begun: Callable[[Begun], None]) -> bool:
+    """Whether the object is now what it shall be. If not, somebody else was there first, and no trace of us is left."""
+    try:
+        if _identity_at(place.name, place.at) != note.base:
+            return _settle(place, note)
+        begun(note)
+        return _switch(place, note)
+    except BaseException:
+        with suppress(OSError):
+            _settle(place, note)
+        raise
+
+
+def _switch(place: Place, note: Begun) -> bool:
+    try:
+        if note.base is None:
+            disk.rename_new(note.temp, place.name, place.at, place.at)
+        elif note.temp_ino:
+            disk.exchange(note.temp, place.name, place.at, place.at)
+        else:
+            disk.rename_new(place.name, note.temp, place.at, place.at)
+    except (FileExistsError, FileNotFoundError):
+        return _settle(place, note)
+    except OSError as e:
+        if e.errno not in _NO_SUCH_RENAME:
+            raise
+        return _switched_by_comparing(place, note)
+    if note.base is not None:
+        return _settle(place, note)
+    disk.fsync_directory(place.at)
+    return True
+
+
+def _switched_by_comparing(place: Place, note: Begun) -> bool:
+    """Where the disk can do no better: who changes the object between these two calls is overwritten."""
+    if _identity_at(place.name, place.at) != note.base:
+        return _settle(place, note)
+    if note.temp_ino:
+        disk.rename(note.temp, place.name, place.at, place.at)
+    else:
+        disk.unlink(place.name, place.at)
+    disk.fsync_directory(place.at)
+    return True
+
+
+def _settle(place: Place, note: Begun) -> bool:
+    """Clear away what lies under the temporary name. Whether it was the old version, so that the new one is in place.
+
+    It may be the new one (there was no exchange, or it was undone), or a foreign one, which goes back to its name.
+    """
+    found = _identity_at(note.temp, place.at)
+    if found is None:
+        return False
+    if found[0] == note.temp_ino:
+        disk.unlink(note.temp, place.at)
+        return False
+    if found == note.base:
+        disk.fsync_directory(place.at)  # before: else the only version might be the one that is removed
+        disk.unlink(note.temp, place.at)
+        return True
+    _put_back(place, note)
+    return False
+
+
+def _put_back(place: Place, note: Begun) -> None:
+    name = _identity_at(place.name, place.at)
+    if name is None:
+        with suppress(FileExistsError):
+            disk.rename_new(note.temp, place.name, place.at, place.at)
+    elif name[0] == note.temp_ino:
+        disk.exchange(note.temp, place.name, place.at, place.at)
+        found = _identity_at(note.temp, place.at)
+        if found is not None and found[0] == note.temp_ino:
+            disk.unlink(note.temp, place.at)
+        elif found is not None:  # yet another one, and newer
+            disk.exchange(note.temp, place.name, place.at, place.at)
+    disk.fsync_directory(place.at)
+    if _identity_at(note.temp, place.at) is not None:
+        log.error("%s: two others have replaced it at once; the earlier version is in %s", place.key, note.temp)
+
+
+def _abandoned(name: str, at: int) -> bool:
+    """Remove a file that is called as ours are, unless somebody is at it."""
+    try:
+        fd = disk.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, at=at)
+    except OSError:
+        return False
+    try:
+        disk.lock(fd)
+        disk.unlink(name, at)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

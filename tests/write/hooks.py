@@ -1,0 +1,74 @@
+"""Hooks of `shardfs.disk` for tests: they count the calls that change something, and do something at one of them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from shardfs import disk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Recorder:
+    """Notes every call; before call number `at` (from 0), or behind it, `do` is called."""
+
+    def __init__(self, at: int = -1, do: Callable[[], None] | None = None, *, behind: bool = False) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self._at, self._do, self._behind = at, do, behind
+        self._within = False
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def __call__(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if self._within:  # what `do` does is no call of those that are looked at
+            return function(*args)
+        number = len(self.calls)
+        self.calls.append((name, args))
+        if number == self._at and not self._behind:
+            self._act()
+        result = function(*args)
+        if number == self._at and self._behind:
+            self._act()
+        return result
+
+    def _act(self) -> None:
+        self._within = True
+        try:
+            if self._do is not None:
+                self._do()
+        finally:
+            self._within = False
+
+
+@contextmanager
+def hooked(hook: disk.Hook) -> Iterator[None]:
+    disk.hook = hook
+    try:
+        yield
+    finally:
+        disk.hook = None
+
+
+def fail(number: int) -> Callable[[], None]:
+    def raise_it() -> None:
+        raise OSError(number, os.strerror(number))
+
+    return raise_it
+
+
+def in_child(job: Callable[[], None], seconds: float = 60) -> int:
+    """The exit status of a child process that does `job` (0 then, 1 if it raised)."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            job()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

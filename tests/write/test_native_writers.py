@@ -1,0 +1,172 @@
+"""Other programs write the very shards that we update: tensorstore with its locks, others by rename without any."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from shardfs.model import Blob, ByteRange, Plan, Suffix
+from shardfs.store import LocalStore
+from shardfs.writers.local import LocalWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shardfs.model import Stat
+
+pytestmark = pytest.mark.interop
+
+CHUNKS, ELEMENTS = 64, 16
+
+NATIVE = """
+import sys
+import numpy as np
+import tensorstore as ts
+array = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": sys.argv[1]}}).result()
+for number in range(int(sys.argv[2])):
+    chunk = 2 * (number % 32)
+    array[16 * chunk : 16 * (chunk + 1)].write(np.full(16, number + 1, "<i4")).result()
+"""
+
+COUNTER = """
+import sys
+import tensorstore as ts
+store = ts.KvStore.open({"driver": "file", "path": sys.argv[1]}).result()
+for _ in range(int(sys.argv[2])):
+    while True:
+        old = store.read("shard").result()
+        n = int(old.value) if old.state == "value" else 0
+        stamp = store.write("shard", str(n + 1).encode(), if_equal=old.stamp.generation).result()
+        if stamp.generation:
+            break
+"""
+
+RENAMER = """
+import json, os, sys, time
+path = sys.argv[1] + "/shard"
+for number in range(1, int(sys.argv[2]) + 1):
+    found = json.load(open(path)) if os.path.exists(path) else {}
+    with open(path + ".partial", "w") as f:
+        json.dump(found | {"theirs": number}, f)
+    os.rename(path + ".partial", path)
+    time.sleep(0.002 * (number % 2))
+"""
+
+
+def native(program: str, *arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)])
+
+
+class Mixed:
+    """Counts our updates, and how many of them found a version that was not our own."""
+
+    def __init__(self) -> None:
+        self.rounds = self.foreign = 0
+        self._last: object = None
+
+    def noted(self, make: Callable[[Blob | None], Plan]) -> Callable[[Blob | None], Plan]:
+        def make_and_look(old: Blob | None) -> Plan:
+            self.foreign += old is not None and old.stat().version != self._last
+            return make(old)
+
+        return make_and_look
+
+    def note(self, stat: Stat | None) -> None:
+        self.rounds += 1
+        self._last = None if stat is None else stat.version
+
+
+def sharded_array(path: Path) -> None:
+    index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    inner = {"chunk_shape": [ELEMENTS], "codecs": index[:1], "index_codecs": index}
+    metadata = {
+        "shape": [CHUNKS * ELEMENTS],
+        "data_type": "int32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [CHUNKS * ELEMENTS]}},
+        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+    }
+    kvstore = {"driver": "file", "path": str(path)}
+    ts.open({"driver": "zarr3", "kvstore": kvstore, "metadata": metadata}, create=True).result()
+
+
+def with_chunk(slot: int, data: bytes) -> Callable[[Blob | None], Plan]:
+    """Append a chunk to a shard with the index at its end, of 16 bytes for each chunk and a checksum."""
+
+    def make(old: Blob | None) -> Plan:
+        index, size = np.full((CHUNKS, 2), 2**64 - 1, "<u8"), 0
+        if old is not None:
+            tail, size = old.read([Suffix(index.nbytes + 4)])[0], old.stat().size
+            assert google_crc32c.value(tail[:-4]) == struct.unpack("<I", tail[-4:])[0]
+            index = np.frombuffer(tail[:-4], "<u8").reshape(-1, 2).copy()
+        index[slot] = size, len(data)
+        raw = index.tobytes()
+        plan: Plan = [ByteRange(0, size), data, raw, struct.pack("<I", google_crc32c.value(raw))]
+        return plan[old is None :]
+
+    return make
+
+
+def test_tensorstore_writes_the_same_shard(tmp_path: Path) -> None:
+    """Even chunks are tensorstore's, odd ones ours, in one shard; 200 rounds of each."""
+    sharded_array(tmp_path)
+    writer = LocalWriter(LocalStore(str(tmp_path)))
+    other = native(NATIVE, tmp_path, 200)
+    mixed = Mixed()
+    while other.poll() is None or mixed.rounds < 200:
+        data = np.full(ELEMENTS, -1 - mixed.rounds, "<i4").tobytes()
+        mixed.note(writer.update("c/0", mixed.noted(with_chunk(2 * (mixed.rounds % 32) + 1, data))))
+    assert other.returncode == 0
+    found = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}).result().read().result()
+    theirs, ours = ([max(n for n in range(rounds) if n % 32 == i) for i in range(32)] for rounds in (200, mixed.rounds))
+    wanted = [value for a, b in zip(theirs, ours, strict=True) for value in (a + 1, -1 - b)]
+    assert np.asarray(found).reshape(CHUNKS, ELEMENTS).tolist() == [[value] * ELEMENTS for value in wanted]
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["0"]
+    assert mixed.foreign > 20
+
+
+def test_tensorstore_counts_along(tmp_path: Path) -> None:
+    """Conditional writes of tensorstore's key-value store on the same object: the sum is exact."""
+
+    def count(old: Blob | None) -> Plan:
+        return [str(int(old.read([Suffix(99)])[0]) + 1 if old is not None else 1).encode()]
+
+    writer, mixed = LocalWriter(LocalStore(str(tmp_path))), Mixed()
+    others = [native(COUNTER, f"{tmp_path}/", 100) for _ in range(2)]
+    while None in [other.poll() for other in others] or mixed.rounds < 200:
+        mixed.note(writer.update("shard", mixed.noted(count)))
+    assert [other.returncode for other in others] == [0, 0]
+    assert int((tmp_path / "shard").read_bytes()) == 200 + mixed.rounds
+    assert mixed.foreign > 20
+
+
+def test_who_renames_without_a_lock_loses_nothing_to_us(tmp_path: Path) -> None:
+    """They may overwrite us, since they do not look; we never overwrite them."""
+
+    def with_ours(number: int) -> Callable[[Blob | None], Plan]:
+        def make(old: Blob | None) -> Plan:
+            found: dict[str, Any] = json.loads(old.read([Suffix(999)])[0]) if old is not None else {}
+            seen.append(found.get("theirs", 0))
+            return [json.dumps(found | {"ours": number}).encode()]
+
+        return make
+
+    seen: list[int] = []
+    writer = LocalWriter(LocalStore(str(tmp_path)))
+    other = native(RENAMER, tmp_path, 200)
+    rounds = 0
+    while other.poll() is None or rounds < 200:
+        rounds += 1
+        writer.update("shard", with_ours(rounds))
+    assert other.returncode == 0
+    assert seen == sorted(seen)
+    assert json.loads((tmp_path / "shard").read_bytes()) == {"theirs": 200, "ours": rounds}
+    assert [p.name for p in tmp_path.iterdir()] == ["shard"]
