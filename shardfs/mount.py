@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.draining import Writing
-    from shardfs.fuse.server import FuseSettings, Server
+    from shardfs.fuse.server import Server
+    from shardfs.fuse.settings import FuseSettings
     from shardfs.notify import Notifier
     from shardfs.scraping import Scraping
     from shardfs.status import Status

@@ -20,7 +20,7 @@ from shardfs.errors import CorruptShardError
 from tests import handmade_ids
 
 if TYPE_CHECKING:
-    from shardfs.fuse.server import FuseSettings
+    from shardfs.fuse.settings import FuseSettings
 
 zarr = pytest.importorskip("zarr")
 

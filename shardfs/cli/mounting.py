@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from shardfs.fuse.server import FuseSettings
+    from shardfs.fuse.settings import FuseSettings
     from shardfs.options import Options, Setting
 
 
@@ -121,7 +121,7 @@ def _only_profile(word: str, given: str | None) -> str:
 
 
 def _fuse_settings(found: Options) -> FuseSettings:
-    from shardfs.fuse.server import FuseSettings
+    from shardfs.fuse.settings import FuseSettings
 
     given = {name: getattr(found, name) for name in FuseSettings.__dataclass_fields__}
     for name, mode in (("file_mode", 0o644), ("dir_mode", 0o755)):

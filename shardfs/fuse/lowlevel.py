@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, GETXATTR, LISTXATTR = 1, 2, 3, 14, 15, 17, 18, 22, 23
 INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, IOCTL, BATCH_FORGET, READDIRPLUS = 26, 27, 28, 29, 36, 39, 42, 44
 SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE = 4, 6, 8, 9, 10, 11, 12, 13, 16
+FSYNC, FLUSH, FSYNCDIR = 20, 25, 30
 SETXATTR, REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE = 21, 24, 35, 43, 45, 47, 51
 MODIFYING = (SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR, CREATE,
              FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE)  # fmt: skip
@@ -48,13 +49,21 @@ NAMES = {
     BATCH_FORGET: "batch_forget", READDIRPLUS: "readdirplus", SETATTR: "setattr", SYMLINK: "symlink", MKNOD: "mknod",
     MKDIR: "mkdir", UNLINK: "unlink", RMDIR: "rmdir", RENAME: "rename", LINK: "link", WRITE: "write",
     SETXATTR: "setxattr", REMOVEXATTR: "removexattr", CREATE: "create", FALLOCATE: "fallocate", RENAME2: "rename2",
-    COPY_FILE_RANGE: "copy_file_range", TMPFILE: "tmpfile", 5: "readlink", 20: "fsync", 25: "flush", 30: "fsyncdir",
-    31: "getlk", 32: "setlk", 33: "setlkw", 34: "access", 37: "bmap", 38: "destroy", 40: "poll", 46: "lseek",
-    52: "statx",
+    COPY_FILE_RANGE: "copy_file_range", TMPFILE: "tmpfile", 5: "readlink", FSYNC: "fsync", FLUSH: "flush",
+    FSYNCDIR: "fsyncdir", 31: "getlk", 32: "setlk", 33: "setlkw", 34: "access", 37: "bmap", 38: "destroy", 40: "poll",
+    46: "lseek", 52: "statx",
 }  # fmt: skip
 """What opcodes are called; others have their number."""
 
-OPEN_DIRECT_IO, OPEN_KEEP_CACHE = 1, 2  # of fuse_open_out
+OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH = 1, 2, 1 << 5  # of fuse_open_out
+
+# What a SETATTR sets
+SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_MTIME, SET_HANDLE, SET_MTIME_NOW = 1, 2, 4, 8, 1 << 5, 1 << 6, 1 << 8
+
+RENAME_NOREPLACE = 1
+
+NAME_MAX = 255
+"""The most bytes of a name; the kernel lets longer ones through."""
 
 MAX_TRANSFER = 1 << 20
 """The most bytes one request can carry; libfuse derives the kernel's pages per request from it."""
@@ -69,6 +78,17 @@ CALLER, CALLER_IN = 24, Struct("=III")  # in the header: user, group, process
 FORGET_IN = Struct("=Q")  # how often
 BATCH_FORGET_IN = Struct("=I4x")  # count; then pairs of node, how often
 READ_IN = Struct("=8xQI")  # offset, size (of READ, READDIR, READDIRPLUS)
+READDIR_IN = Struct("=QQI")  # handle, offset, size
+HANDLE_IN = Struct("=Q")  # what RELEASE, FLUSH, FSYNC and their kind for directories begin with
+OPEN_IN = Struct("=I4x")  # flags
+CREATE_IN = Struct("=III4x")  # flags, mode, umask; then the name
+MKNOD_IN = Struct("=III4x")  # mode, device, umask; then the name
+MKDIR_IN = Struct("=II")  # mode, umask; then the name
+WRITE_IN = Struct("=QQI20x")  # handle, offset, size; then the data
+SETATTR_IN = Struct("=I4xQQ16xq12xI4xI4xII4x")  # what is set, handle, size, mtime, its nsec, mode, user, group
+RENAME_IN, RENAME2_IN = Struct("=Q"), Struct("=QI4x")  # new directory, flags; then both names
+LINK_IN = Struct("=Q")  # node; then the name
+SETXATTR_IN = Struct("=II")  # size, flags; then the name and the value
 GETXATTR_IN = Struct("=I4x")  # size; then the name
 
 # Replies
@@ -88,6 +108,12 @@ _ATTR_START = Struct("=QQQqqqIII")  # what differs from file to file
 _OPEN_OUT = Struct("=IiQ" + "QI4x")  # handle, flags
 _STATFS_OUT = Struct("=IiQ" + "QQQQQIII28x")  # blocks free available files ffree bsize namelen frsize
 _XATTR_SIZE_OUT = Struct("=IiQ" + "I4x")
+_WRITE_OUT = Struct("=IiQ" + "I4x")
+_CREATE_OUT = Struct("=QI4x")  # what an entry is followed by: handle, flags
+_INVALID_ENTRY, _INVALID_INODE = Struct("=IiQ" + "QI4x"), Struct("=IiQ" + "Qqq")
+_NOTIFY_INODE, _NOTIFY_ENTRY = 2, 3
+_MODE = Struct("=I")
+_ENTRY_MODE, _ATTR_MODE = 116, 92  # where the replies have it
 
 BLOCK = 4096  # st_blksize: what programs take for a good size of a read
 
@@ -252,9 +278,49 @@ def data(unique: int, size: int) -> bytes:
     return HEADER_OUT.pack(HEADER_SIZE + size, 0, unique)
 
 
-def opened(unique: int, flags: int) -> bytes:
+def opened(unique: int, flags: int, handle: int = 0) -> bytes:
     """A reply to OPEN and OPENDIR."""
-    return _OPEN_OUT.pack(_OPEN_OUT.size, 0, unique, 0, flags)
+    return _OPEN_OUT.pack(_OPEN_OUT.size, 0, unique, handle, flags)
+
+
+def created(entry: bytearray, flags: int, handle: int) -> bytes:
+    """A reply to CREATE, made of one to LOOKUP."""
+    (unique,) = _UNIQUE.unpack_from(entry, 8)
+    size = len(entry) + _CREATE_OUT.size
+    return HEADER_OUT.pack(size, 0, unique) + entry[HEADER_SIZE:] + _CREATE_OUT.pack(handle, flags)
+
+
+def written(unique: int, size: int) -> bytes:
+    """A reply to WRITE."""
+    return _WRITE_OUT.pack(_WRITE_OUT.size, 0, unique, size)
+
+
+def entry_with_mode(reply: bytearray, mode: int) -> bytearray:
+    """A reply of `Encoder.entry` with other permission bits."""
+    return _with_mode(reply, _ENTRY_MODE, mode)
+
+
+def attributes_with_mode(reply: bytearray, mode: int) -> bytearray:
+    """A reply of `Encoder.attributes` with other permission bits."""
+    return _with_mode(reply, _ATTR_MODE, mode)
+
+
+def _with_mode(reply: bytearray, where: int, mode: int) -> bytearray:
+    own = reply.copy()  # the encoder uses it again
+    (before,) = _MODE.unpack_from(own, where)
+    _MODE.pack_into(own, where, stat.S_IFMT(before) | stat.S_IMODE(mode))
+    return own
+
+
+def forget_entry(parent: int, name: bytes) -> bytes:
+    """A message that a name is not what it was. To send it may wait for requests about that directory."""
+    size = _INVALID_ENTRY.size + len(name) + 1
+    return _INVALID_ENTRY.pack(size, _NOTIFY_ENTRY, 0, parent, len(name)) + name + b"\0"
+
+
+def forget_content(number: int) -> bytes:
+    """A message that attributes and bytes of a file are not what they were. To send it may wait for its READs."""
+    return _INVALID_INODE.pack(_INVALID_INODE.size, _NOTIFY_INODE, 0, number, 0, 0)
 
 
 def xattr_size(unique: int, size: int) -> bytes:
@@ -293,6 +359,7 @@ class Encoder:
         negative_timeout: float,
     ) -> None:  # fmt: skip
         """Modes are complete, with the type of the file."""
+        self.owner = uid, gid
         files, directories = (file_mode, 1, uid, gid, 0, BLOCK, 0), (dir_mode, 2, uid, gid, 0, BLOCK, 0)
         attr, entry, negative = _timeout(attr_timeout), _timeout(entry_timeout), _timeout(negative_timeout)
         timeouts = (entry[0], attr[0], entry[1], attr[1])

@@ -7,21 +7,17 @@ from memory never pay for a switch of threads, and never queue behind one that w
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import logging
 import mmap
 import os
 import select
-import stat
 import threading
-from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass
-from math import inf
+from collections import Counter, deque
 from threading import get_ident
 from time import monotonic as clock
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -30,6 +26,9 @@ from shardfs.counting import OPCODES, Histogram, Tally
 from shardfs.errors import ShardfsError, errno_of
 from shardfs.fuse import control, lowlevel
 from shardfs.fuse.access import Noting
+from shardfs.fuse.changes import RECENT, Changes, Changing
+from shardfs.fuse.complaints import Complaints
+from shardfs.fuse.listings import Listings
 from shardfs.inodes import ROOT, TABLE_END
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
     from shardfs.chunk_tree import Attributes, Extent
     from shardfs.fuse.access import AccessLog
+    from shardfs.fuse.changes import WriteTree
+    from shardfs.fuse.settings import FuseSettings
     from shardfs.tree import Tree
 
     Handler: TypeAlias = Callable[[int, int, int], None]
@@ -44,76 +45,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shardfs.fuse")
 
-RECENT = 512  # attributes kept between the LOOKUP of a file and its READs
 DIRECT_IO_OVER = 128 << 10  # up to the kernel's readahead one READ fills the page cache, and that pays
-LISTINGS = 32  # directories being listed at the same time, before some must start over at their position
-
-NODES_PER_LISTING = 1 << 20
-"""Entries of one directory that the kernel is given inodes for while it lists. It keeps about 1 KiB for each until it
-is short of memory; behind that many only names are sent, and a `stat` of one costs a request."""
-
-DOTS = 2
-"""Positions in a directory are cookies of the tree plus this: before its entries come `.` and `..`."""
 
 TIMED = 64
 """One in so many requests of a kind is timed, if it does not wait."""
 
 _PAGE = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FuseSettings:
-    """How a mount behaves towards the kernel and its users; names as mount.fuse3(8) has them.
-
-    Args:
-        file_mode, dir_mode: permission bits, before `umask`.
-        attr_timeout, entry_timeout, negative_timeout: seconds the kernel may remember attributes, names, and that
-            a name does not exist. The source of a read-only mount is taken not to change.
-        max_read, max_readahead: bytes; 0 leaves the kernel's own.
-        threads: requests that may wait for the store at the same time, plus one.
-        poll_us: microseconds to look for the next request before going to sleep, while requests come densely.
-        direct_io: read chunks over 128 KiB past the page cache: faster once, but they cannot be mapped shared.
-        kernel: further mount options for the kernel, such as nodev or noexec.
-    """
-
-    allow_other: bool = False
-    allow_root: bool = False
-    default_permissions: bool = False
-    uid: int | None = None
-    gid: int | None = None
-    umask: int = 0
-    file_mode: int = 0o444
-    dir_mode: int = 0o555
-    attr_timeout: float = 3600.0
-    entry_timeout: float = 3600.0
-    negative_timeout: float = 3600.0
-    max_read: int = 0
-    max_readahead: int = 0
-    threads: int = 16
-    poll_us: int = 0
-    direct_io: bool = False
-    kernel: tuple[str, ...] = ()
-
-    def options(self) -> list[str]:
-        """The mount options for libfuse. A mount is read-only to the kernel too, so that it asks for no changes."""
-        flags = ("allow_other", "allow_root", "default_permissions")
-        return ["ro", *(name for name in flags if getattr(self, name)), *self.kernel]
-
-    def encoder(self, *, remembered: bool = True) -> lowlevel.Encoder:
-        """The encoder of replies that shows files as these settings want them; the kernel may not remember some."""
-        return lowlevel.Encoder(
-            file_mode=stat.S_IFREG | self.file_mode & ~self.umask,
-            dir_mode=stat.S_IFDIR | self.dir_mode & ~self.umask,
-            uid=os.getuid() if self.uid is None else self.uid,
-            gid=os.getgid() if self.gid is None else self.gid,
-            attr_timeout=self.attr_timeout if remembered else 0,
-            entry_timeout=self.entry_timeout if remembered else 0,
-            negative_timeout=self.negative_timeout if remembered else 0,
-        )
-
-    def limits(self) -> lowlevel.Limits:
-        """What INIT settles. Readahead is a background request, of which the kernel sends few at a time by itself."""
-        return lowlevel.Limits(self.max_read, self.max_readahead, max(64, 2 * self.threads))
 
 
 class _Postponed(BaseException):
@@ -138,9 +75,10 @@ class Server:
 
     def __init__(self, settings: FuseSettings, access: AccessLog | None = None) -> None:
         self.settings, self.access = settings, access
-        self.recent: dict[int, Attributes] = {}
-        self.listings = _Listings(settings.encoder())
-        self.complaints = _Complaints()
+        self.changing = Changing(settings.encoder()) if settings.rw else None
+        self.recent: dict[int, Attributes] = self.changing.recent.kept if self.changing is not None else {}
+        self.listings = Listings(settings.encoder())
+        self.complaints = Complaints()
         self.control = control.Control({})
         self._tallies: list[Tally] = []
         self._leader: _Worker | None = None
@@ -165,9 +103,14 @@ class Server:
         self._leader = None
         self._leadership.release()
 
-    def start(self, tree: Tree, session: lowlevel.Session, ended: Callable[[], object]) -> None:
-        """Begin to serve, in threads of its own. `ended` is called, in one of them, when the mount is gone."""
+    def start(self, tree: Tree | WriteTree, session: lowlevel.Session, ended: Callable[[], object]) -> None:
+        """Begin to serve, in threads of its own. `ended` is called, in one of them, when the mount is gone.
+
+        The tree is a `WriteTree` if the settings say `rw`.
+        """
         self.tree, self.session, self._ended = tree, session, ended
+        if self.changing is not None:
+            self.changing.start(cast("WriteTree", tree), session.fd)
         if self.settings.poll_us:
             os.set_blocking(session.fd, False)
         self._find_follower(bytes)
@@ -262,6 +205,10 @@ class _Worker:
         if server.access is not None:
             self._noting = Noting(server.access, self._request, self._path_of)
             self._note_replies()
+        self._changes: Changes | None = None
+        if server.changing is not None:
+            tree = cast("WriteTree", server.tree)
+            self._changes = Changes(tree, server.changing, self._encoder, self._request, self._send, server.waiting)
         self._handlers = self._table()
 
     def _note_replies(self) -> None:
@@ -303,10 +250,24 @@ class _Worker:
             lowlevel.IOCTL: self._refusal(errno.ENOTTY),  # Python asks every file whether it is a terminal
             **dict.fromkeys(lowlevel.MODIFYING, self._refusal(errno.EROFS)),
         }
+        if self._changes is not None:
+            known |= self._written(self._changes)
         table = [known.get(opcode, nosys) for opcode in range(OPCODES)]
         if self._server.access is None:
             return table
         return [self._noting.around(opcode, handler) for opcode, handler in enumerate(table)]
+
+    def _written(self, changes: Changes) -> dict[int, Handler]:
+        """What is answered otherwise on a mount that can be written to."""
+        # The kernel goes on by itself: it says EOPNOTSUPP and does not ask again.
+        nosys = self._refusal(errno.ENOSYS)
+        unknown = dict.fromkeys((lowlevel.FALLOCATE, lowlevel.COPY_FILE_RANGE, lowlevel.TMPFILE), nosys)
+        listing = {
+            lowlevel.OPENDIR: lambda unique, number, _size: changes.opendir(unique, number, self._place_of(number)),
+            lowlevel.READDIR: lambda unique, _number, _size: self._list_opened(unique, plus=False),
+            lowlevel.READDIRPLUS: lambda unique, _number, _size: self._list_opened(unique, plus=True),
+        }
+        return {**unknown, lowlevel.LOOKUP: self._lookup_written, **listing, **changes.handlers()}
 
     # ---- the loop
 
@@ -445,6 +406,19 @@ class _Worker:
 
         return answer
 
+    def _lookup_written(self, unique: int, parent: int, size: int) -> None:
+        name, changes = self._request[lowlevel.BODY : size - 1], cast("Changes", self._changes)
+        try:
+            if (parent == ROOT or parent == control.DIRECTORY) and self._is_control(parent, name):
+                self._lookup_control(unique, parent, bytes(name))
+                return
+            found = changes.lookup(parent, bytes(name))
+        except FileNotFoundError:
+            self._tally.errors[lowlevel.LOOKUP, errno.ENOENT] += 1
+            self._send(self._encoder.absent(unique))
+            return
+        changes.send_entry(unique, found)
+
     def _is_control(self, parent: int, name: memoryview) -> bool:
         return parent == control.DIRECTORY or name == control.NAME
 
@@ -457,6 +431,8 @@ class _Worker:
         """Kept for a while, as those of a LOOKUP are: who opens a file wants to know them and then to read it."""
         if number >= control.DIRECTORY:
             return self._control.attributes(number)
+        if self._changes is not None:
+            return self._changes.attributes(number)
         found = self._tree.attributes(number)
         if len(self._recent) >= RECENT:
             self._recent.clear()
@@ -465,6 +441,9 @@ class _Worker:
 
     def _getattr(self, unique: int, number: int, _size: int) -> None:
         found = self._fresh_attributes(number)
+        if found.mode and self._changes is not None:
+            self._changes.send_attributes(unique, found)
+            return
         encoder = self._encoder if number < control.DIRECTORY else self._control_encoder
         self._send(encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns))
 
@@ -524,8 +503,7 @@ class _Worker:
 
     def _send_bytes(self, unique: int, number: int, offset: int, size: int) -> None:
         """Of a file that is not simply a part of a local one."""
-        where = self._tree if number < control.DIRECTORY else self._control
-        data = where.read(number, offset, size)
+        data = self._place_of(number).read(number, offset, size)
         self._send_data(unique, data)
         self._tally.nbytes += len(data)
 
@@ -544,8 +522,18 @@ class _Worker:
 
     def _list(self, unique: int, number: int, *, plus: bool) -> None:
         offset, size = lowlevel.READ_IN.unpack_from(self._request, lowlevel.BODY)
-        tree = self._tree if number < control.DIRECTORY else self._control
-        page, remembered = self._server.listings.page(tree, number, offset, size, plus=plus)
+        place = cast("Tree | control.Control", self._place_of(number))
+        self._send_page(unique, *self._server.listings.page(place, number, offset, size, plus=plus))
+
+    def _list_opened(self, unique: int, *, plus: bool) -> None:
+        handle, offset, size = lowlevel.READDIR_IN.unpack_from(self._request, lowlevel.BODY)
+        directories = cast("Changing", self._server.changing).directories
+        self._send_page(unique, *directories.page(handle, offset, size, plus=plus))
+
+    def _place_of(self, number: int) -> Tree | WriteTree | control.Control:
+        return self._tree if number < control.DIRECTORY else self._control
+
+    def _send_page(self, unique: int, page: memoryview | bytes, remembered: list[int]) -> None:
         for entry in remembered:
             self._tree.remember(entry)
         if not self._send_data(unique, page):
@@ -598,126 +586,3 @@ class _Worker:
             self._send(lowlevel.error(unique, number))
 
         return refuse
-
-
-class _Listings:
-    """Directories being listed: what was built of them but not sent yet, by node and position.
-
-    There are no directory handles, as OPENDIR is not answered. A listing that is not found here goes on with a new
-    scan from its position.
-    """
-
-    def __init__(self, encoder: lowlevel.Encoder) -> None:
-        self._encoder = encoder
-        self._streams: OrderedDict[tuple[int, int, bool], _Stream | _End] = OrderedDict()
-
-    def page(
-        self, tree: Tree | control.Control, number: int, offset: int, size: int, *, plus: bool
-    ) -> tuple[memoryview | bytes, list[int]]:
-        """At most `size` bytes of records from position `offset`, and which table nodes they tell the kernel of."""
-        # Taking the stream out makes this thread its only user.
-        stream = self._streams.pop((number, offset, plus), None)
-        if stream is None:
-            few = tree.few(number, size // lowlevel.SHORT_RECORD - DOTS) if plus and not offset else None
-            if few is not None:
-                self._keep(number, few[-1][-1] + DOTS if few else DOTS, plus, _End())
-                return self._encoder.few(number, few), []
-            stream = _Stream(self._encoder, tree, number, offset, plus=plus)
-        page, remembered, offset = stream.take(size)
-        if page:
-            self._keep(number, offset, plus, stream)
-        return page, remembered
-
-    def _keep(self, number: int, offset: int, plus: bool, stream: _Stream | _End) -> None:
-        self._streams[number, offset, plus] = stream
-        if len(self._streams) > LISTINGS:
-            with contextlib.suppress(KeyError):  # two threads may be here
-                self._streams.popitem(last=False)
-
-
-class _End:
-    """What is left of a directory that was sent as a whole."""
-
-    def take(self, size: int) -> tuple[bytes, list[int], int]:
-        return b"", [], 0
-
-
-class _Stream:
-    """One directory, as records, from one position on."""
-
-    def __init__(
-        self, encoder: lowlevel.Encoder, tree: Tree | control.Control, number: int, offset: int, *, plus: bool
-    ) -> None:
-        self._encoder, self._plus = encoder, plus
-        self._batches = (batch for batch in tree.scan(number, max(offset - DOTS, 0)) if len(batch.names))
-        self._dots = encoder.dots(number, offset, plus=plus) if offset < DOTS else b""
-        self._room = NODES_PER_LISTING if plus else 0
-        self._body, self._nodes = memoryview(b""), np.empty(0, np.uint64)
-        self._ends, self._offsets = np.empty(0, np.int64), np.empty(0, np.uint64)
-        self._at, self._sent = 0, 0  # records and bytes of this body that were sent
-        self._offset = max(offset, DOTS)
-        self._has_table_nodes = False
-
-    def take(self, size: int) -> tuple[memoryview | bytes, list[int], int]:
-        """The next records that fit into `size` bytes, the table nodes among them, and the position behind them."""
-        # With the first entries, or each small directory would cost a request more.
-        dots, self._dots = self._dots, b""
-        if self._at == len(self._ends) and not self._build():
-            return dots, [], self._offset
-        last = int(self._ends.searchsorted(self._sent + size - len(dots), "right"))
-        end = int(self._ends[last - 1])
-        nodes = self._nodes[self._at : last]
-        page, self._offset = self._body[self._sent : end], int(self._offsets[last - 1])
-        self._at, self._sent = last, end
-        if last == len(self._ends):
-            self._body = memoryview(b"")
-        remembered = nodes[(nodes != 0) & (nodes < TABLE_END)].tolist() if self._has_table_nodes else []
-        return dots + page if dots else page, remembered, self._offset
-
-    def _build(self) -> bool:
-        batch = next(self._batches, None)
-        if batch is None:
-            return False
-        self._nodes = batch.numbers
-        if batch.by_name:
-            self._room = 0
-        if len(self._nodes) > self._room or batch.sizes.min() < 0:
-            self._nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
-            self._nodes[self._room :] = 0
-        self._room = max(self._room - len(self._nodes), 0)
-        self._has_table_nodes = bool(self._nodes.min() < TABLE_END)
-        self._offsets = batch.cookies + np.uint64(DOTS)
-        self._body, self._ends = self._encoder.records(batch, self._nodes, self._offsets, plus=self._plus)
-        self._at = self._sent = 0
-        return True
-
-
-class _Complaints:
-    """Says each thing once in a while: a broken shard that is read in a loop must not fill the log."""
-
-    AGAIN_S = 60.0
-    KEPT = 1000
-
-    def __init__(self) -> None:
-        self._said: dict[str, float] = {}
-
-    def about(self, failure: Exception) -> None:
-        """Log what stands behind an errno, unless it is an ordinary answer."""
-        if (isinstance(failure, OSError) and failure.errno in _ORDINARY) or isinstance(failure, FileNotFoundError):
-            return
-        message = str(failure) or repr(failure)
-        if self.are_due(message):
-            log.warning("%s", message)
-
-    def are_due(self, message: str) -> bool:
-        """Whether this was not said for a while."""
-        now = clock()
-        if now - self._said.get(message, -inf) < self.AGAIN_S:
-            return False
-        if len(self._said) >= self.KEPT:
-            self._said.clear()
-        self._said[message] = now
-        return True
-
-
-_ORDINARY = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENODATA, errno.EOPNOTSUPP, errno.ERANGE}

@@ -243,7 +243,7 @@ def test_a_signal_ends_a_mount_in_use(source: Path, mountpoint: Path) -> None:
 def test_ctrl_c_while_mounting_ends_the_daemon_too(mountpoint: Path, tmp_path: Path) -> None:
     fifo = tmp_path / "zarr.json"  # the daemon hangs in what it opens
     os.mkfifo(fifo)
-    code = "import sys, time; from shardfs.mount import mount; from shardfs.fuse.server import FuseSettings as S\n"
+    code = "import sys, time; from shardfs.mount import mount; from shardfs.fuse.settings import FuseSettings as S\n"
     code += "mount('x', sys.argv[1], foreground=False, ready_timeout=50, open_tree=lambda w: time.sleep(60), fuse=S())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, mountpoint], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True

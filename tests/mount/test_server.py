@@ -22,8 +22,9 @@ import pytest
 from shardfs.cache import ByteLRU
 from shardfs.chunk_tree import Attributes, Extent
 from shardfs.errors import CorruptShardError
-from shardfs.fuse import lowlevel, server
-from shardfs.fuse.server import FuseSettings, Server
+from shardfs.fuse import changes, listings, lowlevel
+from shardfs.fuse.server import Server
+from shardfs.fuse.settings import FuseSettings
 from shardfs.inodes import ROOT, TABLE_END
 from shardfs.model import Batch
 from shardfs.model import Entry as SmallEntry
@@ -286,7 +287,7 @@ def test_bytes_that_are_gone_from_the_file_are_asked_of_the_tree(kernel: Kernel,
 
 
 def test_what_is_kept_between_lookup_and_read_is_bounded(kernel: Kernel) -> None:
-    for i in range(2 * server.RECENT):
+    for i in range(2 * changes.RECENT):
         kernel.tree.known[b"x"] = Attributes(CHUNK + i, False, 5, 0)
         kernel.lookup(b"x")
         kernel.tree.known = {b"y": Attributes(CHUNK + i, False, 5, 0)}
@@ -397,7 +398,7 @@ def test_listings_go_on_at_any_position(kernel: Kernel, many: FakeTree) -> None:
 def test_more_listings_at_once_than_are_kept(kernel: Kernel, many: FakeTree) -> None:
     whole = listed(kernel)
     for _ in range(2):
-        positions = dict.fromkeys(range(3 * server.LISTINGS), 0)
+        positions = dict.fromkeys(range(3 * listings.LISTINGS), 0)
         for node in positions:
             page = entries(kernel.ask(lowlevel.READDIRPLUS, node + 1000, read_body(0, 1000)).body)
             positions[node] = page[-1].position
@@ -422,7 +423,7 @@ def test_an_empty_directory(kernel: Kernel) -> None:
 def test_behind_a_million_entries_only_names_are_listed(
     kernel: Kernel, many: FakeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "NODES_PER_LISTING", 10)
+    monkeypatch.setattr(listings, "NODES_PER_LISTING", 10)
     many.sizes = [5] * len(many.names)
     found = listed(kernel)
     assert [e.name for e in found] == [b".", b"..", *many.names]
