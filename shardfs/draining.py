@@ -28,7 +28,18 @@ class Writing(Protocol):
     """What was written to a mount, as far as its start and end are concerned. Thread-safe."""
 
     def state(self) -> dict[str, Any]:
-        """For `status.json`; numbers are counts, bytes or seconds."""
+        """For `status.json`:
+
+        journal: its directory.
+        journal_bytes, journal_limit
+        waiting_files, waiting_bytes: written, and not published yet.
+        orphans: of them, those that belong to no array.
+        written_bytes, published_bytes, published_shards: since the mount began. What is published of a shard is all of
+            its new version, without what is shared with the old one.
+        errors: path -> why it is not published; the first few.
+        failed_files: how many there are.
+        read_only: why nothing can be written any more, or None.
+        """
 
     def left(self) -> list[str]:
         """Paths of what is not published yet, or cannot be."""

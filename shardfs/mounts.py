@@ -13,12 +13,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 FS_TYPE = "fuse.shardfs"
 
 ANSWERS, DEAD, HANGS, CLOSED, OLD = "answers", "dead", "hangs", "closed", "old"
 """How a mount fares. A dead one has no daemon any more, a closed one is another user's, an old one tells nothing."""
+
+LOOK_S = 0.5
 
 PATIENCE_S = 0.7
 """How long mounts are waited for, all together."""
@@ -77,6 +79,50 @@ try:
 except OSError as e:
     sys.exit(e.errno)
 """
+
+
+_FLUSH = """\
+import os, sys
+try:
+    os.setxattr(sys.argv[1], 'user.shardfs.flush', sys.argv[2].encode())
+except OSError as e:
+    sys.exit(e.errno)
+"""
+
+GRACE_S = 10.0
+"""How long a mount may take to say that the time is up."""
+
+
+def flush(path: str, seconds: float, look: Callable[[], object] = lambda: None) -> None:
+    """Have a mount publish what was written at or below `path`; `look` is called every now and then.
+
+    Raise OSError with what failed first, TimeoutError among it; that of a mount which does not answer at all, too.
+    """
+    null = subprocess.DEVNULL
+    command = [sys.executable, "-IS", "-c", _FLUSH, path, f"{seconds:g}"]
+    asking = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+    end, code = time.monotonic() + seconds + GRACE_S, None
+    while code is None and time.monotonic() < end:
+        with suppress(subprocess.TimeoutExpired):
+            code = asking.wait(LOOK_S)
+        look()
+    if code is None:
+        asking.kill()  # may work
+        raise TimeoutError(errno.ETIMEDOUT, "the mount does not answer", path)
+    if code:
+        raise OSError(code, os.strerror(code), path)
+
+
+def mount_of(path: str) -> str | None:
+    """The mount of shardfs that a path lies on. Touches the path only if it is not on one as it is written."""
+    for candidate in (os.path.abspath, os.path.realpath):
+        found = candidate(path)
+        types = {e.mountpoint: e.type for e in entries()}
+        while found not in types and found != "/":
+            found = os.path.dirname(found)
+        if types.get(found) == FS_TYPE:
+            return found
+    return None
 
 
 _BY_ERRNO = {errno.ENOTCONN: DEAD, errno.ECONNABORTED: DEAD, errno.EACCES: CLOSED, errno.EPERM: CLOSED}

@@ -69,6 +69,9 @@ class Status:
         words += [f"{told['waiting']} waiting"] if told["waiting"] else []
         store = told["store"]
         words += [f"{store['bytes_fetched'] / 2**20:.1f} MiB fetched"] if store else []
+        if (writing := told["writing"]) is not None:
+            words += [f"{writing['waiting_files']} files to be published"] if writing["waiting_files"] else []
+            words += [f"{writing['failed_files']} FILES CANNOT BE PUBLISHED"] if writing["failed_files"] else []
         return ", ".join([*words, *(["the store does not answer"] if store and store["silent"] else [])])
 
 
@@ -136,12 +139,29 @@ def _metrics(told: Mapping[str, Any], times: Mapping[int, Histogram]) -> Iterato
         yield from _metric(f"cache_{name}", kind, words, rows)
     if told["store"] is not None:
         yield from _store_metrics(told["store"])
+    if told["writing"] is not None:
+        for name, (kind, words) in _WRITING.items():
+            yield from _metric(name, kind, words, [({}, told["writing"][name.removesuffix("_total")])])
+        yield from _metric(
+            "read_only", "gauge", "1 if the journal failed.", [({}, int(bool(told["writing"]["read_only"])))]
+        )
 
 
 _LOADS = {
     "threads": "Threads that answer requests.",
     "waiting": "Threads that wait for the source.",
     "postponed": "Requests that wait for a thread.",
+}
+_WRITING = {
+    "journal_bytes": ("gauge", "How large the journal is."),
+    "journal_limit": ("gauge", "How large it may grow."),
+    "waiting_files": ("gauge", "Files that were written and are not published yet."),
+    "waiting_bytes": ("gauge", "Their bytes."),
+    "orphans": ("gauge", "Those of them that belong to no array."),
+    "failed_files": ("gauge", "Files that cannot be published."),
+    "written_bytes_total": ("counter", "Bytes that programs wrote."),
+    "published_bytes_total": ("counter", "Bytes that were written to the source."),
+    "published_shards_total": ("counter", "Shards that were replaced."),
 }
 _CACHES = {
     "hits_total": ("counter", "Values that were there."),

@@ -27,6 +27,7 @@ OK, USAGE, INTERRUPTED = 0, 2, 128 + signal.SIGINT
 VERBS = {
     "mount": "mounting",
     "umount": "mounting",
+    "flush": "writing",
     "status": "observing",
     "doctor": "observing",
     "ls": "looking",

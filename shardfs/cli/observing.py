@@ -71,6 +71,8 @@ def _lines(mount: Mount) -> Iterator[str]:
         yield f"  {name} cache: {share}, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}"
     if told["store"]:
         yield from _store_lines(told["store"])
+    if told["writing"]:
+        yield from _writing_lines(told["writing"])
 
 
 def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
@@ -82,6 +84,21 @@ def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
         yield f"  errors of the store: {_counts(store['errors'])}"
     if store["retries"] or store["timeouts"]:
         yield f"  tried again: {store['retries']}; without an answer: {store['timeouts']}"
+
+
+def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
+    if w["read_only"]:
+        yield f"  NOTHING CAN BE WRITTEN ANY MORE: {w['read_only']}"
+    orphans = f", {w['orphans']} of them without an array" if w["orphans"] else ""
+    yield f"  to be published: {w['waiting_files']} files, {human_bytes(w['waiting_bytes'])}{orphans}"
+    yield f"  journal: {human_bytes(w['journal_bytes'])} of {human_bytes(w['journal_limit'])} in {w['journal']}"
+    per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if w["written_bytes"] else ""
+    shards = f"{human_bytes(w['published_bytes'])} in {w['published_shards']} shards"
+    yield f"  written: {human_bytes(w['written_bytes'])}; published: {shards}{per}"
+    for path, why in w["errors"].items():
+        yield f"  NOT PUBLISHED: {path}: {why}"
+    if w["failed_files"] > len(w["errors"]):
+        yield f"  and {w['failed_files'] - len(w['errors'])} more"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
