@@ -1,7 +1,4 @@
-"""Documents of Zarr v3 as tools write them on a mount, and what becomes of the source's.
-
-A directory of the documents that a mount shows stands in for the mount; no tool needs more of one for this.
-"""
+"""Documents of Zarr v3 as tools write them on a mount, and what becomes of the source's."""
 
 from __future__ import annotations
 
@@ -15,9 +12,10 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.create_rules import Rule, parse
+from shardfs.create_rules import Rule
 from shardfs.formats.zarr3 import ZARR3
 from tests import datasets, handmade
+from tests.write.documents import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,39 +198,6 @@ def test_no_path_leads_out_of_a_group() -> None:
 # ---- the tools themselves ----
 
 
-class Mount:
-    """A directory in which the documents are that a mount shows, and beside it the source."""
-
-    def __init__(self, root: Path, rule: str = "") -> None:
-        self.source, self.shown, self.rules = root / "source", root / "shown", parse(rule)
-        self.source.mkdir()
-        self.shown.mkdir()
-
-    def show(self) -> None:
-        for path in self.source.rglob("zarr.json"):
-            at = path.relative_to(self.source)
-            found = ZARR3.open("", {"zarr.json": path.read_bytes()})
-            assert found is not None
-            assert not found.problems
-            (self.shown / at).parent.mkdir(parents=True, exist_ok=True)
-            (self.shown / at).write_bytes(found.documents.get("zarr.json", path.read_bytes()))
-
-    def take(self) -> None:
-        """What a tool has left becomes the source's, arrays before groups as a tool writes them."""
-        for path in sorted(self.shown.rglob("zarr.json"), key=lambda p: -len(p.parts)):
-            at, new = path.relative_to(self.shown), path.read_bytes()
-            stored = {"zarr.json": (self.source / at).read_bytes()} if (self.source / at).exists() else {}
-            for name in ZARR3.references("", "zarr.json", new):
-                if (self.source / at.parent / name).exists():
-                    stored[name] = (self.source / at.parent / name).read_bytes()
-            where = at.parent.as_posix()
-            rule = self.rules.match(where, "zarr3")
-            made = ZARR3.shard(where, "zarr.json", new, rule) if rule is not None and not stored else None
-            made = made or ZARR3.edit(where, stored, "zarr.json", new)
-            (self.source / at).parent.mkdir(parents=True, exist_ok=True)
-            (self.source / at).write_bytes(made["zarr.json"])
-
-
 DATA = np.arange(70, dtype="uint16").reshape(7, 10)
 
 
@@ -262,7 +227,7 @@ def resize_of_tensorstore(path: Path) -> None:
 
 @pytest.mark.parametrize("tool", [attributes_of_zarr, resize_of_zarr, append_of_zarr, resize_of_tensorstore])
 def test_tools_change_a_sharded_array(tmp_path: Path, tool: Callable[[Path], None]) -> None:
-    mount = Mount(tmp_path)
+    mount = Mount(tmp_path, ZARR3)
     create(mount.source / "a")
     mount.show()
     tool(mount.shown / "a")
@@ -278,7 +243,7 @@ def test_tools_change_a_sharded_array(tmp_path: Path, tool: Callable[[Path], Non
 
 
 def test_zarr_consolidates_a_group(tmp_path: Path) -> None:
-    mount = Mount(tmp_path)
+    mount = Mount(tmp_path, ZARR3)
     zarr.create_group(mount.source).create_group("g")
     create(mount.source / "g" / "a")
     mount.show()
@@ -308,7 +273,7 @@ def write_with_tensorstore(path: Path) -> None:
 def test_tools_create_a_sharded_array(
     tmp_path: Path, tool: Callable[[Path], None], rule: str, shard: tuple[int, ...]
 ) -> None:
-    mount = Mount(tmp_path, rule)
+    mount = Mount(tmp_path, ZARR3, rule)
     tool(mount.shown / "a")
     mount.take()
     source = mount.source / "a"

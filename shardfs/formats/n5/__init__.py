@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardfs import n5_viewer
+from shardfs.create_rules import Rule, Sharding
 from shardfs.errors import CorruptShardError
 from shardfs.formats import OfDocuments, Pairing, System, parse_json, print_strict
+from shardfs.formats.n5 import edits
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
 from shardfs.formats.n5.words import DOCUMENT, FORM
@@ -15,6 +18,8 @@ from shardfs.model import Dataset, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+_BLOCK = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:/(?:0|[1-9][0-9]{0,18}))*")
 
 
 class N5Format(OfDocuments):
@@ -72,6 +77,24 @@ class N5Format(OfDocuments):
             return None  # a file of this name is no reason to take the directory from another format
         attributes = {name: value for name, value in doc.items() if name != "n5"}
         return Dataset("n5", form=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
+
+    def edit(
+        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+    ) -> Mapping[str, bytes]:
+        return {DOCUMENT: edits.edited(stored.get(DOCUMENT), new, rule)}
+
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        return Sharding("n5", stored) if edits.is_sharded(stored.get(DOCUMENT)) else None
+
+    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
+        if isinstance(sharding, Rule):
+            made = edits.sharded_by_rule(new, sharding)
+        else:
+            made = edits.sharded_as_before(new, sharding.documents[DOCUMENT])
+        return None if made is None else {DOCUMENT: made}
+
+    def chunk_like(self, name: str) -> bool:
+        return _BLOCK.fullmatch(name) is not None
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         image = None if dataset.format == self.name else image_of(dataset)

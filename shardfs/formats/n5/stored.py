@@ -60,7 +60,7 @@ def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
     """What the document of a dataset describes, sharded or not; with the reason if it cannot be expanded."""
     dataset = Dataset("n5", closed=True, form=FORM)
     try:
-        unsharded = _unshard(doc)
+        unsharded = unshard(doc)
         if unsharded is None:
             return _described(dataset, doc, None)
         collection, shown, chain = unsharded
@@ -79,7 +79,7 @@ def is_dataset(doc: Mapping[str, Any]) -> bool:
 _Unsharded: TypeAlias = "tuple[Collection, dict[str, Any], Sequence[Codec] | None]"
 
 
-def _unshard(doc: Mapping[str, Any]) -> _Unsharded | None:
+def unshard(doc: Mapping[str, Any]) -> _Unsharded | None:
     """The collection that a dataset's document describes, the document of the same dataset unsharded, and the chain
     of codecs of a stored chunk if the document does not tell it.
 
@@ -87,15 +87,16 @@ def _unshard(doc: Mapping[str, Any]) -> _Unsharded | None:
     """
     transformers = doc.get("storage_transformers") or []
     coded = _holds(doc.get("codecs"), lambda c: c.get("name") == "sharding_indexed")
-    if not coded and not _holds(transformers, _is_sharding):
+    if not coded and not _holds(transformers, is_sharding):
         return None
     if coded and transformers:
         raise ValueError("storage transformers may store shards elsewhere")
-    shape, block = _shape_and_block(doc)
+    shape, block = shape_and_block(doc)
     return _unshard_codecs(doc, shape, block) if coded else _unshard_seed(doc, shape, block, transformers)
 
 
-def _shape_and_block(doc: Mapping[str, Any]) -> tuple[Coords, Coords]:
+def shape_and_block(doc: Mapping[str, Any]) -> tuple[Coords, Coords]:
+    """Of a dataset's document. Raise one of `UNFIT`, with the reason."""
     shape = integers(doc["dimensions"], "dimensions", 0)
     block = integers(doc["blockSize"], "blockSize", 1)
     require_rank(block, len(shape), "blockSize")
@@ -245,7 +246,8 @@ def _header_size(block: bytes) -> int:
     return size
 
 
-def _is_sharding(transformer: dict[str, Any]) -> bool:
+def is_sharding(transformer: dict[str, Any]) -> bool:
+    """Whether it is the storage transformer of 2022."""
     return str(transformer.get("extension")).endswith(SEED_SHARDING)
 
 
@@ -297,7 +299,7 @@ def _described(dataset: Dataset, doc: Mapping[str, Any], chain: Sequence[Codec] 
 
 
 def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
-    shape, block = _shape_and_block(doc)
+    shape, block = shape_and_block(doc)
     if doc["dataType"] not in ITEM_SIZES:
         raise ValueError(f"data type {doc['dataType']!r:.80} is none of numbers")
     dtype, (first, *rest) = np.dtype(doc["dataType"]), chain

@@ -55,7 +55,7 @@ class Zarr3(OfDocuments):
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
-        return {DOCUMENT: edits.edited(stored, new)}
+        return {DOCUMENT: edits.edited(stored, new, rule)}
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
         return Sharding("zarr3", stored) if edits.is_sharded(stored.get(DOCUMENT, b"{}")) else None

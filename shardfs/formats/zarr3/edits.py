@@ -37,7 +37,7 @@ def references(new: bytes) -> Sequence[str]:
     return [f"{name}/{DOCUMENT}" for name in names if _is_below(name)]
 
 
-def edited(stored: Mapping[str, bytes], new: bytes) -> bytes:
+def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
     """See `Format.edit`."""
     doc, raw = parse_written(DOCUMENT, new), stored.get(DOCUMENT)
     source = _intelligible(raw)
@@ -46,7 +46,7 @@ def edited(stored: Mapping[str, bytes], new: bytes) -> bytes:
     require_zarr3(doc)
     if doc.get("node_type") == "array":
         refuse_shards(doc)
-        return new
+        return new if rule is None else sharded_by_rule(new, rule) or new
     return _edited_group(stored, source or {}, doc, new)
 
 

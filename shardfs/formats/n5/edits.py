@@ -1,0 +1,205 @@
+"""Documents of N5 that are written through a mount: from what is shown back to what is stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from shardfs.formats import UNFIT, parse_written, reason, require_same
+from shardfs.formats.n5.stored import is_dataset, is_sharding, shape_and_block, unshard
+from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES
+from shardfs.grid import ceil_div
+from shardfs.json_text import REMOVED, changed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.create_rules import Rule
+    from shardfs.json_text import Path
+
+SHARDING, TRANSFORMERS = "sharding_indexed", "storage_transformers"
+
+MATTERS = frozenset(("type", "useZlib"))
+"""The members of `compression` that decoding needs; the others may change while blocks are stored."""
+
+INDEX_CODECS = ({"name": "raw-bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
+
+
+def edited(raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
+    """See `Format.edit`. Documents of groups are their writers'."""
+    source = _dataset(raw)
+    try:
+        found = None if source is None else unshard(source)
+    except UNFIT:
+        found = None  # it is shown as it is stored
+    if source is None or found is None:
+        doc = _dataset(new)
+        if source is None and doc is not None:
+            refuse_shards(doc)
+            return new if rule is None else sharded_by_rule(new, rule) or new
+        return new
+    doc = parse_written(DOCUMENT, new)
+    if doc == found[1]:
+        return raw or b""
+    try:
+        if not is_dataset(doc):
+            raise ValueError("a group cannot take the place of a dataset whose blocks are stored")
+        plain = unshard(doc)  # somebody may put the source's own document there
+        values = _back(source, found[1], doc if plain is None else plain[1])
+        if plain is not None:
+            for member in ("blockSize", "codecs", TRANSFORMERS):
+                require_same(doc.get(member), source.get(member), member)
+            return new
+        made = changed(new, values)
+        if unshard(json.loads(made)) is None:
+            raise ValueError("it says nothing of shards")
+    except UNFIT as e:
+        raise ValueError(f"{DOCUMENT}: {reason(e)}") from e
+    return made
+
+
+def _dataset(raw: bytes | None) -> dict[str, Any] | None:
+    """The document of a dataset; None for anything else."""
+    try:
+        doc = None if raw is None else parse_written(DOCUMENT, raw)
+    except ValueError:
+        return None
+    return doc if doc is not None and is_dataset(doc) else None
+
+
+def is_sharded(raw: bytes | None) -> bool:
+    """Whether it is the document of a dataset that is shown without its shards."""
+    doc = _dataset(raw)
+    try:
+        return doc is not None and unshard(doc) is not None
+    except UNFIT:
+        return False
+
+
+def refuse_shards(doc: Mapping[str, Any]) -> None:
+    """Raise ValueError for a new dataset in shards: what its writer would go on to write are shards, not blocks."""
+    try:
+        shards = unshard(doc) is not None
+    except UNFIT:
+        return  # it will be shown as it is
+    if shards:
+        raise ValueError("the mount shows blocks one by one; create the dataset without shards (--create)")
+
+
+def _back(source: Mapping[str, Any], shown: Mapping[str, Any], doc: Mapping[str, Any]) -> dict[Path, Any]:
+    """The members to put back into a document, so that it says again how the dataset is sharded.
+
+    Raise one of `UNFIT`, with the reason, if the document contradicts the blocks that are stored.
+    """
+    shape_and_block(doc)
+    require_same(len(doc["dimensions"]), len(shown["dimensions"]), "the number of axes")
+    for member in ("blockSize", "dataType"):
+        require_same(doc[member], shown[member], member)
+    told, stored = _compression(doc), _compression(shown)
+    require_same(_what_matters(told), _what_matters(stored), "compression")
+    if TRANSFORMERS in source:
+        return {(TRANSFORMERS,): source[TRANSFORMERS]}
+    codecs = source["codecs"] if told == stored else _with_compression(source["codecs"], told)
+    return {
+        ("blockSize",): source["blockSize"],
+        ("compression",): source.get("compression", REMOVED),
+        ("compressionType",): source.get("compressionType", REMOVED),
+        ("codecs",): codecs,
+    }
+
+
+def _compression(doc: Mapping[str, Any]) -> dict[str, Any]:
+    found = doc["compression"] if "compression" in doc else {"type": doc.get("compressionType")}
+    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+        raise ValueError(f"compression should be an object with a type, not {found!r:.80}")
+    return found
+
+
+def _what_matters(compression: Mapping[str, Any]) -> dict[str, Any]:
+    return {"useZlib": False} | {name: value for name, value in compression.items() if name in MATTERS}
+
+
+def _with_compression(codecs: Sequence[Any], compression: Mapping[str, Any]) -> list[Any]:
+    """The source's codecs, the compression of its blocks with the parameters that somebody wrote."""
+    out = []
+    for codec in codecs:
+        told = codec.get("configuration", {})
+        if codec["name"] == SHARDING:
+            told = {**told, "codecs": _with_compression(told["codecs"], compression)}
+        elif codec["name"] == compression["type"]:
+            told = {**told, **_parameters(compression)}
+        out.append({**codec, "configuration": told} if told else codec)
+    return out
+
+
+def _parameters(compression: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in compression.items() if name != "type"}
+
+
+# ---- new datasets ----
+
+
+def sharded_by_rule(new: bytes, rule: Rule) -> bytes | None:
+    """See `Format.shard`. The shards are those of N5 4.x."""
+    if (doc := _new_dataset(new)) is None:
+        return None
+    try:
+        shape, block = shape_and_block(doc)
+        grid = tuple(ceil_div(n, c) for n, c in zip(shape, block, strict=True))
+        block_bytes = math.prod(block) * ITEM_SIZES.get(str(doc["dataType"]), 1)
+        per = rule.per_shard(grid, block_bytes, last_is_fastest=False)
+        return _in_codecs(new, doc, per, {"index_codecs": INDEX_CODECS, "index_location": "end", **rule.words})
+    except UNFIT as e:
+        raise ValueError(f"{DOCUMENT}: {reason(e)}") from e
+
+
+def _new_dataset(new: bytes) -> dict[str, Any] | None:
+    """The document of a dataset that is not sharded yet; None for anything else."""
+    doc = _dataset(new)
+    if doc is not None:
+        refuse_shards(doc)
+    return doc
+
+
+def _in_codecs(new: bytes, doc: Mapping[str, Any], per_shard: Sequence[int], configuration: Mapping[str, Any]) -> bytes:
+    """The document of the same dataset in shards. Raise one of `UNFIT`, with the reason, if it cannot be sharded."""
+    if doc.get("codecs"):
+        raise ValueError("a dataset with codecs of its own cannot be sharded")
+    block, compression = doc["blockSize"], _compression(doc)
+    codecs: list[Any] = [{"name": "n5bytes"}]
+    if compression["type"] != "raw":
+        codecs.append({"name": compression["type"], "configuration": _parameters(compression)})
+    codec = {"name": SHARDING, "configuration": {"chunk_shape": block[::-1], "codecs": codecs, **configuration}}
+    shard = [n * per for n, per in zip(block, per_shard, strict=True)]
+    gone: dict[Path, Any] = {(member,): REMOVED for member in ("compression", "compressionType") if member in doc}
+    # Without `compression` those who know nothing of shards refuse to take them for blocks.
+    made = changed(new, {**gone, ("blockSize",): shard, ("codecs",): [codec]})
+    if unshard(json.loads(made)) is None:
+        raise ValueError("it cannot be sharded")
+    return made
+
+
+def sharded_as_before(new: bytes, source: bytes) -> bytes | None:
+    """See `Format.shard`. The same dataset gets the same document, another one as many blocks per shard."""
+    if (doc := _new_dataset(new)) is None:
+        return None
+    try:
+        return edited(source, new, None)
+    except ValueError:
+        pass  # another dataset
+    try:
+        before = parse_written(DOCUMENT, source)
+        found = unshard(before)
+        facts = found[0].facts if found is not None else None
+        if facts is None or facts.shard_shape is None or len(facts.shape) != len(doc["dimensions"]):
+            raise ValueError("it has not the axes of the sharded dataset that was here")
+        per = [s // c for s, c in zip(facts.shard_shape, facts.chunk_shape, strict=True)]
+        if TRANSFORMERS in before:
+            transformers = [t for t in before[TRANSFORMERS] if is_sharding(t)]
+            return changed(new, {(TRANSFORMERS,): transformers})
+        outer = next(c for c in before["codecs"] if c["name"] == SHARDING)["configuration"]
+        kept = {name: outer[name] for name in ("index_codecs", "index_location") if name in outer}
+        return _in_codecs(new, doc, per, kept)
+    except UNFIT as e:
+        raise ValueError(f"{DOCUMENT}: {reason(e)}") from e
