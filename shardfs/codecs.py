@@ -37,6 +37,9 @@ MAX_STORED = MAX_DECODED + (MAX_DECODED >> 6)
 
 PIECE = 16 << 20
 
+PRECOMPUTED_LEVEL = 9
+"""Of the gzip around chunks of precomputed shards, as tensorstore has it."""
+
 
 def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
     """Decode gzip members. Raise ValueError, with the reason, if that fails or gives more than `limit` bytes."""
@@ -96,6 +99,14 @@ class Gunzip:
         if len(data) != wanted:
             raise ValueError(f"{wanted} bytes expected after decompression, {len(data)} found")
         return data
+
+    def store(self, coords: Coords, shown: bytes) -> bytes:
+        wanted = None if self._known is None else int(self._known(np.array([coords], np.uint64))[0])
+        if wanted not in (None, len(shown)):
+            raise ValueError(f"should have {wanted} bytes, not {len(shown)}")
+        if len(shown) > MAX_DECODED:
+            raise ValueError(f"{len(shown)} bytes; {MAX_DECODED} is the limit")
+        return _to_gzip(shown, {"level": PRECOMPUTED_LEVEL})
 
 
 # ---- codecs by name: data, configuration, and how many bytes there must be afterwards, if that is known
@@ -318,6 +329,15 @@ def _same_size(name: str) -> Decoder:
     return undo
 
 
+def _to_same_size(name: str) -> Callable[[bytes, Mapping[str, Any]], bytes]:
+    def do(data: bytes, configuration: Mapping[str, Any]) -> bytes:
+        import numcodecs
+
+        return bytes(numcodecs.get_codec({**configuration, "id": name}).encode(np.frombuffer(data, np.uint8)))
+
+    return do
+
+
 SAME_SIZE = ("shuffle", "crc32", "adler32", "fletcher32")
 
 DECODERS: Mapping[str, Decoder] = {
@@ -389,6 +409,11 @@ def _blosc_into(data: bytes, out: memoryview) -> None:
 INTO: Mapping[str, Callable[[bytes, memoryview], None]] = {"zstd": _zstd_into, "blosc": _blosc_into}
 
 
+def can_encode(codec: Codec) -> bool:
+    """Whether `encode` knows this codec."""
+    return codec.name in ENCODERS
+
+
 def encode(codecs: Sequence[Codec], data: bytes) -> bytes:
     """Do what `decode` undoes."""
     for codec in codecs:
@@ -452,6 +477,7 @@ def _to_lz4(data: bytes, configuration: Mapping[str, Any]) -> bytes:
 
 
 ENCODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
+    **{f"numcodecs.{name}": _to_same_size(name) for name in SAME_SIZE},
     "crc32c": _add_crc32c,
     "gzip": _to_gzip,
     "zstd": _to_zstd,

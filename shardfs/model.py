@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
@@ -53,11 +53,32 @@ Plan: TypeAlias = list[Piece]
 """A new object: its pieces, one behind the other."""
 
 
+Content: TypeAlias = Bytes | Plan
+"""Of something to be written: bytes, or pieces of which some may be of the object that is replaced."""
+
+
 class Put(NamedTuple):
     """A chunk to be written. `lead` is what shall lie right before it (`Lead`)."""
 
-    data: Bytes
-    lead: Bytes | None = None
+    data: Content
+    lead: Content | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the bytes of a shard object are good for.
+
+    Args:
+        size: of the object.
+        index: of its index, and of headers.
+        live: which lead to chunks, bytes that several share counted once.
+        dead: which lead nowhere; what a rewrite leaves behind.
+    """
+
+    size: int
+    index: int
+    live: int
+    dead: int
 
 
 class Stat(NamedTuple):
@@ -326,6 +347,49 @@ class ShardFormat(Protocol):
     def shard_of(self, key: str) -> int | None:
         """The inverse of `key`; None if no shard of this collection is called so."""
 
+    def capacity(self, shard: int) -> int | None:
+        """How many chunks of the collection a shard can hold; None if that cannot be told."""
+
+    @property
+    def unwritable(self) -> str:
+        """Why its shards cannot be rewritten; "" if they can."""
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """The shard with chunks written and others gone, all by page and slot; None if no chunk is left.
+
+        What was in the object stays where it was, with the index that led to it, so that who remembers that reads
+        what it read before; new bytes come behind. Formats say where they cannot have it so. What no reader finds, and
+        broken entries, are carried over as they are.
+
+        Args:
+            pack: leave out what no entry leads to, which moves everything; unless an entry is broken.
+            leads: given if bytes before chunks belong to them.
+
+        Raise ValueError, with the reason, for an object so damaged that chunks would be lost, or others seem found;
+        UnsupportedError for what no such shard can be.
+        """
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        """The shard without what no entry leads to. Raise ValueError, with the reason, if an entry is broken."""
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        """Raise ValueError, with the reason, if that cannot be told."""
+
+
+Leads: TypeAlias = Callable[[U64, U64], U64]
+"""How many bytes before each chunk belong to it (`Lead`), by starts and sizes in the shard.
+
+Raise ValueError, with the reason, if one does not tell."""
+
 
 class Transform(Protocol):
     """What turns a stored chunk into the bytes that are shown. Pure arithmetic and bytes; no I/O."""
@@ -339,6 +403,10 @@ class Transform(Protocol):
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         """Raise ValueError, with the reason, for bytes that cannot be this chunk."""
+
+    def store(self, coords: Coords, shown: bytes) -> bytes:
+        """What `show` shows so. Raise ValueError, with the reason, for bytes that cannot be this chunk;
+        UnsupportedError if chunks shown so cannot be written at all."""
 
 
 class Filler(Protocol):

@@ -258,6 +258,9 @@ class Transcoder:
             raise ValueError(f"{len(stored)} bytes are none of a chunk of {shape} {self._array.data_type}")
         return shown
 
+    def store(self, coords: Coords, shown: bytes) -> bytes:
+        raise UnsupportedError("other layouts than the stored one are shown only")
+
     def _turned(self, payload: bytes, shape: Coords) -> memoryview:
         """Decoded, and turned where it lies: a chunk is memory that costs time to touch for the first time."""
         buffer, room = self._shown.room(shape)

@@ -24,6 +24,10 @@ CONFIGURATIONS: list[tuple[str, dict[str, Any]]] = [
     ("numcodecs.lzma", {"format": 3, "check": 0, "filters": [{"id": 33, "preset": 1}]}),
     ("numcodecs.zlib", {"level": 4}),
     ("numcodecs.lz4", {"acceleration": 2}),
+    ("numcodecs.shuffle", {"elementsize": 4}),
+    ("numcodecs.crc32", {}),
+    ("numcodecs.adler32", {}),
+    ("numcodecs.fletcher32", {}),
 ]
 
 

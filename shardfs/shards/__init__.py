@@ -73,6 +73,9 @@ class Numbered(SinglePage):
     def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
         return ShardIndex.empty()
 
+    def capacity(self, shard: int) -> int:
+        return max(min(self.per_file, self.grid[0] - shard * self.per_file), 0)
+
 
 BLOSC_HEADER = 16
 

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardfs.codecs import blosc2_index
+from shardfs.errors import UnsupportedError
+from shardfs.extents import cover
 from shardfs.grid import ceil_div
-from shardfs.model import ByteRange, ShardIndex, Sizes
+from shardfs.model import ByteRange, ShardIndex, Sizes, Usage
 from shardfs.shards import BLOSC_HEADER, MAX_BLOSC_CHUNKS, Numbered, blosc_size, blosc_sizes, read_exactly
 
 if TYPE_CHECKING:
-    from shardfs.model import Blob
+    from collections.abc import Mapping, Set
+
+    from shardfs.model import Blob, Leads, Plan, Put
 
 MAGIC = b"b2frame\0"
 HEAD = 16 << 10
@@ -151,5 +155,30 @@ def _stored(data: bytes) -> bytes:
 class Frames(Numbered):
     """A `model.ShardFormat`: all chunks in one file, a contiguous frame."""
 
+    unwritable = "contiguous frames of Blosc2 are shown only"
+
     def walk(self, blob: Blob) -> ShardIndex:
         return Frame(blob).index()
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """Not at all."""
+        raise UnsupportedError(self.unwritable)
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        raise UnsupportedError(self.unwritable)
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        frame = Frame(old)
+        index, size = frame.index(), old.stat().size
+        starts, stops = index.starts.astype(np.uint64), (index.starts + index.sizes).astype(np.uint64)
+        live = cover(starts, stops).nbytes
+        return Usage(size, frame.header.frame_length - frame.header.cbytes, live, frame.header.cbytes - live)

@@ -16,12 +16,28 @@ from typing import TYPE_CHECKING, Literal
 import google_crc32c
 import numpy as np
 
+from shardfs.extents import cover
 from shardfs.grid import ceil_div, strides, unravel, unravel_many
-from shardfs.model import U64, Bool, ByteRange, ByteRequest, Coords, Index, Placement, Placements, ShardIndex, Suffix
+from shardfs.model import (
+    U64,
+    Bool,
+    ByteRange,
+    ByteRequest,
+    Coords,
+    Index,
+    Placement,
+    Placements,
+    ShardIndex,
+    Suffix,
+    Usage,
+)
+from shardfs.plans import leaving, packed, pieces_of, size_of
 from shardfs.shards import MAX_INDEX_BYTES, SinglePage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Set
+
+    from shardfs.model import Blob, Leads, Plan, Put
 
 MISSING = 2**64 - 1
 
@@ -86,6 +102,11 @@ class Axis:
     def most_slots(self) -> int:
         """Of the shard that has most."""
         return max((b - a for a, b in pairwise(self.bounds)), default=self.per_shard)
+
+    def inside(self, shards: range) -> range:
+        """The chunks of these shards that lie in the array."""
+        stop = self.begin(shards.stop - 1) + self.slots(shards.stop - 1) if shards else 0
+        return range(self.begin(shards.start) if shards else 0, min(stop, self.chunks))
 
 
 class ShardingIndexed(SinglePage):
@@ -205,6 +226,11 @@ class ShardingIndexed(SinglePage):
     def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
         if not raw:  # zarr-python reads a shard of zero bytes as all fill value
             return ShardIndex.empty()
+        rows = _Rows(self._verified(shard, raw), self.index)
+        return rows if rows.nbytes <= SMALL else rows.arrays()
+
+    def _verified(self, shard: int, raw: bytes) -> bytes:
+        """The rows of an index. Raise ValueError, with the reason, unless length and checksum hold."""
         n = self._index_bytes(shard)
         if len(raw) != n:
             raise ValueError(f"its index should have {n} bytes, but the shard ends after {len(raw)}")
@@ -213,8 +239,7 @@ class ShardingIndexed(SinglePage):
             found = google_crc32c.value(raw)
             if found != told:
                 raise ValueError(f"its index has crc32c {found:08x}, but says {told:08x}")
-        rows = _Rows(raw, self.index)
-        return rows if len(raw) <= SMALL else rows.arrays()
+        return raw
 
     def candidates(self, shard: int) -> U64 | None:
         n = self.slots_per_shard(shard)
@@ -228,6 +253,150 @@ class ShardingIndexed(SinglePage):
         if g is None or not all(c < n for c, n in zip(g, self.shard_grid, strict=True)):
             return None
         return sum(c * s for c, s in zip(g, self._shard_strides, strict=True))
+
+    # ---- writing ----
+
+    unwritable = ""
+
+    def inside(self, shards: Sequence[range]) -> list[range]:
+        """The chunks, along each axis, that lie in these shards and in the array."""
+        return [axis.inside(along) for axis, along in zip(self.axes, shards, strict=True)]
+
+    def capacity(self, shard: int) -> int:
+        return math.prod(map(len, self.inside([range(c, c + 1) for c in unravel(shard, self.shard_grid)])))
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """What is kept stays where it was, but for an index at the start, and a chunk that has bytes of that."""
+        table = _Table.read(self, shard, old)
+        for _, slot in (*puts, *drops):
+            table.rows[slot] = MISSING
+        if not puts and not table.present.any():
+            return None
+        pieces = table.packed() if pack and not len(table.broken()) else table.appended()
+        for (_, slot), put in puts.items():
+            pieces += table.put(slot, pieces_of(put.data))
+        return table.framed(pieces)
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        table = _Table.read(self, shard, old)
+        if len(broken := table.broken()):
+            raise ValueError(f"its index leads nowhere: {table.told(int(broken[0]))}")
+        return table.framed(table.packed()) if table.present.any() else None
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        table = _Table.read(self, shard, old)
+        if not table.size:
+            return Usage(0, 0, 0, 0)
+        starts, sizes = table.extents()
+        begin = 0 if self.index.location == "start" else table.size - table.nbytes
+        live = cover(starts, starts + sizes).nbytes
+        own = np.array([begin], np.uint64), np.array([begin + table.nbytes], np.uint64)
+        used = cover(np.append(starts, own[0]), np.append(starts + sizes, own[1])).nbytes
+        return Usage(table.size, table.nbytes, live, table.size - used)
+
+
+class _Table:
+    """The index of a shard that is rewritten: rows of (offset, nbytes), which are changed in place.
+
+    Args:
+        size: of the old object; 0 if there is none.
+        nbytes: of the index as it is stored.
+    """
+
+    def __init__(self, rows: U64, encoding: IndexEncoding, size: int, nbytes: int) -> None:
+        self.rows, self.size, self.nbytes = rows, size, nbytes
+        self._encoding = encoding
+        self._dtype = "<u8" if encoding.endian == "little" else ">u8"
+        self._at_start = encoding.location == "start"
+        self._end = 0  # of the new object, as far as it goes
+        self._doubtful = np.empty(0, np.uint64)  # slots that led nowhere in bytes that are kept
+
+    @classmethod
+    def read(cls, format: ShardingIndexed, shard: int, old: Blob | None) -> _Table:
+        request = format.page_request(shard, 0, None)
+        nbytes, size = format._index_bytes(shard), 0 if old is None else old.stat().size
+        if old is None or not size:
+            return cls(np.full((format.slots_per_shard(shard), 2), MISSING, np.uint64), format.index, 0, nbytes)
+        raw = format._verified(shard, old.read([request])[0])
+        dtype = "<u8" if format.index.endian == "little" else ">u8"
+        return cls(np.frombuffer(raw, dtype).astype(np.uint64).reshape(-1, 2), format.index, size, nbytes)
+
+    @property
+    def present(self) -> Bool:
+        """Rows that stand for something."""
+        full = np.count_nonzero(self.rows != np.uint64(MISSING), axis=1)
+        found: Bool = full >= (2 if self._encoding.either_is_empty else 1)
+        return found
+
+    def told(self, slot: int) -> str:
+        """What a row says, for people."""
+        start, size = self.rows[slot].tolist()
+        return f"slot {slot} has offset {start} and nbytes {size} in an object of {self.size} bytes"
+
+    def _outside(self, size: int) -> U64:
+        """The slots whose ranges leave an object of this size."""
+        slots = np.flatnonzero(self.present)
+        return slots[leaving(self.rows[slots, 0], self.rows[slots, 1], size)].astype(np.uint64)
+
+    def broken(self) -> U64:
+        """The slots that lead nowhere in the old object."""
+        return self._outside(self.size)
+
+    def extents(self) -> tuple[U64, U64]:
+        """Starts and sizes of those that lead to bytes of the old object."""
+        sound = self.present
+        sound[self.broken()] = False
+        return self.rows[sound, 0], self.rows[sound, 1]
+
+    def packed(self) -> Plan:
+        """The bytes of all chunks, which move."""
+        self._end = begin = self.nbytes if self._at_start else 0
+        slots = np.flatnonzero(self.present)
+        starts, sizes = self.rows[slots, 0], self.rows[slots, 1]
+        pieces, self.rows[slots, 0] = packed(starts, starts + sizes, begin)
+        self._end += size_of(pieces)
+        return pieces
+
+    def appended(self) -> Plan:
+        """All bytes of the old object, but for an index at its start."""
+        begin = self.nbytes if self._at_start else 0
+        self._end, self._doubtful = max(self.size, begin), self.broken()
+        pieces: Plan = [ByteRange(begin, self.size)] if self.size > begin else []
+        if not self._at_start:
+            return pieces
+        found = self.present & (self.rows[:, 0] < np.uint64(begin)) & (self.rows[:, 1] > 0)
+        found[self._doubtful] = False
+        for slot in np.flatnonzero(found).tolist():  # it has bytes of the index, which are about to change
+            start, size = self.rows[slot].tolist()
+            pieces += self.put(slot, [ByteRange(start, start + size)])
+        return pieces
+
+    def put(self, slot: int, pieces: Plan) -> Plan:
+        """The pieces, as what the slot leads to from now on."""
+        size = size_of(pieces)
+        self.rows[slot] = self._end, size
+        self._end += size
+        return pieces
+
+    def framed(self, pieces: Plan) -> Plan:
+        """The whole object. Raise ValueError if a row that led nowhere would seem to lead somewhere."""
+        total = self._end if self._at_start else self._end + self.nbytes
+        found = np.setdiff1d(self._doubtful, self._outside(total))
+        if len(found):
+            raise ValueError(f"its index leads nowhere, but then would to new bytes: {self.told(int(found[0]))}")
+        raw = self.rows.astype(self._dtype).tobytes()
+        if self._encoding.crc32c:
+            raw += int(google_crc32c.value(raw)).to_bytes(4, "little")
+        return [raw, *pieces] if self._at_start else [*pieces, raw]
 
 
 class _Rows:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardfs.codecs import CHECKSUMS
+from shardfs.errors import UnsupportedError
+from shardfs.extents import cover
 from shardfs.grid import ceil_div, decimal
 from shardfs.model import (
     MAX_BROKEN,
@@ -21,11 +23,15 @@ from shardfs.model import (
     Checksum,
     ShardIndex,
     Sizes,
+    Usage,
 )
+from shardfs.plans import bytes_of
 from shardfs.shards import BLOSC_HEADER, MAX_BLOSC_CHUNKS, Numbered, blosc_size, blosc_sizes, read_exactly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Set
+
+    from shardfs.model import Leads, Plan, Put
 
 MAGIC = b"blpk"
 HEADER = struct.Struct("<4sBBBBiiqq")
@@ -116,7 +122,12 @@ class Beginning:
             return self._head[start : start + size]
         return read_exactly(self.blob, ByteRange(start, start + size))
 
-    def _metadata_end(self) -> int:
+    def data_start(self) -> int:
+        """Where chunks may begin."""
+        offsets = 8 * (self.header.chunks + self.header.room) if self.header.has_offsets else 0
+        return self.metadata_end() + offsets
+
+    def metadata_end(self) -> int:
         """Where the metadata section ends, which is behind the header if there is none."""
         if not self.header.has_metadata:
             return HEADER.size
@@ -134,7 +145,7 @@ class Beginning:
         if stored > room or max(size, room) > MAX_METADATA:
             raise ValueError(f"{stored} bytes of metadata, {size} when decoded, in a section of {room}")
         start = HEADER.size + METADATA.size
-        section = self._part(start, self._metadata_end() - start)
+        section = self._part(start, self.metadata_end() - start)
         CHECKSUMS[checksum].verify(section[:stored], section[room:])
         return Metadata(magic.rstrip(b"\0 "), codec, size, section[:stored])
 
@@ -144,7 +155,7 @@ class Beginning:
 
     def index(self, most: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
         """Where each chunk lies; a chunk that cannot be found is broken. A file of more than `most` is refused."""
-        header, end, most = self.header, self._metadata_end(), min(most, self.most())
+        header, end, most = self.header, self.metadata_end(), min(most, self.most())
         if header.chunks > most:
             raise ValueError(f"{header.chunks} chunks in {self.size} bytes; {most} is the limit")
         if not header.has_offsets:
@@ -213,8 +224,118 @@ def _index(starts: Sizes, sizes: Sizes, checksum: Checksum, object_size: int) ->
 class Pack(Numbered):
     """A `model.ShardFormat`: all chunks in one file, a bloscpack file."""
 
+    unwritable = ""
+
     def walk(self, blob: Blob) -> ShardIndex:
         return Beginning(blob).index(self.per_file)
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """All is written anew, in the order of chunks: readers go from one to the next, whatever the offsets say."""
+        work = _Rewriting(old if old is not None and old.stat().size else None, self.per_file)
+        return work.rewritten({slot: put for (_, slot), put in puts.items()}, {slot for _, slot in drops})
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        return self.rewrite(shard, old, {}, frozenset())
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        size = old.stat().size
+        if not size:
+            return Usage(0, 0, 0, 0)
+        beginning = Beginning(old)
+        index = beginning.index(self.per_file)
+        own = beginning.data_start()
+        sound = np.delete(np.arange(len(index)), list(index.broken))
+        starts = index.starts[sound].astype(np.uint64)
+        live = cover(starts, starts + index.sizes[sound] + np.uint64(beginning.header.checksum.size)).nbytes
+        return Usage(size, own, live, max(size - own - live, 0))
+
+
+class _Rewriting:
+    """A file that is written anew. Without an old one, as the RFC has it: with a table of offsets and no checksums."""
+
+    def __init__(self, old: Blob | None, most: int) -> None:
+        self._old = old
+        if old is None:
+            self._head = HEADER.pack(MAGIC, VERSIONS[0], HAS_OFFSETS, 0, 1, 0, 0, 0, 0)
+            self._header, self._metadata, self._index = parse_header(self._head), HEADER.size, ShardIndex.empty()
+            return
+        beginning = Beginning(old)
+        self._head, self._header = old.read([ByteRange(0, HEADER.size)])[0], beginning.header
+        self._metadata, self._index = beginning.metadata_end(), beginning.index(most)
+
+    def rewritten(self, puts: Mapping[int, Put], drops: Set[int]) -> Plan | None:
+        """Raise ValueError for chunks that cannot be found; UnsupportedError for what no such file can be."""
+        lost = [why for i, why in self._index.broken.items() if i not in puts]
+        if lost or self._index.slots is not None:
+            raise ValueError(lost[0] if lost else "many chunks cannot be found")
+        slots = sorted({*range(len(self._index)), *puts}.difference(drops))
+        if slots != list(range(len(slots))):
+            raise UnsupportedError("chunks lie one behind the other in such a file: none can be left out before others")
+        if not slots:
+            return None
+        news = {slot: bytes_of(put.data, self._old) for slot, put in puts.items()}
+        room = max(len(self._index) + self._header.room - len(slots), 0)
+        begin = self._metadata + (8 * (len(slots) + room) if self._header.has_offsets else 0)
+        starts, body = self._body(len(slots), news, begin)
+        plan: Plan = [self._new_head(len(slots), room, news)]
+        if self._metadata > HEADER.size:
+            plan.append(ByteRange(HEADER.size, self._metadata))
+        if self._header.has_offsets:
+            plan.append(np.append(starts, np.full(room, -1, np.int64)).astype("<i8").tobytes())
+        return plan + body
+
+    def _body(self, n: int, news: Mapping[int, bytes], begin: int) -> tuple[Sizes, Plan]:
+        """All chunks with their checksums, and where they begin if the first does at `begin`."""
+        checksum, old = self._header.checksum, len(self._index)
+        sizes, begins = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        begins[:old], sizes[:old] = self._index.starts[:n], self._index.sizes[:n]
+        for i, data in news.items():
+            begins[i], sizes[i] = -1, len(data)
+        sizes += checksum.size
+        body: Plan = []
+        for i, (start, size) in enumerate(zip(begins.tolist(), sizes.tolist(), strict=True)):
+            before = body[-1] if body else None
+            if i in news:
+                body.append(news[i] + checksum.digest(news[i]))
+            elif isinstance(before, ByteRange) and before.stop == start:
+                body[-1] = ByteRange(before.start, start + size)
+            else:
+                body.append(ByteRange(start, start + size))
+        return begin + np.cumsum(sizes) - sizes, body
+
+    def _new_head(self, n: int, room: int, news: Mapping[int, bytes]) -> bytes:
+        """Sizes are those of decoded chunks, which are all alike but for the last. Raise UnsupportedError."""
+        magic, version, options, checksum, typesize, whole, last, _, told = HEADER.unpack(self._head)
+        if whole >= 0 and last >= 0:
+            whole = self._decoded(0, news) if min(n, len(self._index)) < 2 else whole
+            last = self._decoded(n - 1, news)
+            uneven = (i for i in {*news, len(self._index) - 1} if 0 <= i < n - 1 and self._decoded(i, news) != whole)
+            for i in uneven:
+                raise UnsupportedError(f"chunk {i} would have {self._decoded(i, news)} bytes, others have {whole}")
+            if last > whole:
+                raise UnsupportedError(f"the last chunk would have {last} bytes, others have {whole}")
+        if self._old is None:
+            typesize = news[0][3]
+        told = room if room != self._header.room else told
+        return HEADER.pack(magic, version, options, checksum, typesize, whole, last, n, told)
+
+    def _decoded(self, i: int, news: Mapping[int, bytes]) -> int:
+        """The size of a chunk when it is decoded, as it says itself."""
+        if i in news:
+            head = news[i][:BLOSC_HEADER]
+        elif self._old is not None:
+            start = int(self._index.starts[i])
+            head = self._old.read([ByteRange(start, start + BLOSC_HEADER)])[0]
+        return int.from_bytes(head[4:8], "little")
 
 
 class Superchunks(Pack):

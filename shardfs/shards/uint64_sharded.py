@@ -7,18 +7,24 @@ https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, cast
 
 import mmh3
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.codecs import gunzip
-from shardfs.model import U64, Bool, ByteRange, Coords, Placement, Placements, ShardIndex
+from shardfs.arrays import Codec
+from shardfs.codecs import PRECOMPUTED_LEVEL, encode, gunzip
+from shardfs.errors import UnsupportedError
+from shardfs.extents import cover
+from shardfs.model import U64, Bool, ByteRange, Coords, Placement, Placements, ShardIndex, Usage
+from shardfs.plans import leaving, packed, pieces_of, size_of
 from shardfs.shards import MAX_INDEX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator, Mapping, Set
+
+    from shardfs.model import Blob, Leads, Plan, Put
 
 U32 = npt.NDArray[np.uint32]
 
@@ -231,7 +237,8 @@ class Uint64Sharded:
             )
         return ByteRange(self._header + start, self._header + end)
 
-    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+    def _entries_of(self, page: int, raw: bytes) -> _Entries:
+        """The index of a minishard, as it is. Raise ValueError, with the reason."""
         if self.spec.minishard_index_encoding == "gzip":
             try:
                 raw = gunzip(raw, MAX_INDEX_BYTES)
@@ -243,14 +250,17 @@ class Uint64Sharded:
         # Deltas wrap modulo 2**64 on purpose: ids may be unsorted, offsets may run backwards.
         ids = np.cumsum(rows[0], dtype=np.uint64)
         ends = np.cumsum(rows[1] + rows[2], dtype=np.uint64) + np.uint64(self._header)
-        starts, sizes = ends - rows[2], rows[2]
+        return _Entries(ids, ends - rows[2], rows[2].copy())
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+        ids, starts, sizes = self._entries_of(page, raw)
         if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
             order = np.argsort(ids, kind="stable")
             ids, starts, sizes = ids[order], starts[order], sizes[order]
             first = np.append(True, ids[1:] != ids[:-1])  # an id twice is damage; its first entry is the one found
             repeated = np.unique(ids[~first]) if not first.all() else None
             return ShardIndex(ids[first], starts[first], sizes[first], repeated=repeated)
-        return ShardIndex(ids, starts, sizes.copy())
+        return ShardIndex(ids, starts, sizes)
 
     def candidates(self, shard: int) -> None:
         return None  # only a hash of every id there is would tell
@@ -266,6 +276,236 @@ class Uint64Sharded:
             return None
         shard = int(digits, 16)
         return shard if shard <= self._shard_mask else None
+
+    # ---- writing ----
+
+    @property
+    def unwritable(self) -> str:
+        most = MAX_INDEX_BYTES // ENTRY
+        return f"shards of more than {most} minishards are shown only" if self._header > MAX_INDEX_BYTES else ""
+
+    def capacity(self, shard: int) -> int | None:
+        if self._murmur or isinstance(self.ids, Ids):
+            return None  # to tell which chunks a hash sends there, all there are would have to be hashed
+        low, used = self.spec.preshift_bits + self.page_bits, sum((n - 1).bit_length() for n in self.grid if n)
+        high = max(used - low - self.spec.shard_bits, 0)
+        if low + high > CAPACITY_BITS or not all(self.grid):
+            return None if all(self.grid) else 0
+        runs = np.arange(1 << high, dtype=np.uint64) << np.uint64(low + self.spec.shard_bits if high else 0)
+        codes = runs[:, None] | np.uint64(shard << low) | np.arange(1 << low, dtype=np.uint64)
+        return int(np.count_nonzero(self.ids.decode_many(codes.ravel())[1]))
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """Everything but the shard index stays where it was, also the indices of minishards that are written anew."""
+        work = _Rewriting(self, shard, old)
+        gone: dict[int, list[int]] = {}
+        for page, slot in (*puts, *drops):
+            gone.setdefault(page, []).append(slot)
+        found = work.sound(leads) if pack else None
+        kept = work.entries(gone) if found is None else {page: found.get(page, NO_ENTRIES) for page in {*found, *gone}}
+        kept = {page: entries.without(gone.get(page, ())) for page, entries in kept.items()}
+        pieces = work.append(kept) if found is None else work.pack(kept, leads)
+        news: dict[int, list[int]] = {}
+        for page, slot in sorted(puts):
+            news.setdefault(page, []).append(slot)
+        for page, entries in sorted(kept.items()):
+            pieces += work.write(page, entries, {slot: puts[page, slot] for slot in news.get(page, ())})
+        return work.framed(pieces)
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        if _Rewriting(self, shard, old).sound(leads) is None:
+            raise ValueError("some of its entries lead nowhere")
+        return self.rewrite(shard, old, {}, frozenset(), pack=True, leads=leads)
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        return _Rewriting(self, shard, old).usage(leads)
+
+
+CAPACITY_BITS = 21
+
+
+class _Entries(NamedTuple):
+    """Chunks of a minishard, in any order; starts are positions in the file."""
+
+    ids: U64
+    starts: U64
+    sizes: U64
+
+    def without(self, ids: Collection[int]) -> _Entries:
+        """The others."""
+        if not ids:
+            return self
+        kept = ~np.isin(self.ids, np.fromiter(ids, np.uint64, len(ids)))
+        return _Entries(self.ids[kept], self.starts[kept], self.sizes[kept])
+
+    def and_these(self, rows: list[tuple[int, int, int]]) -> _Entries:
+        """Those, too."""
+        if not rows:
+            return self
+        more = np.array(rows, np.uint64)
+        return _Entries(*(np.append(a, b) for a, b in zip(self, more.T, strict=True)))
+
+
+_NONE = np.empty(0, np.uint64)
+NO_ENTRIES = _Entries(_NONE, _NONE, _NONE)
+
+
+class _Rewriting:
+    """A shard that is rewritten: `root` is its index, which is changed in place. Positions count from its end there."""
+
+    def __init__(self, format: Uint64Sharded, shard: int, old: Blob | None) -> None:
+        self._format, self._shard, self._old = format, shard, old
+        self._header = format._header
+        self._size = 0 if old is None else old.stat().size
+        pages = 1 << format.page_bits
+        self._root = np.zeros((pages, 2), np.uint64)
+        if old is not None and self._size:
+            blocks = old.read([format.root_request(block) for block in range(format.blocks)])
+            self._root = np.concatenate([format._entries(n, raw) for n, raw in enumerate(blocks)])
+        self._before = self._root.copy()
+        self._end = self._header  # of the new object, as far as it goes
+        self._doubtful = _NONE, _NONE  # entries that lead nowhere in bytes that are kept
+        # Fragments of a mesh lie before its manifest: who goes through a minishard finds them in that order.
+        self._by_start = isinstance(format.ids, Ids) and len(format.ids.grid) == 2
+
+    def _pages(self) -> list[int]:
+        """Those in which something is, or should be."""
+        return np.flatnonzero(self._before[:, 0] != self._before[:, 1]).tolist()
+
+    def _read(self, pages: list[int]) -> Iterator[tuple[int, ByteRange, _Entries]]:
+        """Minishards and where their indices lie, but for empty ones. Raise ValueError, with the reason."""
+        for i in range(0, len(pages), PAGES):
+            where = [(page, self._range_of(page)) for page in pages[i : i + PAGES]]
+            wanted = [(page, at) for page, at in where if at is not None]
+            if self._old is None or not wanted:
+                continue
+            for (page, at), raw in zip(wanted, self._old.read([at for _, at in wanted]), strict=True):
+                if len(raw) != at.stop - at.start:
+                    raise ValueError(f"the index of minishard {page} at [{at.start}, {at.stop}) is cut off")
+                yield page, at, self._format._entries_of(page, raw)
+
+    def _range_of(self, page: int) -> ByteRange | None:
+        start, stop = page >> BLOCK_BITS << BLOCK_BITS, (page >> BLOCK_BITS) + 1 << BLOCK_BITS
+        return self._format.page_request(self._shard, page, self._before[start:stop].astype("<u8").tobytes())
+
+    def entries(self, pages: Collection[int]) -> dict[int, _Entries]:
+        """What is in these minishards."""
+        return dict.fromkeys(pages, NO_ENTRIES) | {page: found for page, _, found in self._read(sorted(pages))}
+
+    def sound(self, leads: Leads | None) -> dict[int, _Entries] | None:
+        """What is in all minishards; None if something leads nowhere."""
+        try:
+            found = self.entries(self._pages())
+            for entries in found.values():
+                starts = entries.starts if leads is None else entries.starts - leads(entries.starts, entries.sizes)
+                if len(leaving(entries.starts, entries.sizes, self._size)) or (starts > entries.starts).any():
+                    return None
+        except ValueError:
+            return None
+        return found
+
+    def append(self, kept: Mapping[int, _Entries]) -> Plan:
+        """All bytes behind the shard index."""
+        self._end = max(self._size, self._header)
+        others = np.setdiff1d(self._pages(), list(kept)).astype(np.intp)
+        starts, stops = self._before[others].T + np.uint64(self._header)
+        found = [(starts, stops - starts)]
+        for page, entries in kept.items():
+            if ((entries.starts < self._header) & (entries.sizes > 0)).any():
+                raise ValueError(f"a chunk of minishard {page} begins in the shard index, which is about to change")
+            found.append((entries.starts, entries.sizes))
+        starts, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
+        at = leaving(starts, sizes, self._size)
+        self._doubtful = starts[at], sizes[at]
+        return [ByteRange(self._header, self._size)] if self._size > self._header else []
+
+    def pack(self, kept: dict[int, _Entries], leads: Leads | None) -> Plan:
+        """The bytes of all chunks, and those before that belong to them; `kept` says afterwards where they are."""
+        self._root[:] = 0
+        _, starts, sizes = (np.concatenate(column) for column in zip(NO_ENTRIES, *kept.values(), strict=True))
+        before = np.zeros_like(starts) if leads is None else leads(starts, sizes)
+        pieces, moved = packed(starts - before, starts + sizes, self._header)
+        moved += before
+        done = 0
+        for page, entries in kept.items():
+            kept[page] = entries._replace(starts=moved[done : done + len(entries.ids)])
+            done += len(entries.ids)
+        self._end += size_of(pieces)
+        return pieces
+
+    def write(self, page: int, entries: _Entries, puts: Mapping[int, Put]) -> Plan:
+        """New chunks of a minishard, and its index."""
+        pieces: Plan = []
+        rows = []
+        for slot, put in puts.items():
+            if put.lead is not None:
+                pieces += pieces_of(put.lead)
+                self._end += size_of(put.lead)
+            rows.append((slot, self._end, size_of(put.data)))
+            pieces += pieces_of(put.data)
+            self._end += rows[-1][2]
+        entries = entries.and_these(rows)
+        if not len(entries.ids):
+            self._root[page] = 0
+            return pieces
+        index = self._encoded(entries)
+        self._root[page] = self._end - self._header, self._end - self._header + len(index)
+        self._end += len(index)
+        return [*pieces, index]
+
+    def _encoded(self, entries: _Entries) -> bytes:
+        order = np.argsort(entries.starts if self._by_start else entries.ids, kind="stable")
+        ids, starts, sizes = (column[order] for column in entries)
+        if 24 * len(ids) > MAX_INDEX_BYTES:
+            raise UnsupportedError(f"{len(ids)} chunks in a minishard; {MAX_INDEX_BYTES // 24} is the limit")
+        rows = np.empty((3, len(ids)), np.uint64)
+        rows[0, 0], rows[0, 1:] = ids[0], ids[1:] - ids[:-1]  # modulo 2**64, as what follows
+        rows[1, 0], rows[1, 1:] = starts[0] - np.uint64(self._header), starts[1:] - (starts + sizes)[:-1]
+        rows[2] = sizes
+        raw = rows.astype("<u8").tobytes()
+        return encode(GZIPPED, raw) if self._format.spec.minishard_index_encoding == "gzip" else raw
+
+    def framed(self, pieces: Plan) -> Plan | None:
+        """The whole object. Raise ValueError if an entry that led nowhere would seem to lead somewhere."""
+        if (self._root[:, 0] == self._root[:, 1]).all():
+            return None
+        starts, sizes = self._doubtful
+        found = np.setdiff1d(np.arange(len(starts)), leaving(starts, sizes, self._end))
+        if len(found):
+            where = f"[{starts[found[0]]}, {starts[found[0]] + sizes[found[0]]})"
+            raise ValueError(f"an entry leads to {where}, out of its {self._size} bytes, but then would to new ones")
+        return [self._root.astype("<u8").tobytes(), *pieces]
+
+    def usage(self, leads: Leads | None) -> Usage:
+        if not self._size:
+            return Usage(0, 0, 0, 0)
+        starts, stops = [_NONE], [_NONE]
+        indices = [ByteRange(0, self._header)]
+        for _, at, entries in self._read(self._pages()):
+            indices.append(at)
+            outside = leaving(entries.starts, entries.sizes, self._size)
+            begins, sizes = np.delete(entries.starts, outside), np.delete(entries.sizes, outside)
+            starts.append(begins if leads is None else begins - leads(begins, sizes))
+            stops.append(begins + sizes)
+        live = cover(np.concatenate(starts), np.concatenate(stops))
+        own = cover(*np.array(indices, np.uint64).T)
+        used = cover(np.append(live.starts, own.starts), np.append(live.stops, own.stops)).nbytes
+        return Usage(self._size, own.nbytes, live.nbytes, self._size - used)
+
+
+PAGES = 256
+"""So many indices of minishards are read at once."""
+
+GZIPPED = (Codec("gzip", {"level": PRECOMPUTED_LEVEL}),)
 
 
 def _shift_right(values: U64, bits: int) -> U64:

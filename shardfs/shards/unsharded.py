@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.grid import ravel, ravel_many, unravel
-from shardfs.model import U64, Blob, Bool, Coords, Placement, Placements, ShardIndex
+from shardfs.model import U64, Blob, Bool, Coords, Placement, Placements, ShardIndex, Usage
+from shardfs.plans import pieces_of, unchanged
 from shardfs.shards import SinglePage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Set
+
+    from shardfs.model import Leads, Plan, Put
 
 
 class Unsharded(SinglePage):
@@ -62,3 +65,32 @@ class Unsharded(SinglePage):
         if cell is None or not all(c < n for c, n in zip(cell, self.grid, strict=True)):
             return None
         return ravel(cell, self.grid)
+
+    # ---- writing ----
+
+    unwritable = ""
+
+    def capacity(self, shard: int) -> int:
+        return 1
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """Nothing stays where it was: the chunk is all there is."""
+        for put in puts.values():
+            return pieces_of(put.data)
+        return None if drops or old is None else unchanged(old.stat().size)
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan:
+        return unchanged(old.stat().size)
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        size = old.stat().size
+        return Usage(size, 0, size, 0)

@@ -46,6 +46,14 @@ class BlpHeader:
             raise ValueError(f"a Blosc chunk that says another size than {len(stored)} bytes")
         return self.head + stored
 
+    def store(self, coords: Coords, shown: bytes) -> bytes:
+        if not shown.startswith(self.head[:4]):
+            raise ValueError(f"no chunk of bcolz: it begins {shown[:4].hex()}")
+        stored = shown[len(self.head) :]
+        if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
+            raise ValueError(f"a Blosc chunk of {len(stored)} bytes that says another size")
+        return stored
+
 
 class Compression(NamedTuple):
     """What bcolz compresses new chunks with. Reading needs none of it."""

@@ -18,7 +18,7 @@ import numpy as np
 from shardfs import n5_viewer
 from shardfs.arrays import Array, ChunkEncoding, Codec
 from shardfs.checks import Blocks, Chain
-from shardfs.codecs import decode
+from shardfs.codecs import decode, encode
 from shardfs.formats import (
     UNFIT,
     integers,
@@ -233,6 +233,38 @@ class PlainBlocks:
         if self.swap > 1:
             payload = np.frombuffer(payload, f"<u{self.swap}").astype(f">u{self.swap}").tobytes()
         return self.header + payload
+
+    def store(self, coords: Coords, shown: bytes) -> bytes:
+        start = _header_size(shown)
+        if not self.header:
+            return shown[:start] + encode((CRC32C,), shown[start:])
+        payload = shown[start:] if shown[:start] == self.header else self._whole(shown[:start], shown[start:])
+        if self.nbytes is not None and len(payload) != self.nbytes:
+            raise ValueError(f"a block should have {self.nbytes} bytes behind its header, not {len(payload)}")
+        if self.swap > 1:
+            payload = np.frombuffer(payload, f">u{self.swap}").astype(f"<u{self.swap}").tobytes()
+        return encode((CRC32C,), payload) if self.checksum else payload
+
+    def _whole(self, header: bytes, payload: bytes) -> bytes:
+        """The elements of a block that is cut at the edge of the array, as many writers have them, in a whole one."""
+        whole, shape = _block_shape(self.header), _block_shape(header)
+        if (
+            self.nbytes is None
+            or header[:4] != self.header[:4]
+            or any(a > b for a, b in zip(shape, whole, strict=True))
+        ):
+            raise ValueError(f"a block of {shape}, where only those of {whole} can be stored")
+        item = self.nbytes // math.prod(whole)
+        if len(payload) != item * math.prod(shape):
+            raise ValueError(f"a block of {shape} should have {item * math.prod(shape)} bytes, not {len(payload)}")
+        out = np.zeros(whole[::-1], f"V{item}")
+        out[tuple(slice(n) for n in shape[::-1])] = np.frombuffer(payload, f"V{item}").reshape(shape[::-1])
+        return out.tobytes()
+
+
+def _block_shape(header: bytes) -> Coords:
+    """The size of a block, x first."""
+    return tuple(np.frombuffer(header, ">u4", int.from_bytes(header[2:4], "big"), 4).tolist())
 
 
 def _header_size(block: bytes) -> int:

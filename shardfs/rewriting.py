@@ -1,0 +1,384 @@
+"""Shards with some chunks changed, as plans: through nested shards, codecs around shards, and what is around chunks.
+
+Nothing here writes. Of an old shard only indices are read, and chunks that may be what they shall be already; all of
+it only where codecs are around the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from shardfs import codecs
+from shardfs.blobs import BytesBlob, SliceBlob
+from shardfs.errors import CorruptShardError, UnsupportedError
+from shardfs.grid import unravel
+from shardfs.model import ByteRange, Put, Suffix
+from shardfs.plans import SPAN, bytes_of, chunks_of, is_same, pieces_of, shifted, size_of, unchanged
+from shardfs.shards.sharding_indexed import ShardingIndexed
+from shardfs.transcode import Transcoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence, Set
+
+    from shardfs.model import Blob, Collection, Content, Coords, Layer, Placement, Plan, ShardIndex, Usage
+
+T = TypeVar("T")
+
+
+class UnfitChunkError(ValueError):
+    """Bytes that the array cannot hold at these coordinates, or that fit nothing that lies beside them."""
+
+    def __init__(self, coords: Coords, why: str) -> None:
+        self.coords = coords
+        super().__init__(f"chunk {coords}: {why}")
+
+
+# ---- where chunks lie ----
+
+
+def unwritable(collection: Collection) -> str | None:
+    """Why chunks of the collection cannot be written; None if they can."""
+    if collection.filler is not None or isinstance(collection.transform, Transcoder):
+        return "other layouts than the stored one are shown only"
+    for layer in collection.layers:
+        if layer.format.unwritable:
+            return layer.format.unwritable
+        for codec in layer.codecs:
+            if not codecs.can_encode(codec):
+                return f"codec {codec.name!r:.80} around shards can be undone only"
+    return None
+
+
+def key(collection: Collection, shard: int) -> str:
+    """The name of an outermost shard, relative to the directory of the collection's shards."""
+    return collection.layers[0].format.key(shard)
+
+
+def elsewhere(collection: Collection, shard: int) -> tuple[str, ...]:
+    """Names of files that may hold the shard if there is none of its `key`; if one exists, it must not be written."""
+    pair, name = collection.layers[0].pair, key(collection, shard)
+    stem = name.rsplit(".", 1)[0]
+    return () if pair is None else (stem + pair.head, stem + pair.body)
+
+
+def shard_of(collection: Collection, coords: Coords) -> int:
+    """The number of the outermost shard for a chunk. Raise UnfitChunkError if there is no place for such a chunk."""
+    return _homes(collection, coords)[0][0]
+
+
+def slots(collection: Collection, shard: int) -> int | None:
+    """How many chunks of the array an outermost shard can hold, to know when it is complete; None if nobody knows."""
+    outer = collection.layers[0].format
+    if len(collection.layers) == 1:
+        return outer.capacity(shard)
+    along: list[range] = []
+    for layer in collection.layers:
+        if not isinstance(layer.format, ShardingIndexed):
+            return None
+        if not along:
+            along = [range(c, c + 1) for c in unravel(shard, layer.format.shard_grid)]
+        along = layer.format.inside(along)
+    return math.prod(map(len, along))
+
+
+def _homes(collection: Collection, coords: Coords) -> list[Placement]:
+    """Where a chunk is placed in each layer, outermost first."""
+    out: list[Placement] = []
+    for n, layer in reversed(list(enumerate(collection.layers))):
+        shard, page, slot = home = layer.format.place(coords)
+        found = layer.format.coords(shard, page, np.array([slot], np.uint64))[0][0].tolist()
+        if collection.lead is not None:
+            found[-1] = coords[-1]  # both files of a chunk have the same place
+        if found != list(coords):  # beyond the edge, numbers would be those of other chunks
+            raise UnfitChunkError(coords, "no shard has a place for it")
+        out.append(home)
+        coords = unravel(shard, collection.layers[n - 1].format.grid) if n else ()
+    return out[::-1]
+
+
+# ---- what the engine asks for ----
+
+
+def plan(
+    collection: Collection,
+    shard: int,
+    old: Blob | None,
+    puts: Mapping[Coords, Put],
+    drops: Set[Coords],
+    *,
+    pack: bool = False,
+) -> Plan | None:
+    """An outermost shard with chunks written and others gone; None if it shall be gone, as no chunk is left.
+
+    Chunks that lie there already with the same bytes are left alone: if nothing changes, the plan is the old object
+    (`plans.is_same`).
+
+    Args:
+        old: the shard as it is stored; None if there is none.
+        puts: innermost chunks by coordinates, as they are shown. All of them belong in this shard, as do `drops`.
+        pack: leave out what no index leads to. Readers that remember the old index will read other bytes.
+
+    Raise CorruptShardError if the old shard is so damaged that readable chunks could get lost; UnfitChunkError for a
+    chunk that cannot be written; UnsupportedError for what no such shard can be.
+    """
+    work = _Rewriting(collection, shard, old)
+    return work.guarded(lambda: work.plan(puts, drops, pack))
+
+
+def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:
+    """The shard without dead bytes, `old` being what is stored. Raise CorruptShardError for a broken entry, too."""
+    work = _Rewriting(collection, shard, old)
+    return work.guarded(work.repack)
+
+
+def usage(collection: Collection, shard: int, old: Blob) -> Usage:
+    """What the bytes of a stored shard are good for. Raise CorruptShardError.
+
+    Of nested shards the outermost is told; of one with codecs around it, what is inside of them.
+    """
+    work = _Rewriting(collection, shard, old)
+    return work.guarded(work.usage)
+
+
+def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
+    """Start and size of chunks, as the indices of an outermost shard have them; None where there is none.
+
+    Each index is read once. Numbers are told even if they cannot be true; those of a chunk's second file are those
+    of the first. Within codecs around the shard they count from its decoded beginning. Raise CorruptShardError.
+    """
+    if blob is None or not coords:
+        return [None] * len(coords)
+    work = _Rewriting(collection, shard_of(collection, coords[0]), blob)
+    return work.guarded(lambda: work.entries(coords))
+
+
+def entry(collection: Collection, blob: Blob | None, coords: Coords) -> tuple[int, int] | None:
+    """`entries` of one chunk."""
+    return entries(collection, blob, [coords])[0]
+
+
+class _Rewriting:
+    """Work on one stored shard."""
+
+    def __init__(self, collection: Collection, shard: int, old: Blob | None) -> None:
+        self._collection, self._shard, self._stored = collection, shard, old
+        self._layers = collection.layers
+        self._homes: dict[Coords, list[Placement]] = {}
+        self._puts: Mapping[Coords, Put] = {}
+
+    def guarded(self, work: Callable[[], T]) -> T:
+        """What the formats say of bytes, as an error that names the shard."""
+        try:
+            return work()
+        except UnfitChunkError:
+            raise
+        except ValueError as e:
+            raise CorruptShardError(self._collection.path, key(self._collection, self._shard), str(e)) from e
+
+    # ---- changing chunks ----
+
+    def plan(self, puts: Mapping[Coords, Put], drops: Set[Coords], pack: bool) -> Plan | None:
+        for coords in (*puts, *drops):
+            self._homes[coords] = _homes(self._collection, coords)
+            if self._homes[coords][0][0] != self._shard:
+                raise UnfitChunkError(coords, f"belongs in shard {self._homes[coords][0][0]}, not {self._shard}")
+        self._puts = {coords: self._as_stored(coords, put) for coords, put in puts.items()}
+        return self._rewritten(0, self._shard, self._stored, list(self._homes), pack)
+
+    def _as_stored(self, coords: Coords, put: Put) -> Put:
+        transform = self._collection.transform
+        if transform is None:
+            return put
+        try:
+            return Put(transform.store(coords, bytes_of(put.data)))
+        except ValueError as e:
+            raise UnfitChunkError(coords, str(e)) from e
+
+    def _rewritten(self, level: int, shard: int, stored: Blob | None, members: list[Coords], pack: bool) -> Plan | None:
+        """A shard of one layer with these chunks written, or gone where there is nothing to write."""
+        layer = self._layers[level]
+        blob = unwrapped(layer, stored)
+        make = self._chunks if level + 1 == len(self._layers) else self._shards
+        puts, drops = make(level, shard, blob, members)
+        if not puts and not drops and not pack:
+            return None if stored is None else unchanged(stored.stat().size)
+        pack = pack or level > 0 or bool(layer.codecs)  # all of it is written anew in any case
+        return wrapped(layer, layer.format.rewrite(shard, blob, puts, drops, pack=pack), stored, blob)
+
+    def _chunks(
+        self, level: int, shard: int, blob: Blob | None, members: list[Coords]
+    ) -> tuple[dict[tuple[int, int], Put], set[tuple[int, int]]]:
+        """The changes to an innermost shard."""
+        found = self._found(level, shard, blob, members)
+        puts, drops = {}, set()
+        for coords in members:
+            put, extent = self._puts.get(coords), found[coords]
+            if put is None and extent is not None:
+                drops.add(self._homes[coords][level][1:])
+            elif put is not None and not _lies_at(put.data, blob, extent):
+                puts[self._homes[coords][level][1:]] = put
+        return puts, drops
+
+    def _shards(
+        self, level: int, shard: int, blob: Blob | None, members: list[Coords]
+    ) -> tuple[dict[tuple[int, int], Put], set[tuple[int, int]]]:
+        """The same for a shard of shards: those in which something changes are written anew, without dead bytes."""
+        groups: dict[Placement, list[Coords]] = {}
+        for coords in members:
+            groups.setdefault(self._homes[coords][level], []).append(coords)
+        found = self._found(level, shard, blob, [group[0] for group in groups.values()])
+        puts, drops = {}, set()
+        for (_, page, slot), group in groups.items():
+            inner, extent = self._homes[group[0]][level + 1][0], found[group[0]]
+            stored = None if blob is None or extent is None else SliceBlob(blob, *extent)
+            plan = self._rewritten(level + 1, inner, stored, group, pack=False)
+            if is_same(plan, None if extent is None else extent[1]):
+                continue
+            if plan is None:
+                drops.add((page, slot))
+            else:
+                puts[page, slot] = Put(shifted(plan, extent[0]) if extent is not None else plan)
+        return puts, drops
+
+    # ---- looking ----
+
+    def _found(
+        self, level: int, shard: int, blob: Blob | None, members: Sequence[Coords]
+    ) -> dict[Coords, tuple[int, int] | None]:
+        """What the index of a shard says of these; each page is read once."""
+        pages: dict[int, ShardIndex | None] = {}
+        out: dict[Coords, tuple[int, int] | None] = {}
+        for coords in members:
+            _, page, slot = self._homes[coords][level]
+            if page not in pages:
+                pages[page] = None if blob is None else read_page(self._layers[level], shard, page, blob)
+            index = pages[page]
+            at = -1 if index is None else index.position(slot)
+            out[coords] = None if index is None or at < 0 else (int(index.starts[at]), int(index.sizes[at]))
+        return out
+
+    def entries(self, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
+        self._homes = {c: _homes(self._collection, c) for c in coords}
+        out: dict[Coords, tuple[int, int] | None] = {}
+        self._enter(0, self._stored, 0, list(self._homes), out)
+        return [out[c] for c in coords]
+
+    def _enter(
+        self,
+        level: int,
+        stored: Blob | None,
+        start: int,
+        members: list[Coords],
+        out: dict[Coords, tuple[int, int] | None],
+    ) -> None:
+        shard, blob = self._homes[members[0]][level][0], unwrapped(self._layers[level], stored)
+        found = self._found(level, shard, blob, members)
+        if level + 1 == len(self._layers):
+            out.update({c: None if e is None else (start + e[0], e[1]) for c, e in found.items()})
+            return
+        groups: dict[Placement, list[Coords]] = {}
+        for c in members:
+            groups.setdefault(self._homes[c][level], []).append(c)
+        for group in groups.values():
+            extent = found[group[0]]
+            inner = None if blob is None or extent is None else SliceBlob(blob, *extent)
+            self._enter(level + 1, inner, start + (extent[0] if extent else 0), group, out)
+
+    # ---- the whole shard ----
+
+    def repack(self) -> Plan | None:
+        layer, blob = self._layers[0], unwrapped(self._layers[0], self._stored)
+        if blob is None:
+            return None
+        return wrapped(layer, layer.format.repack(self._shard, blob), self._stored, blob)
+
+    def usage(self) -> Usage:
+        blob = unwrapped(self._layers[0], self._stored)
+        if blob is None:
+            raise ValueError("there is no shard")
+        return self._layers[0].format.usage(self._shard, blob)
+
+
+# ---- one layer ----
+
+
+def unwrapped(layer: Layer, stored: Blob | None) -> Blob | None:
+    """The shard itself, without the codecs around it. Raise ValueError, with the reason, if it cannot be decoded."""
+    if stored is None or not (layer.trailer or layer.codecs):
+        return stored
+    size = stored.stat().size
+    if layer.trailer:
+        return SliceBlob(stored, 0, max(0, size - layer.trailer))
+    if size > codecs.MAX_STORED:
+        raise ValueError(f"a shard of {size} bytes that is decoded as a whole; {codecs.MAX_STORED} is the limit")
+    return BytesBlob(codecs.decode(layer.codecs, stored.read([ByteRange(0, size)])[0]), stored) if size else stored
+
+
+def wrapped(layer: Layer, plan: Plan | None, stored: Blob | None, blob: Blob | None) -> Plan | None:
+    """The inverse for a new shard, of which pieces are of `blob`, which is the old one unwrapped."""
+    if plan is None:
+        return None
+    if layer.codecs:
+        if size_of(plan) > codecs.MAX_DECODED:
+            raise UnsupportedError(f"a shard that is encoded as a whole can have {codecs.MAX_DECODED} bytes at most")
+        return [codecs.encode(layer.codecs, bytes_of(plan, blob))]
+    if not layer.trailer:
+        return plan
+    return [*plan, _trailer(layer.trailer, plan, stored)]
+
+
+def _trailer(size: int, plan: Plan, stored: Blob | None) -> bytes:
+    """Checksums for a new shard. Raise ValueError if those of the old one do not hold: the new ones would say that
+    its chunks are sound."""
+
+    if stored is not None and (n := stored.stat().size):
+        told = stored.read([ByteRange(max(n - size, 0), n)])[0]
+        if len(told) != size or _sums([ByteRange(0, n - size)], stored, size) != told:
+            raise ValueError("the crc32c of the whole shard does not hold")
+    return _sums(plan, stored, size)
+
+
+def _sums(plan: Plan, stored: Blob | None, size: int) -> bytes:
+    """As many CRC-32C as are `size` bytes, each of all that lies before it."""
+    import google_crc32c
+
+    crc, out = 0, b""
+    for data in chunks_of(plan, stored):
+        crc = google_crc32c.extend(crc, bytes(data))
+    while len(out) < size:
+        word = crc.to_bytes(4, "little")
+        crc, out = google_crc32c.extend(crc, word), out + word
+    return out
+
+
+def read_page(layer: Layer, shard: int, page: int, blob: Blob) -> ShardIndex | None:
+    """A page of the index of a shard; None if nothing is in it. Raise ValueError, with the reason."""
+    format = layer.format
+    if format.walk is not None:
+        return format.walk(blob)
+    where = format.root_request(format.block_of(page))
+    root = None if where is None else blob.read([where])[0]
+    request = format.page_request(shard, page, root)
+    if request is None:
+        return None
+    raw = blob.read([request])[0]
+    if not isinstance(request, Suffix) and raw and len(raw) != request.stop - request.start:
+        raise ValueError(f"an index at [{request.start}, {request.stop}) is cut off after {len(raw)} bytes")
+    return format.decode_page(shard, page, raw).arrays()
+
+
+def _lies_at(data: Content, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
+    """Whether these bytes are there already."""
+    if blob is None or extent is None or size_of(data) != extent[1]:
+        return False
+    position = extent[0]
+    for part in chunks_of(pieces_of(data), blob):
+        for start in range(0, len(part), SPAN):
+            wanted = bytes(part[start : start + SPAN])
+            if blob.read([ByteRange(position, position + len(wanted))])[0] != wanted:
+                return False
+            position += len(wanted)
+    return True
