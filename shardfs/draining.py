@@ -32,12 +32,13 @@ class Writing(Protocol):
 
         journal: its directory.
         journal_bytes, journal_limit
-        waiting_files, waiting_bytes: written, and not published yet.
-        orphans: of them, those that belong to no array.
-        written_bytes, published_bytes, published_shards: since the mount began. What is published of a shard is all of
-            its new version, without what is shared with the old one.
-        errors: path -> why it is not published; the first few.
-        failed_files: how many there are.
+        dirty_chunks, dirty_shards: written, and not published yet.
+        orphans: paths of what belongs to no array.
+        written_bytes, published_bytes, published_chunks, published_shards: since the mount began. What is published of
+            a shard is what is not shared with the old one.
+        conflicts, failures: how often that was so.
+        errors: what cannot be published now -> why.
+        problems: what is wrong with the journal.
         read_only: why nothing can be written any more, or None.
         """
 

@@ -70,8 +70,8 @@ class Status:
         store = told["store"]
         words += [f"{store['bytes_fetched'] / 2**20:.1f} MiB fetched"] if store else []
         if (writing := told["writing"]) is not None:
-            words += [f"{writing['waiting_files']} files to be published"] if writing["waiting_files"] else []
-            words += [f"{writing['failed_files']} FILES CANNOT BE PUBLISHED"] if writing["failed_files"] else []
+            words += [f"{writing['dirty_chunks']} chunks to be published"] if writing["dirty_chunks"] else []
+            words += [f"{len(writing['errors'])} SHARDS CANNOT BE PUBLISHED"] if writing["errors"] else []
         return ", ".join([*words, *(["the store does not answer"] if store and store["silent"] else [])])
 
 
@@ -140,11 +140,15 @@ def _metrics(told: Mapping[str, Any], times: Mapping[int, Histogram]) -> Iterato
     if told["store"] is not None:
         yield from _store_metrics(told["store"])
     if told["writing"] is not None:
-        for name, (kind, words) in _WRITING.items():
-            yield from _metric(name, kind, words, [({}, told["writing"][name.removesuffix("_total")])])
-        yield from _metric(
-            "read_only", "gauge", "1 if the journal failed.", [({}, int(bool(told["writing"]["read_only"])))]
-        )
+        yield from _writing_metrics(told["writing"])
+
+
+def _writing_metrics(writing: Mapping[str, Any]) -> Iterator[str]:
+    for name, (kind, words) in _WRITING.items():
+        yield from _metric(name, kind, words, [({}, writing[name.removesuffix("_total").removeprefix("publish_")])])
+    yield from _metric("orphans", "gauge", "Files that belong to no array.", [({}, len(writing["orphans"]))])
+    yield from _metric("unpublishable_shards", "gauge", "Shards that fail now.", [({}, len(writing["errors"]))])
+    yield from _metric("read_only", "gauge", "1 if the journal has failed.", [({}, int(bool(writing["read_only"])))])
 
 
 _LOADS = {
@@ -155,13 +159,14 @@ _LOADS = {
 _WRITING = {
     "journal_bytes": ("gauge", "How large the journal is."),
     "journal_limit": ("gauge", "How large it may grow."),
-    "waiting_files": ("gauge", "Files that were written and are not published yet."),
-    "waiting_bytes": ("gauge", "Their bytes."),
-    "orphans": ("gauge", "Those of them that belong to no array."),
-    "failed_files": ("gauge", "Files that cannot be published."),
+    "dirty_chunks": ("gauge", "Chunks that were written and are not published yet."),
+    "dirty_shards": ("gauge", "Shards in which these belong."),
     "written_bytes_total": ("counter", "Bytes that programs wrote."),
     "published_bytes_total": ("counter", "Bytes that were written to the source."),
+    "published_chunks_total": ("counter", "Chunks that have reached it."),
     "published_shards_total": ("counter", "Shards that were replaced."),
+    "publish_conflicts_total": ("counter", "Chunks that somebody else had changed, too."),
+    "publish_failures_total": ("counter", "Attempts to publish a shard that failed."),
 }
 _CACHES = {
     "hits_total": ("counter", "Values that were there."),

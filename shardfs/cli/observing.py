@@ -41,6 +41,9 @@ def status(mountpoint: str | None, as_json: bool) -> int:
     return 1 if bad or (mountpoint is not None and not found) else 0
 
 
+NAMED = 20
+"""So many files or shards are named."""
+
 _WORDS = {
     "dead": "dead: its daemon has gone; `shardfs umount --lazy {0}` clears it",
     "hangs": "does not answer; `shardfs umount --lazy {0}` takes it away",
@@ -89,16 +92,16 @@ def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
 def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
     if w["read_only"]:
         yield f"  NOTHING CAN BE WRITTEN ANY MORE: {w['read_only']}"
-    orphans = f", {w['orphans']} of them without an array" if w["orphans"] else ""
-    yield f"  to be published: {w['waiting_files']} files, {human_bytes(w['waiting_bytes'])}{orphans}"
+    yield f"  to be published: {w['dirty_chunks']} chunks of {w['dirty_shards']} shards"
     yield f"  journal: {human_bytes(w['journal_bytes'])} of {human_bytes(w['journal_limit'])} in {w['journal']}"
     per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if w["written_bytes"] else ""
     shards = f"{human_bytes(w['published_bytes'])} in {w['published_shards']} shards"
     yield f"  written: {human_bytes(w['written_bytes'])}; published: {shards}{per}"
-    for path, why in w["errors"].items():
-        yield f"  NOT PUBLISHED: {path}: {why}"
-    if w["failed_files"] > len(w["errors"]):
-        yield f"  and {w['failed_files'] - len(w['errors'])} more"
+    told = [f"NOT PUBLISHED: {path}: {why}" for path, why in w["errors"].items()]
+    told += [f"belongs to no array: {path}" for path in w["orphans"]]
+    yield from (f"  {line}" for line in [*w["problems"], *told[:NAMED]])
+    if len(told) > NAMED:
+        yield f"  and {len(told) - NAMED} more"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -33,7 +33,7 @@ def flush(path: str, timeout: str) -> int:
         def look() -> None:
             for mount in mounts.mounts(mountpoint) if sys.stderr.isatty() else ():
                 if mount.told and mount.told["writing"]:
-                    tell(f"{mount.told['writing']['waiting_files']} files left")
+                    tell(f"{mount.told['writing']['dirty_chunks']} chunks left")
 
         try:
             mounts.flush(path, options.positive_seconds(timeout), look)
