@@ -1,0 +1,704 @@
+"""The journal of one source: what was acknowledged and is not yet in the store. The only thread-safe part of writing.
+
+`_lock` guards everything. It is held while a record is copied to the page cache and while a segment is made, but not
+while waiting for fdatasync. Of the threads that wait for the disk one is the leader and syncs for all.
+
+Segments are unlinked oldest first, and only when all that is in the journal is on disk: whatever supersedes a record
+was written after it and so outlives it. A few old records that keep many segments alive are copied to the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from google_crc32c import extend as crc32c_extend
+
+from shardfs import disk
+from shardfs.journal import places
+from shardfs.journal.peek import Peek
+from shardfs.journal.reading import Place, Reading, read, read_part, segment_name
+from shardfs.journal.records import (
+    ALIGN,
+    BLOCK,
+    CRC_STEP,
+    HAS_DATA,
+    HEAD_SIZE,
+    HEADER_SIZE,
+    TAIL_SIZE,
+    Head,
+    Header,
+    Kind,
+    Position,
+    Record,
+    aligned,
+    decode_head,
+    decode_meta,
+    encode_head,
+    encode_header,
+    encode_meta,
+    encode_tail,
+)
+from shardfs.masking import public_name
+from shardfs.model import FilePart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+log = logging.getLogger("shardfs")
+
+SEGMENT_BYTES = 64 << 20
+RESERVE_BYTES = 64 << 20
+SPARE = "spare"
+"""A file that keeps room on the disk for tombstones and the like, so that a full disk can be emptied again."""
+
+JOINED = 1 << 20
+"""Bytes. Records up to that size are written by one call, which costs one more copy."""
+
+AFTER_DAMAGE = 1 << 32
+"""Numbers that are skipped after damage, so that lost records are never taken for later ones."""
+
+HELPFUL = frozenset({Kind.BEGIN, Kind.DONE, Kind.CONFLICT, Kind.CLEAN, Kind.DROP, Kind.FREE})
+"""Kinds of small records that help to empty the journal: no limit keeps them out if they may use the reserve."""
+
+ON_FULL_DISK = HELPFUL | {Kind.DEL, Kind.RMDIR}
+"""Kinds of records that may use the spare file."""
+
+Data: TypeAlias = "bytes | bytearray | memoryview | FilePart | Sequence[bytes]"
+
+
+class _Limits(NamedTuple):
+    """In bytes and seconds."""
+
+    journal: int
+    reserve: int
+    segment: int
+    commit_s: float
+
+
+class _Segment:
+    """A file of the journal: room for `size` bytes, the next record goes to `end`; live records and readers in it."""
+
+    __slots__ = ("damaged", "end", "fd", "live", "name", "number", "pins", "size", "spare")
+
+    def __init__(self, number: int, name: str, fd: int, size: int, end: int, *, damaged: bool = False) -> None:
+        self.number, self.name, self.fd, self.size, self.end = number, name, fd, size, end
+        self.live, self.pins, self.damaged, self.spare = 0, 0, damaged, False
+
+
+class _Fresh(NamedTuple):
+    """A record that is not known to be on disk."""
+
+    sequence: int
+    lsn: int
+    place: Place
+
+
+class Journal:
+    """Records in segments. Everything may be called from any thread.
+
+    `recovered` are the records that were there when it was opened, by LSN. `problems` is what a user should be told:
+    damage, and what not to expect of the place. `damaged_paths` are those whose records are lost although they were on
+    disk; "" is among them if nobody can tell which. `read_only` is why nothing can be written any more, if so.
+    """
+
+    def __init__(
+        self, directory: Path, source: str, reading: Reading, locks: Sequence[places.Lock], limits: _Limits
+    ) -> None:
+        self.directory = directory
+        self.recovered, self.problems, self.damaged_paths = reading.records, reading.problems, reading.damaged_paths
+        self.read_only: str | None = None
+        self._source, self._locks, self._limits = source, locks, limits
+        self._epoch = int.from_bytes(secrets.token_bytes(8), "little")
+        self._lock = threading.Lock()
+        self._led = threading.Condition(self._lock)
+        self._leading = False
+        self._segments: dict[int, _Segment] = {}  # oldest first
+        self._current: _Segment | None = None
+        self._live: dict[int, Place] = {}
+        self._used = self._live_bytes = 0
+        self._moved: dict[tuple[int, int], Position] = {}  # segment and start when it was written: where it is now
+        self._origins: dict[tuple[int, int], tuple[int, int]] = {}  # the inverse
+        self._fresh: deque[_Fresh] = deque()
+        self._dirty: dict[int, _Segment] = {}
+        last = max(reading.sequence, reading.lsn) + (AFTER_DAMAGE if reading.damaged_paths else 0)
+        self._sequence = self._durable = last
+        self._number = max(max(reading.files, default=0), reading.oldest - 1, 0)
+        self._stop = threading.Event()
+        self._committer: threading.Thread | None = None
+
+    # -------------------------------------------------------------------------------------------------- opening
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        source: str,
+        *,
+        limit_bytes: int,
+        reserve_bytes: int = RESERVE_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
+        commit_s: float = 5.0,
+        mountpoint: str = "",
+        waiting: Callable[[], None] = lambda: None,
+    ) -> Journal:
+        """Take the locks, read what is there and make sure that it is on disk.
+
+        The last `reserve_bytes` of `limit_bytes`, a quarter at most, are for records that are appended with `reserve`.
+        With `commit_s` of 0 nothing is synced unless somebody asks. `waiting` is called before what takes long.
+
+        Raise BusyError if somebody else writes to the source; OSError if this is no place for a journal, or not ours;
+        UnsupportedError, before anything is touched, if a newer shardfs has written it.
+        """
+        directory = Path(directory)
+        warnings = places.prepare(directory, source, mountpoint)
+        locks = [places.Lock.take(str(directory / places.LOCK), mountpoint)]
+        try:
+            locks += places.lock_source(source, mountpoint)
+            waiting()
+            reading = read(directory, places.source_id(source), write=True)
+        except BaseException:
+            for lock in locks:
+                lock.free()
+            raise
+        segment = min(segment_bytes, max(limit_bytes // 8, 64 << 10))
+        limits = _Limits(limit_bytes, min(reserve_bytes, limit_bytes // 4), segment, commit_s)
+        journal = cls(directory, source, reading, locks, limits)
+        journal.problems[:0] = warnings
+        try:
+            journal._take_over(reading)
+        except BaseException:
+            journal._close_files()
+            raise
+        if commit_s:
+            journal._committer = threading.Thread(target=journal._commit_for_ever, name="journal", daemon=True)
+            journal._committer.start()
+        return journal
+
+    @staticmethod
+    def peek(directory: str | Path, source: str | None = None) -> Peek:
+        """What is in it, also if somebody else writes to it; nothing is locked or changed (`Peek.open`)."""
+        return Peek.open(directory, source)
+
+    def _take_over(self, reading: Reading) -> None:
+        for file in sorted(reading.files.values(), key=lambda file: (file.number < 0, abs(file.number))):
+            self._add(_Segment(file.number, file.name, file.fd, file.end, file.end, damaged=file.damaged))
+        for file in reading.torn:
+            self._cut(self._segments[file.number], file.size)
+        for file in reading.files.values():
+            if file.size > file.end and not file.damaged:
+                disk.ftruncate(file.fd, file.end)
+        for file in reading.stale:
+            self._unlink(self._segments[file.number])
+        for record in reading.records:
+            self._note(record.lsn, reading.places[record.lsn])
+        for segment in self._segments.values():  # after kill -9 it may be in the page cache only
+            disk.fdatasync(segment.fd)
+
+    def _cut(self, segment: _Segment, stop: int) -> None:
+        """Take what is no record off the end of a segment. A copy is kept."""
+        at = segment.end
+        copy = disk.open(str(self.directory / f"{segment.name[:16]}.torn"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            while at < stop and (data := os.pread(segment.fd, min(CRC_STEP, stop - at), at).rstrip(b"\0")):
+                disk.write_all(copy, data)
+                at += CRC_STEP
+            disk.fsync(copy)
+        finally:
+            disk.close(copy)
+        disk.ftruncate(segment.fd, segment.end)
+        segment.damaged = False
+
+    # ------------------------------------------------------------------------------------------------ appending
+
+    def append(self, kind: Kind, meta: dict[str, Any], data: Data | None = None, *, reserve: bool = False) -> Record:
+        """Write a record to the page cache: it survives the end of this process from now on.
+
+        PUT and DOC have data, be they empty. With `reserve` it may use what is kept for records that make room.
+
+        Raise OSError: ENOSPC at the limit, or if the disk is full; EROFS if the journal is read-only.
+        """
+        text = encode_meta(meta)
+        if data is None and kind in (Kind.PUT, Kind.DOC):
+            data = b""
+        content, size = _content(data)
+        crc = None if isinstance(content, FilePart) else _crc_of(content)
+        flags = 0 if data is None else HAS_DATA
+        if not self._fits(kind, size + len(text), reserve=reserve):
+            self.tidy(hard=True)
+        with self._lock:
+            if not self._fits(kind, size + len(text), reserve=reserve):
+                raise OSError(errno.ENOSPC, f"the journal has reached its limit of {self._limits.journal} bytes")
+            head = self._write(Head(kind, flags, len(text), size, 0, 0, 0, 0, 0, 0, 0, crc or 0), text, content, crc)
+            position = Position(head.segment, head.data_start, size, head.data_crc) if flags else None
+        return Record(head.lsn, kind, meta, position)
+
+    def _fits(self, kind: Kind, size: int, *, reserve: bool) -> bool:
+        if reserve and kind in HELPFUL:
+            return True
+        limit = self._limits.journal - (0 if reserve else self._limits.reserve)
+        return self._used + size + _AROUND <= limit
+
+    def _write(self, head: Head, meta: bytes, content: _Content, crc: int | None) -> Head:
+        """Write a record behind the others; the lock is held. LSN 0: a new one. Raise EIO if the data are not of `crc`.
+
+        Whatever fails, the next record takes the same place.
+        """
+        if self.read_only:
+            raise OSError(errno.EROFS, self.read_only)
+        segment, need = self._current, head.meta_size + head.data_size + _AROUND
+        helpful = head.kind in ON_FULL_DISK
+        if segment is None or segment.end + need > segment.size or (segment.spare and not helpful):
+            segment = self._roll(need, helpful=helpful)
+        number = self._sequence + 1
+        head = head._replace(
+            sequence=number, lsn=head.lsn or number, epoch=self._epoch, segment=segment.number, offset=segment.end,
+            durable=self._durable, oldest=self._oldest(),
+        )  # fmt: skip
+        if isinstance(content, FilePart):
+            found = _copy(content, segment.fd, head.data_start)
+            if crc is not None and crc != found:
+                raise OSError(errno.EIO, f"record {head.lsn} of the journal cannot be read any more")
+            head = head._replace(data_crc=found)
+            content = ()
+        _write_record(segment.fd, head, meta, content)
+        stop = aligned(head.stop)
+        self._used += stop - segment.end
+        self._sequence, segment.end = number, stop
+        self._dirty[segment.number] = segment
+        place = Place(segment.number, head.offset, head.stop - head.offset)
+        self._fresh.append(_Fresh(number, head.lsn, place))
+        if head.kind != Kind.FREE:
+            self._forget(head.lsn)
+            self._note(head.lsn, place)
+        return head
+
+    def _oldest(self) -> int:
+        return next((number for number in self._segments if number > 0), self._number)
+
+    def _note(self, lsn: int, place: Place) -> None:
+        self._live[lsn] = place
+        self._live_bytes += place.size
+        self._segments[place.number].live += 1
+
+    def _forget(self, lsn: int) -> None:
+        if (place := self._live.pop(lsn, None)) is not None:
+            self._live_bytes -= place.size
+            self._segments[place.number].live -= 1
+
+    # ------------------------------------------------------------------------------------------------- segments
+
+    def _roll(self, need: int, *, helpful: bool) -> _Segment:
+        """Begin a segment with room for `need` bytes behind its header; on a full disk only for helpful records."""
+        number = self._number + 1
+        try:
+            segment = self._create(number, max(self._limits.segment, HEADER_SIZE + need))
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not helpful:
+                raise
+            segment = self._from_spare(number, HEADER_SIZE + need, e)
+            segment.spare = True
+        self._number = number
+        self._add(segment)
+        self._current = segment
+        return segment
+
+    def _add(self, segment: _Segment) -> None:
+        self._segments[segment.number] = segment
+        self._used += segment.end
+
+    def _create(self, number: int, size: int) -> _Segment:
+        name = segment_name(number)
+        path = str(self.directory / name)
+        fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+        try:
+            disk.fallocate(fd, 0, size)
+            return self._begin(number, fd, size)
+        except BaseException:
+            disk.close(fd)
+            with suppress(OSError):
+                disk.unlink(path)
+            raise
+
+    def _begin(self, number: int, fd: int, size: int) -> _Segment:
+        """Write the header, and have it and the name on disk before anything counts on them."""
+        id_, name = places.source_id(self._source), public_name(self._source)
+        header = Header(id_, self._epoch, number, self._sequence + 1, time.time_ns(), name)
+        disk.pwrite_all(fd, encode_header(header), 0)
+        disk.fsync(fd)
+        disk.fsync_directory(str(self.directory))
+        return _Segment(number, segment_name(number), fd, size, HEADER_SIZE)
+
+    def _from_spare(self, number: int, need: int, error: OSError) -> _Segment:
+        spare, path = str(self.directory / SPARE), str(self.directory / segment_name(number))
+        try:
+            fd = disk.open(spare, os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise error from None
+        try:
+            size = os.fstat(fd).st_size
+            if size < need:
+                raise error
+            disk.rename(spare, path)
+            return self._begin(number, fd, size)
+        except BaseException:
+            disk.close(fd)
+            raise
+
+    def _keep_spare(self) -> None:
+        """Have a spare file, if there is room for one."""
+        path = str(self.directory / SPARE)
+        size = min(self._limits.reserve, self._limits.segment)
+        if os.path.exists(path) or size < _AROUND + HEADER_SIZE:
+            return
+        fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+        try:
+            disk.fallocate(fd, 0, size)
+        except OSError:
+            disk.unlink(path)
+            raise
+        finally:
+            disk.close(fd)
+
+    def _unlink(self, segment: _Segment) -> None:
+        """The segment is not needed any more; of one with damage the file is kept for a while, under another name."""
+        path = str(self.directory / segment.name)
+        if segment.damaged:
+            disk.rename(path, path.removesuffix(".wal") + ".damaged")
+        else:
+            disk.unlink(path)
+        self._segments.pop(segment.number, None)
+        self._dirty.pop(segment.number, None)
+        self._used -= segment.end
+        for key in [key for key in self._origins if key[0] == segment.number]:
+            del self._moved[self._origins.pop(key)]
+        disk.close(segment.fd)
+
+    # -------------------------------------------------------------------------------------------------- reading
+
+    def part(self, position: Position) -> FilePart:
+        """Where the data are, for `preadv` and copies. Good until the record is released; see `pin`."""
+        with self._lock:
+            return self._part(position)
+
+    def _part(self, position: Position) -> FilePart:
+        position = self._moved.get((position.segment, position.start), position)
+        segment = self._segments.get(position.segment)
+        if segment is None:
+            raise OSError(errno.ESTALE, "the record is not in the journal any more")
+        return FilePart(segment.fd, position.start, position.size)
+
+    def pin(self, position: Position) -> FilePart:
+        """As `part`, but good until `unpin`, also if the record is released meanwhile."""
+        with self._lock:
+            part = self._part(position)
+            self._of(part).pins += 1
+            return part
+
+    def unpin(self, part: FilePart) -> None:
+        """Exactly once for what `pin` gave."""
+        with self._lock:
+            self._of(part).pins -= 1
+
+    def _of(self, part: FilePart) -> _Segment:
+        return next(segment for segment in reversed(self._segments.values()) if segment.fd == part.fd)
+
+    @contextmanager
+    def using(self, position: Position) -> Iterator[FilePart]:
+        """`pin` for the length of a `with` block."""
+        part = self.pin(position)
+        try:
+            yield part
+        finally:
+            self.unpin(part)
+
+    def read(self, position: Position, start: int = 0, size: int | None = None) -> bytes:
+        """Bytes of the data, fewer at their end. Raise EIO if all were asked for and are not what was written."""
+        with self.using(position) as part:
+            return read_part(part, position.crc, start, size)
+
+    # --------------------------------------------------------------------------------------------------- syncing
+
+    def sync(self, lsn: int | None = None) -> None:
+        """Return when everything up to `lsn`, or all, is on disk. Who waits meanwhile is served by the same call.
+
+        Raise OSError (EIO) if that is impossible; then the journal is read-only.
+        """
+        with self._lock:
+            target = self._sequence if lsn is None else lsn
+            while self._leading and self._durable < target:
+                self._led.wait()
+            if self._durable >= target:
+                return
+            self._leading = True
+        try:
+            self._commit()
+        finally:
+            self._end_leading()
+
+    def _lead(self) -> None:
+        with self._lock:
+            while self._leading:
+                self._led.wait()
+            self._leading = True
+
+    def _end_leading(self) -> None:
+        with self._lock:
+            self._leading = False
+            self._led.notify_all()
+
+    def _commit(self) -> None:
+        """Only by the leader."""
+        with self._lock:
+            if self.read_only and self._fresh:
+                raise OSError(errno.EIO, self.read_only)
+            sequence, dirty = self._sequence, list(self._dirty.values())
+            self._dirty.clear()
+        broken: list[_Segment] = []
+        for segment in dirty:
+            try:
+                disk.fdatasync(segment.fd)
+            except OSError as e:
+                log.error("%s: %s; its last records are written anew", self.directory / segment.name, e.strerror)
+                broken.append(segment)
+        with self._lock:
+            if broken:
+                self._rescue(broken)
+                return
+            self._durable = max(self._durable, sequence)
+            while self._fresh and self._fresh[0].sequence <= sequence:
+                self._fresh.popleft()
+
+    def _rescue(self, broken: Sequence[_Segment]) -> None:
+        """Write anew what may be missing on disk; the lock is held.
+
+        After an error the kernel takes the pages for clean, so another fdatasync of the same file would prove nothing.
+        They are still in the page cache, mostly; each record is verified.
+        """
+        numbers = {segment.number for segment in broken}
+        doubtful = list(self._fresh)
+        if self._current in broken:
+            self._current = None
+        try:
+            for fresh in doubtful:
+                if fresh.place.number in numbers:
+                    self._copy_record(fresh.lsn, fresh.place)
+            for segment in self._dirty.values():
+                if segment.number not in numbers:
+                    disk.fdatasync(segment.fd)
+        except OSError as e:
+            self.read_only = f"the journal cannot be written to disk: {e.strerror}"
+            log.critical("%s: %s; nothing more is written", self.directory, self.read_only)
+            raise OSError(errno.EIO, self.read_only) from e
+        self._dirty.clear()
+        self._fresh.clear()
+        self._durable = self._sequence
+
+    def _copy_record(self, lsn: int, place: Place) -> None:
+        """Write a record again, behind the others, as the same version. Raise EIO if it is damaged."""
+        fd, live = self._segments[place.number].fd, lsn in self._live
+        text = os.pread(fd, HEAD_SIZE, place.offset)
+        head = decode_head(text)
+        meta = os.pread(fd, head.meta_size, place.offset + HEAD_SIZE) if head else b""
+        if head is None or head.lsn != lsn or decode_meta(text + meta) is None:
+            raise OSError(errno.EIO, f"record {lsn} of the journal cannot be read any more")
+        data = FilePart(fd, head.data_start, head.data_size)
+        new = self._write(head, meta, data, head.data_crc)
+        old = place.number, head.data_start
+        origin = self._origins.pop(old, old)
+        self._moved[origin] = Position(new.segment, new.data_start, new.data_size, new.data_crc)
+        self._origins[new.segment, new.data_start] = origin
+        if not live:
+            self._forget(lsn)
+
+    # ------------------------------------------------------------------------------------------------- releasing
+
+    def release(self, lsns: Iterable[int]) -> None:
+        """The records are superseded or done with; their segments are unlinked some time later."""
+        with self._lock:
+            for lsn in lsns:
+                self._forget(lsn)
+
+    @property
+    def nbytes(self) -> int:
+        """What is taken by records that are still needed, and by others between and behind them."""
+        with self._lock:
+            if not self._live:
+                return 0
+            used = self._used
+            for segment in self._segments.values():
+                if segment.live:
+                    break
+                used -= segment.end
+            return used
+
+    @property
+    def limit_bytes(self) -> int:
+        """What `nbytes` is to be compared with."""
+        return self._limits.journal - self._limits.reserve
+
+    def tidy(self, *, hard: bool = False) -> None:
+        """Sync, and unlink segments that are not needed any more. The journal does so itself every `commit_s`.
+
+        `hard`: copy more of what is needed, for the sake of room.
+        """
+        self._lead()
+        try:
+            self._commit()
+            if self.read_only or self._current is None:
+                return
+            while self._move_oldest(hard=hard) | self._free():
+                pass
+            with suppress(OSError):  # a full disk
+                self._keep_spare()
+        finally:
+            self._end_leading()
+
+    def _move_oldest(self, *, hard: bool) -> bool:
+        """Copy what is live in the oldest segment to the end, if most of the journal is dead."""
+        with self._lock:
+            current = self._current
+            if current is None:
+                return False
+            if not self._live and current.end > (HEADER_SIZE if hard else current.size // 2):
+                self._roll(_AROUND, helpful=True)
+                return True
+            if self._used <= (1 if hard else 2) * (self._live_bytes + self._limits.segment):
+                return False
+            oldest = next(iter(self._segments.values()))
+            if oldest is current or oldest.pins or not oldest.live:
+                return False
+            lsns = [lsn for lsn, place in self._live.items() if place.number == oldest.number]
+        for lsn in lsns:
+            with self._lock:
+                if (place := self._live.get(lsn)) is not None:
+                    self._copy_record(lsn, place)
+        return True
+
+    def _free(self) -> bool:
+        """Unlink the oldest segments if nothing in them is needed; only by the leader."""
+        with self._lock:
+            dead = []
+            for segment in self._segments.values():
+                if segment.live or segment.pins or segment is self._current:
+                    break
+                dead.append(segment)
+            if not dead:
+                return False
+            for segment in dead:
+                del self._segments[segment.number]  # so that the record tells what is needed from now on
+            try:
+                self._write(_FREE, b"{}", (), 0)
+            finally:
+                self._segments = {**{segment.number: segment for segment in dead}, **self._segments}
+        self._commit()
+        with self._lock:
+            for segment in dead:
+                self._unlink(segment)
+        return True
+
+    # -------------------------------------------------------------------------------------------------- the end
+
+    def _commit_for_ever(self) -> None:
+        failed = False
+        while not self._stop.wait(self._limits.commit_s):
+            try:
+                self.tidy()
+                failed = False
+            except OSError as e:
+                if not failed:
+                    log.error("%s: %s", self.directory, e.strerror)
+                failed = True
+
+    def close(self, *, clean: bool) -> None:
+        """Sync, and let others have the journal. `clean`: everything is in the store.
+
+        Raise OSError if not all could be written; the journal is closed nevertheless.
+        """
+        self._stop.set()
+        if self._committer is not None:
+            self._committer.join()
+        try:
+            if clean and (self._current or self._live or len(self._segments) > 1) and not self.read_only:
+                self.release([self.append(Kind.CLEAN, {}, reserve=True).lsn])
+            self.tidy()
+            if self._current is not None:
+                disk.ftruncate(self._current.fd, self._current.end)
+            with suppress(FileNotFoundError):
+                disk.unlink(str(self.directory / SPARE))
+        finally:
+            self._close_files()
+
+    def _close_files(self) -> None:
+        for segment in self._segments.values():
+            with suppress(OSError):
+                disk.close(segment.fd)
+        self._segments = {}
+        for lock in self._locks:
+            lock.free()
+
+
+_Content: TypeAlias = "Sequence[bytes] | FilePart"
+
+_AROUND = HEAD_SIZE + BLOCK + TAIL_SIZE + ALIGN
+"""Bytes that a record takes at most beside its meta and data."""
+
+_FREE = Head(Kind.FREE, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _content(data: Data | None) -> tuple[_Content, int]:
+    if isinstance(data, FilePart):
+        return data, data.size
+    if data is None:
+        return (), 0
+    if isinstance(data, bytes):
+        return (data,), len(data)
+    if isinstance(data, bytearray | memoryview):
+        return (bytes(data),), len(data)
+    return data, sum(map(len, data))
+
+
+def _crc_of(parts: Sequence[bytes]) -> int:
+    crc = 0
+    for part in parts:
+        crc = crc32c_extend(crc, part)
+    return crc
+
+
+def _write_record(fd: int, head: Head, meta: bytes, content: Sequence[bytes]) -> None:
+    """All but data that are there already."""
+    front, tail = encode_head(head, meta), encode_tail(head)
+    if not content and head.data_size:
+        disk.pwrite_all(fd, tail, head.stop - TAIL_SIZE)
+        disk.pwrite_all(fd, front, head.offset)
+        return
+    gap = bytes(head.data_start - head.offset - len(front))
+    if head.data_size <= JOINED:
+        disk.pwrite_all(fd, b"".join((front, gap, *content, tail)), head.offset)
+        return
+    at = head.data_start
+    for part in content:
+        disk.pwrite_all(fd, part, at)
+        at += len(part)
+    disk.pwrite_all(fd, tail, at)
+    disk.pwrite_all(fd, front, head.offset)
+
+
+def _copy(part: FilePart, target: int, at: int) -> int:
+    """The crc32c of what was copied. Raise EIO if the file is shorter than the part."""
+    crc, start, left = 0, part.start, part.size
+    while left:
+        data = os.pread(part.fd, min(left, CRC_STEP), start)
+        if not data:
+            raise OSError(errno.EIO, f"a file ends {left} bytes early")
+        disk.pwrite_all(target, data, at)
+        crc, start, at, left = crc32c_extend(crc, data), start + len(data), at + len(data), left - len(data)
+    return crc

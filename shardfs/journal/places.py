@@ -1,0 +1,225 @@
+"""Where journals lie, whether a directory may hold one, and who works on it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import socket
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shardfs import disk
+from shardfs.errors import BusyError
+from shardfs.mounts import entries
+
+log = logging.getLogger("shardfs")
+
+LOCK = "lock"
+SOURCE_LOCK = ".shardfs.lock"
+
+FORGETFUL = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+"""File systems that a power failure empties."""
+
+FAR = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
+        "ocfs2", "orangefs", "pvfs2", "smb2", "smb3", "smbfs", "virtiofs",
+    }
+)  # fmt: skip
+"""File systems on which what fdatasync and locks promise is up to another host, or to another program, like FUSE."""
+
+
+def canonical(source: str) -> str:
+    """One name for one source: links resolved, `file://` taken off, without credentials, options and last slash."""
+    protocol, separator, rest = source.partition("://")
+    if separator and protocol not in ("file", "local"):
+        host, slash, path = rest.partition("/")
+        return f"{protocol}://{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}".rstrip("/")
+    return os.path.realpath(rest if separator else source)
+
+
+def source_id(source: str) -> bytes:
+    """16 bytes."""
+    return hashlib.blake2b(os.fsencode(canonical(source)), digest_size=16).digest()
+
+
+def state_directory() -> Path:
+    """Where journals lie unless something else is said."""
+    told = os.environ.get("XDG_STATE_HOME", "")
+    return Path(told if os.path.isabs(told) else os.path.expanduser("~/.local/state"), "shardfs")
+
+
+def directory_for(source: str, base: str | Path | None = None) -> Path:
+    """The journal's directory, below `base` instead of `state_directory()` if it is given. Need not exist."""
+    return (state_directory() if base is None else Path(base)) / source_id(source).hex()
+
+
+def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
+    """Make the directory if there is none. What should be known of its place is returned.
+
+    Raise OSError if it is no place for a journal: of another user, open to others, a symbolic link, on a network or
+    FUSE file system, or inside the source or the mount.
+    """
+    for path in (directory.parent, directory):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            disk.mkdir(str(path), 0o700)
+            disk.fsync_directory(str(path.parent))
+    own_directory(directory)
+    here = os.path.realpath(directory)
+    for name, other in (("source", source), ("mount", mountpoint)):
+        if other and "://" not in other and Path(here).is_relative_to(os.path.realpath(other)):
+            raise OSError(errno.EINVAL, f"the journal cannot lie inside the {name}", str(directory))
+    return _of_file_system(here)
+
+
+def own_directory(directory: Path) -> None:
+    """Raise OSError unless it is the user's own, closed to others, and not reached by a symbolic link."""
+    for path in (directory.parent, directory):
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "a journal must not be reached by a symbolic link", str(path))
+    info = directory.lstat()
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
+    if info.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"the journal belongs to user {info.st_uid}", str(directory))
+    if info.st_mode & 0o077:
+        why = f"the journal is open to others (mode {info.st_mode & 0o777:o}, expected 700)"
+        raise PermissionError(errno.EPERM, why, str(directory))
+
+
+def _of_file_system(path: str) -> list[str]:
+    kind = file_system(path)
+    if kind in FAR or kind.partition(".")[0] in ("fuse", "fuseblk"):
+        raise OSError(errno.EOPNOTSUPP, f"a journal must lie on a local disk, not on {kind}", path)
+    if kind in FORGETFUL:
+        return [f"the journal {path} lies on {kind}: what is not published yet does not survive a power failure"]
+    return []
+
+
+def file_system(path: str) -> str:
+    """The type of the file system on which an existing path without links lies, as mountinfo calls it."""
+    above = {path, *map(str, Path(path).parents)}
+    found = ""
+    best = -1
+    for entry in entries():
+        if entry.mountpoint in above and len(entry.mountpoint) >= best:
+            found, best = entry.type, len(entry.mountpoint)
+    return found
+
+
+class Lock:
+    """A lock file that says who has it. The kernel frees it when its owner ends, however that happens."""
+
+    def __init__(self, path: str, fd: int, *, fleeting: bool) -> None:
+        self._path, self._fd, self._fleeting = path, fd, fleeting
+
+    @classmethod
+    def take(cls, path: str, mountpoint: str, *, fleeting: bool = False, mode: int = 0o600) -> Lock:
+        """Raise BusyError if somebody else has it. A fleeting one leaves no file behind."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        while True:
+            fd = disk.open(path, flags, mode)
+            try:
+                disk.lock(fd)
+                if _is_at(fd, path):  # else its last owner has removed the name after we had opened it
+                    disk.ftruncate(fd, 0)
+                    disk.pwrite_all(fd, json.dumps(_about_us(mountpoint)).encode(), 0)
+                    return cls(path, fd, fleeting=fleeting)
+            except BlockingIOError:
+                owner = read_owner(path)
+                disk.close(fd)
+                raise BusyError(errno.EBUSY, f"already {describe(owner)}") from None
+            except BaseException:
+                disk.close(fd)
+                raise
+            disk.close(fd)
+
+    def free(self) -> None:
+        """Somebody else may have it."""
+        if self._fleeting:
+            with suppress(OSError):
+                disk.unlink(self._path)
+        disk.close(self._fd)
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def lock_source(source: str, mountpoint: str) -> list[Lock]:
+    """Lock a local source against writers on other hosts; no lock if it is remote, a file, or not ours to write to."""
+    root = canonical(source)
+    if not os.path.isdir(root):
+        return []
+    try:
+        return [Lock.take(os.path.join(root, SOURCE_LOCK), mountpoint, fleeting=True, mode=0o644)]
+    except PermissionError:
+        log.warning("%s cannot be locked against writers on other hosts", root)
+    except OSError as e:
+        if isinstance(e, BusyError) or e.errno != errno.EROFS:
+            raise
+    return []
+
+
+def is_locked(path: str) -> bool:
+    """Whether somebody else has the lock at `path`. Nothing is changed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        disk.lock(fd, exclusive=False)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def read_owner(path: str) -> dict[str, Any]:
+    """What the last owner of a lock wrote of itself; nothing if that cannot be read."""
+    try:
+        told = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def describe(owner: dict[str, Any]) -> str:
+    """In words; ends with a statement about where and since when."""
+    words = f"mounted rw by pid {owner.get('pid', '?')}"
+    if owner.get("host") != socket.gethostname():
+        words += f" on {owner.get('host', 'another host')}"
+    if owner.get("mountpoint"):
+        words += f" at {owner['mountpoint']}"
+    if isinstance(since := owner.get("since"), int | float):
+        words += time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(since))
+    return words
+
+
+def _about_us(mountpoint: str) -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "boot": _first_line("/proc/sys/kernel/random/boot_id"),
+        "pid": os.getpid(),
+        "started": _first_line("/proc/self/stat").rpartition(")")[2].split()[19:20],
+        "mountpoint": mountpoint,
+        "since": int(time.time()),
+    }
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,241 @@
+"""What the records of a journal come to: for each path the version that is not in the store yet.
+
+The one place that knows what records mean, for the live mount as for recovery. `apply` is called with the records in
+the order of their LSNs. Meta of each kind, paths as shown:
+
+    PUT       path, mtime_ns, mode, scratch, base; the data are the whole file
+    DOC       the same, of a metadata document
+    DEL       path, base
+    MOVE      from, to; lsn of the version at `from`, or the whole file as data; gone: `from` must become a tombstone;
+              base of `to` and from_base, where nothing is pending there; mtime_ns, mode, scratch, if they change
+    LINK      as MOVE, but `from` stays
+    MKDIR     path, mode; a directory that no chunk implies, until unmount
+    RMDIR     path
+    BEGIN     key, base, temp, temp_ino, lsns: versions are about to be published; what recovery needs if it never ends
+    DONE      key, lsns, entries: they are published. `entries` has all their paths, and where each lies now
+    CONFLICT  path, lsn, why: somebody else has published another version. why "": ours is to win, whatever is there
+    DROP      path, lsn: the version is given up
+    CLEAN     everything is published
+
+`base` is what the store had for the path: `[start, size]`, null for nothing, "?" if nobody has looked. Other members of
+PUT, DOC, DEL, MOVE and LINK are kept as `Version.extra`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from shardfs.journal import Kind, Position, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Base: TypeAlias = "tuple[int, int] | str | None"
+UNKNOWN = "?"
+
+_KNOWN = frozenset({"path", "from", "to", "lsn", "gone", "mtime_ns", "mode", "scratch", "base", "from_base"})
+
+
+class Version(NamedTuple):
+    """What a path holds. Tombstones have no data. `conflict` says why it cannot be published, "" if it can.
+
+    `lsn` is that of the record that brought it to its path; `records` are all that it takes to make it out.
+    """
+
+    lsn: int
+    kind: Kind
+    data: Position | None
+    base: Base
+    mtime_ns: int
+    mode: int
+    scratch: bool
+    conflict: str
+    records: tuple[int, ...]
+    extra: dict[str, Any] | None
+
+
+class Pending:
+    """All versions by path. Not thread-safe.
+
+    `begun` are BEGINs without DONE, by LSN; `directories` those that were made, with their modes; `problems` what could
+    not be made out for lack of records, and `lost` the paths concerned; `clean` whether the last record is CLEAN.
+    """
+
+    def __init__(self) -> None:
+        self.versions: dict[str, Version] = {}
+        self.begun: dict[int, dict[str, Any]] = {}
+        self.directories: dict[str, int] = {}
+        self.problems: list[str] = []
+        self.lost: list[str] = []
+        self.clean = True
+        self._made: dict[str, int] = {}  # the records of `directories`
+        self._uses: dict[int, int] = {}  # of records
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> tuple[Pending, list[int]]:
+        """What they come to, and which of them may be released."""
+        pending = cls()
+        free: dict[int, None] = {}
+        for record in records:
+            free.update(dict.fromkeys(pending.apply(record)))
+        return pending, list(free)
+
+    def apply(self, record: Record) -> list[int]:
+        """Take a record into account. The records that are not needed any more are returned (`Journal.release`)."""
+        self.clean = record.kind == Kind.CLEAN
+        self._uses[record.lsn] = 1
+        free = _APPLY[record.kind](self, record)
+        self._let_go(record.lsn, free)
+        return free
+
+    # -------------------------------------------------------------------------------------- versions and records
+
+    def _set(self, path: str, version: Version | None, free: list[int]) -> None:
+        """The version takes the place of what was there."""
+        for lsn in version.records if version else ():
+            self._uses[lsn] = self._uses.get(lsn, 0) + 1
+        old = self.versions.pop(path, None)
+        for lsn in old.records if old else ():
+            self._let_go(lsn, free)
+        if version:
+            self.versions[path] = version
+
+    def _let_go(self, lsn: int, free: list[int]) -> None:
+        left = self._uses.get(lsn, 0) - 1
+        if left > 0:
+            self._uses[lsn] = left
+        else:
+            self._uses.pop(lsn, None)
+            free.append(lsn)
+
+    def _base(self, path: str, meta: dict[str, Any]) -> Base:
+        told = meta.get("base", UNKNOWN)
+        if told == UNKNOWN and (old := self.versions.get(path)):
+            return old.base
+        return _as_base(told)
+
+    # -------------------------------------------------------------------------------------------------- records
+
+    def _put(self, record: Record) -> list[int]:
+        meta, path = record.meta, record.meta["path"]
+        version = Version(
+            record.lsn, record.kind, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
+            meta.get("mode", 0), bool(meta.get("scratch")), "", (record.lsn,), _extra(meta),
+        )  # fmt: skip
+        free: list[int] = []
+        self._set(path, version, free)
+        return free
+
+    def _move(self, record: Record) -> list[int]:
+        meta, lsn, free = record.meta, record.lsn, list[int]()
+        source, path = meta.get("from", ""), meta["to"]
+        old = self.versions.get(source) if source else self._version(meta.get("lsn", 0))
+        if record.data is None and (old is None or old.lsn != meta.get("lsn") or old.data is None):
+            self.problems.append(f"what was moved to {path} is lost")
+            self.lost.append(path)
+            return free
+        kind = old.kind if old and record.data is None else record.kind
+        records = (*old.records, lsn) if old and record.data is None else (lsn,)
+        version = Version(
+            lsn, Kind.PUT if kind in (Kind.MOVE, Kind.LINK) else kind,
+            record.data or (old.data if old else None), self._base(path, meta),
+            meta.get("mtime_ns", old.mtime_ns if old else 0), meta.get("mode", old.mode if old else 0),
+            bool(meta.get("scratch")), "", records, _extra(meta),
+        )  # fmt: skip
+        self._set(path, version, free)
+        if record.kind == Kind.MOVE and source and source != path:
+            gone = None
+            if meta.get("gone"):
+                base = old.base if old else UNKNOWN
+                gone = Version(lsn, Kind.DEL, None, base, version.mtime_ns, 0, False, "", (lsn,), None)
+            self._set(source, gone, free)
+        return free
+
+    def _version(self, lsn: int) -> Version | None:
+        return next((version for version in self.versions.values() if version.lsn == lsn), None)
+
+    def _make(self, record: Record) -> list[int]:
+        free = self._unmake(record)
+        path = record.meta["path"]
+        self.directories[path], self._made[path] = record.meta.get("mode", 0), record.lsn
+        self._uses[record.lsn] += 1
+        return free
+
+    def _unmake(self, record: Record) -> list[int]:
+        free: list[int] = []
+        self.directories.pop(record.meta["path"], None)
+        if lsn := self._made.pop(record.meta["path"], 0):
+            self._let_go(lsn, free)
+        return free
+
+    def _begin(self, record: Record) -> list[int]:
+        self.begun[record.lsn] = record.meta
+        self._uses[record.lsn] += 1
+        return []
+
+    def _done(self, record: Record) -> list[int]:
+        free: list[int] = []
+        key, lsns = record.meta["key"], set(record.meta.get("lsns", ()))
+        for lsn in [lsn for lsn, meta in self.begun.items() if meta.get("key") == key]:
+            del self.begun[lsn]
+            self._let_go(lsn, free)
+        for path, entry in record.meta.get("entries", {}).items():
+            version = self.versions.get(path)
+            if version is None:
+                continue
+            if version.lsn in lsns:
+                self._set(path, None, free)
+            else:  # a later one: from now on it replaces what was published here
+                records = (*version.records, record.lsn)
+                self._set(path, version._replace(base=_as_base(entry), records=records), free)
+        return free
+
+    def _conflict(self, record: Record) -> list[int]:
+        free: list[int] = []
+        path, why = record.meta["path"], record.meta.get("why", "")
+        version = self.versions.get(path)
+        if version and version.lsn == record.meta.get("lsn"):
+            base = version.base if why else UNKNOWN
+            records = (*version.records, record.lsn)
+            self._set(path, version._replace(conflict=why, base=base, records=records), free)
+        return free
+
+    def _drop(self, record: Record) -> list[int]:
+        free: list[int] = []
+        version = self.versions.get(record.meta["path"])
+        if version and version.lsn == record.meta.get("lsn"):
+            self._set(record.meta["path"], None, free)
+        return free
+
+    def _end(self, record: Record) -> list[int]:
+        free: list[int] = []
+        for lsn in [*self._made.values(), *self.begun]:
+            self._let_go(lsn, free)
+        self.directories, self._made, self.begun = {}, {}, {}
+        return free
+
+
+def _as_base(told: Any) -> Base:
+    return tuple(told) if isinstance(told, list) else told
+
+
+def _extra(meta: dict[str, Any]) -> dict[str, Any] | None:
+    if meta.keys() <= _KNOWN:
+        return None
+    return {name: value for name, value in meta.items() if name not in _KNOWN}
+
+
+_APPLY = {
+    Kind.PUT: Pending._put,
+    Kind.DOC: Pending._put,
+    Kind.DEL: Pending._put,
+    Kind.MOVE: Pending._move,
+    Kind.LINK: Pending._move,
+    Kind.MKDIR: Pending._make,
+    Kind.RMDIR: Pending._unmake,
+    Kind.BEGIN: Pending._begin,
+    Kind.DONE: Pending._done,
+    Kind.CONFLICT: Pending._conflict,
+    Kind.DROP: Pending._drop,
+    Kind.CLEAN: Pending._end,
+}

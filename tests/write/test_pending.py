@@ -1,0 +1,171 @@
+"""What records come to: by example, and against a plain dictionary."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.journal import Kind, Position, Record
+from shardfs.pending import Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ENTRY = [4096, 100]
+
+
+def recorder() -> Callable[..., Record]:
+    numbers = count(1)
+
+    def record(kind: Kind, data: bool = False, **meta: Any) -> Record:
+        lsn = next(numbers)
+        return Record(lsn, kind, meta, Position(1, lsn * 4096, 10, 0) if data else None)
+
+    return record
+
+
+def put(record: Callable[..., Record], path: str, **meta: Any) -> Record:
+    return record(Kind.PUT, data=True, path=path, mtime_ns=5, mode=0o644, **meta)
+
+
+def test_a_later_version_supersedes_and_keeps_the_base() -> None:
+    record, pending = recorder(), Pending()
+    assert pending.apply(put(record, "c/0", base=ENTRY)) == []
+    assert pending.apply(put(record, "c/0")) == [1]
+    assert pending.versions["c/0"].base == (4096, 100)
+    assert pending.apply(record(Kind.DEL, path="c/0")) == [2]
+    assert pending.versions["c/0"].data is None
+
+
+def test_done_frees_versions_begin_and_itself() -> None:
+    record, pending = recorder(), Pending()
+    pending.apply(put(record, "c/0", base=None))
+    pending.apply(record(Kind.BEGIN, key="shard", lsns=[1], temp="t"))
+    assert list(pending.begun) == [2]
+    free = pending.apply(record(Kind.DONE, key="shard", lsns=[1], entries={"c/0": ENTRY}))
+    assert sorted(free) == [1, 2, 3]
+    assert not pending.versions
+    assert not pending.begun
+
+
+def test_what_was_published_is_the_base_of_a_later_version() -> None:
+    record, pending = recorder(), Pending()
+    pending.apply(put(record, "c/0", base=None))
+    pending.apply(record(Kind.BEGIN, key="shard", lsns=[1], temp="t"))
+    assert pending.apply(put(record, "c/0")) == [1]
+    free = pending.apply(record(Kind.DONE, key="shard", lsns=[1], entries={"c/0": ENTRY}))
+    assert free == [2]  # DONE itself says what the base is
+    assert pending.versions["c/0"].base == (4096, 100)
+    assert sorted(pending.apply(record(Kind.DONE, key="shard", lsns=[3], entries={"c/0": None}))) == [3, 4, 5]
+
+
+def test_a_move_needs_the_record_with_the_data() -> None:
+    record, pending = recorder(), Pending()
+    pending.apply(put(record, "c/0.partial", scratch=True, base=None))
+    assert pending.apply(record(Kind.MOVE, **{"from": "c/0.partial", "to": "c/0", "lsn": 1, "base": ENTRY})) == []
+    version = pending.versions["c/0"]
+    assert list(pending.versions) == ["c/0"]
+    assert (version.lsn, version.kind, version.records, version.scratch) == (2, Kind.PUT, (1, 2), False)
+    assert version.base == (4096, 100)
+    assert sorted(pending.apply(record(Kind.DONE, key="s", lsns=[2], entries={"c/0": ENTRY}))) == [1, 2, 3]
+
+
+def test_a_move_may_leave_a_tombstone() -> None:
+    record, pending = recorder(), Pending()
+    pending.apply(put(record, "c/0", base=ENTRY))
+    pending.apply(record(Kind.MOVE, **{"from": "c/0", "to": "c/1", "lsn": 1, "gone": True}))
+    assert pending.versions["c/0"].data is None
+    assert pending.versions["c/0"].base == (4096, 100)
+    assert pending.apply(record(Kind.DONE, key="a", lsns=[2], entries={"c/1": ENTRY})) == [1, 3]
+    assert pending.apply(record(Kind.DONE, key="b", lsns=[2], entries={"c/0": None})) == [2, 4]
+
+
+def test_a_link_has_its_own_life() -> None:
+    record, pending = recorder(), Pending()
+    pending.apply(put(record, "zarr.partial", scratch=True))
+    pending.apply(record(Kind.LINK, **{"from": "zarr.partial", "to": "zarr.json", "lsn": 1}))
+    assert pending.apply(record(Kind.DROP, path="zarr.partial", lsn=1)) == [3]
+    assert pending.versions["zarr.json"].data == Position(1, 4096, 10, 0)
+    assert sorted(pending.apply(put(record, "zarr.json"))) == [1, 2]
+
+
+def test_a_move_of_what_was_lost_is_told() -> None:
+    record, pending = recorder(), Pending()
+    pending.apply(put(record, "a"))
+    put(record, "a")  # the one that is damaged
+    pending.apply(record(Kind.MOVE, **{"from": "a", "to": "b", "lsn": 2}))
+    assert pending.lost == ["b"]
+    assert list(pending.versions) == ["a"]
+
+
+def test_a_conflict_stays_until_it_is_decided() -> None:
+    record, pending = recorder(), Pending()
+    pending.apply(put(record, "c/0", base=ENTRY))
+    assert pending.apply(record(Kind.CONFLICT, path="c/0", lsn=1, why="written by somebody else")) == []
+    assert pending.versions["c/0"].conflict
+    pending.apply(record(Kind.CONFLICT, path="c/0", lsn=1, why=""))
+    assert pending.versions["c/0"].conflict == ""
+    assert pending.versions["c/0"].base == "?"
+    assert sorted(pending.apply(record(Kind.DROP, path="c/0", lsn=1))) == [1, 2, 3, 4]
+
+
+def test_directories_are_remembered_until_the_end() -> None:
+    record, pending = recorder(), Pending()
+    pending.apply(record(Kind.MKDIR, path="c", mode=0o755))
+    pending.apply(record(Kind.MKDIR, path="c/0", mode=0o755))
+    assert sorted(pending.apply(record(Kind.RMDIR, path="c/0"))) == [2, 3]
+    assert pending.directories == {"c": 0o755}
+    assert sorted(pending.apply(record(Kind.CLEAN))) == [1, 4]
+    assert pending.clean
+
+
+PATHS = ("c/0", "c/1", "c/2", "t")
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("put", "del", "move", "link", "done")), st.sampled_from(PATHS), st.sampled_from(PATHS)),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_versions_are_those_of_a_dictionary_and_every_record_is_freed_once(
+    steps: list[tuple[str, str, str]],
+) -> None:
+    record, pending = recorder(), Pending()
+    model: dict[str, int | None] = {}  # the LSN of the record with the data
+    written: list[Record] = []
+    freed: list[int] = []
+
+    def apply(new: Record) -> None:
+        written.append(new)
+        freed.extend(pending.apply(new))
+
+    for what, path, other in steps:
+        version = pending.versions.get(path)
+        if what == "put":
+            apply(put(record, path))
+            model[path] = written[-1].lsn
+        elif what == "del":
+            apply(record(Kind.DEL, path=path))
+            model[path] = None
+        elif what == "done" and version:
+            apply(record(Kind.DONE, key="s", lsns=[version.lsn], entries={path: None}))
+            del model[path]
+        elif what in ("move", "link") and version and version.data and path != other:
+            kind = Kind.MOVE if what == "move" else Kind.LINK
+            apply(record(kind, **{"from": path, "to": other, "lsn": version.lsn}))
+            model[other] = model[path]
+            if what == "move":
+                del model[path]
+        found = {p: v.data and v.data.start // 4096 for p, v in pending.versions.items()}
+        assert found == model
+    assert len(freed) == len(set(freed))
+    # What is left says the same.
+    left = [r for r in written if r.lsn not in freed]
+    again, free = Pending.of(left)
+    assert {p: (v.lsn, v.data) for p, v in again.versions.items()} == {
+        p: (v.lsn, v.data) for p, v in pending.versions.items()
+    }
+    assert free == []
