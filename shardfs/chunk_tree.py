@@ -18,7 +18,7 @@ from shardfs.codecs import MAX_STORED
 from shardfs.grid import SMALL_IDS, IdNames, NestedNames, ravel, unravel
 from shardfs.inodes import numbers_of_ids
 from shardfs.kinds import COMPRESSIONS, Kind
-from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Entry, Placement, Sizes
+from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Entry, Placement, Sizes, Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -224,7 +224,7 @@ class ChunkTree:
         """Forget what is remembered of the shards of these chunks, which were written anew."""
         if not self._raw or not self.chunks.is_local:
             for c in coords:
-                number = self._cached_as(c)
+                number = self.cached_as(c)
                 self._cache.drop((number, "shown"))
                 for window in range(MAX_STORED // WINDOW):
                     self._cache.drop((number, window))
@@ -240,13 +240,49 @@ class ChunkTree:
             inside = [c for c in coords if all(i < n for i, n in zip(c, grid, strict=False))]
             self.former.renew(inside)
 
+    @property
+    def _outermost(self) -> ChunkStore:
+        chunks = self.chunks
+        while chunks.outer is not None:
+            chunks = chunks.outer
+        return chunks
+
+    def outermost_key(self, shard: int) -> str:
+        """The path in the store of an outermost shard."""
+        return self._outermost.source.key(shard)
+
+    def shard_version(self, shard: int) -> Version:
+        """Of an outermost shard as it is known here; None if there is none."""
+        try:
+            return self._outermost.source.stored(shard).stat().version
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def base(self, coords: Coords) -> tuple[int, int] | None:
+        """Start and size of a chunk in its outermost shard, as `rewriting.entries` tells them; None if it is absent."""
+        if self.collection.lead is not None:
+            coords = (*coords[:-1], 0)
+        found = self.chunks.stored(coords)
+        return None if found is None else (max(found.blob.base, 0) + found.start, found.size)
+
+    def move(self, old: str, new: str) -> None:
+        """Its directory, or one above, has another name."""
+        self.path, self._stored = new + self.path[len(old) :], new + self._stored[len(old) :]
+        chunks: ChunkStore | None = self.chunks
+        while chunks is not None:
+            chunks.path = self.path
+            chunks.source.move(old, new)
+            chunks = chunks.outer
+        if self.former is not None:
+            self.former.move(old, new)
+
     def is_like(self, collection: Collection) -> bool:
         """Whether a collection that was described anew has the same chunks in the same places."""
         mine = self.collection
         same = mine.facts == collection.facts and mine.codecs == collection.codecs and mine.format == collection.format
         return same and mine.names.dims == collection.names.dims and mine.names.prefix == collection.names.prefix
 
-    def _cached_as(self, coords: Coords) -> int:
+    def cached_as(self, coords: Coords) -> int:
         """The number under which bytes of a chunk are kept."""
         if isinstance(self._names, IdNames) and coords[0] >= SMALL_IDS:
             return int(numbers_of_ids(self.path, np.array([coords], np.uint64))[0])

@@ -65,6 +65,20 @@ def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
     return out[0] if len(out) == 1 else b"".join(out)
 
 
+def decompressed(data: bytes, suffix: str) -> bytes:
+    """A file that a tool compressed and named so. Raise ValueError, with the reason, if that cannot be undone."""
+    match suffix:
+        case ".gz":
+            return gunzip(data)
+        case ".zstd":
+            return _zstd(data, {}, None)
+        case ".xz":
+            return _lzma(data, {}, None)
+        case ".bz2":
+            return _unpack(_bz2_decoder)(data, {}, None)
+    raise ValueError(f"what is compressed as {suffix} cannot be undone here")
+
+
 def inflate(data: bytes, size: int) -> bytes:
     """Decode zlib data. Raise ValueError, with the reason, if that fails or does not give `size` bytes."""
     try:

@@ -17,7 +17,7 @@ from shardfs.chunk_tree import ChunkTree
 from shardfs.chunks import DAMAGE_TTL_S
 from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.formats import MAX_DOCUMENT_BYTES, formats, sources, views
-from shardfs.inodes import TABLE_END
+from shardfs.inodes import CREATED, TABLE_END
 from shardfs.lead_chunks import open_chunks
 from shardfs.model import Dataset, Problem
 from shardfs.nodes import Content, Directory, Inherited, Placed
@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 NATIVE = "native"
 LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
 """How many directories below a plain one are looked into before it is taken to lead to a dataset."""
-
-NUMBERS_END = 1 << 62
-"""Numbers from here on are those of files that were made on the mount (`WriteTree`)."""
 
 MAX_NODES = 1 << 56
 """Numbers that one collection may use: more than any real array needs, and never all that there are."""
@@ -269,6 +266,14 @@ class Datasets:
             for name in dataset.named:
                 yield _parts(name), None
 
+    def move(self, old: str, new: str) -> None:
+        """A directory has another name."""
+        for trees in (self._tree_at, self._former):
+            for path in [p for p in trees if p == old or p.startswith(f"{old}/")]:
+                tree = trees.pop(path)
+                tree.move(old, new)
+                trees[new + path[len(old) :]] = tree
+
     def report(self, problem: Problem) -> None:
         """Remember, and log once, what is not expanded."""
         if problem not in self.problems:
@@ -294,7 +299,7 @@ class Datasets:
                 self._tree_at[path] = former
                 return former
             first, count = self._next_first, ChunkTree.count(collection)
-            if count > MAX_NODES or count >= NUMBERS_END - first:
+            if count > MAX_NODES or count >= CREATED - first:
                 raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
             tree = ChunkTree(shown, collection, chunks, self._chunk_cache, first, mtime, self._ttl, stored=path)
             tree.former = self._former.pop(path, None)

@@ -57,6 +57,19 @@ def open(path: str, flags: int, mode: int = 0o600, at: int | None = None) -> int
     return fd
 
 
+def open_unnamed(directory: str) -> int:
+    """A file without a name, which goes with its descriptor."""
+    try:
+        return open(directory, os.O_TMPFILE | os.O_RDWR)
+    except OSError as e:
+        if e.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    name = f"{directory}/{random.getrandbits(64):016x}.spill"
+    fd = open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    unlink(name)
+    return fd
+
+
 def close(fd: int) -> None:
     """It is closed even if this raises; never try again."""
     call("close", os.close, fd)

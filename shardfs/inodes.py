@@ -15,6 +15,9 @@ ROOT = 1
 TABLE_END = 1 << 48
 """Numbers of nodes that stand in a table are below; those from here on are arithmetic (`ChunkTree`)."""
 
+CREATED = 1 << 62
+"""Numbers from here on are those of files that were made on a mount (`WriteTree`)."""
+
 
 def number_of(path: str) -> int:
     """The number for a path, unless two paths share one."""

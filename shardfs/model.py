@@ -142,6 +142,9 @@ class ShardSource(Protocol):
     def key(self, shard: int) -> str:
         """The shard's name in its store, for messages and for people."""
 
+    def move(self, old: str, new: str) -> None:
+        """The shards lie below directory `new` of the store now, which was called `old`."""
+
 
 Placement: TypeAlias = tuple[int, int, int]
 """Where a chunk lies: which shard, which page of the shard's index, which slot of that page."""

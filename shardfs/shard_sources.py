@@ -36,6 +36,9 @@ class StoreShards:
     def key(self, shard: int) -> str:
         return self._prefix + self.layer.format.key(shard)
 
+    def move(self, old: str, new: str) -> None:
+        self._prefix = new + self._prefix[len(old) :]
+
     def number(self, key: str) -> int | None:
         return self.layer.format.shard_of(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
 
@@ -148,6 +151,9 @@ class NestedShards:
     def key(self, shard: int) -> str:
         coords = unravel(shard, self._grid)
         return f"{self._outer.key_of(coords)}[{','.join(map(str, coords))}]"
+
+    def move(self, old: str, new: str) -> None:
+        pass  # as the layer outside does
 
     def number(self, key: str) -> None:
         return None  # a place in a shard is not named by a path

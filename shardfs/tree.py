@@ -20,7 +20,7 @@ import numpy as np
 
 from shardfs import patience
 from shardfs.cache import ByteLRU, nothing
-from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place, Spot
+from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place, Spot, Target
 from shardfs.datasets import NATIVE, Datasets
 from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, Format
@@ -542,6 +542,30 @@ class Tree:
             if number >= TABLE_END:
                 chunks = self._chunks_of(number)
                 self._index_cache.drop(("stored", chunks.first, chunks.place(number)))
+
+    def is_virtual(self, number: int) -> bool:
+        """Whether it is a directory or a chunk of a sharded collection."""
+        return number >= TABLE_END
+
+    def target_of(self, number: int) -> Target | None:
+        """The chunk that has this number; None if none has."""
+        if number >= TABLE_END:
+            chunks = self._chunks_of(number)
+            return Target(chunks, chunks.coords(number)) if chunks.place(number).level >= chunks.depth else None
+        try:
+            node = self._nodes.get(number)
+        except FileNotFoundError:
+            return None
+        return Target(node.chunks, node.coords) if isinstance(node, Chunk) else None
+
+    def moved(self, old: str, new: str) -> None:
+        """A directory has another name in the store. What is in it keeps its numbers."""
+        for node in self._nodes.below(old):
+            node.path = new + node.path[len(old) :]
+            if isinstance(node, Directory):
+                node.inside, node.content = node.path, None
+        self._datasets.move(old, new)
+        self.renew(new)
 
     # ---- how full it is ----
 

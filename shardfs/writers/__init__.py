@@ -67,6 +67,9 @@ class Writer(Protocol):
     def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
         """A file, or a directory with all that is below."""
 
+    def sync_directory(self, key: str) -> None:
+        """What was made, renamed or removed in a directory survives a power failure when this returns."""
+
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
         """A descriptor, as of `os.open`. Only of local writers; others raise UnsupportedError."""
 

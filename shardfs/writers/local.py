@@ -136,6 +136,13 @@ class LocalWriter:
         with self._place(old) as a, self._place(new) as b:
             (disk.rename_new if noreplace else disk.rename)(a.name, b.name, a.at, b.at)
 
+    def sync_directory(self, key: str) -> None:
+        at = self._directory(key)
+        try:
+            disk.fsync_directory(at)
+        finally:
+            os.close(at)
+
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
         create = flags & os.O_CREAT
         if not (create and flags & os.O_EXCL):
@@ -246,6 +253,8 @@ class LocalWriter:
             plan = make(old)
             if plan is None and old is None:
                 return None
+            if old is not None and plan == [ByteRange(0, old.stat().size)]:
+                return old.stat()  # nothing is to be changed
             note = Begun(place.key, _identity(old), f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
             if plan is None:
                 if _switched(place, note, begun):

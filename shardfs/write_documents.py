@@ -1,0 +1,146 @@
+"""Documents that are written on a mount: what becomes of those in the store, and what new arrays are sharded by."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from shardfs.create_rules import Rule, Rules
+from shardfs.errors import CorruptShardError
+from shardfs.formats import MAX_DOCUMENT_BYTES, format_of, formats
+from shardfs.kinds import Kind, is_scratch
+from shardfs.write_files import join
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardfs.create_rules import Sharding
+    from shardfs.formats import Format
+    from shardfs.tree import Tree
+    from shardfs.writers import Writer
+
+log = logging.getLogger(__name__)
+
+MAX_ABOVE = 8
+"""A chunk's name has at most so many components that are looked at before there is a document."""
+
+
+class Documents:
+    """Thread-safe, as far as no two threads write to the same directory.
+
+    Args:
+        rules: by which new arrays are sharded.
+        remembers: an array of which the document is deleted is sharded as before when a fitting one is written.
+    """
+
+    def __init__(self, base: Tree, writer: Writer, rules: Rules | None = None, *, remembers: bool = True) -> None:
+        self._base, self._writer, self._rules, self._remembers = base, writer, rules or Rules(), remembers
+        self._formats = formats()
+        self._deleted: dict[str, Sharding] = {}
+
+    def is_document(self, name: str) -> bool:
+        """Whether a file of this name may describe what is in its directory."""
+        return any(f.describes(name) or name in f.documents for f in self._formats)
+
+    def kind(self, directory: str, name: str) -> Kind:
+        """What a name stands for that is nothing of a sharded dataset's, as far as can be seen now."""
+        if not self._rules.rules and directory not in self._deleted:
+            return Kind.PLAIN
+        if self._candidates(directory, name):
+            return Kind.DOCUMENT
+        if self._may_be_chunk(directory, name):
+            return Kind.ORPHAN
+        here = directory in self._deleted or any(r.matches(directory) for r in self._rules.rules)
+        return Kind.SCRATCH if here and is_scratch(name) else Kind.PLAIN
+
+    def _candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
+        """By what a new document may be sharded."""
+        known = self._deleted.get(directory)
+        found: list[tuple[Format, Sharding | Rule]] = [(format_of(known.format), known)] if known is not None else []
+        rules = (rule for rule in self._rules.rules if self._rules.match(directory, rule.format) is rule)
+        found += ((format_of(rule.format), rule) for rule in rules)
+        return [(f, sharding) for f, sharding in found if f.describes(name)]
+
+    def _may_be_chunk(self, directory: str, name: str) -> bool:
+        """Whether it may be a chunk of an array whose document is yet to come."""
+        path, above = join(directory, name), directory
+        for _ in range(MAX_ABOVE):
+            below = path[len(above) :].lstrip("/")
+            for rule in self._rules.rules:
+                here = self._rules.match(above, rule.format)
+                if here is not None and format_of(here.format).chunk_like(below) and not self._is_described(above):
+                    return True
+            if not above:
+                return False
+            above = above.rpartition("/")[0]
+        return False
+
+    def _is_described(self, path: str) -> bool:
+        try:
+            return bool(self._base.stored_documents(path))
+        except (OSError, CorruptShardError):
+            return False
+
+    def write(self, directory: str, name: str, data: bytes) -> bool:
+        """Put a document into the store that was written as it is shown; False if it is none.
+
+        Raise OSError: EINVAL, with the reason in the log, if it contradicts what is stored. Then nothing is changed.
+        """
+        stored = self._base.stored_documents(directory)
+        known = next((f for f in self._formats if f.describes(name)), None)
+        if known is None:
+            return False
+        try:
+            made = self._sharded(directory, name, data) if name not in stored else None
+            if made is None:
+                made = self._edited(known, directory, stored, name, data)
+        except ValueError as e:
+            path = join(directory, name)
+            log.warning("%s: is refused: %s", path, e)
+            raise OSError(errno.EINVAL, str(e), path) from e
+        for below, content in made.items():
+            if stored.get(below) != content:
+                self._writer.put(join(directory, below), content)
+        self._deleted.pop(directory, None)
+        return True
+
+    def _sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:
+        """What becomes of a document for which there is a rule, or shards from before; None if it stays as it is."""
+        for form, sharding in self._candidates(directory, name):
+            try:
+                made = form.shard(directory, name, data, sharding)
+            except ValueError as e:
+                log.warning("%s: is not sharded: %s", join(directory, name), e)
+                continue
+            if made is not None:
+                return made
+        return None
+
+    def _edited(
+        self, form: Format, directory: str, stored: Mapping[str, bytes], name: str, data: bytes
+    ) -> Mapping[str, bytes]:
+        wanted = form.references(directory, name, data)
+        others = self._base.store.documents(directory, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
+        rule = next((r for f, r in self._candidates(directory, name) if f is form and isinstance(r, Rule)), None)
+        return form.edit(directory, {**others, **stored}, name, data, rule)
+
+    def remove(self, directory: str, name: str) -> None:
+        """Delete a document; how its array was sharded is remembered."""
+        stored = self._base.stored_documents(directory)
+        if self._remembers and directory not in self._deleted:
+            for form in self._formats:
+                sharding = form.sharding(stored) if form.describes(name) else None
+                if sharding is not None:
+                    self._deleted[directory] = sharding
+                    break
+        try:
+            self._writer.delete(join(directory, name))
+        except FileNotFoundError:
+            if name in stored:
+                raise OSError(errno.EPERM, os.strerror(errno.EPERM), join(directory, name)) from None
+
+    def removed(self, path: str) -> None:
+        """A directory is gone; what was deleted in it is remembered, as tools delete an array to write it anew."""
+        self._base.store.reopen(path)

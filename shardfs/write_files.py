@@ -1,0 +1,186 @@
+"""Files that were made or changed on a mount: where their bytes are, who has them open, what they are called."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from shardfs.inodes import CREATED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.buffers import Buffer
+    from shardfs.chunk_tree import Target
+    from shardfs.kinds import Kind
+    from shardfs.pending import Version
+
+MAX_SETTLED = 65_536
+"""Files that are as the source has them by now, of which number, times and mode are kept all the same."""
+
+
+class File:
+    """An inode. It has at most one name; without one it lives for as long as somebody has it open.
+
+    Its bytes are, in this order: in `buffer`, being written; `frozen`, as they were; in the journal, `version`; on
+    `fd`; or those that the tree shows of `target`, or of the number `base`.
+    """
+
+    __slots__ = (
+        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "mode", "mtime_ns",
+        "name", "number", "parent", "target", "version", "writers",
+    )  # fmt: skip
+
+    def __init__(self, number: int, parent: str, name: bytes, kind: Kind, target: Target | None = None) -> None:
+        self.number, self.kind, self.target = number, kind, target
+        self.parent: str | None = parent
+        self.name = name
+        self.mode = self.mtime_ns = self.known_size = 0
+        self.buffer: Buffer | None = None
+        self.frozen: bytes | None = None
+        self.version: Version | None = None
+        self.fd, self.base = -1, 0
+        self.dirty = False
+        self.handles = self.writers = self.lookups = 0
+
+    @property
+    def path(self) -> str | None:
+        """Where it is shown; None once it has no name any more."""
+        return None if self.parent is None else join(self.parent, self.name)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the source shows the same file by itself."""
+        return self.version is None and self.buffer is None and not self.writers
+
+    def size(self) -> int:
+        """Its bytes, if they need no look at the source."""
+        if self.buffer is not None:
+            return self.buffer.size
+        if self.frozen is not None:
+            return len(self.frozen)
+        if self.version is not None and self.version.data is not None:
+            return self.version.data.size
+        return os.fstat(self.fd).st_size if self.fd >= 0 else self.known_size
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        if self.buffer is not None:
+            self.buffer.close()
+            self.buffer = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def join(directory: str, name: bytes | str) -> str:
+    """The path of a name in a directory."""
+    text = os.fsdecode(name)
+    return f"{directory}/{text}" if directory else text
+
+
+class Files:
+    """All of them, by number and by name. Names that the tree has, and the mount has not any more, are None here.
+
+    Its users hold one lock.
+    """
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, File] = {}
+        self._directories: dict[str, dict[bytes, File | None]] = {}
+        self._numbers = itertools.count(CREATED)
+        self._settled: OrderedDict[int, File] = OrderedDict()
+
+    def new(self, parent: str, name: bytes, kind: Kind, target: Target | None = None, number: int = 0) -> File:
+        """A file by that name, which takes the place of what was called so. Its number was never used before."""
+        file = File(number or next(self._numbers), parent, name, kind, target)
+        self.by_number[file.number] = file
+        self.names(parent)[name] = file
+        return file
+
+    def directory(self, path: str) -> dict[bytes, File | None] | None:
+        """What is known of the names in a directory; None if nothing is."""
+        return self._directories.get(path)
+
+    def names(self, path: str) -> dict[bytes, File | None]:
+        """The same, to be changed."""
+        return self._directories.setdefault(path, {})
+
+    def at(self, path: str) -> File | None:
+        """The file of this name."""
+        parent, _, name = path.rpartition("/")
+        return self._directories.get(parent, {}).get(os.fsencode(name))
+
+    def hide(self, parent: str, name: bytes) -> None:
+        """The tree shows something of this name, and the mount shall not."""
+        self.names(parent)[name] = None
+
+    def unname(self, file: File) -> None:
+        """Take its name from a file. It goes if nobody has it open."""
+        if file.parent is not None:
+            names = self._directories.get(file.parent, {})
+            if names.get(file.name) is file:
+                del names[file.name]
+                if not names:
+                    del self._directories[file.parent]
+        file.parent = None
+        self._settled.pop(file.number, None)
+        self.let_go(file)
+
+    def reveal(self, parent: str, name: bytes) -> None:
+        """The tree's own file of this name, if there is one, is shown again."""
+        names = self._directories.get(parent)
+        if names is not None and name in names and names[name] is None:
+            del names[name]
+            if not names:
+                del self._directories[parent]
+
+    def rename(self, file: File, parent: str, name: bytes) -> None:
+        """Another name for a file, which takes the place of what was called so."""
+        if file.parent is not None:
+            old = self._directories[file.parent]
+            del old[file.name]
+            if not old:
+                del self._directories[file.parent]
+        file.parent, file.name = parent, name
+        self.names(parent)[name] = file
+
+    def let_go(self, file: File) -> None:
+        """Forget a file that has neither a name nor anybody who knows it."""
+        if file.parent is None and not file.handles and not file.lookups:
+            file.close()
+            self.by_number.pop(file.number, None)
+
+    def settle(self, file: File) -> list[File]:
+        """The source shows the file by itself; which files are forgotten for that, as there are too many."""
+        self._settled[file.number] = file
+        self._settled.move_to_end(file.number)
+        gone: list[File] = []
+        for number in list(itertools.islice(self._settled, max(len(self._settled) - MAX_SETTLED, 0))):
+            old = self._settled.pop(number)
+            if old.is_settled and not old.handles:
+                gone.append(old)
+        return gone
+
+    def below(self, path: str) -> Iterator[tuple[str, bytes, File | None]]:
+        """All names at and below a path: directory, name, file."""
+        inside = f"{path}/" if path else ""
+        for directory, names in list(self._directories.items()):
+            if directory == path or directory.startswith(inside):
+                for name, file in list(names.items()):
+                    yield directory, name, file
+        file = self.at(path) if path else None
+        if file is not None and file.parent is not None:
+            yield file.parent, file.name, file
+
+    def forget_below(self, path: str) -> None:
+        """Nothing is known any more of the names below a path."""
+        for directory, name, file in self.below(path):
+            if join(directory, name) == path:
+                continue
+            if file is None:
+                self.reveal(directory, name)
+            else:
+                self.unname(file)

@@ -1,0 +1,619 @@
+"""What was written and is not published yet: in the journal, and from there to its shards, batch by batch.
+
+One lock guards what is pending; nothing waits while it is held but a copy to the page cache. Publishing runs in threads
+of its own, one shard at a time in each.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardfs import rewriting
+from shardfs.cache import nothing
+from shardfs.codecs import decompressed
+from shardfs.errors import CorruptShardError, ShardfsError, errno_of
+from shardfs.journal import Kind as Record
+from shardfs.model import FilePart, Put
+from shardfs.pending import Pending
+from shardfs.plans import size_of
+from shardfs.writers import Begun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from shardfs.buffers import Buffer
+    from shardfs.chunk_tree import ChunkTree, Target
+    from shardfs.journal import Journal, Position
+    from shardfs.model import Blob, Bytes, Coords, Plan
+    from shardfs.pending import Version
+    from shardfs.writers import Writer
+
+log = logging.getLogger(__name__)
+
+EARLY, SLOW, FULL = 0.5, 0.8, 0.95
+"""How full the journal is when shards are published early, writers are slowed down, and have to wait."""
+
+RETRY_S, MAX_RETRY_S = 0.1, 60.0
+LASTING = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG}
+"""Errors that do not go away by trying again soon: it is tried when somebody asks, or after `LASTING_RETRY_S`."""
+
+LASTING_RETRY_S = 30.0
+
+LIMIT = 64 << 20
+"""Dead bytes of a shard, if they are also three times those that live, for which it is compacted."""
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """When shards are published, and how.
+
+    Args:
+        idle_s, age_s: a shard is published when no chunk of it was closed for `idle_s`, or the first one `age_s` ago.
+        stall_s: how long writers wait for room in the journal while nothing is published.
+        close: what a close waits for: "journal", "sync" (the disk) or "publish".
+        conflict: what becomes of a chunk that somebody else changed, too: "fail" or "ours".
+        compact: when dead bytes are left out: "limit", "never" or "eager".
+        workers: shards that are published at the same time.
+    """
+
+    idle_s: float = 5.0
+    age_s: float = 30.0
+    stall_s: float = 300.0
+    close: str = "journal"
+    conflict: str = "fail"
+    compact: str = "limit"
+    workers: int = 2
+
+
+@dataclass(eq=False)
+class _Shard:
+    """A shard of which chunks are pending."""
+
+    tree: ChunkTree
+    number: int
+    key: str
+    targets: dict[str, Target] = field(default_factory=dict)
+    first: float = 0.0
+    last: float = 0.0
+    due: bool = False
+    busy: bool = False
+    failure: BaseException | None = None
+    retry_at: float = 0.0
+    pause: float = RETRY_S
+    version: Any = None
+    """Of the shard object as it was when the first of these was written, or as we left it."""
+
+
+class WriteBuffer:
+    """Thread-safe.
+
+    Args:
+        journal: opened, and read: what it holds is pending.
+        writer: of the store.
+        waiting: called before a thread waits.
+    """
+
+    def __init__(
+        self, journal: Journal, writer: Writer, settings: Publishing | None = None,
+        waiting: Callable[[], None] = nothing,
+    ) -> None:  # fmt: skip
+        self.settings = settings or Publishing()
+        self._journal, self._writer, self._waiting = journal, writer, waiting
+        self._lock = threading.Condition(threading.RLock())
+        self._pending = Pending()
+        self._shards: dict[tuple[int, int], _Shard] = {}
+        self._shard_at: dict[str, _Shard] = {}
+        self._errors: dict[str, tuple[int, OSError]] = {}
+        self._unseen: set[str] = set()
+        self._error_count = 0
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+        self.published: Callable[[Mapping[str, Version]], None] = lambda done: None
+        self.is_held: Callable[[str], bool] = lambda path: False
+        self.counts = {"published_chunks": 0, "published_shards": 0, "published_bytes": 0, "written_bytes": 0,
+                       "conflicts": 0, "failures": 0}  # fmt: skip
+        for record in journal.recovered:
+            self._journal.release(self._pending.apply(record))
+        for begun in self._pending.begun.values():
+            writer.recover(Begun(*(begun[name] for name in Begun._fields)))
+
+    def attach(self, published: Callable[[Mapping[str, Version]], None], is_held: Callable[[str], bool]) -> None:
+        """Begin to publish. `published` is told what has arrived; paths that are `is_held` are open for writing."""
+        self.published, self.is_held = published, is_held
+        for n in range(self.settings.workers):
+            thread = threading.Thread(target=self._work, name=f"shardfs-publish-{n}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    # ---- what is pending ----
+
+    def versions(self) -> dict[str, Version]:
+        """By path; `data` is None for what was deleted."""
+        with self._lock:
+            return dict(self._pending.versions)
+
+    def holds(self, path: str) -> bool:
+        """Whether something is pending for a path."""
+        return path in self._pending.versions
+
+    def put(
+        self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False
+    ) -> Version:
+        """A whole version of a file. It survives the end of this process when this returns."""
+        size = data.size if isinstance(data, FilePart) else len(data)
+        self._make_room(size)
+        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "base": self._base(path, target)}
+        with self._lock:
+            self._apply(Record.PUT, meta, data)
+            self.counts["written_bytes"] += size
+            self.retarget(path, target)
+            return self._pending.versions[path]
+
+    def drop(self, path: str, target: Target | None) -> None:
+        """The file is gone; `target` is given if its shard must be told."""
+        base = self._base(path, target)
+        with self._lock:
+            known = self._pending.versions.get(path)
+            if target is not None:
+                self._apply(Record.DEL, {"path": path, "base": base})
+            elif known is not None:
+                self._apply(Record.DROP, {"path": path, "lsn": known.lsn})
+            self.retarget(path, target)
+
+    def move(
+        self, old: str, new: str, target: Target | None, gone: Target | None, data: bytes | None, mtime_ns: int,
+        mode: int, *, scratch: bool = False,
+    ) -> Version:  # fmt: skip
+        """Another name for a version; `data` if it is not pending so far. `gone` is given if the shard of the old name
+        must be told."""
+        version = self._pending.versions.get(old)
+        meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": self._base(new, target)}
+        meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
+        if data is None and version is not None:
+            meta["lsn"] = version.lsn
+        with self._lock:
+            self._apply(Record.MOVE, meta, data)
+            self.retarget(old, gone)
+            self.retarget(new, target)
+            return self._pending.versions[new]
+
+    def _apply(self, kind: Record, meta: dict[str, Any], data: Bytes | None = None) -> None:
+        content = b"" if data is None and kind is Record.PUT else data
+        record = self._journal.append(kind, meta, content, reserve=kind is not Record.PUT)
+        self._journal.release(self._pending.apply(record))
+
+    def _base(self, path: str, target: Target | None) -> Sequence[int] | str | None:
+        """Where the chunk lies in its shard that this version is to replace: whoever changes it, too, is noticed."""
+        known = self._pending.versions.get(path)
+        if known is not None:
+            return known.base
+        if target is None:
+            return "?"
+        found = target.tree.base(target.coords)
+        return None if found is None else list(found)
+
+    def retarget(self, path: str, target: Target | None) -> None:
+        """Say of which shard a path is a chunk; None: of none, as far as is known now."""
+        with self._lock:
+            before = self._shard_at.pop(path, None)
+            if before is not None:
+                before.targets.pop(path, None)
+            if target is None or path not in self._pending.versions:
+                self._lock.notify_all()
+                return
+            number = rewriting.shard_of(target.tree.collection, target.coords)
+            shard = self._shards.get((target.tree.first, number))
+            now = time.monotonic()
+            if shard is None:
+                key = target.tree.outermost_key(number)
+                shard = _Shard(target.tree, number, key, first=now, version=target.tree.shard_version(number))
+                self._shards[target.tree.first, number] = shard
+            if not shard.targets:
+                shard.first = now
+            shard.targets[path], shard.last = target, now
+            self._shard_at[path] = shard
+            self._lock.notify_all()
+
+    def require_writable(self, target: Target) -> None:
+        """Raise OSError (EROFS) if chunks of this collection cannot be written."""
+        why = rewriting.unwritable(target.tree.collection)
+        if why is not None:
+            raise OSError(errno.EROFS, why, target.tree.path)
+
+    def require_valid(self, target: Target, buffer: Buffer) -> None:
+        """Raise OSError (EINVAL) if the array cannot hold a chunk of these bytes."""
+        transform = target.tree.transform_of(target.coords)
+        if not buffer.size or (transform is None and not target.suffix):
+            return
+        data = buffer.read(0, buffer.size)
+        try:
+            data = decompressed(data, target.suffix) if target.suffix else data
+            if transform is not None:
+                transform.store(target.coords, data)
+        except ValueError as e:
+            log.warning("%s: chunk %s is refused: %s", target.tree.path or "/", target.coords, e)
+            raise OSError(errno.EINVAL, str(e)) from e
+
+    def read(self, data: Position, offset: int, size: int) -> bytes:
+        """Bytes of a version."""
+        return self._journal.read(data, offset, size)
+
+    def sync(self) -> None:
+        """All that was written survives a power failure when this returns."""
+        self._waiting()
+        self._journal.sync()
+
+    def statvfs(self) -> os.statvfs_result:
+        """Of the journal's disk."""
+        return os.statvfs(self._journal.directory)
+
+    # ---- room ----
+
+    def _make_room(self, size: int) -> None:
+        """Wait while the journal is full and something is being published. Raise OSError (ENOSPC)."""
+        journal = self._journal
+        fullness = (journal.nbytes + size) / journal.limit_bytes
+        if fullness < EARLY:
+            return
+        with self._lock:
+            self._lock.notify_all()
+        if fullness >= FULL:
+            self._wait_for_room(size)
+        elif fullness >= SLOW:
+            self._waiting()
+            time.sleep(min(0.1 * size / (1 << 20), 0.1))
+
+    def _wait_for_room(self, size: int) -> None:
+        self._waiting()
+        journal, done = self._journal, self.counts["published_chunks"]
+        end = time.monotonic() + self.settings.stall_s
+        with self._lock:
+            while (journal.nbytes + size) / journal.limit_bytes >= FULL and self._shards_pending():
+                if self.counts["published_chunks"] != done:
+                    done, end = self.counts["published_chunks"], time.monotonic() + self.settings.stall_s
+                if time.monotonic() >= end or not self._can_progress():
+                    raise OSError(errno.ENOSPC, "the journal is full, and nothing can be published")
+                self._lock.wait(0.5)
+
+    def _shards_pending(self) -> bool:
+        return any(shard.targets for shard in self._shards.values())
+
+    def _can_progress(self) -> bool:
+        now = time.monotonic()
+        return any(s.targets and (s.busy or s.failure is None or s.retry_at <= now + 1) for s in self._shards.values())
+
+    # ---- publishing ----
+
+    def _work(self) -> None:
+        while (shard := self._next()) is not None:
+            try:
+                self._publish(shard)
+            except BaseException as e:  # noqa: BLE001 - told to who writes, and logged
+                self._failed(shard, e)
+            finally:
+                with self._lock:
+                    shard.busy = False
+                    if not shard.targets:
+                        self._shards.pop((shard.tree.first, shard.number), None)
+                    self._lock.notify_all()
+
+    def _next(self) -> _Shard | None:
+        """A shard that is due; waits for one. None at the end."""
+        with self._lock:
+            while not self._stopping:
+                now = time.monotonic()
+                wait = 60.0
+                for shard in self._shards.values():
+                    when = self._due_at(shard, now)
+                    if when <= now:
+                        shard.busy, shard.due = True, False
+                        return shard
+                    wait = min(wait, when - now)
+                self._lock.wait(wait)
+        return None
+
+    def _due_at(self, shard: _Shard, now: float) -> float:
+        """When a shard is to be published, by the monotonic clock."""
+        if shard.busy or not shard.targets:
+            return float("inf")
+        if shard.due:
+            return now
+        if shard.failure is not None:
+            return shard.retry_at
+        if self._is_complete(shard) or self._journal.nbytes > EARLY * self._journal.limit_bytes:
+            return now if not self._held(shard) else now + 0.05
+        when = min(shard.last + self.settings.idle_s, shard.first + self.settings.age_s)
+        return max(when, now + 0.05) if self._held(shard) else when
+
+    def _is_complete(self, shard: _Shard) -> bool:
+        slots = rewriting.slots(shard.tree.collection, shard.number)
+        return slots is not None and len(shard.targets) >= slots
+
+    def _held(self, shard: _Shard) -> bool:
+        return all(self.is_held(path) for path in shard.targets)
+
+    def _taken(self, shard: _Shard) -> dict[str, tuple[Target, Version]]:
+        """What of a shard is published now: not what is open for writing, empty, or in conflict."""
+        out = {}
+        for path, target in shard.targets.items():
+            version = self._pending.versions[path]
+            empty = version.data is not None and version.data.size == 0 and not target.tree.by_id
+            if not empty and not version.conflict and not self.is_held(path):
+                out[path] = target, version
+        return out
+
+    def _publish(self, shard: _Shard) -> None:
+        with self._lock:
+            taken = self._taken(shard)
+        if not taken:
+            with self._lock:
+                shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
+            return
+        job = _Job(self, shard, taken)
+        try:
+            stat = self._writer.update(shard.key, job.make, job.begun)
+        finally:
+            job.close()
+        self._arrived(shard, job, stat)
+
+    def _arrived(self, shard: _Shard, job: _Job, stat: Any) -> None:
+        tree, done = (
+            shard.tree,
+            {path: version for path, (_, version) in job.taken.items() if path not in job.conflicts},
+        )
+        meta = {"key": shard.key, "lsns": [v.lsn for v in done.values()], "entries": job.entries(done)}
+        tree.renew([target.coords for target, _ in job.taken.values()])
+        with self._lock:
+            self._apply(Record.DONE, meta)
+            shard.version = None if stat is None else stat.version
+            shard.failure, shard.pause = None, RETRY_S
+            for path in done:
+                if path not in self._pending.versions:
+                    shard.targets.pop(path, None)
+                    self._shard_at.pop(path, None)
+            self.counts["published_chunks"] += len(done)
+            self.counts["published_shards"] += 1
+            self.counts["published_bytes"] += job.written
+            for path in job.conflicts:
+                self._conflict(path, job.taken[path][1], job.conflicts[path])
+        self.published(done)
+
+    def _conflict(self, path: str, version: Version, why: str) -> None:
+        self._apply(Record.CONFLICT, {"path": path, "lsn": version.lsn, "why": why})
+        self.counts["conflicts"] += 1
+        self.note_failure(path, OSError(errno.ESTALE, f"somebody else changed it, too: {why}", path))
+
+    def _failed(self, shard: _Shard, failure: BaseException) -> None:
+        expected = isinstance(failure, OSError | ShardfsError)
+        if not expected:
+            log.error("%s: publishing failed: this is a bug", shard.key, exc_info=failure)
+        number = errno_of(failure)
+        with self._lock:
+            lasting = number in LASTING or not isinstance(failure, OSError)
+            shard.retry_at = time.monotonic() + (LASTING_RETRY_S if lasting else shard.pause)
+            shard.pause = min(2 * shard.pause, MAX_RETRY_S)
+            known = shard.failure
+            shard.failure = failure
+            self.counts["failures"] += 1
+            if known is None or str(known) != str(failure):
+                log.warning("%s: cannot be published, and stays in the journal: %s", shard.key, failure)
+                self.note_failure(shard.tree.path, OSError(number, f"{shard.key}: {failure}"))
+
+    # ---- errors ----
+
+    def note_failure(self, path: str, failure: OSError) -> None:
+        """Remember an error, until each that has the file open, or somebody who opens it, was told."""
+        with self._lock:
+            self._error_count += 1
+            self._errors[path] = self._error_count, failure
+            self._unseen.add(path)
+
+    def _error_at(self, path: str) -> tuple[int, OSError, str] | None:
+        """The newest error of a path, or of the array around it."""
+        found = None
+        while True:
+            known = self._errors.get(path)
+            if known is not None and (found is None or known[0] > found[0]):
+                found = (*known, path)
+            if not path:
+                return found
+            path = path.rpartition("/")[0]
+
+    def errors_seen(self, path: str) -> int:
+        """The number of the newest error that somebody was told, for one who opens the file now."""
+        if not self._errors:
+            return 0
+        with self._lock:
+            found = self._error_at(path)
+            return 0 if found is None else found[0] - (found[2] in self._unseen)
+
+    def errors_since(self, path: str, seen: int) -> tuple[int, OSError | None]:
+        """The error that came up since; and its number."""
+        if not self._errors:
+            return seen, None
+        with self._lock:
+            found = self._error_at(path)
+            if found is None or found[0] <= seen:
+                return seen, None
+            self._unseen.discard(found[2])
+            return found[0], OSError(found[1].errno, found[1].strerror, found[1].filename)
+
+    def failure(self, path: str) -> BaseException | None:
+        """Why a path is not published; None if nothing is known to be wrong."""
+        with self._lock:
+            shard = self._shard_at.get(path)
+            if shard is not None and shard.failure is not None:
+                return shard.failure
+            version = self._pending.versions.get(path)
+            return OSError(errno.ESTALE, version.conflict) if version is not None and version.conflict else None
+
+    # ---- the end ----
+
+    def flush(self, path: str = "", timeout: float | None = None) -> None:
+        """Publish what is pending at and below a path. Raise OSError if something of it cannot be, or not in time."""
+        self._waiting()
+        end = time.monotonic() + (timeout if timeout is not None else 1e9)
+        with self._lock:
+            shards = [s for s in self._shards.values() if any(_is_below(p, path) for p in s.targets)]
+            wanted = {s: {p: self._pending.versions[p].lsn for p in s.targets if _is_below(p, path)} for s in shards}
+            for shard in shards:
+                shard.due, shard.failure, shard.retry_at = True, None, 0.0
+            self._lock.notify_all()
+            while left := [s for s in shards if self._waits_for(s, wanted[s])]:
+                for shard in left:
+                    if shard.failure is not None and not shard.busy:
+                        number = errno_of(shard.failure)
+                        raise OSError(number, f"{shard.key}: {shard.failure}") from shard.failure
+                if time.monotonic() >= end:
+                    raise TimeoutError(errno.ETIMEDOUT, "not all was published in time")
+                self._lock.wait(min(end - time.monotonic(), 1.0))
+            self._raise_conflicts(path)
+
+    def _waits_for(self, shard: _Shard, lsns: Mapping[str, int]) -> bool:
+        """Whether versions are pending that could be published."""
+        if shard.busy:
+            return True
+        taken = self._taken(shard)
+        if any(path in taken and taken[path][1].lsn <= lsn for path, lsn in lsns.items()):
+            shard.due = shard.failure is None
+            return True
+        return False
+
+    def _raise_conflicts(self, path: str) -> None:
+        for p, version in self._pending.versions.items():
+            if version.conflict and _is_below(p, path):
+                raise OSError(errno.ESTALE, version.conflict, p)
+
+    def left(self) -> list[str]:
+        """Paths of what is not published yet, or cannot be; temporary names of tools are not among them."""
+        with self._lock:
+            return [path for path, version in self._pending.versions.items() if not version.scratch]
+
+    def state(self) -> dict[str, Any]:
+        """For `status.json`."""
+        with self._lock:
+            failing = {s.key: str(s.failure) for s in self._shards.values() if s.failure is not None}
+            return {
+                "dirty_chunks": len(self._shard_at),
+                "dirty_shards": len([s for s in self._shards.values() if s.targets]),
+                "orphans": [p for p, v in self._pending.versions.items() if not v.scratch and p not in self._shard_at],
+                "journal": str(self._journal.directory),
+                "journal_bytes": self._journal.nbytes,
+                "journal_limit": self._journal.limit_bytes,
+                "problems": list(self._journal.problems),
+                "errors": failing,
+                **self.counts,
+            }
+
+    def close(self, timeout: float) -> list[str]:
+        """Publish what can be, within so many seconds, and close the journal. What is left."""
+        self._journal.sync()
+        with suppress(OSError):
+            self.flush("", timeout)
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+        for thread in self._threads:
+            thread.join(10)
+        left = self.left()
+        self._journal.close(clean=not left)
+        return left
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return not directory or path == directory or path.startswith(f"{directory}/")
+
+
+class _Job:
+    """One publish: what goes into the shard, and what came of it."""
+
+    def __init__(self, buffer: WriteBuffer, shard: _Shard, taken: dict[str, tuple[Target, Version]]) -> None:
+        self._buffer, self._shard, self.taken = buffer, shard, taken
+        self.conflicts: dict[str, str] = {}
+        self.written = 0
+        self._pinned: list[FilePart] = []
+
+    def make(self, old: Blob | None) -> Plan | None:
+        """What the shard shall be, given what it is now."""
+        shard, collection = self._shard, self._shard.tree.collection
+        self.conflicts = self._conflicts(old)
+        puts: dict[Coords, Put] = {}
+        drops: set[Coords] = set()
+        for path, (target, version) in self.taken.items():
+            if path in self.conflicts:
+                continue
+            if version.data is None:
+                drops.add(target.coords)
+            else:
+                puts[target.coords] = Put(self._content(target, version))
+        drops -= puts.keys()
+        plan = rewriting.plan(collection, shard.number, old, puts, drops, pack=self._packs(old))
+        self.written = 0 if plan is None else size_of(plan)
+        return plan
+
+    def _packs(self, old: Blob | None) -> bool:
+        """Whether dead bytes are left out this time: readers that remember the old index read other bytes then."""
+        compact = self._buffer.settings.compact
+        if old is None or compact == "never" or (compact == "limit" and old.stat().size <= LIMIT):
+            return False
+        usage = rewriting.usage(self._shard.tree.collection, self._shard.number, old)
+        packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
+        if packs:
+            log.info("%s: is compacted: %d bytes are dead, %d live", self._shard.key, usage.dead, usage.live)
+        return packs
+
+    def _content(self, target: Target, version: Version) -> Bytes:
+        if version.data is None:
+            raise ValueError("a deleted chunk has no bytes")
+        if target.suffix:
+            return decompressed(self._buffer.read(version.data, 0, version.data.size), target.suffix)
+        part = self._buffer._journal.pin(version.data)
+        self._pinned.append(part)
+        return part
+
+    def close(self) -> None:
+        """Bytes in the journal may go where it likes again."""
+        for part in self._pinned:
+            self._buffer._journal.unpin(part)
+
+    def _conflicts(self, old: Blob | None) -> dict[str, str]:
+        """Chunks that somebody else changed since they were written here."""
+        shard = self._shard
+        version = None if old is None else old.stat().version
+        if version == shard.version or self._buffer.settings.conflict == "ours":
+            return {}
+        log.warning("%s: somebody else changed it; what was written here is added to that", shard.key)
+        known = {path: t.coords for path, (t, pending) in self.taken.items() if pending.base != "?"}
+        entries = rewriting.entries(shard.tree.collection, old, list(known.values()))
+        found = {}
+        for path, entry in zip(known, entries, strict=True):
+            base = self.taken[path][1].base
+            if (None if entry is None else tuple(entry)) != base:
+                found[path] = f"it was at {base}, and is at {entry} now"
+        return found
+
+    def begun(self, note: Begun) -> None:
+        """All is prepared: what recovery needs is on disk before the switch."""
+        lsns = [v.lsn for path, (_, v) in self.taken.items() if path not in self.conflicts]
+        with self._buffer._lock:
+            self._buffer._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns})
+        self._buffer._journal.sync()
+
+    def entries(self, done: Iterable[str]) -> dict[str, list[int] | None]:
+        """All that was published; and where it lies now, if a newer version is pending already."""
+        out: dict[str, list[int] | None] = {}
+        for path in done:
+            target, version = self.taken[path]
+            newest, out[path] = self._buffer._pending.versions.get(path), None
+            if newest is not None and newest.lsn != version.lsn:
+                with suppress(OSError, CorruptShardError):
+                    found = target.tree.base(target.coords)
+                    out[path] = None if found is None else list(found)
+        return out
