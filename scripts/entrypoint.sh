@@ -5,7 +5,8 @@
 #     entrypoint.sh SOURCE MOUNTPOINT COMMAND [ARGUMENT]...
 #
 # Options of the mount come from variables: SHARDFS_LAYOUT, SHARDFS_STORAGE_OPTIONS and so on. The exit code is that of
-# the command, or of the mount if that failed. A container that only shows a mount to others needs no script:
+# the command, or of the mount if that failed, or of `shardfs umount` if something that was written is not published. With
+# SHARDFS_RW let SHARDFS_JOURNAL be on a volume, or what is not published goes with the container. A container that only shows a mount to others needs no script:
 # `shardfs mount -f SOURCE MOUNTPOINT` unmounts on SIGTERM by itself.
 set -eu
 
@@ -28,5 +29,11 @@ while kill -0 "$command" 2>/dev/null; do
     status=0
     wait "$command" || status=$?
 done
-shardfs umount --patient --timeout 5 "$mountpoint" || shardfs umount --lazy --if-mounted "$mountpoint"
+left=0
+shardfs umount --patient --timeout 5 "$mountpoint" || left=$?
+case $left in
+0) ;;
+3 | 5) [ "$status" -ne 0 ] || status=$left ;; # something that was written is not in the source
+*) shardfs umount --lazy --if-mounted "$mountpoint" ;;
+esac
 exit "$status"
