@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shardfs.scraping import Scraping
     from shardfs.status import Status
     from shardfs.tree import Tree
+    from shardfs.write_tree import WriteTree
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def mount(
     *,
     foreground: bool,
     ready_timeout: float,
-    open_tree: Callable[[Callable[[], None]], tuple[Tree, Writing | None]],
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | WriteTree, Writing | None]],
     fuse: FuseSettings,
     fsname: str | None = None,
     layout: str = "native",
@@ -156,7 +157,7 @@ class _Mount(NamedTuple):
     """What is to be served, and how."""
 
     mountpoint: str
-    open_tree: Callable[[Callable[[], None]], tuple[Tree, Writing | None]]
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | WriteTree, Writing | None]]
     fuse: FuseSettings
     shown: str
     layout: str

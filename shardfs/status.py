@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from shardfs.draining import Writing
     from shardfs.fuse.server import Server
     from shardfs.tree import Tree
+    from shardfs.write_tree import WriteTree
 
 
 class Status:
     """Of one mount, from when it is made. `facts` are what it was told: source, mountpoint, layout and so on."""
 
-    def __init__(self, server: Server, tree: Tree, facts: Mapping[str, Any], writing: Writing | None = None) -> None:
+    def __init__(
+        self, server: Server, tree: Tree | WriteTree, facts: Mapping[str, Any], writing: Writing | None = None
+    ) -> None:
         self._server, self._tree, self._facts, self._writing = server, tree, facts, writing
         self._began, self._began_clock = time.time(), time.monotonic()
 
@@ -94,7 +97,7 @@ def _latency(times: Histogram) -> dict[str, Any]:
     return {"count": times.count, "mean": times.seconds / times.count, "median_below": half, "p99_below": most}
 
 
-def _store(tree: Tree) -> dict[str, Any] | None:
+def _store(tree: Tree | WriteTree) -> dict[str, Any] | None:
     patience = tree.patience
     if patience is None:
         return None

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardfs.create_rules import Rules
     from shardfs.journal import Journal
     from shardfs.model import Entry
+    from shardfs.patience import Patience
     from shardfs.pending import Version
     from shardfs.tree import Tree
     from shardfs.writeback import Publishing
@@ -1050,7 +1051,7 @@ class WriteTree:
         return self.base.caches()
 
     @property
-    def patience(self) -> object:
+    def patience(self) -> Patience | None:
         """As `Tree.patience`."""
         return self.base.patience
 

@@ -60,6 +60,7 @@ class Publishing:
         close: what a close waits for: "journal", "sync" (the disk) or "publish".
         conflict: what becomes of a chunk that somebody else changed, too: "fail" or "ours".
         compact: when dead bytes are left out: "limit", "never" or "eager".
+        dirty_bytes: shards are published at once when more than this waits for it.
         workers: shards that are published at the same time.
     """
 
@@ -69,6 +70,7 @@ class Publishing:
     close: str = "journal"
     conflict: str = "fail"
     compact: str = "limit"
+    dirty_bytes: int = 256 << 20
     workers: int = 2
 
 
@@ -113,6 +115,7 @@ class WriteBuffer:
         self._errors: dict[str, tuple[int, OSError]] = {}
         self._unseen: set[str] = set()
         self._error_count = 0
+        self._early = min(EARLY * journal.limit_bytes, self.settings.dirty_bytes)
         self._stopping = False
         self._threads: list[threading.Thread] = []
         self.published: Callable[[Mapping[str, Version]], None] = lambda done: None
@@ -327,7 +330,7 @@ class WriteBuffer:
             return now
         if shard.failure is not None:
             return shard.retry_at
-        if self._is_complete(shard) or self._journal.nbytes > EARLY * self._journal.limit_bytes:
+        if self._is_complete(shard) or self._journal.nbytes > self._early:
             return now if not self._held(shard) else now + 0.05
         when = min(shard.last + self.settings.idle_s, shard.first + self.settings.age_s)
         return max(when, now + 0.05) if self._held(shard) else when

@@ -10,7 +10,16 @@ import click
 
 from shardfs import options
 from shardfs.cli.printing import human_bytes, waiting
-from shardfs.cli.sources import Function, absolute, configured, debug, given_options, opened, source_options
+from shardfs.cli.sources import (
+    Function,
+    absolute,
+    configured,
+    debug,
+    given_options,
+    opened,
+    opened_to_write,
+    source_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +28,9 @@ if TYPE_CHECKING:
 
     from shardfs.fuse.settings import FuseSettings
     from shardfs.options import Options, Setting
+    from shardfs.tree import Tree
+    from shardfs.write_tree import WriteTree
+    from shardfs.writeback import WriteBuffer
 
 
 # Not click.Path: it looks at what it is given, and a mountpoint may hang whoever looks at it.
@@ -88,17 +100,21 @@ def mount(
 
 def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> int:
     """Mount it; the exit code."""
-    if found.rw:
-        raise options.OptionError("writing is not supported yet: mount with ro")
     from shardfs.logs import Logs
     from shardfs.mount import mount as mount_tree
+
+    def open_tree(waiting: Callable[[], None]) -> tuple[Tree | WriteTree, WriteBuffer | None]:
+        if not found.rw:
+            return opened(source, found, waiting=waiting), None
+        tree = opened_to_write(source, found, mountpoint, waiting)
+        return tree, tree.pending
 
     return mount_tree(
         absolute(source),
         mountpoint,
         foreground=foreground,
         ready_timeout=found.ready_timeout,
-        open_tree=lambda waiting: (opened(source, found, waiting=waiting), None),
+        open_tree=open_tree,
         fuse=_fuse_settings(found),
         fsname=found.fsname,
         layout=found.layout,
