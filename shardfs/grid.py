@@ -81,6 +81,16 @@ class MortonCode:
         for out, (_, axis) in enumerate(rounds):
             self._places[axis].append(out)
 
+    @property
+    def bits(self) -> int:
+        """How many a code has."""
+        return sum(map(len, self._places))
+
+    def agrees_with(self, other: MortonCode) -> bool:
+        """Whether all cells that lie in the grids of both have the same codes in both."""
+        both = zip(self._places, other._places, strict=True)
+        return all(mine[: len(theirs)] == theirs[: len(mine)] for mine, theirs in both)
+
     def encode(self, cell: Coords) -> int:
         code = 0
         for c, places in zip(cell, self._places, strict=True):

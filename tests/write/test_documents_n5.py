@@ -165,6 +165,7 @@ TOOLS = {name: tool(name) for name in ("attributes_of_zarr", "resize_of_zarr", "
 TOOLS["resize_of_tensorstore"] = resize_of_tensorstore
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize("source", ["coded", "seed", "nested"])
 def test_tools_change_a_sharded_dataset(tmp_path: Path, name: str, source: str) -> None:
@@ -183,6 +184,7 @@ def test_tools_change_a_sharded_dataset(tmp_path: Path, name: str, source: str) 
     assert "resize" not in name or made["dimensions"] == [30, 20]
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("rule", ["n5:chunks_per_shard=4x2,index_location=start", "n5"])
 @pytest.mark.parametrize("name", ["create_of_zarr", "create_of_z5", "create_of_tensorstore"])
 def test_tools_create_a_sharded_dataset(tmp_path: Path, name: str, rule: str) -> None:

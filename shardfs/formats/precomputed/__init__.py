@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from shardfs.create_rules import Rule, Sharding
 from shardfs.formats import OfDocuments, Pairing, System, parse_json
+from shardfs.formats.precomputed import edits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
-from shardfs.formats.precomputed.parts import FORM
+from shardfs.formats.precomputed.parts import FORM, INFO
 from shardfs.formats.precomputed.view import children_of, shown_as_volumes
 from shardfs.formats.precomputed.volumes import open_volume
 from shardfs.model import Dataset
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
 """How a document begins that is all data and describes no shards; it may be too large to be parsed."""
+
+_BOX = r"-?[0-9]{1,19}--?[0-9]{1,19}"
+_CHUNK = re.compile(rf"{_BOX}_{_BOX}_{_BOX}(?:\.(?:gz|br|zstd|xz|bz2))?|[0-9]{{1,20}}(?:\.index|(?:_[0-9]{{1,20}})*)")
+"""Boxes of voxels, as cloud-volume calls their files, too; ids and manifests of meshes; cells of annotations."""
 
 
 class Precomputed(OfDocuments):
@@ -94,6 +100,27 @@ class Precomputed(OfDocuments):
             case None if isinstance(info.get("scales"), list):
                 return open_volume(path, info)
         return None
+
+    def _open_info(self, raw: bytes) -> Dataset | None:
+        return self.open("", {INFO: raw})
+
+    def edit(
+        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+    ) -> Mapping[str, bytes]:
+        return {INFO: edits.edited(self._open_info, stored.get(INFO), new, rule)}
+
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        return Sharding(self.name, stored) if edits.is_sharded(self._open_info, stored.get(INFO)) else None
+
+    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
+        if isinstance(sharding, Rule):
+            made = edits.sharded_by_rule(self._open_info, new, sharding)
+        else:
+            made = edits.sharded_as_before(self._open_info, new, sharding.documents[INFO])
+        return None if made is None else {INFO: made}
+
+    def chunk_like(self, name: str) -> bool:
+        return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return () if dataset.format == self.name else children_of(dataset)

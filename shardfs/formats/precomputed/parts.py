@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     Describe: TypeAlias = Callable[[dict[str, Any], ShardingSpec], Collection]
 
-FORM = frozenset(("info",))
+INFO = "info"
+FORM = frozenset((INFO,))
 
 MAX_PARTS = 1000
 """A document of more scales, relationships or spatial levels is taken for damaged: real ones have some ten."""

@@ -1,0 +1,307 @@
+"""Info documents as tools write them on a mount, and what becomes of the source's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.create_rules import Rule, parse
+from shardfs.formats.precomputed import PRECOMPUTED
+from shardfs.grid import MortonCode
+from tests import datasets, handmade
+from tests.strategies import cells, grids
+from tests.write.documents import Mount
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = handmade.sharding(preshift=1, minishard=2, shard=3, index="gzip", data="gzip")
+VOLUME = handmade.volume_info((16, 16, 12), (4, 4, 2), SPEC)
+SCALE: dict[str, Any] = VOLUME["scales"][0]
+TWO = {**VOLUME, "scales": [{**SCALE, "key": "a/b"}, {k: v for k, v in SCALE.items() if k != "sharding"}]}
+MESHES = {"@type": "neuroglancer_multilod_draco", "vertex_quantization_bits": 10, "sharding": SPEC}
+SKELETONS = {"@type": "neuroglancer_skeletons", "transform": [1.0], "sharding": SPEC}
+ANNOTATIONS = {
+    "@type": "neuroglancer_annotations_v1",
+    "by_id": {"key": "by_id", "sharding": SPEC},
+    "relationships": [{"id": "r", "key": "r", "sharding": SPEC}, {"id": "q", "key": "q"}],
+    "spatial": [{"key": "s0", "grid_shape": [2, 2, 4], "chunk_size": [1, 1, 1], "limit": 1, "sharding": SPEC}],
+}
+SOURCES: dict[str, dict[str, Any]] = {
+    "volume": VOLUME, "two": TWO, "meshes": MESHES, "skeletons": SKELETONS, "annotations": ANNOTATIONS
+}  # fmt: skip
+
+
+def encoded(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+def shown(source: Any) -> dict[str, Any]:
+    found = PRECOMPUTED.open("a", {"info": encoded(source)})
+    assert found is not None
+    assert not found.problems
+    document: dict[str, Any] = json.loads(found.documents.get("info", encoded(source)))
+    return document
+
+
+def edited(source: Any, new: Any, rule: Rule | None = None) -> Any:
+    stored = {} if source is None else {"info": encoded(source)}
+    return json.loads(PRECOMPUTED.edit("a", stored, "info", encoded(new), rule)["info"])
+
+
+FREE = st.dictionaries(st.text(max_size=3).map("x".__add__), st.integers() | st.floats(allow_nan=False))
+
+
+@given(st.sampled_from(list(SOURCES)), FREE)
+def test_what_is_edited_is_shown_so_and_the_source_stays_sharded(name: str, free: dict[str, Any]) -> None:
+    source = SOURCES[name]
+    assert edited(source, shown(source) | free) == source | free
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_written_back_as_it_was_is_the_source_to_the_byte(name: str) -> None:
+    raw = b" " + encoded(SOURCES[name])
+    assert PRECOMPUTED.edit("a", {"info": raw}, "info", encoded(shown(SOURCES[name]))) == {"info": raw}
+    assert edited(SOURCES[name], SOURCES[name] | {"x": 1}) == SOURCES[name] | {"x": 1}
+
+
+def scaled(document: dict[str, Any], **members: Any) -> dict[str, Any]:
+    first, *others = document["scales"]
+    return {**document, "scales": [{**first, **members}, *others]}
+
+
+def test_scales_are_told_by_their_keys() -> None:
+    plain = [{**shown(VOLUME)["scales"][0], "key": key} for key in ("new", "a/b", "s")]
+    new = {**shown(TWO), "scales": plain}
+    made = edited(TWO, new)
+    assert ["sharding" in scale for scale in made["scales"]] == [False, True, False]
+    assert shown(made) == new
+    assert edited(TWO, {**new, "scales": plain[2:]}) == {**new, "scales": plain[2:]}
+    made = edited(TWO, new, Rule("precomputed"))
+    assert ["sharding" in scale for scale in made["scales"]] == [True, True, False]
+    assert shown(made) == new
+
+
+@pytest.mark.parametrize("size", [(16, 16, 16), (16, 16, 8), (12, 16, 12), (13, 16, 12), (16, 20, 12), (16, 32, 12)])
+def test_a_volume_may_grow_and_shrink(size: tuple[int, ...]) -> None:
+    """As long as no chunk that is stored was cut by its edge, or will be; and no id changes."""
+    old = MortonCode((4, 4, 6))
+    new = MortonCode([-(-s // c) for s, c in zip(size, (4, 4, 2), strict=True)])
+    common = [min(a, b) for a, b in zip(old.grid, new.grid, strict=True)]
+    same = all(old.encode(cell) == new.encode(cell) for cell in np.ndindex(*common))
+    document = scaled(shown(VOLUME), size=list(size))
+    if same and size[0] != 13:
+        assert edited(VOLUME, document) == scaled(VOLUME, size=list(size))
+    else:
+        with pytest.raises(ValueError, match=r"would change their ids|would be cut anew"):
+            edited(VOLUME, document)
+    assert same == (size[1] == 16)
+
+
+@given(st.data(), grids(rank=3, bits=30), grids(rank=3, bits=30))
+def test_codes_agree_exactly_if_they_do(data: st.DataObject, one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    codes = MortonCode(one), MortonCode(other)
+    common = [min(a, b) for a, b in zip(one, other, strict=True)]
+    if codes[0].agrees_with(codes[1]):
+        cell = data.draw(cells(common))
+        assert codes[0].encode(cell) == codes[1].encode(cell)
+    else:
+        corners = [[1 << i for i in range((n - 1).bit_length())] for n in common]
+        units = [tuple(v if a == axis else 0 for a in range(3)) for axis in range(3) for v in corners[axis]]
+        assert any(codes[0].encode(cell) != codes[1].encode(cell) for cell in units)
+    assert codes[0].agrees_with(codes[1]) == codes[1].agrees_with(codes[0])
+
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "chunk": ("chunk_sizes", scaled(shown(VOLUME), chunk_sizes=[[4, 4, 4]])),
+    "encoding": ("encoding", scaled(shown(VOLUME), encoding="jpeg")),
+    "size": ("size should", scaled(shown(VOLUME), size=[1, "2", 3])),
+    "rank": ("size has 2 axes", scaled(shown(VOLUME), size=[1, 2])),
+    "type": ("data_type", shown(VOLUME) | {"data_type": "uint16"}),
+    "channels": ("num_channels", shown(VOLUME) | {"num_channels": 2}),
+    "kind": ("@type", shown(MESHES)),
+    "no scales": ("scales should be a list", shown(VOLUME) | {"scales": None}),
+    "no scale": ("should hold objects", shown(VOLUME) | {"scales": [1]}),
+    "another sharding": ("--create", scaled(VOLUME, sharding=SPEC | {"shard_bits": 4})),
+    "a new sharded scale": ("--create", {**VOLUME, "scales": [SCALE, {**SCALE, "key": "t"}]}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_contradicts_the_chunks_is_refused(name: str) -> None:
+    why, new = REFUSED[name]
+    with pytest.raises(ValueError, match=why):
+        edited(VOLUME, new)
+
+
+def test_the_cells_of_annotations_keep_their_ids() -> None:
+    def with_cells(shape: list[int]) -> dict[str, Any]:
+        (level,) = ANNOTATIONS["spatial"]
+        assert isinstance(level, dict)
+        return {
+            **shown(ANNOTATIONS),
+            "spatial": [{k: v for k, v in level.items() if k != "sharding"} | {"grid_shape": shape}],
+        }
+
+    assert edited(ANNOTATIONS, with_cells([2, 2, 5]))["spatial"][0]["sharding"] == SPEC
+    with pytest.raises(ValueError, match="change their ids"):
+        edited(ANNOTATIONS, with_cells([3, 2, 4]))
+
+
+def test_what_is_no_sharded_info_is_its_writers() -> None:
+    for raw in (b"", b"info", b"[]", b'{"a": 1, "a": 2}', b'{"@type": "neuroglancer_legacy_mesh"}', b'{"scales": 3}'):
+        assert PRECOMPUTED.edit("a", {}, "info", raw) == {"info": raw}
+        assert PRECOMPUTED.shard("a", "info", raw, Rule("precomputed")) is None
+        assert PRECOMPUTED.sharding({"info": raw}) is None
+    plain = shown(VOLUME)
+    assert edited(None, plain) == plain
+    assert edited(plain, scaled(plain, chunk_sizes=[[1, 1, 1]])) == scaled(plain, chunk_sizes=[[1, 1, 1]])
+    with pytest.raises(ValueError, match="--create"):
+        edited(None, VOLUME)
+    for raw in (b"", b"{"):
+        with pytest.raises(ValueError, match="info"):
+            PRECOMPUTED.edit("a", {"info": encoded(VOLUME)}, "info", raw)
+
+
+# ---- what is new ----
+
+
+def bits(rule: str, source: dict[str, Any]) -> tuple[Any, ...]:
+    (found,) = parse(rule).rules
+    made = PRECOMPUTED.shard("a", "info", encoded(source), found)
+    assert made is not None
+    new = json.loads(made["info"])
+    assert shown(new) == source
+    part = new if "sharding" in new else new["scales"][0] if "scales" in new else new["spatial"][0]
+    spec = part["sharding"]
+    words = (spec["hash"][:6], spec["data_encoding"])
+    return (spec["preshift_bits"], spec["minishard_bits"], spec["shard_bits"], *words)
+
+
+def test_sizes_of_shards() -> None:
+    volume = shown(handmade.volume_info((1000, 1000, 500), (64, 64, 64), SPEC))  # 16 x 16 x 8 chunks
+    assert bits("precomputed", volume) == (9, 0, 2, "identi", "gzip")
+    assert bits("precomputed:chunks_per_shard=16x16x8", volume) == (9, 2, 0, "identi", "gzip")
+    assert bits("precomputed:chunks_per_shard=5x3", volume) == (3, 0, 8, "identi", "gzip")
+    assert bits("precomputed:chunks_per_shard=1", volume) == (0, 0, 11, "identi", "gzip")
+    assert bits("precomputed:minishard_bits=3,preshift_bits=4", volume) == (4, 3, 4, "identi", "gzip")
+    assert bits("precomputed:data_encoding=raw", scaled(volume, encoding="jpeg")) == (9, 0, 2, "identi", "raw")
+    assert bits("precomputed", scaled(volume, encoding="jpeg")) == (9, 0, 2, "identi", "raw")
+    assert bits("precomputed", scaled(volume, chunk_sizes=[[512, 512, 512]]))[:3] == (2, 0, 0)
+    large = shown(handmade.volume_info((4096, 4096, 4096), (512, 512, 512), SPEC))  # 128 MiB each
+    assert bits("precomputed", large)[:3] == (3, 0, 6)
+    assert bits("precomputed:shard_bits=3,minishard_bits=2", shown(SKELETONS)) == (0, 2, 3, "murmur", "gzip")
+    assert bits("precomputed:shard_bits=3,hash=identity", shown(MESHES)) == (0, 0, 3, "identi", "raw")
+    assert bits("precomputed", shown(ANNOTATIONS)) == (4, 0, 0, "identi", "gzip")
+    assert PRECOMPUTED.shard("a", "info", encoded(shown(MESHES)), Rule("precomputed")) is None
+
+
+def test_what_cannot_be_sharded_is_said() -> None:
+    several = scaled(shown(VOLUME), chunk_sizes=[[4, 4, 4], [8, 8, 8]])
+    with pytest.raises(ValueError, match="several chunk_sizes"):
+        PRECOMPUTED.shard("a", "info", encoded(several), Rule("precomputed"))
+    with pytest.raises(ValueError, match="leads out"):
+        PRECOMPUTED.shard("a", "info", encoded(scaled(shown(VOLUME), key="../s")), Rule("precomputed"))
+    with pytest.raises(ValueError, match="shard_bits"):
+        bits("precomputed:shard_bits=63,minishard_bits=20", shown(SKELETONS))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_made_anew_is_sharded_as_before(name: str) -> None:
+    raw = {"info": encoded(SOURCES[name])}
+    remembered = PRECOMPUTED.sharding(raw)
+    assert remembered is not None
+    assert PRECOMPUTED.shard("a", "info", encoded(shown(SOURCES[name])), remembered) == raw
+    assert PRECOMPUTED.shard("a", "info", b'{"@type": "neuroglancer_legacy_mesh"}', remembered) is None
+
+
+def test_another_volume_is_sharded_as_well() -> None:
+    remembered = PRECOMPUTED.sharding({"info": encoded(VOLUME)})
+    assert remembered is not None
+    new = shown(scaled(VOLUME, size=[100, 90, 80], chunk_sizes=[[8, 8, 8]], encoding="jpeg")) | {"data_type": "uint16"}
+    made = PRECOMPUTED.shard("a", "info", encoded(new), remembered)
+    assert made is not None
+    spec = json.loads(made["info"])["scales"][0]["sharding"]
+    assert spec == SPEC | {"shard_bits": 4 + 4 + 4 - 3}
+    assert shown(json.loads(made["info"])) == new
+
+
+# ---- the tools themselves ----
+
+
+def cloud_volume(action: str, path: Path) -> None:
+    python = datasets.client_python("cv")
+    subprocess.run([python, "-m", "tests.clients.edit_precomputed", action, path], check=True, timeout=60)
+
+
+@pytest.mark.interop
+def test_cloud_volume_changes_and_adds_scales(tmp_path: Path) -> None:
+    mount = Mount(tmp_path, PRECOMPUTED)
+    (mount.source / "v").mkdir()
+    (mount.source / "v" / "info").write_bytes(encoded(TWO | {"scales": TWO["scales"][:1], "mesh": "mesh", "mine": 1}))
+    mount.show()
+    cloud_volume("grow", mount.shown / "v")
+    mount.take()
+    (scale,) = json.loads((mount.source / "v" / "info").read_bytes())["scales"]
+    assert (scale["size"], scale["sharding"]) == ([16, 16, 20], SPEC)
+    cloud_volume("add_scale", mount.shown / "v")
+    mount.take()
+    info = json.loads((mount.source / "v" / "info").read_bytes())
+    assert ["sharding" in scale for scale in info["scales"]] == [True, False]
+    assert (info["mine"], info["by"]) == (1, {"exactly": [1.5]})
+    cloud_volume("remove_scale", mount.shown / "v")
+    mount.take()
+    assert json.loads((mount.source / "v" / "info").read_bytes())["scales"] == [scale]
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("rule", ["precomputed", "precomputed:chunks_per_shard=8,8,8,minishard_bits=2"])
+def test_cloud_volume_creates_a_sharded_volume(tmp_path: Path, rule: str) -> None:
+    mount = Mount(tmp_path, PRECOMPUTED, rule)
+    cloud_volume("create", mount.shown / "v")
+    mount.take()
+    cloud_volume("add_scale", mount.shown / "v")
+    mount.take()
+    info = json.loads((mount.source / "v" / "info").read_bytes())
+    assert shown(info) == json.loads((mount.shown / "v" / "info").read_bytes())
+    assert len(info["scales"]) == 2
+    for index, scale in enumerate(info["scales"]):
+        assert scale["sharding"]["@type"] == "neuroglancer_uint64_sharded_v1"
+        store = {"driver": "file", "path": f"{mount.source}/v/"}
+        volume = ts.open({"driver": "neuroglancer_precomputed", "kvstore": store, "scale_index": index}).result()
+        data = np.arange(volume.size, dtype="uint64").reshape(volume.shape) // 99
+        volume.write(data).result()
+        np.testing.assert_array_equal(volume.read().result(), data)
+        assert list((mount.source / "v" / scale["key"]).glob("*.shard"))
+
+
+def test_tensorstore_adds_a_scale(tmp_path: Path) -> None:
+    mount = Mount(tmp_path, PRECOMPUTED, "precomputed")
+    (mount.source / "v").mkdir()
+    (mount.source / "v" / "info").write_bytes(encoded(VOLUME))
+    mount.show()
+    scale = {"size": [8, 8, 6], "chunk_size": [4, 4, 2], "encoding": "raw", "resolution": [2, 2, 2], "key": "t"}
+    multiscale = {"data_type": "uint8", "num_channels": 1, "type": "image"}
+    store = {"driver": "file", "path": f"{mount.shown}/v/"}
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": store, "multiscale_metadata": multiscale}
+    ts.open(spec | {"scale_metadata": scale, "create": True}).result()
+    mount.take()
+    info = json.loads((mount.source / "v" / "info").read_bytes())
+    assert [s["sharding"]["shard_bits"] for s in info["scales"]] == [3, 0]
+    assert shown(info) == json.loads((mount.shown / "v" / "info").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [(n, True) for n in ("0-64_0-64_0-16", "k/-3-1_100-104_7-11", "k/0-1_0-1_0-1.gz", "12", "12.index", "s/1_2_3")]
+    + [(n, False) for n in ("info", "0.shard", "12:0", "0-64_0-64", "12.gz.tmp", "provenance", "")],
+)
+def test_names_of_chunks(name: str, like: bool) -> None:
+    assert PRECOMPUTED.chunk_like(name) is like
