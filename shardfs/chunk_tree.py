@@ -265,6 +265,15 @@ class ChunkTree:
         found = self.chunks.stored(coords)
         return None if found is None else (max(found.blob.base, 0) + found.start, found.size)
 
+    @property
+    def directories(self) -> int:
+        """How many of its nodes are directories, which have its first numbers."""
+        return self._bases[-1]
+
+    def is_empty(self) -> bool:
+        """Whether there is no shard at all."""
+        return not self._outermost.source.exists()
+
     def move(self, old: str, new: str) -> None:
         """Its directory, or one above, has another name."""
         self.path, self._stored = new + self.path[len(old) :], new + self._stored[len(old) :]

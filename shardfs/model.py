@@ -133,6 +133,9 @@ class ShardSource(Protocol):
     def existing(self) -> tuple[U64, CorruptShardError | None]:
         """The numbers of the shards that exist, ascending; and the damage for which some may be missing."""
 
+    def exists(self) -> bool:
+        """Whether there is any shard."""
+
     def survey(self) -> tuple[U64, Sequence[CorruptShardError]]:
         """The numbers of `existing`; and all that is called as a shard is, but is none."""
 

@@ -72,6 +72,11 @@ class StoreShards:
         found = (self._shard_of(name) for name, directory in self._names() if not directory)
         return np.array(sorted({shard for shard in found if shard is not None}), np.uint64), None
 
+    def exists(self) -> bool:
+        if not self.layer.format.key(0):
+            return True
+        return any(not directory and self._shard_of(name) is not None for name, directory in self._names())
+
     def survey(self) -> tuple[U64, list[CorruptShardError]]:
         if not self.layer.format.key(0):
             return np.zeros(1, np.uint64), []
@@ -186,6 +191,9 @@ class NestedShards:
         except CorruptShardError as e:
             damage = e
         return np.unique(np.concatenate(found)), damage
+
+    def exists(self) -> bool:
+        return bool(len(self.existing()[0]))
 
     def survey(self) -> tuple[U64, list[CorruptShardError]]:
         found, damage = self.existing()

@@ -547,6 +547,11 @@ class Tree:
         """Whether it is a directory or a chunk of a sharded collection."""
         return number >= TABLE_END
 
+    def chunk_tree(self, number: int) -> ChunkTree | None:
+        """The collection of which a number is one of the directories; None if it is something else."""
+        chunks = self._chunks_of(number) if number >= TABLE_END else None
+        return chunks if chunks is not None and number - chunks.first < chunks.directories else None
+
     def target_of(self, number: int) -> Target | None:
         """The chunk that has this number; None if none has."""
         if number >= TABLE_END:

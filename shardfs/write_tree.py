@@ -25,6 +25,7 @@ from shardfs.errors import CorruptShardError
 from shardfs.inodes import CREATED, ROOT
 from shardfs.kinds import OWN, Kind, is_scratch
 from shardfs.model import Batch
+from shardfs.write_directories import Directories
 from shardfs.write_documents import Documents
 from shardfs.write_files import File, Files, join
 from shardfs.writeback import WriteBuffer
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from shardfs.create_rules import Rules
     from shardfs.journal import Journal
-    from shardfs.model import Entry
+    from shardfs.model import Bool, Entry
     from shardfs.patience import Patience
     from shardfs.pending import Version
     from shardfs.tree import Tree
@@ -89,6 +90,7 @@ class WriteTree:
         self._numbers: dict[str, int] = {}
         self._base_numbers: dict[str, int | None] = {}
         self._modes: dict[int, int] = {}
+        self._directories = Directories()
         pending.attach(self._published, self._is_held)
         self._recover()
 
@@ -111,9 +113,12 @@ class WriteTree:
 
     def _make_parents(self, path: str) -> None:
         """Directories that the tree does not show by itself, around something that is in the journal."""
-        while path and self._base_number(path) is None and self._files.at(path) is None:
+        while path and self._files.at(path) is None:
             parent, _, name = path.rpartition("/")
-            self._files.new(parent, os.fsencode(name), Kind.DIRECTORY).mtime_ns = time.time_ns()
+            if self._base_number(path) is None:
+                self._files.new(parent, os.fsencode(name), Kind.DIRECTORY).mtime_ns = time.time_ns()
+            else:
+                self._show(path)
             path = parent
 
     # ---- numbers and paths ----
@@ -218,11 +223,20 @@ class WriteTree:
         number = self._base_number(directory)
         if number is not None:
             with suppress(FileNotFoundError):
-                return self._with_mode(self.base.lookup(number, name))
+                shown = self._if_shown(self.base.lookup(number, name))
+                return None if shown is None else self._with_mode(shown)
         if CREATED > parent != number:  # as it was described before: what lies outside now can still be deleted
             with suppress(OSError):
                 return self.base.lookup(parent, name)
         return None
+
+    def _if_shown(self, found: Attributes) -> Attributes | None:
+        """Virtual directories are shown if somebody made them, or the source had chunks before."""
+        tree = self.base.chunk_tree(found.number) if found.directory else None
+        if tree is None:
+            return found
+        with self._lock:
+            return found if self._directories.shows(tree, found.number) else None
 
     def _with_mode(self, found: Attributes) -> Attributes:
         mode = self._modes.get(found.number)
@@ -336,9 +350,17 @@ class WriteTree:
         if base is None:
             return
         for batch in self.base.scan(base, max(cookie - OVERLAID, 0)):
-            shown = _without(batch, names)
+            shown = self._only_shown(_without(batch, names))
             if len(shown.names):
                 yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
+
+    def _only_shown(self, batch: Batch) -> Batch:
+        """Without the virtual directories that are not shown."""
+        tree = self.base.chunk_tree(int(batch.numbers[0])) if len(batch.numbers) and batch.directories[0] else None
+        if tree is None:
+            return batch
+        with self._lock:
+            return _kept(batch, self._directories.shows_many(tree, batch.numbers))
 
     def xattrs(self, number: int) -> dict[str, bytes]:
         """As `Tree.xattrs`; and how far a changed file has come."""
@@ -637,9 +659,12 @@ class WriteTree:
             os.close(file.fd)
             file.fd = -1
             self.base.changed(file.path or "")
-        if file.buffer is not None and (not file.dirty or file.kind is Kind.DOCUMENT):
+        refused = file.dirty and file.kind is Kind.DOCUMENT
+        if file.buffer is not None and (not file.dirty or refused):
             file.buffer.close()  # a document that was refused is as it was before
             file.buffer, file.dirty = None, False
+            if refused and not file.base:
+                self._files.unname(file)
 
     def _released(self, number: int) -> None:
         with self._lock:
@@ -700,6 +725,7 @@ class WriteTree:
                     if spot.target is None and file.target is not None and file.is_settled:
                         continue  # it lies outside now: it can still be read, and deleted
                     file.kind, file.target = spot.kind, spot.target
+                    self._make_parents(parent)
                 self.pending.retarget(path, spot.target)
 
     # ---- names ----
@@ -932,9 +958,8 @@ class WriteTree:
         if spot.kind is Kind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
         if spot.kind is Kind.DIRECTORY:
-            with self._lock:
-                self._files.reveal(directory, name)
-                return self.lookup(parent, name)
+            self._show(path)
+            return self.lookup(parent, name)
         if spot.kind is not Kind.PLAIN or self._base_number(directory) is None:
             with self._lock:
                 file = self._files.new(directory, name, Kind.DIRECTORY)
@@ -944,6 +969,14 @@ class WriteTree:
         self.writer.make_directory(path)
         self._renewed(path)
         return self.lookup(parent, name)
+
+    def _show(self, path: str, *, shown: bool = True) -> None:
+        number = self._base_number(path)
+        tree = self.base.chunk_tree(number) if number is not None else None
+        if tree is None or number is None:
+            return
+        with self._lock:
+            self._directories.show(tree, number, shown=shown)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove a directory in which nothing is shown any more."""
@@ -958,8 +991,6 @@ class WriteTree:
         self._remove_directory(found.number, path)
 
     def _remove_directory(self, number: int, path: str) -> None:
-        directory, _, text = path.rpartition("/")
-        name = os.fsencode(text)
         if any(len(batch.names) for batch in self.scan(number)):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         made = self._files.by_number.get(number)
@@ -971,8 +1002,7 @@ class WriteTree:
         if base is None:
             return
         if self.base.is_virtual(base):
-            with self._lock:
-                self._files.hide(directory, name)
+            self._show(path, shown=False)
             return
         self.pending.flush(path)
         self._remove_stored(path)
@@ -1075,6 +1105,10 @@ def _batch(entries: list[tuple[bytes, Attributes]]) -> Batch:
 def _without(batch: Batch, names: dict[bytes, File | None]) -> Batch:
     """What is left of a batch without these names, and without those of shardfs's own."""
     keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in batch.names.tolist()], np.bool_)
+    return _kept(batch, keep)
+
+
+def _kept(batch: Batch, keep: Bool) -> Batch:
     if keep.all():
         return batch
     return batch._replace(

@@ -1,0 +1,56 @@
+"""Which virtual directories of chunks a writable mount shows.
+
+A tree that is only read shows all that could hold chunks, by arithmetic. Programs that copy or delete trees want
+directories that can be made and removed; and a new array has none. A bit for each directory, and only where somebody
+made or removed one, or where there was no shard yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from shardfs.chunk_tree import ChunkTree
+    from shardfs.model import U64, Bool
+
+MAX_DIRECTORIES = 1 << 27
+"""Of one collection. Those of a larger one are all shown, and cannot be removed: its bits would take over 16 MiB."""
+
+
+class Directories:
+    """Its users hold one lock."""
+
+    def __init__(self) -> None:
+        self._bits: dict[int, bytearray | None] = {}
+
+    def _of(self, tree: ChunkTree, *, change: bool = False) -> bytearray | None:
+        """The bits of a collection; None if all of its directories are shown."""
+        size = (tree.directories + 7) // 8
+        if tree.first not in self._bits:
+            small = tree.directories <= MAX_DIRECTORIES
+            self._bits[tree.first] = bytearray(size) if small and tree.is_empty() else None
+        if change and self._bits[tree.first] is None and tree.directories <= MAX_DIRECTORIES:
+            self._bits[tree.first] = bytearray(b"\xff") * size
+        return self._bits[tree.first]
+
+    def shows(self, tree: ChunkTree, number: int) -> bool:
+        """Whether a directory of this number is shown."""
+        bits, at = self._of(tree), number - tree.first
+        return bits is None or bool(bits[at >> 3] >> (at & 7) & 1)
+
+    def shows_many(self, tree: ChunkTree, numbers: U64) -> Bool:
+        """The same of many."""
+        bits = self._of(tree)
+        if bits is None:
+            return np.ones(len(numbers), np.bool_)
+        at = (numbers - np.uint64(tree.first)).astype(np.int64)
+        shown: Bool = (np.frombuffer(bits, np.uint8)[at >> 3] >> (at & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return shown
+
+    def show(self, tree: ChunkTree, number: int, *, shown: bool = True) -> None:
+        """Show a directory from now on, or do not."""
+        bits, at = self._of(tree, change=not shown), number - tree.first
+        if bits is not None:
+            bits[at >> 3] = bits[at >> 3] & ~(1 << (at & 7)) | shown << (at & 7)
