@@ -1,0 +1,298 @@
+"""What writing costs, as ratios measured in one run: `bench_write.py [--dir DIR] [--tools zarr,direct] [--runs 3]`.
+
+An array of 64 MiB in chunks of 64 KiB, 64 to a shard, is written chunk by chunk: through a mount that is unmounted
+then, so that all of it is in the shards; by the same tool as plain files, on the same disk; and natively into the
+shards. The ways take turns, and the median counts. `plain+sync` makes plain files last as the unmounted shards do.
+What is on the disk is compared with what was written after every run.
+
+`bench_write.py write TOOL PATH WRITER WRITERS` is one writer, a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent), "LC_ALL": "C.UTF-8"}
+
+GRID, CHUNK, PER_SHARD = (32, 32), (256, 256), (8, 8)
+CHUNKS = math.prod(GRID)
+BYTES = CHUNKS * math.prod(CHUNK)
+
+
+def metadata(*, sharded: bool) -> dict[str, Any]:
+    """The Zarr v3 document of the array of uint8."""
+    raw = [{"name": "bytes"}]
+    index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    inside = {"chunk_shape": CHUNK, "codecs": raw, "index_codecs": index, "index_location": "end"}
+    shard = [c * p for c, p in zip(CHUNK, PER_SHARD, strict=True)]
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [g * c for g, c in zip(GRID, CHUNK, strict=True)],
+        "data_type": "uint8",
+        "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shard if sharded else CHUNK}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "sharding_indexed", "configuration": inside}] if sharded else raw,
+        "attributes": {},
+    }
+
+
+def data() -> np.ndarray[Any, Any]:
+    """The array; no chunk is like another, and none can be compressed."""
+    shape = [g * c for g, c in zip(GRID, CHUNK, strict=True)]
+    return np.random.default_rng(5).integers(1, 256, shape, np.uint8)
+
+
+# ---- one writer ----
+
+
+def opened(tool: str, path: Path) -> Callable[[int, int, tuple[slice, slice], Any], None]:
+    """What writes one chunk with a tool."""
+    if tool == "direct":
+
+        def write(y: int, x: int, where: tuple[slice, slice], chunk: Any) -> None:
+            (path / f"c/{y}").mkdir(parents=True, exist_ok=True)
+            (path / f"c/{y}/{x}").write_bytes(chunk.tobytes())
+
+        return write
+    array: Any
+    if tool == "zarr":
+        import zarr
+
+        array = zarr.open_array(path, mode="r+")
+    elif tool == "z5":
+        import z5py
+
+        array = z5py.File(str(path.parent), mode="a", use_zarr_format=True, zarr_format=3)[path.name]
+    else:
+        import tensorstore
+
+        store = {"driver": "file", "path": f"{path}/", "file_io_sync": tool == "tensorstore"}
+        array = tensorstore.open({"driver": "zarr3", "kvstore": store}).result()
+
+    def assign(y: int, x: int, where: tuple[slice, slice], chunk: Any) -> None:
+        array[where] = chunk
+
+    return assign
+
+
+def write(tool: str, path: Path, writer: int, writers: int) -> None:
+    """This writer's share: whole rows of chunks, so that writers meet in shards. Prints the seconds it took."""
+    warnings.simplefilter("ignore")
+    values, put = data(), opened(tool, path)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begin = time.perf_counter()
+    for y in range(writer, GRID[0], writers):
+        for x in range(GRID[1]):
+            where = tuple(slice(i * c, (i + 1) * c) for i, c in zip((y, x), CHUNK, strict=True))
+            put(y, x, where, values[where])
+    print(time.perf_counter() - begin, flush=True)
+
+
+@contextlib.contextmanager
+def started(tool: str, path: Path, writers: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Writers that have imported and opened all they need, and wait for the word."""
+    command = [sys.executable, __file__, "write", tool, str(path)]
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen([*command, str(n), str(writers)], stdin=pipe, stdout=pipe, text=True, env=ENVIRONMENT)
+        for n in range(writers)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def go(processes: list[subprocess.Popen[str]]) -> None:
+    """Give the word, and wait for the last one."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+        if process.wait(600):
+            raise SystemExit("a writer failed")
+
+
+# ---- what is measured ----
+
+
+@dataclass
+class Daemon:
+    """What a mount's process does until it ends: the most memory it has, and the bytes it writes."""
+
+    pid: int
+    rss: int = 0
+    written: int = 0
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> threading.Thread:
+        thread = threading.Thread(target=self._watch, daemon=True)
+        thread.start()
+        return thread
+
+    def stop(self) -> None:
+        self._done.set()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.005):
+            try:
+                status = Path(f"/proc/{self.pid}/status").read_text()
+                found = Path(f"/proc/{self.pid}/io").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                return
+            for line in status.splitlines():
+                if line.startswith("VmHWM:"):
+                    self.rss = max(self.rss, int(line.split()[1]) << 10)
+            self.written = max(self.written, int(found.split("wchar:")[1].split()[0]))
+
+
+def shardfs(*words: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "shardfs", *map(str, words)], check=True, env=ENVIRONMENT, timeout=600)
+
+
+class Bench:
+    """Runs each way in a directory of its own, and notes seconds and more by name."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.wanted = data()
+        self.found: dict[str, list[float]] = {}
+
+    def note(self, name: str, value: float) -> None:
+        self.found.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.found[name])
+
+    def store(self, *, sharded: bool) -> Path:
+        """A new array without chunks, in a group (z5py wants one)."""
+        top = self.home / "store"
+        shutil.rmtree(top, ignore_errors=True)
+        (top / "a").mkdir(parents=True)
+        (top / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+        (top / "a/zarr.json").write_text(json.dumps(metadata(sharded=sharded)))
+        os.sync()
+        return top
+
+    def check(self, top: Path) -> None:
+        import tensorstore
+
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{top / 'a'}/"}}
+        found = tensorstore.open(spec, context=tensorstore.Context()).result().read().result()
+        if not np.array_equal(found, self.wanted):
+            raise SystemExit(f"{top}: not what was written")
+
+    def natively(self, name: str, tool: str, *, sharded: bool, writers: int = 1) -> None:
+        top = self.store(sharded=sharded)
+        with started(tool, top / "a", writers) as processes:
+            begin = time.perf_counter()
+            go(processes)
+            self.note(name, time.perf_counter() - begin)
+            os.sync()
+            self.note(f"{name}+sync", time.perf_counter() - begin)
+        self.check(top)
+
+    def mounted(self, name: str, tool: str, *, writers: int = 1) -> None:
+        top, mountpoint = self.store(sharded=True), self.home / "mnt"
+        mountpoint.mkdir(exist_ok=True)
+        shardfs("mount", "--rw", "-o", f"journal={self.home / 'journal'}", top, mountpoint)
+        try:
+            daemon = Daemon(int(os.getxattr(mountpoint, "user.shardfs.pid")))
+            thread = daemon.watch()
+            with started(tool, mountpoint / "a", writers) as processes:
+                begin = time.perf_counter()
+                go(processes)
+                self.note(f"{name} written", time.perf_counter() - begin)
+            rest = time.perf_counter()
+            shardfs("umount", mountpoint)
+            # Imports and the end of writers are nobody's work on data.
+            self.note(name, self.found[f"{name} written"][-1] + time.perf_counter() - rest)
+            thread.join(10)
+            self.note(f"{name} rss", daemon.rss)
+            self.note(f"{name} bytes", daemon.written)
+        finally:
+            subprocess.run(["fusermount3", "-uzq", mountpoint], check=False)
+        self.check(top)
+
+
+def report(bench: Bench, tools: list[str]) -> None:
+    """The table."""
+    mib = BYTES / 2**20
+    print(f"{mib:.0f} MiB, {CHUNKS} chunks of {math.prod(CHUNK) >> 10} KiB, {math.prod(PER_SHARD)} to a shard; medians")
+    for tool in tools:
+        plain, synced = bench.median(f"{tool} plain"), bench.median(f"{tool} plain+sync")
+        mounted, written = bench.median(f"{tool} mounted"), bench.median(f"{tool} mounted written")
+        print(f"\n{tool}:")
+        print(f"  plain files           {plain:8.2f} s   and synced {synced:.2f} s")
+        print(f"  mount, all published  {mounted:8.2f} s   of which writers {written:.2f} s")
+        print(f"    = {mounted / plain:.2f} x plain files, {mounted / synced:.2f} x plain files that are synced")
+        if f"{tool} native" in bench.found:
+            native = bench.median(f"{tool} native")
+            print(f"  natively into shards  {native:8.2f} s   = {native / mounted:.1f} x the mount")
+        if f"{tool} four" in bench.found:
+            four = bench.median(f"{tool} four")
+            print(f"  mount, four writers   {four:8.2f} s   = {four / mounted:.2f} x one writer")
+        amplified = bench.median(f"{tool} mounted bytes") / BYTES
+        print(f"  bytes written by the mount per byte of data, journal and shards: {amplified:.2f}")
+        print(f"  peak memory of the mount: {bench.median(f'{tool} mounted rss') / 2**20:.0f} MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, help="where to write; a disk that is a disk")
+    parser.add_argument("--tools", default="zarr,tensorstore,direct")
+    parser.add_argument("--runs", type=int, default=3)
+    given = parser.parse_args()
+    tools = given.tools.split(",")
+    home = Path(tempfile.mkdtemp(prefix="shardfs-bench-", dir=given.dir))
+    try:
+        bench = Bench(home)
+        for run in range(given.runs):
+            for tool in tools:
+                bench.natively(f"{tool} plain", tool, sharded=False)
+                bench.mounted(f"{tool} mounted", tool)
+                bench.mounted(f"{tool} four", tool, writers=4)
+                if tool == "zarr" and not run:  # minutes, not seconds
+                    bench.natively(f"{tool} native", tool, sharded=True)
+        report(bench, tools)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["write"]:
+        write(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    else:
+        main()

@@ -1,0 +1,129 @@
+"""What is put to the proof: the writers alone, or all of the writing engine, in this process and without FUSE."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from shardfs import rewriting
+from shardfs.formats import formats
+from shardfs.model import Put
+from shardfs.store import LocalStore
+from shardfs.writers.common import Begun
+from shardfs.writers.local import LocalWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from shardfs.model import Blob, Collection, Coords, Plan
+    from tests.write.scenarios import Files
+    from tests.write.targets import Target
+
+
+class Engine(Protocol):
+    """`level`: what survives a kill in it ("closed"), or nothing before it is published."""
+
+    level: str
+
+    def open(self, target: Target, root: Path, journal: Path) -> AbstractContextManager[Files]:
+        """Recover what a crash left, and serve; at the end let go as a kill would, without publishing."""
+
+
+# ------------------------------------------------------------------------------------------------ writers alone
+
+
+class Bare:
+    """Writers and plans, with a note of what had begun instead of a journal."""
+
+    level = "published"
+
+    @contextmanager
+    def open(self, target: Target, root: Path, journal: Path) -> Iterator[BareFiles]:
+        files = BareFiles(target, root, journal / "begun")
+        files.recover()
+        yield files
+
+
+class BareFiles:
+    """What is written is kept in memory until it is published."""
+
+    def __init__(self, target: Target, root: Path, notes: Path) -> None:
+        self._writer = LocalWriter(LocalStore(str(root)))
+        documents = {target.document: (root / target.document).read_bytes()}
+        found = (format.open("", documents) for format in formats() if target.document in format.documents)
+        self._collection: Collection = next(d for d in found if d is not None and d.collections).collections[0]
+        self._pending: dict[str, bytes | None] = {}
+        self._notes, self._shards = notes, list(target.shards())
+
+    def recover(self) -> None:
+        if self._notes.exists():
+            for line in self._notes.read_text().splitlines():
+                self._writer.recover(Begun(*json.loads(line)))
+            self._notes.unlink()
+        for directory in {os.path.dirname(key) for key in self._shards}:
+            self._writer.sweep(directory)
+
+    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        self._pending[path] = data
+
+    def patch(self, path: str, offset: int, data: bytes, *, sync: bool = False) -> None:
+        self._pending[path] = data
+
+    def rename(self, old: str, new: str) -> None:
+        self._pending[new] = self._pending.pop(old)
+        if not old.endswith(".partial"):
+            self._pending[old] = None
+
+    def link(self, old: str, new: str) -> None:
+        self._pending[new] = self._pending[old]
+
+    def unlink(self, path: str) -> None:
+        self._pending[path] = None
+        if "#" in path:
+            del self._pending[path]
+
+    def sync_directory(self, path: str) -> None:
+        pass
+
+    def read(self, path: str) -> bytes | None:
+        return self._pending.get(path)
+
+    def publish(self) -> None:
+        shards: dict[int, tuple[dict[Coords, Put], set[Coords]]] = {}
+        for path, data in self._pending.items():
+            coords = self._coords(path)
+            puts, drops = shards.setdefault(rewriting.shard_of(self._collection, coords), ({}, set()))
+            if data is None:
+                drops.add(coords)
+            else:
+                puts[coords] = Put(data)
+        for shard, (puts, drops) in shards.items():
+            self._publish(shard, puts, drops)
+        self._pending.clear()
+        self._notes.unlink(missing_ok=True)
+
+    def _publish(self, shard: int, puts: dict[Coords, Put], drops: set[Coords]) -> None:
+        def make(old: Blob | None) -> Plan | None:
+            return rewriting.plan(self._collection, shard, old, puts, drops)
+
+        below = self._collection.stored_at
+        key = rewriting.key(self._collection, shard)
+        self._writer.update(f"{below}/{key}" if below else key, make, self._note)
+
+    def _note(self, begun: Begun) -> None:
+        with self._notes.open("a") as file:
+            file.write(json.dumps(begun) + "\n")
+
+    def _coords(self, path: str) -> Coords:
+        names = self._collection.names
+        inside = path.removeprefix(self._collection.path).strip("/")
+        parts = [os.fsencode(part) for part in inside.removeprefix(os.fsdecode(names.prefix)).strip("/").split("/")]
+        values = [names.parse(level, part) for level, part in enumerate(parts)]
+        return names.coords(tuple(v for v in values if v is not None))
+
+
+ENGINES: dict[str, Engine] = {"bare": Bare()}

@@ -1,0 +1,66 @@
+"""Kills (T7), errors (T10), power losses (T9a) and lying disks (T11) at every call of every scenario.
+
+The quick tests try a part of the points, another one for each target; the rest is marked `torture`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests import conftest
+from tests.datasets import ROOT
+from tests.write.engines import ENGINES
+from tests.write.targets import TARGETS
+
+pytestmark = pytest.mark.slow
+
+ARRAYS = [name for name in TARGETS if name != "zarr_one_shard"]  # which is for many writers
+
+SOME = ["come_and_go", "delete_shard", "renamed", "two_shards"]
+
+
+def outcome(how: str, target: str, engine: str, *more: str, timeout: float) -> int:
+    """How many points were tried; none must have gone wrong."""
+    command = [sys.executable, "-m", "tests.write.crash", how, target, engine, *more]
+    run = conftest._run(command, timeout, cwd=ROOT)
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout)
+    assert found["wrong"] == [], f"{found['failures']} of {found['points']} points: " + "\n".join(found["wrong"][:5])
+    return int(found["points"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("target", ARRAYS)
+def test_a_kill_at_some_calls(target: str, engine: str) -> None:
+    stride = 5 if target == "zarr_end" else 23
+    seed = ARRAYS.index(target)
+    assert outcome("kill", target, engine, f"--stride={stride}", f"--seed={seed}", timeout=110) > 10
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("target", ["zarr_end", "precomputed"])
+def test_errors_of_some_calls(target: str, engine: str) -> None:
+    assert outcome("fail", target, engine, *SOME, "--stride=9", timeout=110) > 10
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("target", ["zarr_end", "precomputed"])
+def test_power_losses(target: str, engine: str) -> None:
+    assert outcome("power", target, engine, *SOME, "--stride=1", timeout=110) > 50
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_fsync_that_fails_and_is_believed_later(engine: str) -> None:
+    assert outcome("sync", "zarr_end", engine, "renamed", "--stride=0", timeout=110) > 10
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("target", ARRAYS)
+@pytest.mark.parametrize(("how", "stride"), [("kill", 1), ("fail", 1), ("power", 6), ("sync", 1)])
+def test_every_call(how: str, stride: int, target: str, engine: str) -> None:
+    assert outcome(how, target, engine, f"--stride={stride}", timeout=3500) > 100

@@ -1,0 +1,169 @@
+"""Through a mount: many writers of one shard (T6), a daemon that is killed (T8), readers beside it (T22).
+
+`SHARDFS_TORTURE=N` does N times as much.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import client_python
+from tests.write.mounts import WritableMount, client, succeeded, writable
+from tests.write.oracle import Oracle
+from tests.write.scale import times
+from tests.write.targets import TARGETS, Target
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
+
+
+def made(target: Target, root: Path, held: dict[int, int]) -> Path:
+    """The array, natively; z5py wants a group around it."""
+    root.mkdir(parents=True)
+    (root / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    array = root / "array"
+    array.mkdir()
+    target.create(array)
+    if held:
+        target.fill(array, target.array(held))
+    return array
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    with Oracle() as found:
+        yield found
+
+
+# ------------------------------------------------------------------------------------------------------------ T6
+
+
+@pytest.mark.timeout(110 + 60 * times())
+@pytest.mark.parametrize("tool", ["zarr", "tensorstore", "z5"])
+def test_no_chunk_is_lost_between_writers_of_one_shard(tool: str, tmp_path: Path, oracle: Oracle) -> None:
+    target = TARGETS["zarr_one_shard"]
+    for turn, writers in enumerate((2, 4, 8) if times() == 1 else (2, 4, 8) * times()):
+        top = tmp_path / str(turn)
+        array, log = made(target, top / "store", {}), top / "log"
+        with writable(top / "store", top, "-o", "idle=0.05") as mount, ExitStack() as stack:
+            mount.mount()
+            arguments = (tool, mount.path / "array", target.name, log)
+            processes = [
+                stack.enter_context(client("write_tokens", *arguments, writer, writers, 2)) for writer in range(writers)
+            ]
+            succeeded(processes, 60)
+            done = mount.umount()
+            assert done.returncode == 0, done.stderr
+        assert oracle.wrong(target, array, log, {}, "closed", list(target.readers)) == []
+        left = sorted(str(p.relative_to(array)) for p in array.rglob("*") if p.is_file())
+        assert left == ["c/0/0", "zarr.json"]
+
+
+# ------------------------------------------------------------------------------------------------------------ T8
+
+
+@pytest.mark.timeout(110 + 200 * times())
+@pytest.mark.parametrize("name", ["zarr_end", "precomputed_gzip"])
+def test_what_close_acknowledged_survives_the_death_of_the_daemon(name: str, tmp_path: Path, oracle: Oracle) -> None:
+    target, chance = TARGETS[name], random.Random(name)
+    held = {number: 100 + number for number in range(0, len(target.chunks), 2)}
+    array, log = made(target, tmp_path / "store", held), tmp_path / "log"
+    log.touch()
+    with (
+        writable(tmp_path / "store", tmp_path, "-o", "idle=0.01,age=0.1") as mount,
+        client("hammer", mount.path / "array", name, log, 4) as hammer,
+    ):
+        for cycle in range(12 * times()):
+            mount.mount()
+            errors = _hammered(hammer, mount, chance.uniform(0.02, 0.4))
+            assert not set(errors) - {"ENOTCONN", "ECONNABORTED", "EIO"}, errors
+            mount.clear()
+            assert oracle.wrong(target, array, log, held, None) == [], f"natively, after kill {cycle}"
+            if cycle % 3 == 0:
+                mount.mount()
+                done = mount.umount()
+                assert done.returncode == 0, done.stderr
+                assert oracle.wrong(target, array, log, held, "closed") == [], f"after kill {cycle}"
+        mount.mount()
+        assert mount.umount().returncode == 0
+    assert oracle.wrong(target, array, log, held, "closed", [r for r in target.readers if r != "cloudvolume"]) == []
+    assert sum(line.startswith("ack") for line in log.read_text().splitlines()) > 100
+    assert not [p for p in array.rglob("*") if ".tmp" in p.name]
+
+
+def _hammered(hammer: subprocess.Popen[str], mount: WritableMount, seconds: float) -> dict[str, int]:
+    """Writers at work until the daemon is killed; the errors that ended them."""
+    assert hammer.stdin is not None
+    assert hammer.stdout is not None
+    hammer.stdin.write("go\n")
+    hammer.stdin.flush()
+    time.sleep(seconds)
+    mount.kill()
+    watchdog = threading.Timer(20, mount.clear)
+    watchdog.start()
+    try:
+        errors: dict[str, int] = json.loads(hammer.stdout.readline())
+    finally:
+        watchdog.cancel()
+    return errors
+
+
+# ----------------------------------------------------------------------------------------------------------- T22
+
+
+@pytest.mark.timeout(110 + 30 * times())
+@pytest.mark.parametrize(
+    ("name", "tools"),
+    [
+        ("zarr_end", ["zarr", "zarr3"]),
+        ("zarr_start", ["zarr", "zarr3"]),
+        ("precomputed", ["neuroglancer_precomputed", "cloudvolume"]),
+    ],
+)
+def test_native_readers_see_whole_versions_during_publishes(
+    name: str, tools: list[str], tmp_path: Path, oracle: Oracle
+) -> None:
+    target = TARGETS[name]
+    held = {number: 100 + number for number in range(len(target.chunks))}
+    array, log = made(target, tmp_path / "store", held), tmp_path / "log"
+    seconds = 5 * times()
+    with writable(tmp_path / "store", tmp_path, "-o", "idle=0,age=0.01") as mount, ExitStack() as stack:
+        mount.mount()
+        grid, chunk = json.dumps(target.grid), json.dumps(target.chunk)
+        readers = [
+            stack.enter_context(
+                client(
+                    "read_tokens",
+                    tool,
+                    array,
+                    grid,
+                    chunk,
+                    seconds,
+                    seed,
+                    python=client_python("cv") if tool == "cloudvolume" else sys.executable,
+                )
+            )
+            for seed, tool in enumerate(tools)
+        ]
+        writer = stack.enter_context(client("write_tokens", "direct", mount.path / "array", name, log, 0, 1, 10**6))
+        found = succeeded(readers, seconds + 60)
+        assert writer.poll() is None, writer.communicate()[1]
+        writer.kill()
+        writer.wait(10)
+        assert mount.umount().returncode == 0
+    assert [f["wrong"] for f in found] == [[] for _ in found]
+    assert sum(f["reads"] for f in found) > 100 * seconds
+    assert oracle.wrong(target, array, log, held, "closed") == []
+    assert sum(line.startswith("ack") for line in log.read_text().splitlines()) > 10
