@@ -7,7 +7,7 @@ it only where codecs are around the whole.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,20 @@ from shardfs.transcode import Transcoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
-    from shardfs.model import Blob, Collection, Content, Coords, Layer, Placement, Plan, ShardIndex, Usage
+    from shardfs.model import (
+        U64,
+        Blob,
+        Collection,
+        Content,
+        Coords,
+        Layer,
+        Lead,
+        Leads,
+        Placement,
+        Plan,
+        ShardIndex,
+        Usage,
+    )
 
 T = TypeVar("T")
 
@@ -119,6 +132,7 @@ def plan(
     Args:
         old: the shard as it is stored; None if there is none.
         puts: innermost chunks by coordinates, as they are shown. All of them belong in this shard, as do `drops`.
+            Of one that is two files, the one that is neither here nor in `drops` stays what it was.
         pack: leave out what no index leads to. Readers that remember the old index will read other bytes.
 
     Raise CorruptShardError if the old shard is so damaged that readable chunks could get lost; UnfitChunkError for a
@@ -160,12 +174,20 @@ def entry(collection: Collection, blob: Blob | None, coords: Coords) -> tuple[in
     return entries(collection, blob, [coords])[0]
 
 
+class _Told(NamedTuple):
+    """An old chunk that has a lead: as it is shown, the size of the lead, and where the chunk lies."""
+
+    shown: bytes
+    lead: int
+    extent: tuple[int, int]
+
+
 class _Rewriting:
     """Work on one stored shard."""
 
     def __init__(self, collection: Collection, shard: int, old: Blob | None) -> None:
         self._collection, self._shard, self._stored = collection, shard, old
-        self._layers = collection.layers
+        self._layers, self._lead = collection.layers, collection.lead
         self._homes: dict[Coords, list[Placement]] = {}
         self._puts: Mapping[Coords, Put] = {}
 
@@ -185,6 +207,9 @@ class _Rewriting:
             self._homes[coords] = _homes(self._collection, coords)
             if self._homes[coords][0][0] != self._shard:
                 raise UnfitChunkError(coords, f"belongs in shard {self._homes[coords][0][0]}, not {self._shard}")
+        if self._lead is not None:
+            self._puts = self._with_leads(self._lead, puts, drops)
+            return self._rewritten(0, self._shard, self._stored, sorted({(c[0], 0) for c in self._homes}), pack)
         self._puts = {coords: self._as_stored(coords, put) for coords, put in puts.items()}
         return self._rewritten(0, self._shard, self._stored, list(self._homes), pack)
 
@@ -192,10 +217,7 @@ class _Rewriting:
         transform = self._collection.transform
         if transform is None:
             return put
-        try:
-            return Put(transform.store(coords, bytes_of(put.data)))
-        except ValueError as e:
-            raise UnfitChunkError(coords, str(e)) from e
+        return Put(_fit(coords, transform.store, coords, bytes_of(put.data)))
 
     def _rewritten(self, level: int, shard: int, stored: Blob | None, members: list[Coords], pack: bool) -> Plan | None:
         """A shard of one layer with these chunks written, or gone where there is nothing to write."""
@@ -206,7 +228,8 @@ class _Rewriting:
         if not puts and not drops and not pack:
             return None if stored is None else unchanged(stored.stat().size)
         pack = pack or level > 0 or bool(layer.codecs)  # all of it is written anew in any case
-        return wrapped(layer, layer.format.rewrite(shard, blob, puts, drops, pack=pack), stored, blob)
+        plan = layer.format.rewrite(shard, blob, puts, drops, pack=pack, leads=self._leads())
+        return wrapped(layer, plan, stored, blob)
 
     def _chunks(
         self, level: int, shard: int, blob: Blob | None, members: list[Coords]
@@ -218,7 +241,7 @@ class _Rewriting:
             put, extent = self._puts.get(coords), found[coords]
             if put is None and extent is not None:
                 drops.add(self._homes[coords][level][1:])
-            elif put is not None and not _lies_at(put.data, blob, extent):
+            elif put is not None and not _lies_there(put, blob, extent):
                 puts[self._homes[coords][level][1:]] = put
         return puts, drops
 
@@ -242,6 +265,69 @@ class _Rewriting:
             else:
                 puts[page, slot] = Put(shifted(plan, extent[0]) if extent is not None else plan)
         return puts, drops
+
+    # ---- chunks that are two files ----
+
+    def _with_leads(self, lead: Lead, puts: Mapping[Coords, Put], drops: Set[Coords]) -> dict[Coords, Put]:
+        """Both files of each chunk as one, by the coordinates of the first. One that is not given is the old one."""
+        firsts: list[Coords] = sorted({(c[0], 0) for c in (*puts, *drops)})
+        self._homes |= {c: _homes(self._collection, c) for c in firsts}
+        found = self._found(0, self._shard, self._stored, firsts)
+        joined = {c: self._with_lead(lead, c, puts, drops, found[c]) for c in firsts}
+        return {c: put for c, put in joined.items() if put is not None}
+
+    def _with_lead(
+        self,
+        lead: Lead,
+        first: Coords,
+        puts: Mapping[Coords, Put],
+        drops: Set[Coords],
+        extent: tuple[int, int] | None,
+    ) -> Put | None:
+        """None if the chunk is to be gone. Raise UnfitChunkError for half a chunk."""
+        second = (first[0], 1)
+        changed = {*puts, *drops}
+        old = None if extent is None or {first, second} <= changed else self._told(lead, extent)
+        if first in puts:
+            shown = bytes_of(puts[first].data)
+        elif first in drops or old is None:
+            if second in puts or (second not in drops and old is not None and old.lead):
+                raise UnfitChunkError(second, "it cannot be without the file that says how large it is")
+            return None
+        else:
+            shown = old.shown
+        size = _fit(first, lead.size, shown)
+        before: Content = b""
+        if second in puts:
+            before = puts[second].data
+        elif second not in drops and old is not None:
+            before = [ByteRange(old.extent[0] - old.lead, old.extent[0])]
+        if size_of(before) != size:
+            raise UnfitChunkError(second, f"should have {size} bytes, by the file beside it, not {size_of(before)}")
+        if first not in puts and old is not None:
+            return Put([ByteRange(old.extent[0], sum(old.extent))], before)
+        return Put(shown if lead.transform is None else _fit(first, lead.transform.store, first, shown), before)
+
+    def _told(self, lead: Lead, extent: tuple[int, int]) -> _Told:
+        """Raise ValueError, with the reason."""
+        stored = bytes_of([ByteRange(extent[0], sum(extent))], self._stored)
+        shown = stored if lead.transform is None else bytes(lead.transform.show((), stored))
+        size = lead.size(shown)
+        if size > extent[0]:
+            raise ValueError(f"{size} bytes should lie before a chunk that begins at {extent[0]}")
+        return _Told(shown, size, extent)
+
+    def _leads(self) -> Leads | None:
+        """What tells formats of them."""
+        lead = self._lead
+        if lead is None:
+            return None
+
+        def sizes(starts: U64, sizes: U64) -> U64:
+            extents = zip(starts.tolist(), sizes.tolist(), strict=True)
+            return np.array([self._told(lead, extent).lead for extent in extents], np.uint64)
+
+        return sizes
 
     # ---- looking ----
 
@@ -293,13 +379,13 @@ class _Rewriting:
         layer, blob = self._layers[0], unwrapped(self._layers[0], self._stored)
         if blob is None:
             return None
-        return wrapped(layer, layer.format.repack(self._shard, blob), self._stored, blob)
+        return wrapped(layer, layer.format.repack(self._shard, blob, leads=self._leads()), self._stored, blob)
 
     def usage(self) -> Usage:
         blob = unwrapped(self._layers[0], self._stored)
         if blob is None:
             raise ValueError("there is no shard")
-        return self._layers[0].format.usage(self._shard, blob)
+        return self._layers[0].format.usage(self._shard, blob, leads=self._leads())
 
 
 # ---- one layer ----
@@ -368,6 +454,22 @@ def read_page(layer: Layer, shard: int, page: int, blob: Blob) -> ShardIndex | N
     if not isinstance(request, Suffix) and raw and len(raw) != request.stop - request.start:
         raise ValueError(f"an index at [{request.start}, {request.stop}) is cut off after {len(raw)} bytes")
     return format.decode_page(shard, page, raw).arrays()
+
+
+def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:
+    """What the array says of new bytes."""
+    try:
+        return work(*arguments)
+    except ValueError as e:
+        raise UnfitChunkError(coords, str(e)) from e
+
+
+def _lies_there(put: Put, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
+    """Whether a chunk is there already."""
+    if extent is None or not _lies_at(put.data, blob, extent):
+        return False
+    size = 0 if put.lead is None else size_of(put.lead)
+    return put.lead is None or (size <= extent[0] and _lies_at(put.lead, blob, (extent[0] - size, size)))
 
 
 def _lies_at(data: Content, blob: Blob | None, extent: tuple[int, int] | None) -> bool:

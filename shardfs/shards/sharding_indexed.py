@@ -282,7 +282,7 @@ class ShardingIndexed(SinglePage):
         if not puts and not table.present.any():
             return None
         pieces = table.packed() if pack and not len(table.broken()) else table.appended()
-        for (_, slot), put in puts.items():
+        for (_, slot), put in sorted(puts.items(), key=lambda item: item[0]):
             pieces += table.put(slot, pieces_of(put.data))
         return table.framed(pieces)
 

@@ -275,7 +275,7 @@ class _Rewriting:
     def rewritten(self, puts: Mapping[int, Put], drops: Set[int]) -> Plan | None:
         """Raise ValueError for chunks that cannot be found; UnsupportedError for what no such file can be."""
         lost = [why for i, why in self._index.broken.items() if i not in puts]
-        if lost or self._index.slots is not None:
+        if lost or (self._index.slots is not None and len(self._index)):
             raise ValueError(lost[0] if lost else "many chunks cannot be found")
         slots = sorted({*range(len(self._index)), *puts}.difference(drops))
         if slots != list(range(len(slots))):

@@ -406,9 +406,10 @@ class _Rewriting:
         try:
             found = self.entries(self._pages())
             for entries in found.values():
-                starts = entries.starts if leads is None else entries.starts - leads(entries.starts, entries.sizes)
-                if len(leaving(entries.starts, entries.sizes, self._size)) or (starts > entries.starts).any():
+                if len(leaving(entries.starts, entries.sizes, self._size)):
                     return None
+                if leads is not None:
+                    leads(entries.starts, entries.sizes)
         except ValueError:
             return None
         return found

@@ -1,0 +1,136 @@
+"""A sharded dataset written anew, chunk by chunk, in several rounds, through `shardfs.rewriting` alone."""
+
+from __future__ import annotations
+
+import shutil
+from random import Random
+from typing import TYPE_CHECKING
+
+from shardfs import rewriting
+from shardfs.model import Put
+from shardfs.plans import bytes_of, is_same
+from shardfs.shards.superchunk import Pack
+from shardfs.tree import open_tree
+from tests.suites.shard_format import MemoryBlob
+from tests.suites.walking import read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Collection as Items
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from shardfs.chunk_tree import ChunkTree
+    from shardfs.model import Collection, Coords
+
+Chunks = dict["Coords", bytes]
+
+
+def republish(source: Path, target: Path, seed: int = 0) -> int:
+    """Make `target` a copy of `source` of which no shard is a copy. The number of chunks that it has."""
+    shutil.copytree(source, target, symlinks=True) if source.is_dir() else shutil.copy(source, target)
+    tree = open_tree(str(source))
+    random, n = Random(seed), 0
+    for chunks in list(tree.collections()):
+        found = {c: read_all(tree, tree.resolve(chunks.chunk_path(c))) for c in _coords(chunks)}
+        files = Shards(chunks, target)
+        files.clear()
+        for puts, drops in _rounds(chunks.collection, found, random):
+            files.write(puts, drops)
+        files.repack(random.random() < 0.3)
+        n += len(found)
+    return n
+
+
+def _coords(chunks: ChunkTree) -> list[Coords]:
+    return [tuple(c) for batch in chunks.chunks.scan(0) for c in batch.coords.tolist()]
+
+
+def _rounds(collection: Collection, found: Chunks, random: Random) -> list[tuple[Chunks, set[Coords]]]:
+    """Wrong and right ones, some gone again, and the right ones at last."""
+    together = 2 if collection.lead is not None else 1  # both files of a chunk
+    units = [tuple(sorted(found))[i : i + together] for i in range(0, len(found), together)]
+    wrong = dict(found)
+    by_size: dict[tuple[int, ...], list[tuple[Coords, ...]]] = {}
+    for unit in units:
+        by_size.setdefault(tuple(len(found[c]) for c in unit), []).append(unit)
+    for alike in by_size.values():
+        for unit, other in zip(alike, random.sample(alike, len(alike)), strict=True):
+            wrong |= {c: found[o] for c, o in zip(unit, other, strict=True)}
+    if isinstance(collection.layers[0].format, Pack):  # without a gap
+        per_file = collection.layers[0].format.per_file
+        last = {c for c in found if c[0] % per_file == per_file - 1 or c[0] + 1 == len(found)}
+        last = last if len(found) > 1 else set()  # or nothing were left of what stands before them
+        return [(wrong, set()), ({}, last), (found, set())]
+    out: list[tuple[Chunks, set[Coords]]] = []
+    for part in (0.6, 0.5, 0.3):
+        some = {c for unit in units if random.random() < part for c in unit}
+        gone = {c for unit in units if random.random() < 0.2 for c in unit} - some
+        out.append(({c: wrong[c] for c in some}, gone))
+    return [*out, (found, set())]
+
+
+class Shards:
+    """The shard files of a collection, below the target's directory."""
+
+    def __init__(self, chunks: ChunkTree, target: Path) -> None:
+        self._collection, self._target = chunks.collection, target
+        store = chunks.chunks
+        while store.outer is not None:
+            store = store.outer
+        self._source = store.source
+
+    def _path(self, shard: int) -> Path:
+        key = self._source.key(shard)
+        return self._target / key if self._target.is_dir() else self._target
+
+    def clear(self) -> None:
+        """Remove all, also those that are two files; but not what is more than its chunks."""
+        if type(self._collection.layers[0].format) is Pack:
+            return
+        for shard in self._source.existing()[0].tolist():
+            path = self._path(shard)
+            own = path.name.rsplit("/", 1)[-1]
+            others = rewriting.elsewhere(self._collection, shard)
+            for name in (own, *(other.rsplit("/", 1)[-1] for other in others)):
+                (path.parent / name).unlink(missing_ok=True)
+
+    def write(self, puts: Mapping[Coords, bytes], drops: Items[Coords]) -> None:
+        """Publish all changes, shard by shard, and check what is said of them."""
+        homes: dict[int, tuple[dict[Coords, Put], set[Coords]]] = {}
+        for c, data in puts.items():
+            homes.setdefault(rewriting.shard_of(self._collection, c), ({}, set()))[0][c] = Put(data)
+        for c in drops:
+            homes.setdefault(rewriting.shard_of(self._collection, c), ({}, set()))[1].add(c)
+        for shard, (changed, gone) in homes.items():
+            self._write_one(shard, changed, gone)
+
+    def _write_one(self, shard: int, puts: Mapping[Coords, Put], drops: set[Coords]) -> None:
+        path = self._path(shard)
+        blob = MemoryBlob(path.read_bytes()) if path.exists() else None
+        plan = rewriting.plan(self._collection, shard, blob, puts, drops)
+        if plan is None:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes_of(plan, blob))
+        new = MemoryBlob(path.read_bytes())
+        found = rewriting.entries(self._collection, new, [*puts, *drops])
+        assert [e is not None for e in found] == [True] * len(puts) + [False] * len(drops)
+        again = rewriting.plan(self._collection, shard, new, puts, drops)
+        if not isinstance(self._collection.layers[0].format, Pack):
+            assert is_same(again, new.stat().size), "what is there already is not written again"
+        usage = rewriting.usage(self._collection, shard, new)
+        assert usage.live >= 0 <= usage.dead
+        room = rewriting.slots(self._collection, shard)
+        assert room is None or len(puts) <= room
+
+    def repack(self, chosen: bool) -> None:
+        """Leave out dead bytes, if chosen."""
+        for shard in self._source.existing()[0].tolist() if chosen else ():
+            path = self._path(shard)
+            blob = MemoryBlob(path.read_bytes())
+            plan = rewriting.repack(self._collection, shard, blob)
+            assert plan is not None
+            path.write_bytes(bytes_of(plan, blob))
+            if not any(layer.codecs or layer.trailer for layer in self._collection.layers):
+                assert rewriting.usage(self._collection, shard, MemoryBlob(path.read_bytes())).dead == 0
