@@ -772,7 +772,7 @@ class WriteTree:
             file = self._files.at(path)
             if file is not None:
                 self._keep_for_handles(file)
-            stored = spot.target is not None and spot.target.tree.chunks.stored(spot.target.coords) is not None
+            stored = self.pending.is_stored(path, spot.target)
             if spot.kind in JOURNALED and (stored or self.pending.holds(path)):
                 self.pending.drop(path, spot.target if stored else None)
             if file is not None:
@@ -855,7 +855,7 @@ class WriteTree:
         if spot.kind is Kind.DOCUMENT or spot.kind is Kind.PLAIN:
             self._replace_through(file, new, data or b"", spot)
         with self._lock:
-            stored = had is not None and had.tree.chunks.stored(had.coords) is not None
+            stored = self.pending.is_stored(old, had)
             replaced = self._files.at(new)
             if replaced is not None:
                 self._keep_for_handles(replaced)

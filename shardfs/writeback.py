@@ -86,6 +86,7 @@ class _Shard:
     last: float = 0.0
     due: bool = False
     busy: bool = False
+    publishing: frozenset[str] = frozenset()
     failure: BaseException | None = None
     retry_at: float = 0.0
     pause: float = RETRY_S
@@ -145,6 +146,16 @@ class WriteBuffer:
     def holds(self, path: str) -> bool:
         """Whether something is pending for a path."""
         return path in self._pending.versions
+
+    def is_stored(self, path: str, target: Target | None) -> bool:
+        """Whether the chunk's shard has it, or is just being given it."""
+        if target is None:
+            return False
+        with self._lock:  # before the look at the shard: it is complete by the time it is not being published
+            shard = self._shard_at.get(path)
+            if shard is not None and path in shard.publishing:
+                return True
+        return target.tree.base(target.coords) is not None
 
     def put(
         self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False
@@ -302,7 +313,7 @@ class WriteBuffer:
                 self._failed(shard, e)
             finally:
                 with self._lock:
-                    shard.busy = False
+                    shard.busy, shard.publishing = False, frozenset()
                     if not shard.targets:
                         self._shards.pop((shard.tree.first, shard.number), None)
                     self._lock.notify_all()
@@ -355,6 +366,7 @@ class WriteBuffer:
     def _publish(self, shard: _Shard) -> None:
         with self._lock:
             taken = self._taken(shard)
+            shard.publishing = frozenset(taken)
         if not taken:
             with self._lock:
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
