@@ -87,6 +87,8 @@ class _Shard:
     due: bool = False
     busy: bool = False
     publishing: frozenset[str] = frozenset()
+    unfit: dict[str, str] = field(default_factory=dict)
+    """Chunks that cannot be written as they are, and why; another one that is written may mend that."""
     failure: BaseException | None = None
     retry_at: float = 0.0
     pause: float = RETRY_S
@@ -232,6 +234,7 @@ class WriteBuffer:
             if not shard.targets:
                 shard.first = now
             shard.targets[path], shard.last = target, now
+            shard.unfit.clear()
             self._shard_at[path] = shard
             self._lock.notify_all()
 
@@ -359,7 +362,7 @@ class WriteBuffer:
         for path, target in shard.targets.items():
             version = self._pending.versions[path]
             empty = version.data is not None and version.data.size == 0 and not target.tree.by_id
-            if not empty and not version.conflict and not self.is_held(path):
+            if not empty and not version.conflict and path not in shard.unfit and not self.is_held(path):
                 out[path] = target, version
         return out
 
@@ -374,9 +377,22 @@ class WriteBuffer:
         job = _Job(self, shard, taken)
         try:
             stat = self._writer.update(shard.key, job.make, job.begun)
+        except rewriting.UnfitChunkError as e:
+            self._set_aside(shard, e)
+            return
         finally:
             job.close()
         self._arrived(shard, job, stat)
+
+    def _set_aside(self, shard: _Shard, unfit: rewriting.UnfitChunkError) -> None:
+        """Publish the others of a shard without a chunk that does not fit (half a mesh: the other file may come)."""
+        paired = shard.tree.collection.lead is not None
+        with self._lock:
+            for path, target in shard.targets.items():
+                if target.coords == unfit.coords or (paired and target.coords[0] == unfit.coords[0]):
+                    shard.unfit[path] = str(unfit)
+                    if not paired:
+                        self.note_failure(path, OSError(errno.EINVAL, str(unfit), path))
 
     def _arrived(self, shard: _Shard, job: _Job, stat: Any) -> None:
         tree, done = (
@@ -466,6 +482,8 @@ class WriteBuffer:
             shard = self._shard_at.get(path)
             if shard is not None and shard.failure is not None:
                 return shard.failure
+            if shard is not None and path in shard.unfit:
+                return OSError(errno.EINVAL, shard.unfit[path])
             version = self._pending.versions.get(path)
             return OSError(errno.ESTALE, version.conflict) if version is not None and version.conflict else None
 
@@ -502,6 +520,10 @@ class WriteBuffer:
         return False
 
     def _raise_conflicts(self, path: str) -> None:
+        for shard in self._shards.values():
+            for p, why in shard.unfit.items():
+                if _is_below(p, path):
+                    raise OSError(errno.EINVAL, why, p)
         for p, version in self._pending.versions.items():
             if version.conflict and _is_below(p, path):
                 raise OSError(errno.ESTALE, version.conflict, p)
@@ -515,6 +537,8 @@ class WriteBuffer:
         """For `status.json`."""
         with self._lock:
             failing = {s.key: str(s.failure) for s in self._shards.values() if s.failure is not None}
+            failing |= {path: why for s in self._shards.values() for path, why in s.unfit.items()}
+            failing |= {path: v.conflict for path, v in self._pending.versions.items() if v.conflict}
             return {
                 "dirty_chunks": len(self._shard_at),
                 "dirty_shards": len([s for s in self._shards.values() if s.targets]),
