@@ -568,7 +568,7 @@ class Journal:
             current = self._current
             if current is None:
                 return False
-            if not self._live and current.end > (HEADER_SIZE if hard else current.size // 2):
+            if not self._live and current.end > (HEADER_SIZE + BLOCK if hard else current.size // 2):
                 self._roll(_AROUND, helpful=True)
                 return True
             if self._used <= (1 if hard else 2) * (self._live_bytes + self._limits.segment):

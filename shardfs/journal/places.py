@@ -66,24 +66,23 @@ def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
     Raise OSError if it is no place for a journal: of another user, open to others, a symbolic link, on a network or
     FUSE file system, or inside the source or the mount.
     """
+    _no_links(directory)
+    here = os.path.realpath(directory)
+    for name, other in (("source", source and canonical(source)), ("mount", mountpoint)):
+        if other and "://" not in other and Path(here).is_relative_to(os.path.realpath(other)):
+            raise OSError(errno.EINVAL, f"the journal cannot lie inside the {name}", str(directory))
     for path in (directory.parent, directory):
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             disk.mkdir(str(path), 0o700)
             disk.fsync_directory(str(path.parent))
     own_directory(directory)
-    here = os.path.realpath(directory)
-    for name, other in (("source", source), ("mount", mountpoint)):
-        if other and "://" not in other and Path(here).is_relative_to(os.path.realpath(other)):
-            raise OSError(errno.EINVAL, f"the journal cannot lie inside the {name}", str(directory))
     return _of_file_system(here)
 
 
 def own_directory(directory: Path) -> None:
     """Raise OSError unless it is the user's own, closed to others, and not reached by a symbolic link."""
-    for path in (directory.parent, directory):
-        if path.is_symlink():
-            raise OSError(errno.ELOOP, "a journal must not be reached by a symbolic link", str(path))
+    _no_links(directory)
     info = directory.lstat()
     if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
@@ -92,6 +91,12 @@ def own_directory(directory: Path) -> None:
     if info.st_mode & 0o077:
         why = f"the journal is open to others (mode {info.st_mode & 0o777:o}, expected 700)"
         raise PermissionError(errno.EPERM, why, str(directory))
+
+
+def _no_links(directory: Path) -> None:
+    for path in (directory.parent, directory):
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "a journal must not be reached by a symbolic link", str(path))
 
 
 def _of_file_system(path: str) -> list[str]:

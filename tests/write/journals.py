@@ -1,0 +1,39 @@
+"""Journals for tests: opened quickly, and left as a killed process would leave them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardfs.journal import Journal, Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardfs.journal import Peek, Record
+
+SOURCE = "memory://source"
+MiB = 1 << 20
+
+
+def open_journal(directory: Path, source: str = SOURCE, **options: Any) -> Journal:
+    options = {"limit_bytes": 64 * MiB, "segment_bytes": MiB, "commit_s": 0, **options}
+    return Journal.open(directory, source, **options)
+
+
+def kill(journal: Journal) -> None:
+    """As the kernel does for a process that is killed: descriptors are closed, and so locks freed; nothing else."""
+    journal._stop.set()
+    if journal._committer is not None:
+        journal._committer.join()
+    journal._close_files()
+
+
+def put(journal: Journal, path: str, data: bytes = b"data") -> Record:
+    return journal.append(Kind.PUT, {"path": path, "mtime_ns": 1, "mode": 0o644, "scratch": False, "base": None}, data)
+
+
+def content(journal: Journal | Peek) -> list[tuple[int, Kind, str, bytes | None]]:
+    return [
+        (r.lsn, r.kind, r.meta.get("path", ""), None if r.data is None else journal.read(r.data))
+        for r in journal.recovered
+    ]
