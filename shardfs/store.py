@@ -304,7 +304,8 @@ class FsspecStore:
         self.patience = patience or Patience()
         self.blind = "http" in fs.protocol or "https" in fs.protocol
 
-    def _path(self, key: str) -> str:
+    def path(self, key: str) -> str:
+        """Of the object, as its file system knows it."""
         if not key:
             return self.root
         if self.blind:
@@ -316,7 +317,7 @@ class FsspecStore:
 
     def reopen(self, key: str) -> None:
         """Forget what fsspec remembers of `key`."""
-        self.fs.invalidate_cache(self.fs._parent(self._path(key)))
+        self.fs.invalidate_cache(self.fs._parent(self.path(key)))
 
     def stat(self, key: str) -> Stat:
         info = self._info(key)
@@ -326,8 +327,8 @@ class FsspecStore:
 
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
-        path = self._path(key)
-        with _store_errors(path):
+        path = self.path(key)
+        with store_errors(path):
             try:
                 return cast("Mapping[str, Any]", self.patience.run("stat", self.fs.info, path))
             except FileNotFoundError as e:
@@ -338,7 +339,7 @@ class FsspecStore:
 
     def read(self, key: str, requests: Sequence[ByteRequest]) -> list[bytes]:
         self._waiting()
-        path = self._path(key)
+        path = self.path(key)
         if len(requests) == 1:
             return [self._read_one(path, requests[0])]
         out: list[bytes] = [b""] * len(requests)
@@ -352,7 +353,7 @@ class FsspecStore:
         starts, stops = [r.start for r, _ in merged], [r.stop for r, _ in merged]
         if not merged:
             return out
-        with _store_errors(path):
+        with store_errors(path):
             got = self.patience.run("read", self.fs.cat_ranges, [path] * len(merged), starts, stops, on_error="return")
             parts = [_bytes_or_raise(data) for data in got]
         self.patience.counters.received(sum(map(len, parts)))
@@ -367,7 +368,7 @@ class FsspecStore:
         wanted = request.size if isinstance(request, Suffix) else request.stop - request.start
         if wanted <= 0:
             return b""
-        with _store_errors(path):
+        with store_errors(path):
             try:
                 data = cast("bytes", self.patience.run("read", self.fs.cat_file, path, start=start, end=stop))
             except Exception as e:  # noqa: BLE001 - raised again, but for one
@@ -391,9 +392,9 @@ class FsspecStore:
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         self._waiting()
-        path = self._path(key)
+        path = self.path(key)
         try:
-            with _store_errors(path):
+            with store_errors(path):
                 listed = self.patience.run("list", self.fs.ls, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -412,16 +413,16 @@ class FsspecStore:
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         self._waiting()
-        paths = [self._path(f"{directory}/{n}" if directory else n) for n in names]
+        paths = [self.path(f"{directory}/{n}" if directory else n) for n in names]
         nothing: list[int | None] = [None] * len(paths)
-        with _store_errors(directory):  # `cat` would take brackets in a path for a pattern
+        with store_errors(directory):  # `cat` would take brackets in a path for a pattern
             got = self.patience.run("documents", self.fs.cat_ranges, paths, nothing, nothing, on_error="return")
         self.patience.counters.received(sum(len(data) for data in got if isinstance(data, bytes)))
         out: dict[str, bytes] = {}
         refused: PermissionError | None = None
         for name, path, data in zip(names, paths, got, strict=True):
             try:
-                with _store_errors(path):
+                with store_errors(path):
                     out[name] = _bytes_or_raise(data)[: limit + 1]
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 continue
@@ -436,7 +437,7 @@ class FsspecStore:
 
 
 @contextmanager
-def _store_errors(path: str) -> Iterator[None]:
+def store_errors(path: str) -> Iterator[None]:
     """Whatever a store's client raises leaves as an OSError: clients have exceptions of their own."""
     try:
         yield

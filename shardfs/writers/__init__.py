@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from shardfs.errors import UnsupportedError
-from shardfs.store import LocalStore, Store
+from shardfs.store import FsspecStore, LocalStore, Store
 from shardfs.writers.common import Begun, Make, nobody
 from shardfs.writers.local import LocalWriter
+from shardfs.writers.memory import MemoryObjects
+from shardfs.writers.objects import Objects, ObjectWriter
+from shardfs.writers.s3 import S3Objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +77,25 @@ class Writer(Protocol):
         """A descriptor, as of `os.open`. Only of local writers; others raise UnsupportedError."""
 
 
-def open_writer(store: Store) -> Writer:
-    """The writer for `store`. Raise UnsupportedError, with the reason, if it cannot be written safely."""
+def open_writer(store: Store, *, cas_none: bool = False) -> Writer:
+    """The writer for `store`; tries what the store can, if that is not known.
+
+    Raise UnsupportedError, with the reason, if others could lose what they write, unless `cas_none` allows for it.
+    """
     if isinstance(store, LocalStore):
         return LocalWriter(store)
-    raise UnsupportedError("only files of this machine can be written so far")
+    if not isinstance(store, FsspecStore):
+        raise UnsupportedError("this kind of store cannot be written")
+    protocol = store.fs.protocol
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    objects: Objects
+    if "memory" in names:
+        objects = MemoryObjects(store.fs)
+    elif "s3" in names:
+        objects = S3Objects(store.fs, store.patience)
+        objects.try_conditions(store.path(""))
+    else:
+        raise UnsupportedError(f"stores of the kind {min(names)!r} cannot be written")
+    if not objects.conditional and not cas_none:
+        raise UnsupportedError("this store keeps no conditions: others could lose what they write (cas=none: so be it)")
+    return ObjectWriter(store, objects)

@@ -1,0 +1,219 @@
+"""Objects of remote stores replaced as a whole, by conditional requests: only if they still are what was looked at.
+
+Each new object carries a mark that is drawn for it. If the answer to the request that made it is lost, or the request
+was sent twice and the second one refused, the mark tells whether it is there: nothing is repeated blindly.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import secrets
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from shardfs import disk
+from shardfs.blobs import absolute
+from shardfs.errors import StaleShardError, UnsupportedError
+from shardfs.model import Stat
+from shardfs.store import store_errors
+from shardfs.writers.common import Begun, Make, PlannedBlob, nobody
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shardfs.model import Blob, ByteRange, ByteRequest
+    from shardfs.store import FsspecStore
+
+FIRST = 8 << 20
+"""Bytes of an object that come with the first look at it: most shards are no larger, and then that is all of it."""
+
+RACE_S = 60.0
+"""How long an update begins anew whenever somebody else was faster, in seconds."""
+
+
+PAUSE_S = 0.05
+"""At most, before it begins anew, in seconds: two that are equally fast must not stay so."""
+
+
+class Changed(Exception):
+    """The object is not what it was when it was looked at: nothing has been done."""
+
+
+class Known(NamedTuple):
+    """One version of an object.
+
+    Args:
+        tag: what the store tells versions apart by.
+        mark: what a writer of ours has drawn for it; "" if it is somebody else's.
+        facts: what else belongs to it and is kept: its content type, for instance.
+    """
+
+    tag: Any
+    size: int
+    mtime_ns: int
+    mark: str = ""
+    facts: Mapping[str, Any] = {}
+
+    def stat(self) -> Stat:
+        """As the store says it."""
+        return Stat(self.size, self.mtime_ns, (self.tag, self.mtime_ns, self.size))
+
+
+class Objects(Protocol):
+    """The requests of one kind of store. Keys are as the store's file system knows them.
+
+    `conditional`, `removes`: whether the conditions of `put`, of `remove` hold. All raise OSError for what the store
+    says; `base` None means "if there is none".
+    """
+
+    conditional: bool
+    removes: bool
+
+    def head(self, path: str) -> Known | None:
+        """What is there now; None if nothing."""
+
+    def look(self, path: str, size: int) -> tuple[Known, bytes] | None:
+        """The same, and its first `size` bytes."""
+
+    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Raise Changed if it is another version by now."""
+
+    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
+        """Raise Changed. `begun` is called before the switch, with what `abandon` needs."""
+
+    def remove(self, path: str, base: Known) -> None:
+        """Raise Changed. It is no error if it is gone."""
+
+    def abandon(self, path: str, temp: str) -> None:
+        """Give up an upload in parts, if the store knows of it."""
+
+
+class PinnedBlob:
+    """One version of an object; raises Changed if another one is there by now."""
+
+    __slots__ = ("__weakref__", "_first", "_objects", "_path", "base", "fd", "known")
+
+    def __init__(self, objects: Objects, path: str, known: Known, first: bytes) -> None:
+        self.fd, self.base = -1, 0
+        self._objects, self._path, self.known, self._first = objects, path, known, first
+
+    def stat(self) -> Stat:
+        return self.known.stat()
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        wanted = [absolute(r, self.known.size) for r in requests]
+        far = [r for r in wanted if r.stop > len(self._first)]
+        rest = iter(self._objects.read(self._path, self.known, far) if far else ())
+        return [next(rest) if r.stop > len(self._first) else self._first[r.start : r.stop] for r in wanted]
+
+
+class ObjectWriter:
+    """Changes the objects of `store` by the requests `objects`; see `Writer`."""
+
+    local = False
+
+    def __init__(self, store: FsspecStore, objects: Objects, *, race_s: float = RACE_S) -> None:
+        self._store, self._objects, self._race_s = store, objects, race_s
+
+    @property
+    def conditional(self) -> bool:
+        return self._objects.conditional
+
+    def update(
+        self,
+        key: str,
+        make: Make,
+        begun: Callable[[Begun], None] = nobody,
+        check: Callable[[Blob], None] = nobody,
+    ) -> Stat | None:
+        path, deadline = self._path(key), time.monotonic() + self._race_s
+        try:
+            while True:
+                try:
+                    return self._attempt(key, path, make, begun, check)
+                except Changed:
+                    if time.monotonic() > deadline:
+                        raise StaleShardError(f"{key}: others do not stop replacing it") from None
+                    time.sleep(random.uniform(0.0, PAUSE_S))
+        finally:
+            self._store.reopen(key)
+
+    def _attempt(
+        self, key: str, path: str, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
+    ) -> Stat | None:
+        found = self._objects.look(path, FIRST)
+        old = None if found is None else PinnedBlob(self._objects, path, *found)
+        plan = make(old)
+        if plan is None:
+            if old is not None:
+                begun(Begun(key, old.known.tag))
+                self._objects.remove(path, old.known)
+            return None
+        base, mark = None if old is None else old.known, secrets.token_hex(8)
+        new = PlannedBlob(plan, old)
+        check(new)
+        tag = None if base is None else base.tag
+        try:
+            return self._objects.put(path, base, new, mark, lambda temp: begun(Begun(key, tag, temp))).stat()
+        except (Changed, OSError):
+            # Perhaps it was done, and only the answer got lost; or a repetition of it was refused.
+            with suppress(OSError):
+                known = self._objects.head(path)
+                if known is not None and known.mark == mark:
+                    return known.stat()
+            raise
+
+    def recover(self, begun: Begun) -> None:
+        if begun.temp:
+            self._objects.abandon(self._path(begun.key), begun.temp)
+
+    def put(self, key: str, data: bytes) -> Stat:
+        new = self.update(key, lambda _: [data])
+        if new is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+        return new
+
+    def delete(self, key: str) -> None:
+        path, found = self._path(key), []
+
+        def gone(old: Blob | None) -> None:
+            found.append(old is not None)
+
+        self.update(key, gone)
+        if not any(found):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    def make_directory(self, key: str) -> None:
+        """Nothing to do: a directory is there as long as something is in it."""
+
+    def remove_directory(self, key: str) -> None:
+        if next(iter(self._store.scan(key)), None) is not None:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), key)
+
+    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
+        """A copy and a removal: others see both, or neither if they look between. Directories: EXDEV."""
+        source, target = self._path(old), self._path(new)
+        if self._store.entry(old).directory:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
+        if noreplace and self._objects.head(target) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        run = self._store.patience.run
+        with store_errors(source):
+            disk.call("copy_object", run, "copy", self._store.fs.cp_file, source, target)
+        self._store.reopen(new)
+        self.delete(old)
+
+    def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
+        raise UnsupportedError("objects of a remote store are no files")
+
+    def _path(self, key: str) -> str:
+        if (key and {"", ".", ".."} & set(key.split("/"))) or "\0" in key:
+            raise PermissionError(errno.EACCES, "is no path in the source", key)
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise OSError(errno.EILSEQ, os.strerror(errno.EILSEQ), key) from None
+        return self._store.path(key)

@@ -1,0 +1,337 @@
+"""Requests of stores of the kind of S3, through s3fs; whether they keep the conditions is tried before.
+
+s3fs's own functions drop conditions when they send large objects in parts, hence raw calls. The old bytes of a large
+object are copied by the store itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fsspec.asyn import sync_wrapper
+
+from shardfs import disk
+from shardfs.model import ByteRange, Piece, Plan
+from shardfs.patience import Patience, http_status
+from shardfs.store import MAX_GAP, MAX_MERGED, coalesce, store_errors
+from shardfs.writers.common import part_of, size_of
+from shardfs.writers.objects import Changed, Known
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from shardfs.writers.common import PlannedBlob
+
+MIN_PART = 5 << 20
+"""Bytes; S3 takes no smaller part but as the last one."""
+
+MAX_PART = 8 << 20
+"""Bytes of one part that is sent."""
+
+MAX_COPY = 256 << 20
+"""Bytes of one part that the store copies."""
+
+MAX_PARTS = 10_000
+
+MAX_WHOLE = 64 << 20
+"""Bytes. What is larger goes in parts."""
+
+AT_ONCE = 4
+"""Parts on their way at the same time: with `MAX_PART`, what an update needs of memory."""
+
+PUT_S = 120.0
+"""How long a request may take that changes something, in seconds: it may have much to send."""
+
+MARK = "shardfs-put"
+"""Under this name an object's metadata tells which update made it."""
+
+_KEPT = ("ContentType", "ContentEncoding", "ContentLanguage", "ContentDisposition", "CacheControl", "Metadata")
+
+
+class Limits(NamedTuple):
+    """Sizes in bytes by which an object is sent; tests have smaller ones."""
+
+    min_part: int = MIN_PART
+    max_part: int = MAX_PART
+    max_copy: int = MAX_COPY
+    max_whole: int = MAX_WHOLE
+
+    def to_hold(self, size: int) -> Limits:
+        """Those for an object of so many bytes: the number of parts is limited, too."""
+        return self._replace(max_part=max(self.max_part, -(-size // (MAX_PARTS // 2))))
+
+
+class S3Objects:
+    """See `Objects`. `fs` is an S3FileSystem."""
+
+    def __init__(self, fs: Any, patience: Patience, limits: Limits = Limits()) -> None:  # noqa: B008 - a tuple
+        self.conditional = self.removes = True
+        self._fs, self._limits = fs, limits
+        self._reading = patience
+        self._writing = Patience(max(PUT_S, patience.timeout_s), patience.retries)
+        self._writing.counters = patience.counters
+        self._get = sync_wrapper(self._get_async, obj=fs)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where the client runs: `Patience` cancels there what takes too long."""
+        loop: asyncio.AbstractEventLoop = self._fs.loop
+        return loop
+
+    def try_conditions(self, directory: str) -> None:
+        """Find out which conditions the store keeps: many take them and do not heed them. Five requests."""
+        path = f"{directory}/.shardfs-{secrets.token_hex(8)}.tmp"
+        tag = self._change("put_object", path, Body=b"1", IfNoneMatch="*")["ETag"]
+        self.conditional = all(self._refuses(path, **c) for c in ({"IfNoneMatch": "*"}, {"IfMatch": '"0"'}))
+        try:
+            self._change("delete_object", path, IfMatch='"0"')
+            self.removes = False
+        except Changed:
+            self._change("delete_object", path, IfMatch=tag)
+        except OSError:  # knows no such thing, and says so
+            self.removes = False
+            self._change("delete_object", path)
+
+    def _refuses(self, path: str, **condition: str) -> bool:
+        try:
+            self._change("put_object", path, Body=b"1", **condition)
+        except Changed:
+            return True
+        except OSError as e:
+            if http_status(e) not in (400, 501):
+                raise
+        return False
+
+    # ---- reading
+
+    def head(self, path: str) -> Known | None:
+        try:
+            return _known(self._ask("head_object", path))
+        except FileNotFoundError:
+            return None
+
+    def look(self, path: str, size: int) -> tuple[Known, bytes] | None:
+        try:
+            [(answer, data)] = self._fetch(path, [ByteRange(0, size)])
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            if http_status(e) != 416:  # it is empty, and has no first byte
+                raise
+            known = self.head(path)
+            return None if known is None else (known, b"")
+        return _known(answer), data
+
+    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
+        merged = coalesce([r for r in ranges if r.stop > r.start], MAX_GAP, MAX_MERGED)
+        answers = self._fetch(path, [whole for whole, _ in merged], IfMatch=known.tag)
+        parts = list(zip((whole for whole, _ in merged), (data for _, data in answers), strict=True))
+        return [_cut(r, parts) for r in ranges]
+
+    def _fetch(self, path: str, ranges: Sequence[ByteRange], **condition: str) -> list[tuple[Any, bytes]]:
+        with _translated(path):
+            answers: list[tuple[Any, bytes]] = self._reading.run("read", self._get, path, ranges, condition)
+        self._reading.counters.received(sum(len(data) for _, data in answers))
+        return answers
+
+    async def _get_async(
+        self, path: str, ranges: Sequence[ByteRange], condition: Mapping[str, str]
+    ) -> list[tuple[Any, bytes]]:
+        bucket, key, _ = self._fs.split_path(path)
+
+        async def get(r: ByteRange) -> tuple[Any, bytes]:
+            words = {"Bucket": bucket, "Key": key, "Range": f"bytes={r.start}-{r.stop - 1}"}
+            answer = await self._fs._call_s3("get_object", **words, **condition)
+            try:
+                return answer, await answer["Body"].read()
+            finally:
+                answer["Body"].close()
+
+        return list(await asyncio.gather(*map(get, ranges)))
+
+    def _ask(self, method: str, path: str, **words: Any) -> Any:
+        bucket, key, _ = self._fs.split_path(path)
+        with _translated(path):
+            return self._reading.run("stat", self._fs.call_s3, method, Bucket=bucket, Key=key, **words)
+
+    # ---- changing
+
+    def _change(self, method: str, path: str, **words: Any) -> Any:
+        bucket, key, _ = self._fs.split_path(path)
+        words |= {"Bucket": bucket, "Key": key}
+        with _translated(path):
+            return disk.call(method, lambda m, w: self._writing.run("write", self._fs.call_s3, m, **w), method, words)
+
+    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
+        condition = {"IfNoneMatch": "*"} if base is None else {"IfMatch": base.tag}
+        if not self.conditional:
+            self._require(path, base)
+            condition = {}
+        words = _marked(base.facts if base is not None else {}, mark)
+        try:
+            if new.size <= self._limits.max_whole:
+                data = new.bytes(new.plan)
+                begun("")
+                answer = self._change("put_object", path, Body=data, **words, **condition)
+            else:
+                answer = self._put_in_parts(path, base, new, words, condition, begun)
+        except FileNotFoundError as e:
+            if base is None:
+                raise
+            raise Changed from e  # it is gone
+        return _made(answer, new.size, mark, words)
+
+    def _put_in_parts(
+        self,
+        path: str,
+        base: Known | None,
+        new: PlannedBlob,
+        words: Mapping[str, Any],
+        condition: Mapping[str, str],
+        begun: Callable[[str], None],
+    ) -> Any:
+        parts = list(in_parts(new.plan, self._limits.to_hold(new.size)))
+        if len(parts) > MAX_PARTS:
+            raise OSError(errno.EFBIG, f"needs {len(parts)} parts, more than a store takes", path)
+        upload = self._change("create_multipart_upload", path, **words)["UploadId"]
+        try:
+            tags = self._sent(path, base, new, upload, parts)
+            begun(upload)
+            told = [{"PartNumber": i + 1, "ETag": tag} for i, tag in enumerate(tags)]
+            whole = {"UploadId": upload, "MultipartUpload": {"Parts": told}}
+            return self._change("complete_multipart_upload", path, **whole, **condition)
+        except BaseException:
+            with suppress(OSError, Changed):
+                self.abandon(path, upload)
+            raise
+
+    def _sent(self, path: str, base: Known | None, new: PlannedBlob, upload: str, parts: Sequence[Plan]) -> list[str]:
+        with ThreadPoolExecutor(AT_ONCE, "shardfs-part") as pool:
+            jobs = [pool.submit(self._part, path, base, new, upload, i + 1, part) for i, part in enumerate(parts)]
+            try:
+                return [job.result() for job in jobs]
+            except BaseException:
+                for job in jobs:
+                    job.cancel()
+                raise
+
+    def _part(self, path: str, base: Known | None, new: PlannedBlob, upload: str, number: int, part: Plan) -> str:
+        words: dict[str, Any] = {"UploadId": upload, "PartNumber": number}
+        if base is None or len(part) > 1 or not isinstance(part[0], ByteRange):
+            tag: str = self._change("upload_part", path, Body=new.bytes(part), **words)["ETag"]
+            return tag
+        bucket, key, _ = self._fs.split_path(path)
+        words |= {"CopySource": {"Bucket": bucket, "Key": key}, "CopySourceIfMatch": base.tag}
+        words["CopySourceRange"] = f"bytes={part[0].start}-{part[0].stop - 1}"
+        tag = self._change("upload_part_copy", path, **words)["CopyPartResult"]["ETag"]
+        return tag
+
+    def remove(self, path: str, base: Known) -> None:
+        with suppress(FileNotFoundError):
+            if self.removes:
+                self._change("delete_object", path, IfMatch=base.tag)
+            else:
+                self._require(path, base)
+                self._change("delete_object", path)
+
+    def _require(self, path: str, base: Known | None) -> None:
+        """The most that can be done without conditions: what happens from now on is not noticed."""
+        found = self.head(path)
+        if (None if found is None else found.tag) != (None if base is None else base.tag):
+            raise Changed
+
+    def abandon(self, path: str, temp: str) -> None:
+        with suppress(FileNotFoundError):
+            self._change("abort_multipart_upload", path, UploadId=temp)
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    try:
+        with store_errors(path):
+            yield
+    except OSError as e:
+        if http_status(e) in (409, 412):  # another version; another update at this moment
+            raise Changed from e
+        raise
+
+
+def _known(answer: Mapping[str, Any]) -> Known:
+    size = answer["ContentRange"].rpartition("/")[2] if "ContentRange" in answer else answer["ContentLength"]
+    facts = {name: answer[name] for name in _KEPT if name in answer}
+    mtime_ns = int(answer["LastModified"].timestamp() * 1e9)
+    return Known(answer["ETag"], int(size), mtime_ns, facts.get("Metadata", {}).get(MARK, ""), facts)
+
+
+def _made(answer: Mapping[str, Any], size: int, mark: str, words: Mapping[str, Any]) -> Known:
+    """The object that a request has made. The store says when only if it is asked; this is when it answered."""
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    mtime_ns = int(parsedate_to_datetime(date).timestamp() * 1e9) if date else time.time_ns()
+    return Known(answer["ETag"], size, mtime_ns, mark, words)
+
+
+def _marked(facts: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    return {**facts, "Metadata": {**facts.get("Metadata", {}), MARK: mark}}
+
+
+def _cut(r: ByteRange, parts: Iterable[tuple[ByteRange, bytes]]) -> bytes:
+    for whole, data in parts:
+        if whole.start <= r.start and r.stop <= whole.stop:
+            return data[r.start - whole.start : r.stop - whole.start]
+    return b""
+
+
+def in_parts(plan: Iterable[Piece], limits: Limits) -> Iterator[Plan]:
+    """The parts that a plan is sent in; a part of nothing but old bytes is one for the store to copy.
+
+    No part but the last is smaller than `min_part`. Where old bytes follow a few new ones, some of them are sent, too.
+    """
+    waiting: Plan = []
+    size = 0
+    for whole in _joined(plan):
+        piece, left = whole, size_of(whole)
+        missing = max(limits.min_part - size, 0) if waiting else 0
+        if isinstance(piece, ByteRange) and left - missing >= limits.min_part:
+            if missing:
+                waiting.append(part_of(piece, 0, missing))
+            if waiting:
+                yield waiting
+            yield from _copies(ByteRange(piece.start + missing, piece.stop), limits.max_copy)
+            waiting, size = [], 0
+            continue
+        while left:
+            n = min(left, limits.max_part - size)
+            begin = size_of(whole) - left
+            waiting.append(part_of(piece, begin, begin + n))
+            size, left = size + n, left - n
+            if size == limits.max_part:
+                yield waiting
+                waiting, size = [], 0
+    if waiting:
+        yield waiting
+
+
+def _joined(plan: Iterable[Piece]) -> Plan:
+    """Without empty pieces; old bytes that lie one behind the other are one piece."""
+    out: Plan = []
+    for piece in plan:
+        last = out[-1] if out else b""
+        if isinstance(piece, ByteRange) and isinstance(last, ByteRange) and last.stop == piece.start:
+            out[-1] = ByteRange(last.start, piece.stop)
+        elif size_of(piece):
+            out.append(piece)
+    return out
+
+
+def _copies(old: ByteRange, max_copy: int) -> Iterator[Plan]:
+    count = -(-size_of(old) // max_copy)
+    step = -(-size_of(old) // count)
+    for start in range(old.start, old.stop, step):
+        yield [ByteRange(start, min(start + step, old.stop))]

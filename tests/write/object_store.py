@@ -1,0 +1,288 @@
+"""An object store of the kind of S3 that does as it is told: which conditions it heeds, and what goes wrong when."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+ALL = frozenset({"put", "delete", "complete", "copy"})
+
+
+@dataclass
+class Object:
+    data: bytes
+    headers: dict[str, str]
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        self.tag = self.tag or f'"{hashlib.md5(self.data).hexdigest()}"'
+
+
+@dataclass
+class Upload:
+    path: str
+    headers: dict[str, str]
+    parts: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Server:
+    """Args:
+    heeds: the requests whose conditions are heeded; those of others are taken and forgotten.
+    fault: told of every request by number and name, says what goes wrong with it: "lost" (done, but no answer),
+        "reset" (not done, no answer), "busy" (503), "cut" (half of the answer), "hang" (until `released`), or "".
+    """
+
+    heeds: frozenset[str] = ALL
+    min_part: int = 1
+    fault: Callable[[int, str], str] = lambda number, name: ""
+    objects: dict[str, Object] = field(default_factory=dict)
+    uploads: dict[str, Upload] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    applied: list[str] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    url: str = ""
+
+    def reset(self) -> None:
+        """As it was in the beginning; who hangs is let go."""
+        self.released.set()
+        with self.lock:
+            for kept in (self.objects, self.uploads, self.requests, self.applied):
+                kept.clear()
+            self.heeds, self.min_part, self.fault = ALL, 1, lambda number, name: ""
+            self.released = threading.Event()
+
+    def options(self) -> dict[str, Any]:
+        """What s3fs needs to come here; its own retries are off, since requests are counted."""
+        return {
+            "key": "not-a-real-key-id",
+            "secret": "not-a-real-secret",
+            "client_kwargs": {"endpoint_url": self.url, "region_name": "us-east-1"},
+            "config_kwargs": {"retries": {"max_attempts": 1, "mode": "standard"}},
+            "skip_instance_cache": True,
+        }
+
+    def put(self, path: str, data: bytes) -> None:
+        """As somebody else does it."""
+        with self.lock:
+            self.objects[path] = Object(data, {})
+
+
+class Refused(Exception):
+    def __init__(self, status: int, code: str) -> None:
+        self.status, self.code = status, code
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Any
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def answer(self) -> None:
+        state: Server = self.server.state
+        size = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(size)
+        parts = urlsplit(self.path)
+        query = {k: v[0] for k, v in parse_qs(parts.query, keep_blank_values=True).items()}
+        path = unquote(parts.path).lstrip("/")
+        name = self.called(query)
+        with state.lock:
+            number = len(state.requests)
+            state.requests.append(name)
+        fault = state.fault(number, name)
+        if fault == "hang":
+            state.released.wait(30)
+        if fault in ("reset", "hang"):
+            self.close_connection = True
+            return
+        status, headers, data = 503, {}, b"<Error><Code>ServiceUnavailable</Code><Message>busy</Message></Error>"
+        if fault != "busy":
+            try:
+                with state.lock:
+                    status, headers, data = getattr(self, name)(state, path, query, body)
+                    state.applied.append(name)
+            except Refused as e:
+                status, headers = e.status, {}
+                data = f"<Error><Code>{e.code}</Code><Message>{e.code}</Message></Error>".encode()
+        if fault == "lost":
+            self.close_connection = True
+            return
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
+        if fault == "cut":
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+    def called(self, query: Mapping[str, str]) -> str:
+        """What S3 calls this request."""
+        if self.command == "PUT" and "uploadId" in query:
+            return "upload_part_copy" if "x-amz-copy-source" in self.headers else "upload_part"
+        if self.command == "PUT":
+            return "copy_object" if "x-amz-copy-source" in self.headers else "put_object"
+        if self.command == "POST":
+            return "create_multipart_upload" if "uploads" in query else "complete_multipart_upload"
+        if self.command == "DELETE":
+            return "abort_multipart_upload" if "uploadId" in query else "delete_object"
+        if self.command == "GET" and "list-type" in query:
+            return "list_objects"
+        return "head_object" if self.command == "HEAD" else "get_object"
+
+    def heed(self, state: Server, kind: str, found: Object | None) -> None:
+        if kind not in state.heeds:
+            return
+        match, none_match = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+        if match is not None and found is None:
+            raise Refused(404, "NoSuchKey")
+        if found is not None and ((match is not None and match.strip('"') != found.tag.strip('"')) or none_match):
+            raise Refused(412, "PreconditionFailed")
+
+    def kept(self) -> dict[str, str]:
+        kept = {k: v for k, v in self.headers.items() if k.lower().startswith("x-amz-meta-")}
+        return kept | {k: v for k, v in self.headers.items() if k.lower() in ("content-type", "cache-control")}
+
+    def get_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        found = state.objects.get(path)
+        if found is None:
+            raise Refused(404, "NoSuchKey")
+        if self.headers.get("If-Match", found.tag).strip('"') != found.tag.strip('"'):
+            raise Refused(412, "PreconditionFailed")
+        headers = {"ETag": found.tag, "Last-Modified": formatdate(usegmt=True)} | found.headers
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted is None:
+            return 200, headers | {"Content-Length": str(len(found.data))}, found.data
+        start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(found.data))
+        if start >= len(found.data):
+            raise Refused(416, "InvalidRange")
+        return 206, headers | {"Content-Range": f"bytes {start}-{stop - 1}/{len(found.data)}"}, found.data[start:stop]
+
+    head_object = get_object
+
+    def put_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.heed(state, "put", state.objects.get(path))
+        new = state.objects[path] = Object(body, self.kept())
+        return 200, {"ETag": new.tag}, b""
+
+    def copy_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        source = state.objects[unquote(self.headers["x-amz-copy-source"]).lstrip("/")]
+        state.objects[path] = Object(source.data, dict(source.headers))
+        return 200, {}, f"<CopyObjectResult><ETag>{source.tag}</ETag></CopyObjectResult>".encode()
+
+    def delete_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.heed(state, "delete", state.objects.get(path))
+        state.objects.pop(path, None)
+        return 204, {}, b""
+
+    def list_objects(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        prefix = query.get("prefix", "")
+        keys = sorted(p.partition("/")[2] for p in state.objects if p.startswith(f"{path.strip('/')}/{prefix}"))
+        below = {k: k[len(prefix) :].partition("/")[0] for k in keys}
+        files = [k for k in keys if "/" not in k[len(prefix) :] or "delimiter" not in query]
+        groups = sorted({f"{prefix}{below[k]}/" for k in keys if k not in files})
+        told = "".join(
+            f"<Contents><Key>{escape(k)}</Key><Size>{len(state.objects[f'{path}/{k}'].data)}</Size>"
+            f"<ETag>{escape(state.objects[f'{path}/{k}'].tag)}</ETag>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for k in files
+        ) + "".join(f"<CommonPrefixes><Prefix>{escape(g)}</Prefix></CommonPrefixes>" for g in groups)
+        return 200, {}, f"<ListBucketResult>{told}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
+
+    # ---- in parts
+
+    def upload(self, state: Server, query: Mapping[str, str]) -> Upload:
+        if query["uploadId"] not in state.uploads:
+            raise Refused(404, "NoSuchUpload")
+        return state.uploads[query["uploadId"]]
+
+    def create_multipart_upload(
+        self, state: Server, path: str, query: Any, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        number = f"upload-{len(state.requests)}"
+        state.uploads[number] = Upload(path, self.kept())
+        told = f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>"
+        return 200, {}, told.encode()
+
+    def upload_part(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.upload(state, query).parts[int(query["partNumber"])] = body
+        return 200, {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}, b""
+
+    def upload_part_copy(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        upload = self.upload(state, query)
+        source = state.objects.get(unquote(self.headers["x-amz-copy-source"]).lstrip("/"))
+        if source is None:
+            raise Refused(404, "NoSuchKey")
+        wanted = self.headers.get("x-amz-copy-source-if-match", source.tag)
+        if "copy" in state.heeds and wanted.strip('"') != source.tag.strip('"'):
+            raise Refused(412, "PreconditionFailed")
+        start, last = map(int, self.headers["x-amz-copy-source-range"].removeprefix("bytes=").split("-"))
+        data = upload.parts[int(query["partNumber"])] = source.data[start : last + 1]
+        told = f'<CopyPartResult><ETag>"{hashlib.md5(data).hexdigest()}"</ETag></CopyPartResult>'
+        return 200, {}, told.encode()
+
+    def complete_multipart_upload(
+        self, state: Server, path: str, query: Any, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        upload = self.upload(state, query)
+        self.heed(state, "complete", state.objects.get(path))
+        numbers = [int(n) for n in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
+        parts = [upload.parts[n] for n in numbers]
+        if numbers != sorted(numbers) or any(len(part) < state.min_part for part in parts[:-1]):
+            raise Refused(400, "EntityTooSmall")
+        data = b"".join(parts)
+        tag = f'"{hashlib.md5(data).hexdigest()}-{len(parts)}"'
+        state.objects[path] = Object(data, upload.headers, tag)
+        del state.uploads[query["uploadId"]]
+        told = f"<CompleteMultipartUploadResult><ETag>{escape(tag)}</ETag></CompleteMultipartUploadResult>"
+        return 200, {}, told.encode()
+
+    def abort_multipart_upload(
+        self, state: Server, path: str, query: Any, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        self.upload(state, query)
+        del state.uploads[query["uploadId"]]
+        return 204, {}, b""
+
+
+class QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that hang up are part of the tests."""
+
+
+@contextmanager
+def object_store(**settings: Any) -> Iterator[Server]:
+    state = Server(**settings)
+    server = QuietServer(("127.0.0.1", 0), Handler)
+    server.state = state  # type: ignore[attr-defined]
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        state.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

@@ -1,0 +1,505 @@
+"""Objects replaced by conditional requests: how many it takes, who slips in, what is lost on the way."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.errors import StaleShardError, UnsupportedError
+from shardfs.model import Blob, ByteRange, FilePart, Piece, Plan, Suffix
+from shardfs.patience import Patience
+from shardfs.store import FsspecStore, open_store
+from shardfs.writers import Begun, open_writer
+from shardfs.writers.common import PlannedBlob, size_of
+from shardfs.writers.memory import MemoryObjects
+from shardfs.writers.objects import ObjectWriter
+from shardfs.writers.s3 import Limits, S3Objects, in_parts
+from tests.write.hooks import Recorder, hooked
+from tests.write.object_store import ALL, Server, object_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+KEY = "a/shard"
+SMALL = Limits(min_part=10, max_part=16, max_copy=40, max_whole=30)
+CHANGING = ("put_object", "delete_object", "complete_multipart_upload")
+
+
+class Bench:
+    """A writer, and its store as others see it."""
+
+    def __init__(self, store: FsspecStore, writer: ObjectWriter, server: Server | None = None) -> None:
+        self.store, self.writer, self.server = store, writer, server
+
+    def get(self) -> bytes | None:
+        try:
+            self.store.reopen(KEY)
+            data: bytes = self.store.fs.cat_file(self.store.path(KEY))
+        except FileNotFoundError:
+            return None
+        return data
+
+    def put(self, data: bytes) -> None:
+        self.store.fs.pipe_file(self.store.path(KEY), data)
+
+
+clients: dict[str, Any] = {}
+"""By URL: to make one takes half a second."""
+
+
+def s3_store(server: Server, patience: Patience | None = None) -> FsspecStore:
+    pytest.importorskip("s3fs")
+    if server.url not in clients:
+        clients[server.url] = fsspec.filesystem("s3", **server.options())
+    return FsspecStore(clients[server.url], "data/root", patience=patience)
+
+
+def s3_bench(server: Server, limits: Limits = Limits(), patience: Patience | None = None) -> Bench:  # noqa: B008
+    store = s3_store(server, patience)
+    return Bench(store, ObjectWriter(store, S3Objects(store.fs, store.patience, limits)), server)
+
+
+def memory_bench() -> Bench:
+    store = open_store("memory://write-tests/root")
+    assert isinstance(store, FsspecStore)
+    return Bench(store, ObjectWriter(store, MemoryObjects(store.fs)))
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[Server]:
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def server(one_server: Server) -> Iterator[Server]:
+    one_server.reset()
+    yield one_server
+    one_server.reset()
+
+
+@pytest.fixture(params=["memory", "s3", "s3 in parts", "moto"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if request.param == "memory":
+        yield memory_bench()
+        fsspec.filesystem("memory").store.pop("/write-tests/root/a/shard", None)
+    elif request.param == "moto":
+        yield request.getfixturevalue("moto_bench")()
+    else:
+        yield s3_bench(request.getfixturevalue("server"), SMALL if "parts" in request.param else Limits())
+
+
+@pytest.fixture(scope="module")
+def moto_url() -> Iterator[str]:
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def moto_bench(moto_url: str) -> Callable[[], Bench]:
+    bucket = f"bucket-{os.urandom(4).hex()}"
+
+    def make() -> Bench:
+        pytest.importorskip("s3fs")
+        s3_store(Server(url=moto_url)).fs.call_s3("create_bucket", Bucket=bucket)
+        store = FsspecStore(clients[moto_url], f"{bucket}/root")
+        writer = open_writer(store)
+        assert isinstance(writer, ObjectWriter)
+        return Bench(store, writer)
+
+    return make
+
+
+def content(blob: Blob | None) -> dict[str, int]:
+    found: dict[str, int] = {} if blob is None else json.loads(blob.read([Suffix(1 << 20)])[0])
+    return found
+
+
+def with_member(name: str, value: int = 1) -> Callable[[Blob | None], Plan]:
+    return lambda old: [json.dumps(content(old) | {name: value}).encode()]
+
+
+def one_more(old: Blob | None) -> Plan:
+    """Not to be done twice."""
+    return [b"x"] if old is None else [ByteRange(0, old.stat().size), b"x"]
+
+
+# ------------------------------------------------------------------------------------------------ what all can do
+
+
+def test_create_replace_remove(bench: Bench, tmp_path: Path) -> None:
+    notes: list[Begun] = []
+    (tmp_path / "journal").write_bytes(b"-from the journal-")
+    stat = bench.writer.update(KEY, lambda old: [b"0123456789"] if old is None else None, notes.append)
+    assert stat is not None
+    assert stat.size == 10
+    assert bench.get() == b"0123456789"
+    with open(tmp_path / "journal", "rb") as journal:
+        plan: Plan = [ByteRange(0, 10), FilePart(journal.fileno(), 1, 16), b"", memoryview(b"end"), ByteRange(8, 10)]
+        seen: list[bytes] = []
+        bench.writer.update(KEY, lambda old: plan, notes.append, lambda new: seen.extend(new.read([Suffix(4)])))
+    assert bench.get() == b"0123456789from the journalend89"
+    assert seen == [b"nd89"]
+    assert bench.writer.update(KEY, lambda old: None, notes.append) is None
+    assert bench.get() is None
+    assert bench.writer.update(KEY, lambda old: None, notes.append) is None
+    assert [note.base is None for note in notes] == [True, False, False]
+    assert json.loads(json.dumps(notes)) == [list(note) for note in notes]
+    for note in notes:
+        bench.writer.recover(note)
+
+
+def test_a_check_that_fails_changes_nothing(bench: Bench) -> None:
+    bench.put(b"old")
+
+    def refuse(new: Blob) -> None:
+        raise ValueError("not right")
+
+    with pytest.raises(ValueError, match="not right"):
+        bench.writer.update(KEY, lambda _: [b"new" * 30], check=refuse)
+    with pytest.raises(ValueError, match="cannot be noted"):
+        bench.writer.update(KEY, lambda _: [b"new" * 30], begun=raise_value_error)
+    assert bench.get() == b"old"
+    assert bench.server is None or not bench.server.uploads
+
+
+def raise_value_error(_: Begun) -> None:
+    raise ValueError("cannot be noted")
+
+
+def test_empty_objects(bench: Bench) -> None:
+    bench.put(b"")
+    sizes: list[int] = []
+    bench.writer.update(KEY, lambda old: [b"1"] if old and not sizes.append(old.stat().size) else None)  # type: ignore[func-returns-value]
+    assert sizes == [0]
+    assert bench.get() == b"1"
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_who_slips_in_loses_nothing(existing: bool, bench: Bench) -> None:
+    """Right before each changing call in turn."""
+
+    def prepare() -> None:
+        bench.writer.update(KEY, lambda _: [b'{"first": 1}'] if existing else None)
+
+    def theirs() -> None:
+        bench.put(json.dumps(json.loads(bench.get() or b"{}") | {"theirs": 1}).encode())
+
+    first = {"first": 1} if existing else {}
+    prepare()
+    with hooked(undisturbed := Recorder()):
+        bench.writer.update(KEY, with_member("ours", 10**20))
+    for at in range(len(undisturbed.calls)):
+        prepare()
+        with hooked(Recorder(at, theirs)):
+            bench.writer.update(KEY, with_member("ours", 10**20))
+        assert json.loads(bench.get() or b"") == first | {"theirs": 1, "ours": 10**20}, undisturbed.names[at]
+
+
+def test_a_removal_spares_what_is_new(bench: Bench) -> None:
+    bench.put(b"old")
+    with hooked(Recorder(0, lambda: bench.put(b"theirs"))):
+        bench.writer.update(KEY, lambda old: None if old and old.read([Suffix(9)]) == [b"old"] else [b"merged"])
+    assert bench.get() == b"merged"
+    with hooked(Recorder(0, lambda: bench.store.fs.rm_file(bench.store.path(KEY)))):
+        assert bench.writer.update(KEY, lambda old: None) is None
+    assert bench.get() is None
+
+
+def test_removed_meanwhile(bench: Bench) -> None:
+    bench.put(b"old")
+    with hooked(Recorder(0, lambda: bench.store.fs.rm_file(bench.store.path(KEY)))):
+        bench.writer.update(KEY, lambda old: [b"new"] if old is None else [ByteRange(0, 3), b"more" * 10])
+    assert bench.get() == b"new"
+
+
+def test_two_engines_count_exactly(request: pytest.FixtureRequest, bench: Bench) -> None:
+    if "moto" in request.node.name:
+        pytest.skip("moto compares and puts in two steps, between which another thread may do the same")
+
+    def work(writer: ObjectWriter) -> None:
+        for _ in range(25):
+            writer.update(KEY, lambda old: [str(int(old.read([Suffix(9)])[0]) + 1 if old else 1).encode()])
+
+    store = bench.store
+    objects: Any = MemoryObjects(store.fs) if "memory" in store.fs.protocol else S3Objects(store.fs, store.patience)
+    threads = [threading.Thread(target=work, args=(w,)) for w in (bench.writer, ObjectWriter(store, objects))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert bench.get() == b"50"
+
+
+def test_passing_through(bench: Bench) -> None:
+    writer = bench.writer
+    writer.put("d/README", b"text")
+    with pytest.raises(OSError, match="not empty"):
+        writer.remove_directory("d")
+    with pytest.raises(OSError, match=r"cross-device|d") as caught:
+        writer.rename("d", "e")
+    assert caught.value.errno == errno.EXDEV
+    writer.rename("d/README", KEY)
+    assert bench.get() == b"text"
+    writer.put("d/README", b"other")
+    with pytest.raises(FileExistsError):
+        writer.rename("d/README", KEY, noreplace=True)
+    writer.delete("d/README")
+    with pytest.raises(FileNotFoundError):
+        writer.delete("d/README")
+    with pytest.raises(UnsupportedError):
+        writer.open_file(KEY, os.O_RDONLY)
+    writer.delete(KEY)
+
+
+@pytest.mark.parametrize("key", ["../x", "/x", "a//x", "a/../../x", "nul\0"])
+def test_keys_stay_in_the_source(key: str, bench: Bench) -> None:
+    with pytest.raises(PermissionError):
+        bench.writer.put(key, b"x")
+    with pytest.raises(OSError, match="x") as caught:
+        bench.writer.put("\udcff-x", b"x")
+    assert caught.value.errno == errno.EILSEQ
+
+
+# ------------------------------------------------------------------------------------------------ requests
+
+
+def test_how_many_requests_it_takes(server: Server) -> None:
+    writer = s3_bench(server).writer
+
+    def requests(plan: Plan | None) -> list[str]:
+        server.requests.clear()
+        writer.update(KEY, lambda old: plan)
+        return server.requests
+
+    assert requests(None) == ["get_object"]
+    assert requests([b"new"]) == ["get_object", "put_object"]
+    assert requests([ByteRange(0, 3), b"more"]) == ["get_object", "put_object"]
+    assert requests(None) == ["get_object", "delete_object"]
+
+
+def test_large_objects_stay_where_they_are(server: Server) -> None:
+    """Old bytes of the beginning and the end are copied by the store; of the object, nothing comes but its index."""
+    server.min_part = 10
+    bench = s3_bench(server, SMALL)
+    old = os.urandom(100)
+    server.put("data/root/a/shard", old)
+    server.requests.clear()
+    bench.writer.update(KEY, lambda blob: [b"index", ByteRange(0, 100), b"chunk"])
+    asked = list(server.requests)
+    assert bench.get() == b"index" + old + b"chunk"
+    parts = ["upload_part", "upload_part_copy", "upload_part_copy", "upload_part_copy", "upload_part"]
+    assert asked[:2] == ["get_object", "create_multipart_upload"]
+    assert sorted(asked[2:7]) == sorted(parts)
+    assert asked[7:] == ["complete_multipart_upload"]
+    assert not server.uploads
+
+
+def test_what_belongs_to_an_object_stays(server: Server) -> None:
+    bench = s3_bench(server)
+    words = {"Metadata": {"colour": "red"}, "ContentType": "application/x-shard", "CacheControl": "no-cache"}
+    bench.store.fs.call_s3("put_object", Bucket="data", Key="root/a/shard", Body=b"old", **words)
+    bench.writer.update(KEY, lambda old: [b"new"])
+    headers = {k.lower(): v for k, v in server.objects["data/root/a/shard"].headers.items()}
+    assert headers["x-amz-meta-colour"] == "red"
+    assert headers["content-type"] == "application/x-shard"
+    assert headers["cache-control"] == "no-cache"
+
+
+def test_only_what_is_needed_of_a_large_object(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardfs.writers.objects.FIRST", 10)
+    bench = s3_bench(server)
+    data = os.urandom(5 << 20)
+    server.put("data/root/a/shard", data)
+    got: list[bytes] = []
+
+    def look(old: Blob | None) -> Plan | None:
+        assert old is not None
+        got.extend(old.read([ByteRange(2, 6), ByteRange(8, 12), Suffix(4), ByteRange(3_000_000, 3_000_002)]))
+        return [ByteRange(0, 3), b"."]
+
+    bench.writer.update(KEY, look)
+    assert got == [data[2:6], data[8:12], data[-4:], data[3_000_000:3_000_002]]
+    assert bench.get() == data[:3] + b"."
+
+
+pieces = st.lists(st.tuples(st.sampled_from(["old", "new"]), st.integers(0, 120), st.integers(0, 120)), max_size=8)
+
+
+@given(pieces)
+def test_parts_are_the_plan(drawn: list[tuple[str, int, int]]) -> None:
+    old = bytes(range(240))
+    plan: list[Piece] = [ByteRange(s, s + n) if kind == "old" else bytes([s] * n) for kind, s, n in drawn]
+
+    def whole(plan: list[Piece]) -> bytes:
+        return b"".join(old[p.start : p.stop] if isinstance(p, ByteRange) else bytes(p) for p in plan)
+
+    parts = list(in_parts(plan, SMALL))
+    assert b"".join(map(whole, parts)) == whole(plan)
+    sizes = [sum(map(size_of, part)) for part in parts]
+    assert all(size >= SMALL.min_part for size in sizes[:-1])
+    assert all(sizes)
+    for part, size in zip(parts, sizes, strict=True):
+        assert size <= (SMALL.max_copy if len(part) == 1 and isinstance(part[0], ByteRange) else 2 * SMALL.max_part)
+
+
+@given(pieces, st.integers(0, 400), st.integers(0, 400))
+def test_a_planned_blob_reads_as_the_object_will(drawn: list[tuple[str, int, int]], start: int, size: int) -> None:
+    class Old:
+        fd, base = -1, 0
+
+        def read(self, requests: list[ByteRange]) -> list[bytes]:
+            return [bytes(range(240))[r.start : r.stop] for r in requests]
+
+    plan: Plan = [ByteRange(s, s + n) if kind == "old" else bytes([s] * n) for kind, s, n in drawn]
+    blob = PlannedBlob(plan, Old())  # type: ignore[arg-type]
+    whole = blob.bytes(plan)
+    assert blob.size == len(whole)
+    assert blob.read([ByteRange(start, start + size), Suffix(size)]) == [
+        whole[start : start + size],
+        whole[max(len(whole) - size, 0) :],
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ what goes wrong
+
+
+@pytest.mark.parametrize("fault", ["lost", "reset", "busy", "cut"])
+@pytest.mark.parametrize("limits", [Limits(), SMALL], ids=["whole", "in parts"])
+def test_a_fault_at_every_request(limits: Limits, fault: str, server: Server) -> None:
+    """Answers lost, connections reset, 503, bodies cut off: in the end it has happened exactly once."""
+    bench = s3_bench(server, limits)
+    start = b"0123456789" * 5
+    server.put("data/root/a/shard", start)
+    server.requests.clear()
+    bench.writer.update(KEY, one_more)
+    for at in range(len(server.requests)):
+        server.put("data/root/a/shard", start)
+        server.requests.clear()
+        server.applied.clear()
+        server.fault = lambda number, name, at=at: fault if number == at else ""  # type: ignore[misc]
+        bench.writer.update(KEY, one_more)
+        server.fault = lambda number, name: ""
+        assert bench.get() == start + b"x", at
+        assert sum(name in CHANGING for name in server.applied) == 1, at
+        # An upload that began, but whose number got lost, nobody can end.
+        assert not server.uploads or server.requests.count("create_multipart_upload") > 1
+        server.uploads.clear()
+
+
+def test_a_lost_answer_and_somebody_else(server: Server) -> None:
+    """Ours was applied, its answer lost, and theirs came on top: ours is not taken for applied, nor theirs lost."""
+    bench = s3_bench(server)
+    server.put("data/root/a/shard", b'{"first": 1}')
+    server.requests.clear()
+
+    def fault(number: int, name: str) -> str:
+        if name == "put_object" and server.requests.count(name) == 1:
+            return "lost"
+        if name == "put_object" and server.requests.count(name) == 2:
+            server.put("data/root/a/shard", b'{"first": 1, "ours": 1, "theirs": 1}')
+        return ""
+
+    server.fault = fault
+    bench.writer.update(KEY, with_member("ours"))
+    assert json.loads(bench.get() or b"") == {"first": 1, "ours": 1, "theirs": 1}
+
+
+def test_a_store_that_stays_busy(server: Server) -> None:
+    bench = s3_bench(server, patience=Patience(timeout_s=2, retries=1))
+    bench.writer.put(KEY, b"old")
+    server.fault = lambda number, name: "busy" if name == "put_object" else ""
+    with pytest.raises(OSError, match=r"busy|SlowDown"):
+        bench.writer.put(KEY, b"new")
+    server.fault = lambda number, name: ""
+    assert bench.get() == b"old"
+    bench.writer.put(KEY, b"new")
+    assert bench.get() == b"new"
+
+
+@pytest.mark.parametrize("name", ["get_object", "put_object"])
+def test_a_store_that_hangs_is_given_up(name: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardfs.writers.s3.PUT_S", 2)
+    bench = s3_bench(server, patience=Patience(timeout_s=2, retries=0))
+    bench.writer.put(KEY, b"old")
+    server.fault = lambda number, asked: "hang" if asked == name else ""
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        bench.writer.put(KEY, b"new")
+    assert time.monotonic() - began < 6
+    server.released.set()
+    server.fault = lambda number, asked: ""
+    bench.writer.put(KEY, b"newer")
+    assert bench.get() == b"newer"
+
+
+def test_who_never_stops_is_left_alone(server: Server) -> None:
+    store = s3_store(server)
+    writer = ObjectWriter(store, S3Objects(store.fs, store.patience), race_s=0.2)
+
+    def fault(number: int, name: str) -> str:
+        server.put("data/root/a/shard", str(number).encode())
+        return ""
+
+    server.fault = fault
+    with pytest.raises(StaleShardError):
+        writer.update(KEY, lambda old: [b"ours"])
+
+
+def test_uploads_in_parts_are_given_up_at_recovery(server: Server) -> None:
+    bench = s3_bench(server, SMALL)
+    server.uploads.clear()
+    notes: list[Begun] = []
+    bench.writer.update(KEY, lambda _: [b"x" * 50], notes.append)
+    bench.writer.recover(notes[0])  # it was completed
+    upload = bench.store.fs.call_s3("create_multipart_upload", Bucket="data", Key="root/a/shard")["UploadId"]
+    bench.writer.recover(notes[0]._replace(temp=upload))
+    assert not server.uploads
+    assert bench.get() == b"x" * 50
+
+
+# ------------------------------------------------------------------------------------------------ what stores can do
+
+
+@pytest.mark.parametrize("heeds", [ALL, ALL - {"delete"}, ALL - {"put"}, frozenset()])
+def test_conditions_are_tried_out(heeds: frozenset[str], server: Server) -> None:
+    server.heeds = heeds
+    store = s3_store(server)
+    objects = S3Objects(store.fs, store.patience)
+    objects.try_conditions(store.path(""))
+    assert objects.conditional == ("put" in heeds)
+    assert objects.removes == ("delete" in heeds)
+    assert not server.objects
+    assert len(server.requests) <= 5
+    if "put" in heeds:
+        assert open_writer(store).conditional
+    else:
+        with pytest.raises(UnsupportedError, match="conditions"):
+            open_writer(store)
+    writer = open_writer(store, cas_none=True)
+    writer.put(KEY, b"1")
+    server.put("data/root/a/shard", b"2")
+    writer.update(KEY, lambda old: [ByteRange(0, 1), b"3"])
+    assert server.objects["data/root/a/shard"].data == b"23"
+    writer.delete(KEY)
+    assert not server.objects
+
+
+def test_other_stores_are_refused() -> None:
+    store = FsspecStore(fsspec.filesystem("http"), "http://localhost")
+    with pytest.raises(UnsupportedError, match="http"):
+        open_writer(store)
