@@ -172,6 +172,7 @@ class _Scan:
     def __init__(self, file: File) -> None:
         self._file = file
         self._start, self._window = 0, b""
+        self._without_end: list[Head] = []
         self._of: tuple[int, int] | None = (file.header.number, file.header.epoch) if file.header else None
 
     def run(self) -> None:
@@ -200,6 +201,9 @@ class _Scan:
         file = self._file
         file.end = max((f.head.stop for f in file.found), default=HEADER_SIZE)
         file.gaps = [g._replace(tail=g.start >= file.end) for g in file.gaps]
+        for head in self._without_end:
+            if head.stop < file.end:  # of the last one it may just not have been written any more
+                file.problems.append(f"{file.name}: the end of record {head.lsn} is damaged, not the record")
 
     def _head(self, at: int) -> Found | None:
         head = decode_head(self._bytes(at, HEAD_SIZE))
@@ -223,7 +227,7 @@ class _Scan:
         if crc != head.data_crc:
             return False
         if self._bytes(head.stop - TAIL_SIZE, TAIL_SIZE) != encode_tail(head):
-            self._file.problems.append(f"{self._file.name}: the end of record {head.lsn} is damaged, not the record")
+            self._without_end.append(head)
         return True
 
     def _skip(self, at: int) -> int:
