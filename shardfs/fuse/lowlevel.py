@@ -15,6 +15,7 @@ import ctypes
 import errno
 import functools
 import os
+import socket
 import stat
 import struct
 import tempfile
@@ -28,7 +29,7 @@ import numpy.typing as npt
 from shardfs.errors import MountError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import ModuleType
 
     from shardfs.model import U64, Batch, Entry
@@ -121,6 +122,12 @@ BLOCK = 4096  # st_blksize: what programs take for a good size of a read
 _CAP_READDIRPLUS, _CAP_READDIRPLUS_AUTO = 1 << 13, 1 << 14
 _CAP_SPLICE = 1 << 7 | 1 << 8 | 1 << 9
 
+# The same of INIT itself: its request and reply both have flags at this place.
+_INIT_FLAGS, _INIT_AT = Struct("=I"), 12
+_HANDLE_KILLPRIV_V2 = 1 << 28
+"""No file of a mount can be set-user-id, so the kernel need not ask before each write what it would have to take away.
+libfuse knows this flag from 3.17 on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -169,7 +176,24 @@ class Session:
         while not self._negotiated:
             size = os.readv(self.fd, [buffer])
             request = self._fuse.Buffer(size=size, mem=ctypes.addressof(buffer))
-            self._fuse.process(self._handle, ctypes.byref(request))
+            with self._intercepted() as reply:
+                self._fuse.process(self._handle, ctypes.byref(request))
+                told = bytearray(reply())
+            if self._negotiated:
+                _accept(told, HEADER_SIZE + _INIT_AT, buffer.raw[:size], BODY + _INIT_AT)
+            os.write(self.fd, told)
+
+    @contextlib.contextmanager
+    def _intercepted(self) -> Iterator[Callable[[], bytes]]:
+        """What libfuse replies, instead of its being sent."""
+        fd = self._fuse.fd(self._handle)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            os.dup2(theirs.fileno(), fd, inheritable=False)
+            try:
+                yield lambda: ours.recv(MAX_TRANSFER)
+            finally:
+                os.dup2(self.fd, fd, inheritable=False)
 
     def unmount(self) -> None:
         """Detach the mount, if it is still there. Programs that have files open on it keep it alive."""
@@ -193,6 +217,12 @@ class Session:
         if self._limits.max_background:
             conn.max_background = self._limits.max_background
         self._negotiated = True
+
+
+def _accept(reply: bytearray, at: int, request: bytes, offered_at: int) -> None:
+    """Say yes to what libfuse does not know, if the kernel offers it."""
+    (offered,), (accepted,) = _INIT_FLAGS.unpack_from(request, offered_at), _INIT_FLAGS.unpack_from(reply, at)
+    _INIT_FLAGS.pack_into(reply, at, accepted | offered & _HANDLE_KILLPRIV_V2)
 
 
 class _Arguments(ctypes.Structure):

@@ -51,6 +51,7 @@ TIMED = 64
 """One in so many requests of a kind is timed, if it does not wait."""
 
 _PAGE = 4096
+_CAPABILITIES = b"security.capability"
 
 
 class _Postponed(BaseException):
@@ -550,6 +551,10 @@ class _Worker:
 
     def _getxattr(self, unique: int, number: int, size: int) -> None:
         start = lowlevel.BODY + lowlevel.GETXATTR_IN.size
+        if self._request[start : size - 1] == _CAPABILITIES:  # asked for before a file is first written to
+            self._tally.errors[lowlevel.GETXATTR, errno.EOPNOTSUPP] += 1
+            self._send(lowlevel.error(unique, errno.EOPNOTSUPP))
+            return
         name = str(self._request[start : size - 1], "utf8", "surrogateescape")
         if not name.startswith("user."):
             # ENODATA would be true as well, but on this answer `ls -l` stops asking every file for its ACL.

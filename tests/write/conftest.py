@@ -1,12 +1,25 @@
-"""What takes hours is left out unless it is asked for."""
+"""Mounts to write to, and tests that are run only when asked for.
+
+Whoever writes is a program of its own, so that no test waits for its own mount. What takes hours is left out.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
+
+from tests.conftest import HELD_SECONDS, need_fuse, unmount
+from tests.datasets import ROOT
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -17,3 +30,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if not item.get_closest_marker("torture")]
+
+
+@contextmanager
+def serving_memory(mountpoint: Path) -> Iterator[Path]:
+    """A `MemoryTree`, mounted."""
+    mountpoint.mkdir()
+    command = [sys.executable, "-m", "tests.write.serve_memory", str(mountpoint)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as server:
+        watchdog = threading.Timer(HELD_SECONDS, server.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        assert server.stdout is not None
+        try:
+            first = server.stdout.readline()
+            assert first == b"ready\n", first + server.stdout.read()
+            yield mountpoint
+        finally:
+            unmount(mountpoint)
+            try:
+                said, _ = server.communicate(timeout=10)
+            finally:
+                server.kill()
+                watchdog.cancel()
+    mountpoint.rmdir()
+    assert (server.returncode, said) == (0, b""), os.fsdecode(said)
+
+
+@pytest.fixture
+def memory_mount(tmp_path: Path) -> Iterator[Path]:
+    need_fuse()
+    with serving_memory(tmp_path / "mnt") as path:
+        yield path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A directory of the local disk, to compare with."""
+    path = tmp_path / "plain"
+    path.mkdir()
+    return path

@@ -1,10 +1,12 @@
 """Serves a `MemoryTree` until it is unmounted: `python -m tests.write.serve_memory MOUNTPOINT [ACCESS_LOG]`.
 
-Prints a line as soon as the mount answers. Ends when its standard input does, so that no test leaves it behind.
+Prints a line as soon as the mount answers, and nothing else unless there is a bug. Ends when its standard input does,
+so that no test leaves it behind.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -18,6 +20,7 @@ from tests.write.memory_tree import MemoryTree
 
 
 def main(mountpoint: str, access_log: str | None = None) -> None:
+    logging.basicConfig(level=logging.ERROR)
     settings = FuseSettings(rw=True, file_mode=0o644, dir_mode=0o755)
     server = Server(settings, AccessLog.open(access_log) if access_log else None)
     session = Session([*settings.options(), "fsname=memory", "subtype=shardfs"], settings.limits())

@@ -1,0 +1,571 @@
+"""Cases about single files: open, truncate, chmod, times, bytes."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import stat
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from tests.write.posix.cases import TICK_S, case, changes, fails, file, names_too_long, opened, same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CREATE = os.O_CREAT | os.O_WRONLY
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+# ---- open
+
+
+@case("open/creates an empty regular file")
+def _(d: Path) -> None:
+    opened(d / "f", CREATE)
+    found = os.stat(d / "f")
+    same((stat.S_ISREG(found.st_mode), found.st_size, found.st_nlink), (True, 0, 1))
+
+
+@case("open/mode is that asked for without the umask")
+def _(d: Path) -> None:
+    for umask, mode in ((0o022, 0o755), (0o077, 0o151), (0o070, 0o345), (0o501, 0o345), (0, 0o666), (0o022, 0)):
+        os.umask(umask)
+        opened(d / f"{umask}-{mode}", CREATE, mode)
+        same(mode_of(d / f"{umask}-{mode}"), mode & ~umask)
+
+
+@case("open/a file without write permission can be written through the descriptor that made it")
+def _(d: Path) -> None:
+    fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0)
+    os.write(fd, b"x")
+    same(os.pread(fd, 2, 0), b"x")
+    os.close(fd)
+
+
+@case("open/creating moves the times of the directory")
+def _(d: Path) -> None:
+    changes(d, lambda: opened(d / "f", CREATE))
+
+
+@case("open/O_CREAT of what exists changes nothing")
+def _(d: Path) -> None:
+    file(d / "f")
+    changes(d, lambda: opened(d / "f", CREATE, 0o600), is_changed=False)
+    changes(d / "f", lambda: opened(d / "f", CREATE), is_changed=False)
+    same(((d / "f").read_bytes(), mode_of(d / "f")), (b"content", 0o644))
+
+
+@case("open/the times of a new file are now")
+def _(d: Path) -> None:
+    before = time.time() - 1
+    opened(d / "f", CREATE)
+    same(before < os.stat(d / "f").st_mtime < time.time() + 1, True)
+
+
+@case("open/O_TRUNC empties and moves the times")
+def _(d: Path) -> None:
+    file(d / "f")
+    changes(d / "f", lambda: opened(d / "f", os.O_WRONLY | os.O_TRUNC))
+    same(os.stat(d / "f").st_size, 0)
+
+
+@case("open/O_TRUNC on a descriptor that only reads")
+def _(d: Path) -> None:
+    opened(file(d / "f"), os.O_RDONLY | os.O_TRUNC)
+    same((d / "f").read_bytes(), b"")
+
+
+@case("open/O_TRUNC while others have it open")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDONLY)
+    opened(d / "f", os.O_WRONLY | os.O_TRUNC)
+    same((os.fstat(fd).st_size, os.pread(fd, 10, 0)), (0, b""))
+    os.close(fd)
+
+
+@case("open/through a file: ENOTDIR")
+def _(d: Path) -> None:
+    fails(errno.ENOTDIR, opened, file(d / "f") / "x", CREATE)
+    fails(errno.ENOTDIR, opened, d / "f" / "x")
+
+
+@case("open/names that are too long")
+def _(d: Path) -> None:
+    names_too_long(lambda path: opened(path, CREATE), d)
+    fails(errno.ENAMETOOLONG, opened, d / ("x" * 256))
+
+
+@case("open/what does not exist: ENOENT")
+def _(d: Path) -> None:
+    fails(errno.ENOENT, opened, d / "f")
+    fails(errno.ENOENT, opened, d / "none" / "f", CREATE)
+
+
+@case("open/a directory for writing: EISDIR")
+def _(d: Path) -> None:
+    (d / "x").mkdir()
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, CREATE, os.O_RDONLY | os.O_CREAT):
+        fails(errno.EISDIR, opened, d / "x", flags)
+
+
+@case("open/O_EXCL on a file or directory: EEXIST")
+def _(d: Path) -> None:
+    (d / "x").mkdir()
+    for path in (d / "x", file(d / "f")):
+        fails(errno.EEXIST, opened, path, CREATE | os.O_EXCL)
+
+
+@case("open/O_EXCL on a symbolic link: EEXIST")
+def _(d: Path) -> None:
+    os.symlink("nowhere", d / "s")
+    fails(errno.EEXIST, opened, d / "s", CREATE | os.O_EXCL)
+
+
+@case("open/O_NOFOLLOW on a symbolic link: ELOOP")
+def _(d: Path) -> None:
+    os.symlink("f", d / "s")
+    fails(errno.ELOOP, opened, d / "s", os.O_RDONLY | os.O_NOFOLLOW)
+
+
+@case("open/a circle of symbolic links: ELOOP")
+def _(d: Path) -> None:
+    os.symlink("b", d / "a")
+    os.symlink("a", d / "b")
+    fails(errno.ELOOP, opened, d / "a")
+
+
+@case("open/O_DIRECTORY on a file: ENOTDIR")
+def _(d: Path) -> None:
+    fails(errno.ENOTDIR, opened, file(d / "f"), os.O_RDONLY | os.O_DIRECTORY)
+
+
+@case("open/a running program for writing: ETXTBSY")
+def _(d: Path) -> None:
+    shutil.copy(shutil.which("sleep") or "", d / "sleep")
+    with subprocess.Popen([d / "sleep", "30"]) as running:
+        try:
+            fails(errno.ETXTBSY, opened, d / "sleep", os.O_WRONLY)
+            fails(errno.ETXTBSY, os.truncate, d / "sleep", 1)
+        finally:
+            running.kill()
+
+
+@case("open/O_NONBLOCK of a pipe that nobody reads: ENXIO")
+def _(d: Path) -> None:
+    os.mkfifo(d / "p")
+    fails(errno.ENXIO, opened, d / "p", os.O_WRONLY | os.O_NONBLOCK)
+
+
+@case("open/O_APPEND writes at the end, whoever wrote there")
+def _(d: Path) -> None:
+    a, b = (os.open(d / "f", CREATE | os.O_APPEND) for _ in range(2))
+    for i in range(50):
+        os.write(a, b"a%d " % i)
+        os.write(b, b"b%d " % i)
+    os.pwrite(a, b"end", 0)  # Linux appends here, too
+    os.close(a)
+    os.close(b)
+    same((d / "f").read_bytes(), b"".join(b"a%d b%d " % (i, i) for i in range(50)) + b"end")
+
+
+@case("open/O_TMPFILE makes a file without a name")
+def _(d: Path) -> None:
+    fd = os.open(d, os.O_TMPFILE | os.O_RDWR)
+    os.write(fd, b"x")
+    same(os.listdir(d), [])
+    os.close(fd)
+
+
+# ---- truncate
+
+
+def _truncations(cut: Callable[[Path, int], None], d: Path) -> None:
+    data = os.urandom(70_001)
+    for size in (70_001, 70_000, 65_536, 65_535, 4096, 1, 0, 1, 5000, 100_000):
+        path = file(d / f"f{size}", data)
+        cut(path, size)
+        same(os.stat(path).st_size, size)
+        same(path.read_bytes(), (data + bytes(40_000))[:size])
+    path = file(d / "again", data)
+    cut(path, 100)
+    cut(path, 70_001)
+    same(path.read_bytes(), data[:100] + bytes(69_901))
+
+
+def _cut_open(path: Path, size: int) -> None:
+    fd = os.open(path, os.O_RDWR)
+    os.ftruncate(fd, size)
+    same(os.fstat(fd).st_size, size)
+    os.close(fd)
+
+
+@case("truncate/cuts off and adds zeros")
+def _(d: Path) -> None:
+    _truncations(os.truncate, d)
+
+
+@case("ftruncate/cuts off and adds zeros")
+def _(d: Path) -> None:
+    _truncations(_cut_open, d)
+
+
+@case("truncate/moves the times")
+def _(d: Path) -> None:
+    for size in (3, 100, 0):
+        changes(file(d / "f"), lambda size=size: os.truncate(d / "f", size))  # type: ignore[misc]
+
+
+@case("ftruncate/moves the times")
+def _(d: Path) -> None:
+    for size in (3, 100, 0):
+        changes(file(d / "f"), lambda size=size: _cut_open(d / "f", size))  # type: ignore[misc]
+
+
+@case("truncate/errors")
+def _(d: Path) -> None:
+    (d / "x").mkdir()
+    fails(errno.EISDIR, os.truncate, d / "x", 0)
+    fails(errno.ENOENT, os.truncate, d / "none", 0)
+    fails(errno.ENOTDIR, os.truncate, file(d / "f") / "x", 0)
+    fails(errno.EINVAL, os.truncate, d / "f", -1)
+    fails(errno.ENAMETOOLONG, os.truncate, d / ("x" * 256), 0)
+    same((d / "f").read_bytes(), b"content")
+
+
+@case("ftruncate/on a descriptor that only reads: EINVAL")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDONLY)
+    fails((errno.EINVAL, errno.EBADF), os.ftruncate, fd, 0)
+    os.close(fd)
+
+
+@case("ftruncate/of a file that was removed")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDWR)
+    os.unlink(d / "f")
+    os.ftruncate(fd, 3)
+    same(os.pread(fd, 10, 0), b"con")
+    os.close(fd)
+
+
+@case("truncate/while it is being written")
+def _(d: Path) -> None:
+    fd = os.open(d / "f", os.O_RDWR | os.O_CREAT)
+    os.write(fd, b"a" * 10_000)
+    os.truncate(d / "f", 5)
+    os.write(fd, b"b")
+    same(os.pread(fd, 20_000, 0), b"aaaaa" + bytes(9_995) + b"b")
+    os.close(fd)
+
+
+@case("truncate/beyond what a file may have: EFBIG, or it is done")
+def _(d: Path) -> None:
+    path = file(d / "f")
+    try:
+        os.truncate(path, 1 << 60)
+    except OSError as e:
+        same(e.errno, errno.EFBIG)
+        same(path.read_bytes(), b"content")
+
+
+# ---- bytes
+
+
+@case("write/anywhere, in any order")
+def _(d: Path) -> None:
+    fd, data = os.open(d / "f", os.O_RDWR | os.O_CREAT), bytearray()
+    for offset, size in ((100_000, 10), (0, 5), (4090, 12), (65_530, 20_000), (3, 4), (200_000, 1)):
+        piece = os.urandom(size)
+        data.extend(bytes(max(0, offset + size - len(data))))
+        data[offset : offset + size] = piece
+        same(os.pwrite(fd, piece, offset), size)
+        same(os.pread(fd, 300_000, 0), bytes(data))
+    os.close(fd)
+    same((d / "f").read_bytes(), bytes(data))
+
+
+@case("write/of nothing leaves the size")
+def _(d: Path) -> None:
+    fd = os.open(d / "f", CREATE)
+    same(os.pwrite(fd, b"", 1000), 0)
+    os.close(fd)
+    same(os.stat(d / "f").st_size, 0)
+
+
+@case("write/moves the times")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_WRONLY)
+    changes(d / "f", lambda: os.write(fd, b"C"))
+    os.close(fd)
+
+
+@case("write/on a descriptor that only reads: EBADF")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDONLY)
+    fails(errno.EBADF, os.write, fd, b"x")
+    os.close(fd)
+
+
+@case("read/on a descriptor that only writes: EBADF")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_WRONLY)
+    fails(errno.EBADF, os.read, fd, 1)
+    os.close(fd)
+
+
+@case("read/at and behind the end gives nothing")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDONLY)
+    same([os.pread(fd, 10, at) for at in (6, 7, 8, 1 << 40)], [b"t", b"", b"", b""])
+    os.close(fd)
+
+
+@case("write/a file that was removed")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDWR)
+    os.unlink(d / "f")
+    os.pwrite(fd, b"more", 7)
+    same((os.pread(fd, 20, 0), os.fstat(fd).st_size), (b"contentmore", 11))
+    fails(errno.ENOENT, os.stat, d / "f")
+    os.close(fd)
+
+
+@case("write/a file that was replaced goes to the old one")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDWR)
+    os.rename(file(d / "g", b"new"), d / "f")
+    os.pwrite(fd, b"X", 0)
+    same((os.pread(fd, 20, 0), (d / "f").read_bytes()), (b"Xontent", b"new"))
+    os.close(fd)
+
+
+@case("write/what others wrote is read at once")
+def _(d: Path) -> None:
+    w, r = os.open(d / "f", os.O_RDWR | os.O_CREAT), os.open(d / "f", os.O_RDONLY)
+    for i in range(100):
+        os.pwrite(w, b"%04d" % i, 4 * i)
+        same(os.pread(r, 4, 4 * i), b"%04d" % i)
+        same(os.stat(d / "f").st_size, 4 * i + 4)
+    os.close(w)
+    os.close(r)
+
+
+@case("mmap/shared stores are read by others")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f", bytes(10_000)), os.O_RDWR)
+    with mmap.mmap(fd, 10_000) as view:
+        view[4000:4200] = b"x" * 200
+        same(os.pread(fd, 300, 3950), bytes(50) + b"x" * 200 + bytes(50))
+        os.close(fd)
+        view[0:3] = b"abc"
+    same((d / "f").read_bytes(), b"abc" + bytes(3997) + b"x" * 200 + bytes(5800))
+
+
+@case("mmap/stores behind the last close of the descriptor are kept")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f", bytes(10_000)), os.O_RDWR)
+    view = mmap.mmap(fd, 10_000)
+    os.close(fd)
+    for i in range(10_000):
+        view[i] = i % 251
+    view.close()
+    same((d / "f").read_bytes(), bytes(i % 251 for i in range(10_000)))
+
+
+@case("mmap/private stores are seen by nobody")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDWR)
+    with mmap.mmap(fd, 7, mmap.MAP_PRIVATE) as view:
+        view[0] = 0
+    os.close(fd)
+    same((d / "f").read_bytes(), b"content")
+
+
+@case("fsync/of files and directories")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDWR)
+    os.write(fd, b"x")
+    os.fsync(fd)
+    os.fdatasync(fd)
+    os.close(fd)
+    fd = os.open(d, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+@case("open/O_SYNC and O_DSYNC")
+def _(d: Path) -> None:
+    for flag in (os.O_SYNC, os.O_DSYNC):
+        fd = os.open(d / "f", CREATE | flag)
+        os.write(fd, b"x" * 5000)
+        os.close(fd)
+    same((d / "f").read_bytes(), b"x" * 5000)
+
+
+@case("posix_fallocate/gives room, and zeros")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDWR)
+    os.posix_fallocate(fd, 0, 10_000)
+    os.close(fd)
+    same((d / "f").read_bytes(), b"content" + bytes(9993))
+
+
+@case("copy_file_range/copies")
+def _(d: Path) -> None:
+    data = os.urandom(200_000)
+    source, target = os.open(file(d / "f", data), os.O_RDONLY), os.open(d / "g", CREATE)
+    done = 0
+    while n := os.copy_file_range(source, target, 200_000):
+        done += n
+    os.close(source)
+    os.close(target)
+    same((done, (d / "g").read_bytes() == data), (200_000, True))
+
+
+# ---- modes, owners, times
+
+
+@case("chmod/permission bits of files and directories")
+def _(d: Path) -> None:
+    (d / "x").mkdir()
+    for path in (file(d / "f"), d / "x"):
+        for mode in (0o111, 0o777, 0o640, 0, 0o1777, 0o755):
+            os.chmod(path, mode)
+            same(mode_of(path), mode)
+
+
+@case("chmod/through a descriptor")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDONLY)
+    os.fchmod(fd, 0o601)
+    same((stat.S_IMODE(os.fstat(fd).st_mode), mode_of(d / "f")), (0o601, 0o601))
+    os.close(fd)
+
+
+@case("chmod/set-user-id and set-group-id")
+def _(d: Path) -> None:
+    for mode in (0o4755, 0o2755, 0o6711):
+        os.chmod(file(d / "f"), mode)
+        same(mode_of(d / "f"), mode)
+
+
+@case("chmod/leaves bytes and mtime")
+def _(d: Path) -> None:
+    os.utime(file(d / "f"), ns=(5, 10**18 + 7))
+    os.chmod(d / "f", 0o600)
+    same(((d / "f").read_bytes(), os.stat(d / "f").st_mtime_ns), (b"content", 10**18 + 7))
+
+
+@case("chmod/moves ctime")
+def _(d: Path) -> None:
+    changes(file(d / "f"), lambda: os.chmod(d / "f", 0o600))
+
+
+@case("chmod/errors")
+def _(d: Path) -> None:
+    fails(errno.ENOENT, os.chmod, d / "f", 0o600)
+    fails(errno.ENOTDIR, os.chmod, file(d / "f") / "x", 0o600)
+    fails(errno.ENAMETOOLONG, os.chmod, d / ("x" * 256), 0o600)
+
+
+@case("chown/to oneself")
+def _(d: Path) -> None:
+    for uid, gid in ((os.getuid(), os.getgid()), (-1, -1), (os.getuid(), -1)):
+        os.chown(file(d / "f"), uid, gid)
+    same((os.stat(d / "f").st_uid, os.stat(d / "f").st_gid), (os.getuid(), os.getgid()))
+
+
+@case("chown/to another user, by root")
+def _(d: Path) -> None:
+    os.chown(file(d / "f"), 12_345, 54_321)
+    same((os.stat(d / "f").st_uid, os.stat(d / "f").st_gid), (12_345, 54_321))
+
+
+@case("chown/errors")
+def _(d: Path) -> None:
+    fails(errno.ENOENT, os.chown, d / "f", -1, -1)
+    fails(errno.ENOTDIR, os.chown, file(d / "f") / "x", -1, -1)
+
+
+@case("utimensat/mtime to the nanosecond")
+def _(d: Path) -> None:
+    (d / "x").mkdir()
+    for path in (file(d / "f"), d / "x"):
+        for ns in (1, 10**9 - 1, 10**18 + 123_456_789, 2**31 * 10**9 + 5):
+            os.utime(path, ns=(7, ns))
+            same(os.stat(path).st_mtime_ns, ns)
+
+
+@case("utimensat/mtime before 1970")
+def _(d: Path) -> None:
+    os.utime(file(d / "f"), ns=(0, -(10**18) + 1))
+    same(os.stat(d / "f").st_mtime_ns, -(10**18) + 1)
+
+
+@case("utimensat/atime of its own")
+def _(d: Path) -> None:
+    os.utime(file(d / "f"), ns=(10**17, 10**18))
+    same(os.stat(d / "f").st_atime_ns, 10**17)
+
+
+@case("utimensat/now")
+def _(d: Path) -> None:
+    os.utime(file(d / "f"), ns=(0, 0))
+    before = time.time() - 1
+    os.utime(d / "f")
+    same(before < os.stat(d / "f").st_mtime < time.time() + 1, True)
+
+
+@case("utimensat/holds until something is written, also for an open file")
+def _(d: Path) -> None:
+    fd = os.open(d / "f", CREATE)
+    os.write(fd, b"x")
+    os.utime(fd, ns=(1, 2 * 10**9))
+    os.close(fd)
+    time.sleep(TICK_S)
+    same(os.stat(d / "f").st_mtime_ns, 2 * 10**9)
+    changes(d / "f", lambda: (d / "f").write_bytes(b"y"))
+
+
+@case("utimensat/errors")
+def _(d: Path) -> None:
+    fails(errno.ENOENT, os.utime, d / "f")
+    fails(errno.ENOTDIR, os.utime, file(d / "f") / "x")
+
+
+@case("stat/times do not move by reading")
+def _(d: Path) -> None:
+    file(d / "f")
+    changes(d / "f", (d / "f").read_bytes, is_changed=False)
+
+
+@case("stat/inode numbers stay while a file is changed, and are not used again")
+def _(d: Path) -> None:
+    seen, kept = set(), []
+    for _ in range(20):
+        number = os.stat(file(d / "f", b"1")).st_ino
+        os.truncate(d / "f", 0)
+        file(d / "f", b"22")
+        same(os.stat(d / "f").st_ino, number)
+        seen.add(number)
+        kept.append(os.open(d / "f", os.O_RDONLY))  # a plain file system may use a number again when nobody has it
+        os.unlink(d / "f")
+    for fd in kept:
+        os.close(fd)
+    same(len(seen), 20)
+
+
+@case("xattr/user attributes")
+def _(d: Path) -> None:
+    os.setxattr(file(d / "f"), "user.some", b"value")
+    same(os.getxattr(d / "f", "user.some"), b"value")
+    os.removexattr(d / "f", "user.some")
+    fails(errno.ENODATA, os.getxattr, d / "f", "user.some")
