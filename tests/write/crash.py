@@ -330,18 +330,17 @@ class PowerTrial(Trial):
         with hooked(recorder), self.engine.open(self.target, self.place.store, self.place.journal) as files:
             self.scenario.run(Session(self.target, Stubborn(files, lambda: None), log, self.place.store))
         level = "synced" if self.engine.level == "closed" else self.engine.level
-        home = self.place
-        for n, (lines, state) in enumerate(walk_states(recorder, more=more, seed=seed, marks_only=marks_only)):
-            self.place = Place(home.top / f"state{n}")
-            self.place.top.mkdir()
-            inodes = state.write({str(home.store): self.place.store, str(home.journal): self.place.journal})
+        shutil.rmtree(self.place.store)  # what comes back lies where it lay: a journal knows its source by the path
+        shutil.rmtree(self.place.journal)
+        for lines, state in walk_states(recorder, more=more, seed=seed, marks_only=marks_only):
+            inodes = state.write({str(path): path for path in (self.place.store, self.place.journal)})
             self.place.log.write_text("".join(f"{line}\n" for line in lines))
             what = f"{where}: power loss after {len(lines)} notes: {state.what}"
             outcome.add(what, self._found(level, {real: recorder.inodes[number] for real, number in inodes.items()}))
-            shutil.rmtree(self.place.top)
+            shutil.rmtree(self.place.store)
+            shutil.rmtree(self.place.journal)
             if len(outcome.wrong) > 10:
                 break
-        self.place = home
 
     def _found(self, level: str, inodes: Mapping[int, int]) -> list[str]:
         with numbered(inodes):

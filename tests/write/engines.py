@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardfs import rewriting
 from shardfs.formats import formats
+from shardfs.inodes import ROOT
+from shardfs.journal import Journal
 from shardfs.model import Put
 from shardfs.store import LocalStore
+from shardfs.tree import open_tree
+from shardfs.write_tree import open_write_tree
+from shardfs.writeback import Publishing
 from shardfs.writers.common import Begun
 from shardfs.writers.local import LocalWriter
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfs.model import Blob, Collection, Coords, Plan
+    from shardfs.write_tree import WriteTree
     from tests.write.scenarios import Files
     from tests.write.targets import Target
 
@@ -126,4 +132,88 @@ class BareFiles:
         return names.coords(tuple(v for v in values if v is not None))
 
 
-ENGINES: dict[str, Engine] = {"bare": Bare()}
+# ---------------------------------------------------------------------------------------------------- all of it
+
+NEVER = 1e6
+"""Seconds."""
+
+
+class Whole:
+    """Journal, buffer, writers; publishing is asked for, or comes when a shard is complete."""
+
+    level = "closed"
+
+    @contextmanager
+    def open(self, target: Target, root: Path, journal: Path) -> Iterator[TreeFiles]:
+        base = open_tree(str(root))
+        # Small, so that segments come and go.
+        held = Journal.open(journal, str(root), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
+        tree = open_write_tree(base, held, publishing=Publishing(idle_s=NEVER, age_s=NEVER))
+        try:
+            yield TreeFiles(tree)
+        finally:
+            tree.pending.close(5)
+
+
+class TreeFiles:
+    """The calls that FUSE would make."""
+
+    def __init__(self, tree: WriteTree) -> None:
+        self.tree = tree
+
+    def _parent(self, path: str, *, make: bool = False) -> tuple[int, bytes]:
+        directory, _, name = path.rpartition("/")
+        number = ROOT
+        for part in filter(None, directory.split("/")):
+            try:
+                number = self.tree.lookup(number, os.fsencode(part)).number
+            except FileNotFoundError:
+                if not make:
+                    raise
+                number = self.tree.mkdir(number, os.fsencode(part), 0o755).number
+        return number, os.fsencode(name)
+
+    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        parent, name = self._parent(path, make=True)
+        _, handle = self.tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._fill(handle, 0, data, sync=sync)
+
+    def patch(self, path: str, offset: int, data: bytes, *, sync: bool = False) -> None:
+        handle = self.tree.open(self.tree.resolve(path).number, os.O_RDWR)
+        self._fill(handle, offset, data, sync=sync)
+
+    def _fill(self, handle: int, offset: int, data: bytes, *, sync: bool) -> None:
+        half = len(data) // 2
+        try:
+            self.tree.write(handle, offset, memoryview(data)[:half])
+            self.tree.write(handle, offset + half, memoryview(data)[half:])
+            if sync:
+                self.tree.fsync(handle)
+            self.tree.flush(handle)
+        finally:
+            self.tree.release(handle)
+
+    def rename(self, old: str, new: str) -> None:
+        self.tree.rename(*self._parent(old), *self._parent(new, make=True), noreplace=False)
+
+    def link(self, old: str, new: str) -> None:
+        self.tree.link(self.tree.resolve(old).number, *self._parent(new, make=True))
+
+    def unlink(self, path: str) -> None:
+        self.tree.unlink(*self._parent(path))
+
+    def sync_directory(self, path: str) -> None:
+        self.tree.sync_directory(self.tree.resolve(path).number)
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            found = self.tree.resolve(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return bytes(self.tree.read(found.number, 0, max(found.size, 1)))
+
+    def publish(self) -> None:
+        self.tree.pending.flush()
+
+
+ENGINES: dict[str, Engine] = {"bare": Bare(), "whole": Whole()}
