@@ -129,6 +129,7 @@ class WriteBuffer:
             self._journal.release(self._pending.apply(record))
         for begun in self._pending.begun.values():
             writer.recover(Begun(*(begun[name] for name in Begun._fields)))
+        writer.recovered()
 
     def attach(self, published: Callable[[Mapping[str, Version]], None], is_held: Callable[[str], bool]) -> None:
         """Begin to publish. `published` is told what has arrived; paths that are `is_held` are open for writing."""

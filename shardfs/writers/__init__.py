@@ -55,6 +55,9 @@ class Writer(Protocol):
     def recover(self, begun: Begun) -> None:
         """After a crash: leave no trace of an update but what it replaced, or what it should have replaced."""
 
+    def recovered(self) -> None:
+        """`recover` was called for all that had begun: what else crashed updates have left may be removed."""
+
     def put(self, key: str, data: bytes) -> Stat:
         """Replace or create an object, whatever it is now."""
 

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import stat as stat_module
+import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,6 +62,8 @@ class LocalWriter:
 
     def __init__(self, store: LocalStore, *, lock_s: float = LOCK_S, race_s: float = RACE_S) -> None:
         self._store, self._lock_s, self._race_s = store, lock_s, race_s
+        self._swept: set[str] | None = None
+        self._sweeping = threading.Lock()
 
     def update(
         self,
@@ -77,6 +80,7 @@ class LocalWriter:
             at, name = self._directory_of(key, make=True)
         place = Place(key, at, name)
         try:
+            self._sweep_once(key.rpartition("/")[0])
             with self._locked(place):
                 return self._updated(place, make, begun, check)
         finally:
@@ -97,6 +101,15 @@ class LocalWriter:
         finally:
             self._store.reopen(begun.key)
             os.close(at)
+
+    def recovered(self) -> None:
+        self._swept = set()
+
+    def _sweep_once(self, directory: str) -> None:
+        with self._sweeping:
+            if self._swept is not None and directory not in self._swept:
+                self._swept.add(directory)
+                self.sweep(directory)
 
     def sweep(self, directory: str) -> int:
         """Remove what updates have left in a directory that a crash ended before they began; how many.
