@@ -97,7 +97,7 @@ def umount(
         waited = f"waited {timeout:g} s for it"
         sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {daemon.pid} {doing}; {waited}\n")
         return LATE
-    return 0
+    return _told(daemon.journal) if daemon.journal else 0
 
 
 def _await_end(process: int, seconds: float, journal: str | None, tell: Callable[[int], object]) -> bool:
@@ -120,6 +120,22 @@ def _segments(journal: str) -> dict[str, int]:
     with suppress(OSError), os.scandir(journal) as entries:
         return {entry.name: entry.stat().st_blocks * 512 for entry in entries}
     return {}
+
+
+def _told(journal: str) -> int:
+    """Name what is left in it; the exit code."""
+    from shardfs.journal import Peek
+    from shardfs.pending import Pending
+
+    with Peek.open(journal) as peek:
+        versions = Pending.of(peek.recovered)[0].versions
+    left = sorted(path for path, version in versions.items() if not version.scratch)
+    if not left:
+        return 0
+    more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []
+    lines = "".join(f"  {path}\n" for path in [*left[:NAMED], *more])
+    sys.stderr.write(f"shardfs: {len(left)} files are not in the source, but in the journal {journal}:\n{lines}")
+    return LEFT
 
 
 def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -1075,6 +1075,26 @@ class WriteTree:
         return out
 
     # ---- the rest of `Tree` ----
+
+    # ---- the end ----
+
+    def state(self) -> dict[str, Any]:
+        """As `WriteBuffer.state`."""
+        return self.pending.state()
+
+    def left(self) -> list[str]:
+        """As `WriteBuffer.left`."""
+        return self.pending.left()
+
+    def close(self, timeout: float) -> list[str]:
+        """As `WriteBuffer.close`, after what is still open is closed: the kernel may not say so any more."""
+        for handle in list(self._handles):
+            try:
+                self.flush(handle)
+                self.release(handle)
+            except OSError as e:
+                log.warning("what is open when the mount ends: %s", e)
+        return self.pending.close(timeout)
 
     def caches(self) -> dict[str, dict[str, int]]:
         """As `Tree.caches`."""

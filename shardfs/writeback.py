@@ -428,8 +428,7 @@ class WriteBuffer:
             log.error("%s: publishing failed: this is a bug", shard.key, exc_info=failure)
         number = errno_of(failure)
         with self._lock:
-            lasting = number in LASTING or not isinstance(failure, OSError)
-            shard.retry_at = time.monotonic() + (LASTING_RETRY_S if lasting else shard.pause)
+            shard.retry_at = time.monotonic() + (shard.pause if _passes(failure) else LASTING_RETRY_S)
             shard.pause = min(2 * shard.pause, MAX_RETRY_S)
             known = shard.failure
             shard.failure = failure
@@ -520,6 +519,10 @@ class WriteBuffer:
             return True
         return False
 
+    def _may_arrive(self, shard: _Shard) -> bool:
+        """Whether something of it is published soon, if nobody does anything about what is wrong."""
+        return shard.busy or (bool(self._taken(shard)) and (shard.failure is None or _passes(shard.failure)))
+
     def _raise_conflicts(self, path: str) -> None:
         for shard in self._shards.values():
             for p, why in shard.unfit.items():
@@ -548,6 +551,7 @@ class WriteBuffer:
                 "journal_bytes": self._journal.nbytes,
                 "journal_limit": self._journal.limit_bytes,
                 "problems": list(self._journal.problems),
+                "read_only": self._journal.read_only,
                 "errors": failing,
                 **self.counts,
             }
@@ -555,9 +559,13 @@ class WriteBuffer:
     def close(self, timeout: float) -> list[str]:
         """Publish what can be, within so many seconds, and close the journal. What is left."""
         self._journal.sync()
-        with suppress(OSError):
-            self.flush("", timeout)
+        end = time.monotonic() + timeout
         with self._lock:
+            for shard in self._shards.values():
+                shard.due, shard.failure, shard.retry_at = True, None, 0.0
+            self._lock.notify_all()
+            while (wait := end - time.monotonic()) > 0 and any(map(self._may_arrive, self._shards.values())):
+                self._lock.wait(min(wait, 1.0))
             self._stopping = True
             self._lock.notify_all()
         for thread in self._threads:
@@ -565,6 +573,11 @@ class WriteBuffer:
         left = self.left()
         self._journal.close(clean=not left)
         return left
+
+
+def _passes(failure: BaseException) -> bool:
+    """Whether what went wrong may be right again by itself, soon."""
+    return isinstance(failure, OSError) and errno_of(failure) not in LASTING
 
 
 def _is_below(path: str, directory: str) -> bool:

@@ -35,6 +35,7 @@ VERBS = {
     "info": "looking",
     "locate": "looking",
     "verify": "verifying",
+    "compact": "writing",
     "config": "configuring",
     "install": "installing",
     "uninstall": "installing",

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from shardfs.options import Options, Setting
     from shardfs.tree import Tree
     from shardfs.write_tree import WriteTree
-    from shardfs.writeback import WriteBuffer
 
 
 # Not click.Path: it looks at what it is given, and a mountpoint may hang whoever looks at it.
@@ -103,11 +102,11 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
     from shardfs.logs import Logs
     from shardfs.mount import mount as mount_tree
 
-    def open_tree(waiting: Callable[[], None]) -> tuple[Tree | WriteTree, WriteBuffer | None]:
+    def open_tree(waiting: Callable[[], None]) -> tuple[Tree | WriteTree, WriteTree | None]:
         if not found.rw:
             return opened(source, found, waiting=waiting), None
         tree = opened_to_write(source, found, mountpoint, waiting)
-        return tree, tree.pending
+        return tree, tree
 
     return mount_tree(
         absolute(source),

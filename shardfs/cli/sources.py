@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,17 +17,10 @@ from shardfs.errors import is_expected
 from shardfs.masking import public_name
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from shardfs.config import Configuration, Profile
     from shardfs.options import Options
     from shardfs.tree import Tree
     from shardfs.write_tree import WriteTree
-
-log = logging.getLogger(__name__)
-
-JOURNAL_LIMIT = 10 << 30
-"""Bytes of the journal, where nobody says how many."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -128,37 +120,10 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
 
 def opened_to_write(source: str, found: Options, mountpoint: str, waiting: Callable[[], None]) -> WriteTree:
     """The tree, to be written: with its journal, which nobody else may have."""
-    from shardfs.create_rules import parse
-    from shardfs.journal import Journal, directory_for
-    from shardfs.write_tree import open_write_tree
-    from shardfs.writeback import Publishing
+    from shardfs.writable import open_writable
 
-    base = opened(source, found, waiting=waiting)
-    directory = directory_for(absolute(source), found.journal)
-    journal = Journal.open(
-        directory,
-        absolute(source),
-        limit_bytes=found.journal_limit or _journal_limit(directory),
-        commit_s=found.commit,
-        mountpoint=mountpoint,
-        waiting=waiting,
-    )
-    for problem in journal.problems:
-        log.warning("%s", problem)
-    publishing = Publishing(
-        found.idle, found.age, found.stall, found.close, found.conflict, found.compact, dirty_bytes=found.dirty_limit
-    )
-    rules = parse(found.create) if found.create is not None else None
-    return open_write_tree(
-        base, journal, publishing=publishing, rules=rules, remembers=not found.forget_sharding, waiting=waiting
-    )
-
-
-def _journal_limit(directory: Path) -> int:
-    """Bytes, where nobody says how many."""
-    while not directory.exists():
-        directory = directory.parent
-    return min(JOURNAL_LIMIT, shutil.disk_usage(directory).free // 2)
+    tree = opened(source, found, waiting=waiting)
+    return open_writable(tree, absolute(source), found, mountpoint=mountpoint, waiting=waiting)
 
 
 @contextmanager

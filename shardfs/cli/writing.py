@@ -1,15 +1,22 @@
-"""The verb `flush`."""
+"""The verbs that publish or rewrite: `flush`, `compact`."""
 
 from __future__ import annotations
 
 import errno
 import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs import options
-from shardfs.cli.printing import waiting
-from shardfs.cli.sources import debug
+from shardfs.cli.printing import human_bytes, waiting, write_json
+from shardfs.cli.sources import absolute, debug, given_options, opened, opening, source_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.compacting import Fault, Work
 
 LEFT, LATE = 3, 5
 
@@ -43,3 +50,70 @@ def flush(path: str, timeout: str) -> int:
             click.echo(f"shardfs: {path}: {e.strerror}", err=True)
             return LATE if e.errno == errno.ETIMEDOUT else LEFT
     return 0
+
+
+@click.command()
+@click.argument("source")
+@click.option("-n", "--dry-run", is_flag=True, help="Only tell what could be saved.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@source_options
+def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
+    """Leave out of the shards of SOURCE what earlier versions of chunks have left in them. Reads every index.
+
+    Each new shard is compared with the old one, chunk by chunk, before it takes its place. Programs that remember where
+    chunks lay read other bytes then. Exit code 3 if some shards cannot be packed; 4 if somebody else writes to SOURCE.
+    """
+    from shardfs import compacting
+    from shardfs.writable import open_journal
+    from shardfs.writers import open_writer
+
+    found, _ = given_options(**given, flags={})
+    tree = opened(source, found)
+    with ExitStack() as stack:
+        packer = None
+        if not dry_run:
+            journal = open_journal(absolute(source), found)
+            stack.callback(journal.close, clean=True)
+            packer = compacting.Packer(open_writer(tree.store), journal)
+        tell = stack.enter_context(waiting("packing" if packer else "reading"))
+        shown = _Packed(tell, as_json=as_json)
+        with opening(source):
+            for work in compacting.survey(tree):
+                shown.told(work, packer.pack(work) if packer and isinstance(work, compacting.Work) else None)
+    shown.end(dry_run)
+    return LEFT if shown.faults else 0
+
+
+class _Packed:
+    """Tells what became of shards: each in JSON, else the sums."""
+
+    def __init__(self, tell: Callable[[str], object], *, as_json: bool) -> None:
+        self._tell, self._as_json = tell, as_json
+        self.shards = self.dead = self.saved = self.faults = 0
+
+    def told(self, work: Work | Fault, outcome: int | Fault | None) -> None:
+        from shardfs.compacting import Fault
+
+        fault = work if isinstance(work, Fault) else outcome if isinstance(outcome, Fault) else None
+        if fault is not None:
+            self.faults += not fault.skipped
+            if self._as_json:
+                write_json({"type": "fault", **fault._asdict()})
+            else:
+                click.echo(f"{fault.where or '/'}: {fault.why}", err=True)
+        if not isinstance(work, Fault):
+            self.shards, self.dead = self.shards + 1, self.dead + work.usage.dead
+            saved = outcome if isinstance(outcome, int) else 0
+            self.saved += saved
+            if self._as_json:
+                size, dead = work.usage.size, work.usage.dead
+                write_json({"type": "shard", "shard": work.key, "size": size, "dead": dead, "saved": saved})
+        self._tell(f"{self.shards} shards, {human_bytes(self.saved or self.dead)}")
+
+    def end(self, dry_run: bool) -> None:
+        if self._as_json:
+            write_json({"type": "end", "shards": self.shards, "dead": self.dead, "saved": self.saved})
+        elif dry_run:
+            click.echo(f"{human_bytes(self.dead)} in {self.shards} shards lead nowhere")
+        else:
+            click.echo(f"{human_bytes(self.saved)} saved in {self.shards} shards")

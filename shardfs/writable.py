@@ -1,0 +1,91 @@
+"""A source opened to be written: its locks, its journal, what publishes, and the tree on top of it all."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from shardfs import create_rules
+from shardfs.cache import nothing
+from shardfs.journal import Journal, directory_for
+from shardfs.options import OptionError
+from shardfs.write_tree import open_write_tree
+from shardfs.writeback import Publishing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shardfs.create_rules import Rules
+    from shardfs.options import Options
+    from shardfs.tree import Tree
+    from shardfs.write_tree import WriteTree
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 10 << 30
+"""Of a journal for which nothing is said; but never more than half of what is free."""
+
+
+def rules(found: Options) -> Rules:
+    """How new arrays are stored. Raise OptionError."""
+    try:
+        return create_rules.parse(found.create or "")
+    except ValueError as e:
+        raise OptionError(f"create: {e}") from None
+
+
+def open_journal(
+    source: str, found: Options, *, mountpoint: str = "", waiting: Callable[[], None] = nothing
+) -> Journal:
+    """The journal of a source, which nobody else may write to from now on; what is wrong with it is logged.
+
+    Raise BusyError, or OSError if it cannot lie where it should; both are told before anything is changed.
+    """
+    directory = directory_for(source, found.journal)
+    journal = Journal.open(
+        directory,
+        source,
+        limit_bytes=found.journal_limit or _half_of_free(directory),
+        commit_s=found.commit,
+        mountpoint=mountpoint,
+        waiting=waiting,
+    )
+    for problem in journal.problems:
+        log.warning("%s", problem)
+    return journal
+
+
+def _half_of_free(directory: Path) -> int:
+    while not directory.exists():
+        directory = directory.parent
+    free = os.statvfs(directory)
+    return min(MOST_BYTES, free.f_bavail * free.f_frsize // 2)
+
+
+def open_writable(
+    tree: Tree, source: str, found: Options, *, mountpoint: str = "", waiting: Callable[[], None] = nothing
+) -> WriteTree:
+    """The tree of a source, to be written; with what the journal has of it, which begins to be published.
+
+    Raise UnsupportedError if the store is none that can be written safely, and as `open_journal`.
+    """
+    told = rules(found)
+    journal = open_journal(source, found, mountpoint=mountpoint, waiting=waiting)
+    publishing = Publishing(
+        idle_s=found.idle,
+        age_s=found.age,
+        stall_s=found.stall,
+        close=found.close,
+        conflict=found.conflict,
+        compact=found.compact,
+        dirty_bytes=found.dirty_limit,
+    )
+    try:
+        return open_write_tree(
+            tree, journal, publishing=publishing, rules=told, remembers=not found.forget_sharding, waiting=waiting
+        )
+    except BaseException:
+        journal.close(clean=False)
+        raise

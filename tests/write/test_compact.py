@@ -1,0 +1,209 @@
+"""`shardfs compact`: dead bytes go, chunks stay, and whatever is not as it should be changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs import compacting, rewriting
+from shardfs.compacting import Fault, Packer, Work
+from shardfs.journal import Journal, Kind, directory_for
+from shardfs.model import Put
+from shardfs.plans import size_of
+from shardfs.tree import Tree, open_tree
+from shardfs.verify import ShardVerifier
+from shardfs.writers import open_writer
+from tests.conftest import read_with
+from tests.datasets import same
+from tests.mount.programs import copy_tree, shardfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from shardfs.model import Blob, Collection, Plan
+    from tests.datasets import Client, Dataset
+
+    Get = Callable[[str, str], Dataset]
+
+VARIANTS: list[tuple[str, str, Client]] = [
+    ("zarr3", "default", "tensorstore"),
+    ("zarr3", "index_start", "tensorstore"),
+    ("zarr3", "nested", "tensorstore"),
+    ("zarr3", "nested_crc32c_after_both", "zarr3"),
+    ("zarr3", "rank_1", "zarr3"),
+    ("zarr3", "sparse", "tensorstore"),
+    ("precomputed", "identity", "tensorstore"),
+    ("precomputed", "channels_3", "tensorstore"),
+]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where journals lie."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def journal(state: Path, tmp_path: Path) -> Iterator[Journal]:
+    source = str(tmp_path / "x")
+    made = Journal.open(directory_for(source), source, limit_bytes=64 << 20, commit_s=0)
+    yield made
+    made.close(clean=True)
+
+
+def opened(path: Path) -> Tree:
+    return open_tree(str(path), index_cache_bytes=1 << 24, chunk_cache_bytes=1 << 24)
+
+
+def waste(path: Path) -> int:
+    """Write all shards anew until something is dead in each; how many there are."""
+    tree, n = opened(path), 0
+    writer = open_writer(tree.store)
+    for found in tree.collections():
+        outermost, collection = compacting._outermost(found.chunks), found.collection
+        first: dict[int, tuple[int, ...]] = {}
+        for batch in found.chunks.scan(0):
+            for coords in batch.coords.tolist():
+                first.setdefault(rewriting.shard_of(collection, tuple(coords)), tuple(coords))
+        for shard, coords in first.items():
+            data = found.chunks.read(coords)
+            assert data is not None
+            transform = collection.transform
+            shown = bytes(data if transform is None else transform.show(coords, data))
+            for changed in (shown[::-1], shown):
+                make = partial(_with, collection, shard, {coords: Put(changed)})
+                writer.update(outermost.source.key(shard), make)
+            n += 1
+    return n
+
+
+def _with(collection: Collection, shard: int, puts: dict[tuple[int, ...], Put], old: Blob | None) -> Plan | None:
+    return rewriting.plan(collection, shard, old, puts, set())
+
+
+def works(path: Path) -> list[Work]:
+    return [work for work in compacting.survey(opened(path)) if isinstance(work, Work)]
+
+
+@pytest.mark.parametrize(("format", "name", "client"), VARIANTS)
+@pytest.mark.interop
+def test_chunks_stay_and_dead_bytes_go(
+    format: str, name: str, client: Client, dataset: Get, journal: Journal, tmp_path: Path
+) -> None:
+    data = dataset(format, name)
+    path = copy_tree(data.path, tmp_path / "x")
+    n = waste(path)
+    before = works(path)
+    assert len(before) == n
+    packer = Packer(open_writer(opened(path).store), journal)
+    for work in before:
+        saved = packer.pack(work)
+        assert isinstance(saved, int), saved
+        assert saved >= work.usage.dead
+    assert works(path) == []
+    tree = opened(path)
+    for collection in tree.collections():
+        verifier = ShardVerifier(collection, deep=True)
+        for shard in compacting._outermost(collection.chunks).existing_shards().tolist():
+            report = verifier.verify(shard)
+            assert (report.findings, report.tally.dead_bytes) == ([], 0)
+    member = next(iter(data.arrays))
+    assert same(read_with(client, data, path, member), data.arrays[member])
+
+
+def test_the_command(dataset: Get, tmp_path: Path) -> None:
+    path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
+    clean = json.loads(shardfs("compact", "--json", path).stdout.splitlines()[-1])
+    assert clean == {"type": "end", "shards": 0, "dead": 0, "saved": 0}
+    n = waste(path)
+    sizes = {p: p.stat().st_size for p in path.rglob("*") if p.is_file()}
+    dry = shardfs("compact", "-n", path)
+    assert (dry.returncode, dry.stdout.endswith(f" in {n} shards lead nowhere\n"), dry.stderr) == (0, True, "")
+    assert sizes == {p: p.stat().st_size for p in path.rglob("*") if p.is_file()}
+    told = [json.loads(line) for line in shardfs("compact", "--json", path).stdout.splitlines()]
+    assert [line["type"] for line in told] == ["shard"] * n + ["end"]
+    assert told[-1]["saved"] == sum(sizes.values()) - sum(p.stat().st_size for p in sizes)
+    assert sorted(p for p in path.rglob("*") if p.is_file()) == sorted(sizes)  # no lock, no temporary file
+    assert shardfs("verify", "--deep", path).returncode == 0
+
+
+def test_what_is_not_the_same_is_not_put_in_place(
+    dataset: Get, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
+    waste(path)
+    work = works(path)[0]
+    before = (path / work.key).read_bytes()
+    packed = rewriting.repack(work.tree.collection, work.shard, opened(path).store.open(work.key))
+    assert packed is not None
+
+    def wrong(collection: object, shard: int, old: Blob) -> Plan:
+        return [bytes(size_of(packed[:1])), *packed[1:]]
+
+    monkeypatch.setattr(rewriting, "repack", wrong)
+    fault = Packer(open_writer(opened(path).store), journal).pack(work)
+    assert isinstance(fault, Fault)
+    assert (path / work.key).read_bytes() == before
+    assert not [name for name in os.listdir((path / work.key).parent) if name.startswith(".shardfs")]
+
+
+def test_damage_is_told_and_left(dataset: Get, tmp_path: Path) -> None:
+    path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
+    waste(path)
+    work = works(path)[0]
+    damaged = path / work.key
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    wrong = damaged.read_bytes()
+    done = shardfs("compact", path)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"{work.key}: ")
+    assert damaged.read_bytes() == wrong
+    assert len(works(path)) == 0
+
+
+def test_nobody_else_may_write_meanwhile(dataset: Get, tmp_path: Path) -> None:
+    path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
+    made = Journal.open(directory_for(str(path)), str(path), limit_bytes=64 << 20, mountpoint="/mnt/x")
+    try:
+        done = shardfs("compact", path)
+        assert (done.returncode, "/mnt/x" in done.stderr) == (4, True)
+        assert shardfs("compact", "-n", path).returncode == 0
+        made.append(Kind.PUT, {"path": "c/0/0", "mtime_ns": 0, "mode": 0, "scratch": False, "base": None}, b"x")
+    finally:
+        made.close(clean=False)
+    done = shardfs("compact", path)
+    assert (done.returncode, "1 files wait to be published first" in done.stderr) == (3, True)
+
+
+def test_a_crash_in_between_is_cleared_away(dataset: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
+    waste(path)
+    work = works(path)[0]
+    made = Journal.open(directory_for(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
+    packer = Packer(open_writer(opened(path).store), made)
+
+    class Killed(BaseException):
+        pass
+
+    def note(kind: Kind, meta: dict[str, object]) -> None:
+        original(kind, meta)
+        if kind is Kind.BEGIN:
+            raise Killed
+
+    original = packer._note
+    with monkeypatch.context() as patch:
+        patch.setattr(packer, "_note", note)
+        patch.setattr("shardfs.disk.unlink", lambda *_: None)  # who is killed clears nothing away
+        with pytest.raises(Killed):
+            packer.pack(work)
+    assert [p for p in path.rglob(".shardfs-*")]
+    made.close(clean=False)
+    assert shardfs("compact", path).returncode == 0
+    assert works(path) == []
+    assert not [p for p in path.rglob(".shardfs-*")]
