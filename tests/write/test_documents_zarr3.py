@@ -137,9 +137,16 @@ def test_what_contradicts_the_chunks_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"a": 1, "a": 2}', b"\xff", b"[" * 100_000])
 def test_what_is_no_document_is_refused(raw: bytes) -> None:
-    for stored in ({}, {"zarr.json": encoded(SHARDED)}):
+    for source in (SHARDED, group(a=SHARDED)):
         with pytest.raises(ValueError, match=r"zarr\.json"):
-            ZARR3.edit("a", stored, "zarr.json", raw)
+            ZARR3.edit("a", {"zarr.json": encoded(source)}, "zarr.json", raw)
+    for stored in ({}, {"zarr.json": b"{"}, {"zarr.json": encoded(INNER)}, {"zarr.json": encoded(shown(SHARDED))}):
+        assert ZARR3.edit("a", stored, "zarr.json", raw) == {"zarr.json": raw}
+
+
+def test_the_draft_is_none_of_its_business() -> None:
+    new = {"zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0"}
+    assert edited(None, new) == new
 
 
 def test_a_rectilinear_array_cannot_outgrow_its_shards() -> None:

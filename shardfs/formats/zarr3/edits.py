@@ -8,7 +8,16 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.formats import UNFIT, parse_written, reason, require_same
-from shardfs.formats.zarr3.stored import DOCUMENT, MAX_NESTING, ChunkKeys, codec_list, item_size, named, unshard
+from shardfs.formats.zarr3.stored import (
+    DOCUMENT,
+    MAX_NESTING,
+    ChunkKeys,
+    codec_list,
+    item_size,
+    named,
+    rewritten,
+    unshard,
+)
 from shardfs.grid import ceil_div
 from shardfs.json_text import changed
 from shardfs.zarr_values import transposed
@@ -39,11 +48,15 @@ def references(new: bytes) -> Sequence[str]:
 
 def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
     """See `Format.edit`."""
-    doc, raw = parse_written(DOCUMENT, new), stored.get(DOCUMENT)
+    raw = stored.get(DOCUMENT)
     source = _intelligible(raw)
     if source is not None and source.get("node_type") == "array":
-        return _edited_array(source, raw or b"", doc, new)
-    require_zarr3(doc)
+        return _edited_array(source, raw or b"", new)
+    doc = _intelligible(new)
+    if source is not None and rewritten(source) is not source:
+        require_zarr3(doc := parse_written(DOCUMENT, new))
+    if doc is None or doc.get("zarr_format") != 3:
+        return new  # the draft of 2022 has a document of this name, too
     if doc.get("node_type") == "array":
         refuse_shards(doc)
         return new if rule is None else sharded_by_rule(new, rule) or new
@@ -85,13 +98,14 @@ def refuse_shards(doc: Mapping[str, Any]) -> None:
 # ---- arrays ----
 
 
-def _edited_array(source: dict[str, Any], raw: bytes, doc: dict[str, Any], new: bytes) -> bytes:
+def _edited_array(source: dict[str, Any], raw: bytes, new: bytes) -> bytes:
     try:
         found = unshard(source)
     except UNFIT:
         found = None
     if found is None:
         return new  # it is shown as it is stored
+    doc = parse_written(DOCUMENT, new)
     if doc == found[1]:
         return raw
     require_zarr3(doc)
@@ -251,7 +265,7 @@ def sharded_as_before(new: bytes, source: bytes) -> bytes | None:
         return None
     before = parse_written(DOCUMENT, source)
     try:
-        return _edited_array(before, source, doc, new)
+        return _edited_array(before, source, new)
     except ValueError:
         pass  # another array
     try:

@@ -1,11 +1,4 @@
-"""The Zarr v3 draft of 2022, in which a storage transformer shards arrays; shown as the same arrays without it.
-
-Sharding storage transformer 1.0, editor's draft of 18 February 2022,
-https://purl.org/zarr/spec/extensions/storage-transformers/sharding/1.0, as zarr-python 2.18 wrote and reads it.
-
-Metadata and chunks lie in trees of their own: `meta/root/foo.array.json` describes what is in `data/root/foo`. A chunk
-is called `c1/2` or `c1.2` there, with nothing between the c and the first number, and so is a shard.
-"""
+"""The draft of 2022 as it is stored: what its documents say, and the same of arrays without shards."""
 
 from __future__ import annotations
 
@@ -20,7 +13,7 @@ from shardfs import ome, zarr_values
 from shardfs.arrays import Array, Codec
 from shardfs.checks import Chain
 from shardfs.errors import CorruptShardError
-from shardfs.formats import UNFIT, OfDocuments, System, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.formats import UNFIT, integers, listed, parse_json, print_json, reason, require_rank
 from shardfs.grid import FlatNames, HeadedNames, ceil_div, cell_of
 from shardfs.model import ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
 from shardfs.shards import MAX_INDEX_BYTES
@@ -40,36 +33,6 @@ MAX_NESTING = 16
 
 _ITEM = re.compile(r"bool|[<>|]?[biufcV]([0-9]{1,4})")
 """Data types whose name ends with their size in bytes; and `bool`, of one."""
-
-
-class ZarrTransformer(OfDocuments):
-    """See `formats.Format`."""
-
-    documents = (DOCUMENT,)
-    systems = (
-        System(
-            FORMAT,
-            "Zarr v3 draft of 2022, sharding storage transformer",
-            "`zarr.json`, `zarr_format` a URL, and `meta/root/*.array.json`",
-            "the draft without it: `data/root/foo/c1/2`",
-            "zarr-python 2.18",
-            "zarr-python 2.18",
-        ),
-    )
-
-    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        raw = documents.get(DOCUMENT)
-        if raw is None:
-            return None
-        doc = parse_json(path, DOCUMENT, raw)
-        version = doc.get("zarr_format") if isinstance(doc, dict) else None
-        if not isinstance(version, str) or "://" not in version:
-            return None  # since then it is the number 3
-        suffix = doc.get("metadata_key_suffix", ".json")
-        if not isinstance(suffix, str) or "/" in suffix or "\0" in suffix:
-            why = f"{DOCUMENT}: metadata_key_suffix should be the end of a name, not {suffix!r:.80}"
-            return Dataset(FORMAT, problems=(Problem(path, why),))
-        return Dataset(FORMAT, scope=Hierarchy(suffix))
 
 
 @dataclass(frozen=True)
@@ -119,7 +82,7 @@ def _open_array(path: str, name: str, raw: bytes) -> Dataset:
     array = Dataset(FORMAT, closed=True)
     try:
         doc = parse_json(path, name, raw)
-        unsharded = _unshard(doc)
+        unsharded = unshard(doc)
         if unsharded is not None:
             print_json(unsharded[1])  # only where the document can be shown, too
     except UNFIT as e:
@@ -177,7 +140,7 @@ class ArrayDocuments:
 def _shown(doc: Any) -> dict[str, Any] | None:
     """What is shown instead of the document of an array; None if it is shown as it is."""
     try:
-        unsharded = _unshard(doc)
+        unsharded = unshard(doc)
     except UNFIT:
         return None  # where its chunks lie, somebody is told
     return None if unsharded is None else unsharded[1]
@@ -186,7 +149,7 @@ def _shown(doc: Any) -> dict[str, Any] | None:
 # ---- one array ----
 
 
-def _unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
+def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     """The collection that an array's document describes, and the document of the same array unsharded.
 
     None if the array is not sharded. Raise one of `UNFIT`, with the reason, if it cannot be shown unsharded.
@@ -196,11 +159,11 @@ def _unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     transformers = doc.get("storage_transformers")
     if not transformers:
         return None
-    kept, shardings = _split(transformers)
+    kept, shardings = split_transformers(transformers)
     if not shardings:
         return None
     shape = integers(doc["shape"], "shape", 0)
-    chunk, separator = _chunk_grid(doc["chunk_grid"], len(shape))
+    chunk, separator = chunk_grid(doc["chunk_grid"], len(shape))
     # An array without axes has one chunk, and that is called c0 as if there were an axis.
     grid = tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True)) or (1,)
     layers, shard = [], chunk
@@ -224,7 +187,7 @@ def _unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     return collection, shown
 
 
-def _split(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
     """The transformers that stay, and those for sharding; the first is next to the array.
 
     One next to the store could change what shards are called or hold.
@@ -248,7 +211,7 @@ def _split(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
     return kept, shardings
 
 
-def _chunk_grid(grid: Any, rank: int) -> tuple[Coords, str]:
+def chunk_grid(grid: Any, rank: int) -> tuple[Coords, str]:
     """The shape of a chunk, and what stands between the numbers in its name."""
     if grid["type"] != "regular":
         raise ValueError(f"unknown chunk grid {grid['type']!r:.80}")
@@ -307,9 +270,14 @@ def _check(doc: Mapping[str, Any], chunk: Coords) -> Chain:
     around = [Codec(name) for name in _codecs(doc)]
     if doc.get("compressor") is not None and not around:
         around = [Codec("an unknown compressor")]
-    match = _ITEM.fullmatch(str(doc.get("data_type")))
-    size = math.prod(chunk) * int(match[1] or 1) if match is not None else 2**63
+    size = math.prod(chunk) * (item_size(doc.get("data_type")) or 2**63)
     return Chain(around, (lambda coords: np.full(len(coords), size, np.uint64)) if size < 2**62 else None)
+
+
+def item_size(data_type: Any) -> int | None:
+    """The bytes of an element; None if the type's name does not tell."""
+    match = _ITEM.fullmatch(str(data_type))
+    return None if match is None else int(match[1] or 1)
 
 
 def _describe(depth: int) -> str:
@@ -333,7 +301,7 @@ def _array(doc: Mapping[str, Any]) -> Array:
     if doc.get("storage_transformers"):
         raise ValueError("what a storage transformer makes of chunks is unknown")
     shape = integers(doc["shape"], "shape", 0)
-    chunk, _ = _chunk_grid(doc["chunk_grid"], len(shape))
+    chunk, _ = chunk_grid(doc["chunk_grid"], len(shape))
     dtype, layout = _numpy_type(doc["data_type"]), doc.get("chunk_memory_layout", "C")
     if layout not in ("C", "F"):
         raise ValueError(f"chunk_memory_layout should be C or F, not {layout!r:.80}")
@@ -384,7 +352,7 @@ def _compressor(value: Any, item: int) -> tuple[str, Mapping[str, Any]]:
 
 def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
     """An array that is not sharded: each chunk is an object by itself."""
-    separator = _chunk_grid(doc["chunk_grid"], len(array.shape))[1]
+    separator = chunk_grid(doc["chunk_grid"], len(array.shape))[1]
     grid = array.grid or (1,)
     layer = Layer(Unsharded(grid, *_keys(separator, len(grid))))
     facts = Facts(array.shape, array.chunk, None, _data_type(doc["data_type"]), "none")
@@ -397,6 +365,3 @@ def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
 def _data_type(value: Any) -> str:
     """A name, or an extension that has the name as its type."""
     return str(value.get("type") if isinstance(value, dict) else value)
-
-
-ZARR_TRANSFORMER = ZarrTransformer()

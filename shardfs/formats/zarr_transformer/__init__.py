@@ -1,0 +1,100 @@
+"""The Zarr v3 draft of 2022, in which a storage transformer shards arrays; shown as the same arrays without it.
+
+Sharding storage transformer 1.0, editor's draft of 18 February 2022,
+https://purl.org/zarr/spec/extensions/storage-transformers/sharding/1.0, as zarr-python 2.18 wrote and reads it.
+
+Metadata and chunks lie in trees of their own: `meta/root/foo.array.json` describes what is in `data/root/foo`. A chunk
+is called `c1/2` or `c1.2` there, with nothing between the c and the first number, and so is a shard.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING
+
+from shardfs.create_rules import Rule, Sharding
+from shardfs.formats import OfDocuments, System, parse_json
+from shardfs.formats.zarr_transformer import edits
+from shardfs.formats.zarr_transformer.stored import CONSOLIDATED, DOCUMENT, FORMAT, META, ArrayDocuments, Hierarchy
+from shardfs.model import Dataset, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ("META", "ZARR_TRANSFORMER", "ArrayDocuments", "Hierarchy", "ZarrTransformer")
+
+_ARRAY = re.compile(r"(?:.*/)?[^/]+\.array(?:\.[^/]*)?", re.DOTALL)
+"""The documents of arrays; what stands behind `.array` the hierarchy says, and it is always the same."""
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
+_CHUNK = re.compile(rf"c{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
+
+
+class ZarrTransformer(OfDocuments):
+    """See `formats.Format`."""
+
+    documents = (DOCUMENT,)
+    systems = (
+        System(
+            FORMAT,
+            "Zarr v3 draft of 2022, sharding storage transformer",
+            "`zarr.json`, `zarr_format` a URL, and `meta/root/*.array.json`",
+            "the draft without it: `data/root/foo/c1/2`",
+            "zarr-python 2.18",
+            "zarr-python 2.18",
+        ),
+    )
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        raw = documents.get(DOCUMENT)
+        if raw is None:
+            return None
+        doc = parse_json(path, DOCUMENT, raw)
+        version = doc.get("zarr_format") if isinstance(doc, dict) else None
+        if not isinstance(version, str) or "://" not in version:
+            return None  # since then it is the number 3
+        suffix = doc.get("metadata_key_suffix", ".json")
+        if not isinstance(suffix, str) or "/" in suffix or "\0" in suffix:
+            why = f"{DOCUMENT}: metadata_key_suffix should be the end of a name, not {suffix!r:.80}"
+            return Dataset(FORMAT, problems=(Problem(path, why),))
+        return Dataset(FORMAT, scope=Hierarchy(suffix))
+
+    def describes(self, name: str) -> bool:
+        return _ARRAY.fullmatch(name) is not None
+
+    def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
+        if name != CONSOLIDATED:
+            return (name,)
+        return [name, *(posixpath.relpath(f"{_root(path)}/{key}", f"/{path}") for key in edits.members(new))]
+
+    def edit(
+        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+    ) -> Mapping[str, bytes]:
+        if name != CONSOLIDATED:
+            return {name: edits.edited(name, stored.get(name), new, rule)}
+        arrays = {key: stored.get(posixpath.relpath(f"{_root(path)}/{key}", f"/{path}")) for key in edits.members(new)}
+        return {name: edits.edited_members(stored.get(name), new, arrays)}
+
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        arrays = {name: raw for name, raw in stored.items() if self.describes(name) and edits.is_sharded(name, raw)}
+        return Sharding(FORMAT, arrays) if arrays else None
+
+    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
+        if not self.describes(name):
+            return None
+        if isinstance(sharding, Rule):
+            return {name: edits.sharded_by_rule(name, new, sharding)}
+        before = sharding.documents.get(name)
+        return None if before is None else {name: edits.sharded_as_before(name, new, before)}
+
+    def chunk_like(self, name: str) -> bool:
+        return _CHUNK.fullmatch(name) is not None
+
+
+def _root(path: str) -> str:
+    """The directory of the hierarchy to which a directory of documents belongs."""
+    return f"/{path}/".rpartition(f"/{META}/")[0]
+
+
+ZARR_TRANSFORMER = ZarrTransformer()

@@ -1,0 +1,177 @@
+"""Documents of the draft of 2022 as zarr-python 2.18 writes them on a mount, and what becomes of the source's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.create_rules import Rule
+from shardfs.formats.zarr_transformer import META, ZARR_TRANSFORMER, ArrayDocuments
+from tests.data_zarr_transformer import array_document, sharding
+from tests.datasets import ROOT, client_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME, SUFFIX = "a.array.json", ".json"
+DUMMY = {
+    "extension": "https://purl.org/zarr/spec/storage_transformers/dummy/1.0",
+    "type": "dummy_type",
+    "configuration": {},
+}
+SHARDED = array_document((7, 10), (2, 3), sharding(2, 2)) | {"data_type": "<u2"}
+SOURCES: dict[str, dict[str, Any]] = {
+    "plain": SHARDED,
+    "nested": array_document((7, 10), (2, 3), sharding(2, 2), sharding(3, 2)) | {"data_type": "<u2"},
+    "dummy": array_document((7, 10), (2, 3), DUMMY, sharding(2, 2)) | {"data_type": "<u2"},
+}
+
+
+def encoded(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+def shown(source: Any, name: str = NAME) -> dict[str, Any]:
+    raw = ArrayDocuments(SUFFIX).rewrite("a", name, encoded(source))
+    assert raw is not None
+    document: dict[str, Any] = json.loads(raw)
+    return document
+
+
+def edited(source: Any, new: Any, rule: Rule | None = None) -> Any:
+    stored = {} if source is None else {NAME: encoded(source)}
+    return json.loads(ZARR_TRANSFORMER.edit(META, stored, NAME, encoded(new), rule)[NAME])
+
+
+FREE = {
+    "shape": st.lists(st.integers(0, 99), min_size=2, max_size=2),
+    "attributes": st.dictionaries(st.text(max_size=2), st.integers()),
+    "fill_value": st.integers(0, 9) | st.none(),
+    "x": st.floats(allow_nan=False),
+}
+
+
+@given(st.sampled_from(list(SOURCES)), st.fixed_dictionaries({}, optional=FREE))
+def test_what_is_edited_is_shown_so_and_the_source_stays_sharded(name: str, free: dict[str, Any]) -> None:
+    source = SOURCES[name]
+    assert edited(source, shown(source) | free) == source | free
+    assert edited(source, source | free) == source | free
+
+
+def test_what_is_written_back_as_it_was_is_the_source_to_the_byte() -> None:
+    raw = b" " + encoded(SHARDED)
+    assert ZARR_TRANSFORMER.references(META, NAME, b"") == (NAME,)
+    assert ZARR_TRANSFORMER.edit(META, {NAME: raw}, NAME, encoded(shown(SHARDED))) == {NAME: raw}
+
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "chunks": ("chunk_grid", {"chunk_grid": {"type": "regular", "chunk_shape": [2, 2], "separator": "/"}}),
+    "separator": ("chunk_grid", {"chunk_grid": {"type": "regular", "chunk_shape": [2, 3], "separator": "."}}),
+    "type": ("the data type", {"data_type": "<u4"}),
+    "rank": ("the number of axes", {"shape": [7]}),
+    "layout": ("chunk_memory_layout", {"chunk_memory_layout": "F"}),
+    "compressor": ("the compressor", {"compressor": {"codec": "https://purl.org/zarr/spec/codec/gzip/1.0"}}),
+    "another sharding": ("storage_transformers", {"storage_transformers": [sharding(2, 1)]}),
+    "no shape": ("shape should", {"shape": [7, "x"]}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_contradicts_the_chunks_is_refused(name: str) -> None:
+    why, members = REFUSED[name]
+    with pytest.raises(ValueError, match=why):
+        edited(SHARDED, shown(SHARDED) | members)
+
+
+def test_other_documents_are_their_writers() -> None:
+    plain = shown(SHARDED)
+    for source in (None, plain):
+        assert edited(source, plain | {"x": 1}) == plain | {"x": 1}
+    with pytest.raises(ValueError, match="--create"):
+        edited(None, SHARDED)
+    for name, like in (("a.array.json", True), ("g/a.array", True), ("a.group.json", False), ("zarr.json", False)):
+        assert ZARR_TRANSFORMER.describes(name) is like
+
+
+def test_new_arrays_are_sharded_by_a_rule() -> None:
+    made = edited(None, shown(SHARDED), Rule("zarr3-draft", chunks_per_shard=(2, 2)))
+    assert made == SHARDED | {"storage_transformers": [sharding(2, 2)]}
+    assert shown(made) == shown(SHARDED)
+    made = ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SOURCES["dummy"])), Rule("zarr3-draft"))
+    assert made is not None
+    assert json.loads(made[NAME])["storage_transformers"] == [DUMMY, sharding(4, 4)]
+    assert ZARR_TRANSFORMER.shard(META, "zarr.json", b"{}", Rule("zarr3-draft")) is None
+    with pytest.raises(ValueError, match="--create"):
+        ZARR_TRANSFORMER.shard(META, NAME, encoded(SHARDED), Rule("zarr3-draft"))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_array_that_is_made_anew_is_sharded_as_before(name: str) -> None:
+    raw = {NAME: encoded(SOURCES[name])}
+    remembered = ZARR_TRANSFORMER.sharding({**raw, "b.array.json": encoded(shown(SHARDED))})
+    assert remembered is not None
+    assert ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SOURCES[name])), remembered) == raw
+    assert ZARR_TRANSFORMER.shard(META, "b.array.json", encoded(shown(SHARDED)), remembered) is None
+    grid = {"type": "regular", "chunk_shape": [5, 5], "separator": "."}
+    made = ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SOURCES[name]) | {"chunk_grid": grid}), remembered)
+    assert made is not None
+    assert json.loads(made[NAME]) == SOURCES[name] | {"chunk_grid": grid}
+    with pytest.raises(ValueError, match="axes"):
+        ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SHARDED) | {"shape": [1]}), remembered)
+
+
+# ---- the tool itself ----
+
+
+def zarr_python(action: str, root: Path) -> None:
+    command = [str(client_python("zarr2")), "-m", "tests.clients.edit_zarr_draft", action, str(root)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.interop
+def test_zarr_python_changes_arrays_and_consolidates_them(tmp_path: Path) -> None:
+    source, mount = tmp_path / "source", tmp_path / "shown"
+    zarr_python("create_sharded", source)
+    shutil.copytree(source, mount)
+    name = f"{META}/g/create_sharded.array.json"
+    sharded = json.loads((source / name).read_bytes())
+    (mount / name).write_bytes(encoded(shown(sharded)))
+    for action in ("resize", "attributes"):
+        zarr_python(action, mount)
+    zarr_python("create", mount)
+    at = f"x/{META}/g"
+    for path in (mount / META / "g").iterdir():
+        rule = Rule("zarr3-draft", chunks_per_shard=(2, 2))
+        stored = {path.name: encoded(sharded)} if "sharded" in path.name else {}
+        made = ZARR_TRANSFORMER.edit(at, stored, path.name, path.read_bytes(), rule)
+        (source / META / "g" / path.name).write_bytes(made[path.name])
+    found = json.loads((source / name).read_bytes())
+    changed = {"shape": [9, 20], "attributes": {"b": {"c": [1.5, None]}}}
+    assert found == sharded | changed  # zarr-python itself drops the transformer when it changes a sharded array
+    new = json.loads((source / META / "g" / "create.array.json").read_bytes())
+    assert new["storage_transformers"] == sharded["storage_transformers"]
+    zarr_python("consolidate", mount)
+    at, raw = f"x/{META}/consolidated", (mount / META / "consolidated" / ".zmetadata").read_bytes()
+    wanted = ZARR_TRANSFORMER.references(at, ".zmetadata", raw)
+    assert set(wanted) == {".zmetadata", "../g/create.array.json", "../g/create_sharded.array.json"}
+    stored = {n: (source / META / "g" / n.rpartition("/")[2]).read_bytes() for n in wanted if n != ".zmetadata"}
+    made = ZARR_TRANSFORMER.edit(at, stored, ".zmetadata", raw)
+    members = json.loads(made[".zmetadata"])["metadata"]
+    assert members[name] == found
+    assert members[f"{META}/g/create.array.json"] == new
+    assert shown(json.loads(made[".zmetadata"]), ".zmetadata") == json.loads(raw)
+    assert ZARR_TRANSFORMER.edit(at, {".zmetadata": made[".zmetadata"]}, ".zmetadata", raw) == made
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [(n, True) for n in ("c0", "c0/1", "c0.1", "c12")] + [(n, False) for n in ("c", "c/0", "c01", "0/1", "c0/1.2", "")],
+)
+def test_names_of_chunks(name: str, like: bool) -> None:
+    assert ZARR_TRANSFORMER.chunk_like(name) is like
