@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs import create_rules
 from shardfs.cache import nothing
+from shardfs.errors import message
 from shardfs.journal import Journal, directory_for
 from shardfs.options import OptionError
 from shardfs.write_tree import open_write_tree
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from shardfs.write_tree import WriteTree
 
 log = logging.getLogger(__name__)
+
+COMMAND_S = 60.0
+"""How long a command that is told of errors may take."""
 
 MOST_BYTES = 10 << 30
 """Of a journal for which nothing is said; but never more than half of what is free."""
@@ -83,9 +90,32 @@ def open_writable(
         dirty_bytes=found.dirty_limit,
     )
     try:
-        return open_write_tree(
-            tree, journal, publishing=publishing, rules=told, remembers=not found.forget_sharding, waiting=waiting
+        made = open_write_tree(
+            tree,
+            journal,
+            publishing=publishing,
+            rules=told,
+            remembers=not found.forget_sharding,
+            dirty_bytes=found.dirty_limit,
+            cas_none=found.cas == "none",
+            waiting=waiting,
         )
     except BaseException:
         journal.close(clean=False)
         raise
+    if found.on_error is not None:
+        made.pending.failed = partial(_run, found.on_error)
+    return made
+
+
+def _run(command: str, path: str, failure: OSError) -> None:
+    """Have a command of the user's told of an error, without waiting for it."""
+    told = {"SHARDFS_PATH": path, "SHARDFS_ERROR": message(failure)}
+
+    def run() -> None:
+        try:
+            subprocess.run(["/bin/sh", "-c", command], env={**os.environ, **told}, check=True, timeout=COMMAND_S)
+        except (OSError, subprocess.SubprocessError) as e:
+            log.warning("on_error: %s", e)
+
+    threading.Thread(target=run, name="shardfs-on-error", daemon=True).start()

@@ -1145,17 +1145,19 @@ def open_write_tree(
     rules: Rules | None = None,
     remembers: bool = True,
     dirty_bytes: int = 256 << 20,
+    cas_none: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> WriteTree:
     """A tree on top of one that is shown as it is stored; what the journal holds is pending.
 
     Args:
         dirty_bytes: memory for files that are open for writing.
+        cas_none: the store may be one in which others could lose what they write.
         rules, remembers: see `Documents`.
 
     Raise UnsupportedError, with the reason, if the source cannot be written.
     """
-    writer = open_writer(base.store)
+    writer = open_writer(base.store, cas_none=cas_none)
     pending = WriteBuffer(journal, writer, publishing, waiting)
     documents = Documents(base, writer, rules, remembers=remembers)
     budget = Budget(dirty_bytes, lambda: disk.open_unnamed(str(journal.directory)))

@@ -123,6 +123,7 @@ class WriteBuffer:
         self._threads: list[threading.Thread] = []
         self.published: Callable[[Mapping[str, Version]], None] = lambda done: None
         self.is_held: Callable[[str], bool] = lambda path: False
+        self.failed: Callable[[str, OSError], object] = lambda path, failure: None
         self.counts = {"published_chunks": 0, "published_shards": 0, "published_bytes": 0, "written_bytes": 0,
                        "conflicts": 0, "failures": 0}  # fmt: skip
         for record in journal.recovered:
@@ -445,6 +446,7 @@ class WriteBuffer:
             self._error_count += 1
             self._errors[path] = self._error_count, failure
             self._unseen.add(path)
+        self.failed(path, failure)
 
     def _error_at(self, path: str) -> tuple[int, OSError, str] | None:
         """The newest error of a path, or of the array around it."""

@@ -74,7 +74,7 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
         if not dry_run:
             journal = open_journal(absolute(source), found)
             stack.callback(journal.close, clean=True)
-            packer = compacting.Packer(open_writer(tree.store), journal)
+            packer = compacting.Packer(open_writer(tree.store, cas_none=found.cas == "none"), journal)
         tell = stack.enter_context(waiting("packing" if packer else "reading"))
         shown = _Packed(tell, as_json=as_json)
         with opening(source):
