@@ -220,8 +220,11 @@ class ChunkTree:
             return whole
         return Spot(Kind.CHUNK, whole.target._replace(suffix=suffix))
 
-    def renew(self, coords: Sequence[Coords]) -> None:
-        """Forget what is remembered of the shards of these chunks, which were written anew."""
+    def renew(self, coords: Sequence[Coords], *, moved: bool = False) -> None:
+        """Forget what is remembered of the shards of these chunks, which were written anew.
+
+        `moved` if other chunks may lie elsewhere now, too; pages of local shards have a version, which tells.
+        """
         if not self._raw or not self.chunks.is_local:
             for c in coords:
                 number = self.cached_as(c)
@@ -234,11 +237,13 @@ class ChunkTree:
         chunks: ChunkStore | None = self.chunks
         while chunks is not None:
             chunks.forget_existing()
+            if moved and not chunks.is_local:
+                chunks.forget_all()
             chunks = chunks.outer
         if self.former is not None:
             grid = self.former.chunks.format.grid
             inside = [c for c in coords if all(i < n for i, n in zip(c, grid, strict=False))]
-            self.former.renew(inside)
+            self.former.renew(inside, moved=moved)
 
     @property
     def _outermost(self) -> ChunkStore:

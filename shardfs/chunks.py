@@ -267,6 +267,10 @@ class ChunkStore:
         """Look anew which shards there are, when somebody wants to know."""
         self._cache.drop((self._id, "existing"))
 
+    def forget_all(self) -> None:
+        """Look anew at everything."""
+        self._id = next(_ids)
+
     def _forget_shard(self, shard: int, number: int) -> None:
         self._cache.drop((self._id, shard, "stat"))
         self._cache.drop((self._id, shard, "root", self.format.block_of(number)))

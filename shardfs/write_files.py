@@ -33,10 +33,10 @@ class File:
         "name", "number", "parent", "target", "version", "writers",
     )  # fmt: skip
 
-    def __init__(self, number: int, parent: str, name: bytes, kind: Kind, target: Target | None = None) -> None:
+    def __init__(self, number: int, kind: Kind, target: Target | None = None) -> None:
         self.number, self.kind, self.target = number, kind, target
-        self.parent: str | None = parent
-        self.name = name
+        self.parent: str | None = None
+        self.name = b""
         self.mode = self.mtime_ns = self.known_size = 0
         self.buffer: Buffer | None = None
         self.frozen: bytes | None = None
@@ -54,6 +54,10 @@ class File:
     def is_settled(self) -> bool:
         """Whether the source shows the same file by itself."""
         return self.version is None and self.buffer is None and not self.writers
+
+    def unsaved(self) -> tuple[Buffer, str] | None:
+        """What was written and nobody has put in a safe place yet, and the path; None if there is no such thing."""
+        return (self.buffer, self.path) if self.dirty and self.buffer is not None and self.path is not None else None
 
     def size(self) -> int:
         """Its bytes, if they need no look at the source."""
@@ -95,10 +99,19 @@ class Files:
 
     def new(self, parent: str, name: bytes, kind: Kind, target: Target | None = None, number: int = 0) -> File:
         """A file by that name, which takes the place of what was called so. Its number was never used before."""
-        file = File(number or next(self._numbers), parent, name, kind, target)
+        file = self.unnamed(kind, target, number)
+        self.name(file, parent, name)
+        return file
+
+    def unnamed(self, kind: Kind, target: Target | None = None, number: int = 0) -> File:
+        """A file that is to get a name."""
+        return File(number or next(self._numbers), kind, target)
+
+    def name(self, file: File, parent: str, name: bytes) -> None:
+        """Give a file its first name."""
+        file.parent, file.name = parent, name
         self.by_number[file.number] = file
         self.names(parent)[name] = file
-        return file
 
     def directory(self, path: str) -> dict[bytes, File | None] | None:
         """What is known of the names in a directory; None if nothing is."""

@@ -176,9 +176,15 @@ class WriteTree:
 
     def _kind_in_made(self, directory: str, name: str) -> Kind:
         """In a directory that exists on the mount alone."""
-        parts = directory.split("/")
-        temporary = any(is_scratch(part) or part.startswith(".") for part in parts)
-        return Kind.SCRATCH if temporary or is_scratch(name) else Kind.ORPHAN
+        above = directory
+        while (number := self._base_number(above)) is None:
+            above = above.rpartition("/")[0]
+        below = directory[len(above) :].strip("/").split("/")
+        first = self.base.spot(number, os.fsencode(below[0])).kind
+        if first is Kind.PLAIN:  # of a store that has no directories
+            return self.documents.kind(directory, name)
+        temporary = first is Kind.SCRATCH or any(map(is_scratch, below)) or is_scratch(name)
+        return Kind.SCRATCH if temporary else Kind.ORPHAN
 
     def remember(self, number: int) -> None:
         """As `Tree.remember`; files that were made here are counted, too."""
@@ -659,11 +665,13 @@ class WriteTree:
             os.close(file.fd)
             file.fd = -1
             self.base.changed(file.path or "")
-        refused = file.dirty and file.kind is Kind.DOCUMENT
-        if file.buffer is not None and (not file.dirty or refused):
-            file.buffer.close()  # a document that was refused is as it was before
-            file.buffer, file.dirty = None, False
-            if refused and not file.base:
+        if file.buffer is not None:
+            file.buffer.close()
+            file.buffer = None
+        if file.dirty:  # its writer was told that it was refused: it is as it was before
+            file.dirty = False
+            path = file.path or ""
+            if file.version is None and not file.base and not self.pending.is_stored(path, file.target):
                 self._files.unname(file)
 
     def _released(self, number: int) -> None:
@@ -677,16 +685,22 @@ class WriteTree:
 
     def _settle(self, file: File) -> None:
         """Put what was written where it is safe."""
+        unsaved = file.unsaved()
+        if unsaved is None:
+            return
+        if file.kind in JOURNALED:
+            if file.target is not None:
+                self.pending.require_valid(file.target, unsaved[0])
+            self.pending.make_room(unsaved[0].size)
         with self._lock:
-            buffer, path = file.buffer, file.path
-            if not file.dirty or buffer is None or path is None:
+            unsaved = file.unsaved()
+            if unsaved is None:
                 return
+            buffer, path = unsaved
             if file.kind in JOURNALED:
-                target = file.target
-                if target is not None:
-                    self.pending.require_valid(target, buffer)
                 mode, scratch = file.mode, file.kind is Kind.SCRATCH
-                file.version = self.pending.put(path, buffer.content(), target, file.mtime_ns, mode, scratch=scratch)
+                content, when = buffer.content(), file.mtime_ns
+                file.version = self.pending.put(path, content, file.target, when, mode, scratch=scratch)
                 file.dirty = False
                 return
             data = buffer.read(0, buffer.size)
@@ -872,6 +886,9 @@ class WriteTree:
             file.kind, file.target = spot.kind, spot.target
             if stored or was is Kind.DOCUMENT:
                 self._files.hide(source, os.fsencode(old.rpartition("/")[2]))
+            if file.fd >= 0:
+                os.close(file.fd)
+                file.fd = -1
         if was is Kind.DOCUMENT:
             self.documents.remove(source, old.rpartition("/")[2])
         elif was is Kind.PLAIN:
@@ -921,32 +938,24 @@ class WriteTree:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(new_name))
         self._waiting()
         spot = self._spot_to_write(directory, new_name)
-        file = self._files.by_number.get(number)
-        if file is not None:
-            self._settle(file)
-            data = bytes(self._read(file, 0, max(file.size(), 1)))
+        source = self._files.by_number.get(number)
+        if source is not None:
+            self._settle(source)
+            data = bytes(self._read(source, 0, max(self._attributes(source).size, 1)))
         else:
             data = bytes(self.base.read(number, 0, max(self.base.attributes(number).size, 1)))
-        mode = file.mode if file is not None else 0
-        made, handle = self.create(new_parent, new_name, os.O_WRONLY | os.O_EXCL, mode or 0o644)
-        try:
-            self.write(handle, 0, data)
-            self.flush(handle)
-        except OSError:
-            self._undo(directory, new_name, made.number, spot)
-            raise
-        finally:
-            self.release(handle)
-        return self.attributes(made.number)
-
-    def _undo(self, directory: str, name: bytes, number: int, spot: Spot) -> None:
-        with suppress(OSError):
-            if spot.kind is Kind.PLAIN:
-                self.writer.delete(join(directory, name))
-            file = self._files.by_number.get(number)
-            if file is not None:
-                file.dirty = False
-                self._files.unname(file)
+        self.pending.make_room(len(data))
+        path, mode, now = join(directory, new_name), source.mode if source is not None else 0, time.time_ns()
+        file = self._files.unnamed(spot.kind, spot.target)
+        file.mode, file.mtime_ns = mode, now
+        if spot.kind not in JOURNALED:
+            self._write_through(file, path, data)
+        with self._lock:
+            if spot.kind in JOURNALED:
+                scratch = spot.kind is Kind.SCRATCH
+                file.version = self.pending.put(path, data, spot.target, now, mode, scratch=scratch)
+            self._files.name(file, directory, new_name)
+        return self._attributes(file)
 
     def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
         """Make a directory: of the store, or in a tree of chunks one that is kept until the end of the mount."""
@@ -960,14 +969,14 @@ class WriteTree:
         if spot.kind is Kind.DIRECTORY:
             self._show(path)
             return self.lookup(parent, name)
-        if spot.kind is not Kind.PLAIN or self._base_number(directory) is None:
+        if spot.kind is not Kind.PLAIN or self._base_number(directory) is None or not self.writer.local:
             with self._lock:
                 file = self._files.new(directory, name, Kind.DIRECTORY)
                 file.mode, file.mtime_ns = mode & 0o7777, time.time_ns()
             return self._attributes(file)
         self._waiting()
         self.writer.make_directory(path)
-        self._renewed(path)
+        self.base.changed(path)
         return self.lookup(parent, name)
 
     def _show(self, path: str, *, shown: bool = True) -> None:

@@ -46,6 +46,8 @@ LASTING = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, e
 
 LASTING_RETRY_S = 30.0
 
+LOOK_S = 0.5
+
 LIMIT = 64 << 20
 """Dead bytes of a shard, if they are also three times those that live, for which it is compacted."""
 
@@ -84,6 +86,8 @@ class _Shard:
     targets: dict[str, Target] = field(default_factory=dict)
     first: float = 0.0
     last: float = 0.0
+    slots: int | None = None
+    """Chunks of the array that it can hold."""
     due: bool = False
     busy: bool = False
     publishing: frozenset[str] = frozenset()
@@ -166,7 +170,6 @@ class WriteBuffer:
     ) -> Version:
         """A whole version of a file. It survives the end of this process when this returns."""
         size = data.size if isinstance(data, FilePart) else len(data)
-        self._make_room(size)
         meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "base": self._base(path, target)}
         with self._lock:
             self._apply(Record.PUT, meta, data)
@@ -232,13 +235,15 @@ class WriteBuffer:
             if shard is None:
                 key = target.tree.outermost_key(number)
                 shard = _Shard(target.tree, number, key, first=now, version=target.tree.shard_version(number))
+                shard.slots = rewriting.slots(target.tree.collection, number)
                 self._shards[target.tree.first, number] = shard
             if not shard.targets:
                 shard.first = now
             shard.targets[path], shard.last = target, now
             shard.unfit.clear()
             self._shard_at[path] = shard
-            self._lock.notify_all()
+            if self._is_complete(shard) or self._journal.nbytes > self._early:  # others are due in a while
+                self._lock.notify_all()
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (EROFS) if chunks of this collection cannot be written."""
@@ -275,8 +280,11 @@ class WriteBuffer:
 
     # ---- room ----
 
-    def _make_room(self, size: int) -> None:
-        """Wait while the journal is full and something is being published. Raise OSError (ENOSPC)."""
+    def make_room(self, size: int) -> None:
+        """Wait while the journal is full and something is being published: before `put`, with no lock held.
+
+        Raise OSError (ENOSPC).
+        """
         journal = self._journal
         fullness = (journal.nbytes + size) / journal.limit_bytes
         if fullness < EARLY:
@@ -328,11 +336,11 @@ class WriteBuffer:
         with self._lock:
             while not self._stopping:
                 now = time.monotonic()
-                wait = 60.0
+                wait = max(self.settings.idle_s, LOOK_S)  # new ones are not due before
                 for shard in self._shards.values():
                     when = self._due_at(shard, now)
                     if when <= now:
-                        shard.busy, shard.due = True, False
+                        shard.busy = True
                         return shard
                     wait = min(wait, when - now)
                 self._lock.wait(wait)
@@ -352,26 +360,25 @@ class WriteBuffer:
         return max(when, now + 0.05) if self._held(shard) else when
 
     def _is_complete(self, shard: _Shard) -> bool:
-        slots = rewriting.slots(shard.tree.collection, shard.number)
-        return slots is not None and len(shard.targets) >= slots
+        return shard.slots is not None and len(shard.targets) >= shard.slots
 
     def _held(self, shard: _Shard) -> bool:
         return all(self.is_held(path) for path in shard.targets)
 
     def _taken(self, shard: _Shard) -> dict[str, tuple[Target, Version]]:
-        """What of a shard is published now: not what is open for writing, empty, or in conflict."""
+        """What of a shard is published now: not what is open for writing, unless somebody asks; nor what is empty."""
         out = {}
         for path, target in shard.targets.items():
             version = self._pending.versions[path]
             empty = version.data is not None and version.data.size == 0 and not target.tree.by_id
-            if not empty and not version.conflict and path not in shard.unfit and not self.is_held(path):
+            if not empty and not version.conflict and path not in shard.unfit and (shard.due or not self.is_held(path)):
                 out[path] = target, version
         return out
 
     def _publish(self, shard: _Shard) -> None:
         with self._lock:
             taken = self._taken(shard)
-            shard.publishing = frozenset(taken)
+            shard.publishing, shard.due = frozenset(taken), False
         if not taken:
             with self._lock:
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
@@ -402,7 +409,7 @@ class WriteBuffer:
             {path: version for path, (_, version) in job.taken.items() if path not in job.conflicts},
         )
         meta = {"key": shard.key, "lsns": [v.lsn for v in done.values()], "entries": job.entries(done)}
-        tree.renew([target.coords for target, _ in job.taken.values()])
+        tree.renew([target.coords for target, _ in job.taken.values()], moved=job.packed)
         with self._lock:
             self._apply(Record.DONE, meta)
             shard.version = None if stat is None else stat.version
@@ -502,6 +509,7 @@ class WriteBuffer:
                 shard.due, shard.failure, shard.retry_at = True, None, 0.0
             self._lock.notify_all()
             while left := [s for s in shards if self._waits_for(s, wanted[s])]:
+                self._lock.notify_all()
                 for shard in left:
                     if shard.failure is not None and not shard.busy:
                         number = errno_of(shard.failure)
@@ -515,11 +523,12 @@ class WriteBuffer:
         """Whether versions are pending that could be published."""
         if shard.busy:
             return True
+        if shard.failure is not None:
+            return bool(shard.targets)
+        shard.due = True
         taken = self._taken(shard)
-        if any(path in taken and taken[path][1].lsn <= lsn for path, lsn in lsns.items()):
-            shard.due = shard.failure is None
-            return True
-        return False
+        shard.due = any(path in taken and taken[path][1].lsn <= lsn for path, lsn in lsns.items())
+        return shard.due
 
     def _may_arrive(self, shard: _Shard) -> bool:
         """Whether something of it is published soon, if nobody does anything about what is wrong."""
@@ -592,7 +601,7 @@ class _Job:
     def __init__(self, buffer: WriteBuffer, shard: _Shard, taken: dict[str, tuple[Target, Version]]) -> None:
         self._buffer, self._shard, self.taken = buffer, shard, taken
         self.conflicts: dict[str, str] = {}
-        self.written = 0
+        self.written, self.packed = 0, False
         self._pinned: list[FilePart] = []
 
     def make(self, old: Blob | None) -> Plan | None:
@@ -609,7 +618,8 @@ class _Job:
             else:
                 puts[target.coords] = Put(self._content(target, version))
         drops -= puts.keys()
-        plan = rewriting.plan(collection, shard.number, old, puts, drops, pack=self._packs(old))
+        self.packed = self._packs(old)
+        plan = rewriting.plan(collection, shard.number, old, puts, drops, pack=self.packed)
         self.written = 0 if plan is None else size_of(plan)
         return plan
 

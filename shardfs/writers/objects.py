@@ -189,6 +189,9 @@ class ObjectWriter:
     def make_directory(self, key: str) -> None:
         """Nothing to do: a directory is there as long as something is in it."""
 
+    def sync_directory(self, key: str) -> None:
+        """Nothing is to be done: what a store has said that it has, it has."""
+
     def remove_directory(self, key: str) -> None:
         if next(iter(self._store.scan(key)), None) is not None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), key)
