@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.blobs import absolute
 from shardfs.model import Blob, ByteRange, FilePart, Piece, Plan, Stat
+from shardfs.plans import piece_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,15 +44,6 @@ def nobody(_: Any) -> None:
     """Who is not interested."""
 
 
-def size_of(piece: Piece) -> int:
-    """Of a piece of a plan, in bytes."""
-    if isinstance(piece, ByteRange):
-        return piece.stop - piece.start
-    if isinstance(piece, FilePart):
-        return piece.size
-    return piece.nbytes if isinstance(piece, memoryview) else len(piece)
-
-
 def part_of(piece: Piece, start: int, stop: int) -> Piece:
     """Its bytes `[start, stop)`."""
     if isinstance(piece, ByteRange):
@@ -69,7 +61,7 @@ class PlannedBlob:
     def __init__(self, plan: Plan, old: Blob | None) -> None:
         self.fd, self.base = -1, 0
         self.plan, self._old = plan, old
-        self._stops = list(accumulate(map(size_of, plan)))
+        self._stops = list(accumulate(map(piece_size, plan)))
 
     @property
     def size(self) -> int:
@@ -84,7 +76,7 @@ class PlannedBlob:
     def _between(self, wanted: ByteRange) -> Plan:
         out = []
         for i in range(bisect_right(self._stops, wanted.start), len(self.plan)):
-            begin = self._stops[i] - size_of(self.plan[i])
+            begin = self._stops[i] - piece_size(self.plan[i])
             if begin >= wanted.stop:
                 break
             out.append(part_of(self.plan[i], max(wanted.start - begin, 0), min(wanted.stop, self._stops[i]) - begin))
@@ -102,7 +94,7 @@ class PlannedBlob:
                 data = pread(piece.fd, piece.size, piece.start)
             else:
                 data = piece
-            if len(data) != size_of(piece):
-                raise OSError(EIO, f"{size_of(piece)} bytes were expected, {len(data)} are there")
+            if len(data) != piece_size(piece):
+                raise OSError(EIO, f"{piece_size(piece)} bytes were expected, {len(data)} are there")
             joined.append(data)
         return b"".join(joined)

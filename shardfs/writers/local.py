@@ -21,6 +21,7 @@ from shardfs import disk
 from shardfs.cache import nothing
 from shardfs.errors import StaleShardError
 from shardfs.model import ByteRange, FilePart
+from shardfs.plans import is_same, piece_size
 from shardfs.store import LocalBlob, stat_of
 from shardfs.writers.common import Begun, Make, nobody
 
@@ -264,10 +265,8 @@ class LocalWriter:
         while time.monotonic() < deadline:
             old = _open_old(place)
             plan = make(old)
-            if plan is None and old is None:
-                return None
-            if old is not None and plan == [ByteRange(0, old.stat().size)]:
-                return old.stat()  # nothing is to be changed
+            if is_same(plan, None if old is None else old.stat().size):
+                return None if old is None else old.stat()
             note = Begun(place.key, _identity(old), f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
             if plan is None:
                 if _switched(place, note, begun):
@@ -358,16 +357,14 @@ def _fill(fd: int, old: LocalBlob | None, plan: Plan) -> None:
             joined, waiting = [], 0
         if isinstance(piece, FilePart):
             disk.copy_range(piece.fd, fd, piece.start, piece.size, position)
-            position += piece.size
         elif isinstance(piece, ByteRange):
             if old is None:
                 raise ValueError("a new object cannot have bytes of an old one")
-            disk.copy_range(old.fd, fd, piece.start, piece.stop - piece.start, position)
-            position += piece.stop - piece.start
+            disk.copy_range(old.fd, fd, piece.start, piece_size(piece), position)
         else:
             joined.append(piece)
-            size = piece.nbytes if isinstance(piece, memoryview) else len(piece)
-            position, waiting = position + size, waiting + size
+            waiting += piece_size(piece)
+        position += piece_size(piece)
     disk.pwrite_all(fd, b"".join(joined), position - waiting)
 
 

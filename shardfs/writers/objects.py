@@ -18,6 +18,7 @@ from shardfs import disk
 from shardfs.blobs import absolute
 from shardfs.errors import StaleShardError, UnsupportedError
 from shardfs.model import Stat
+from shardfs.plans import is_same
 from shardfs.store import store_errors
 from shardfs.writers.common import Begun, Make, PlannedBlob, nobody
 
@@ -146,16 +147,16 @@ class ObjectWriter:
     ) -> Stat | None:
         found = self._objects.look(path, FIRST)
         old = None if found is None else PinnedBlob(self._objects, path, *found)
-        plan = make(old)
-        if plan is None:
-            if old is not None:
-                begun(Begun(key, old.known.tag))
-                self._objects.remove(path, old.known)
+        plan, base = make(old), None if old is None else old.known
+        tag, size = (None, None) if base is None else (base.tag, base.size)
+        if is_same(plan, size):
+            return None if base is None else base.stat()
+        if plan is None and base is not None:
+            begun(Begun(key, tag))
+            self._objects.remove(path, base)
             return None
-        base, mark = None if old is None else old.known, secrets.token_hex(8)
-        new = PlannedBlob(plan, old)
+        new, mark = PlannedBlob(plan or [], old), secrets.token_hex(8)
         check(new)
-        tag = None if base is None else base.tag
         try:
             return self._objects.put(path, base, new, mark, lambda temp: begun(Begun(key, tag, temp))).stat()
         except (Changed, OSError):
@@ -208,6 +209,9 @@ class ObjectWriter:
             disk.call("copy_object", run, "copy", self._store.fs.cp_file, source, target)
         self._store.reopen(new)
         self.delete(old)
+
+    def sync_directory(self, key: str) -> None:
+        """Nothing to do: what a store has said to be done is there."""
 
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
         raise UnsupportedError("objects of a remote store are no files")

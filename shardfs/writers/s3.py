@@ -20,8 +20,9 @@ from fsspec.asyn import sync_wrapper
 from shardfs import disk
 from shardfs.model import ByteRange, Piece, Plan
 from shardfs.patience import Patience, http_status
+from shardfs.plans import piece_size
 from shardfs.store import MAX_GAP, MAX_MERGED, coalesce, store_errors
-from shardfs.writers.common import part_of, size_of
+from shardfs.writers.common import part_of
 from shardfs.writers.objects import Changed, Known
 
 if TYPE_CHECKING:
@@ -296,7 +297,7 @@ def in_parts(plan: Iterable[Piece], limits: Limits) -> Iterator[Plan]:
     waiting: Plan = []
     size = 0
     for whole in _joined(plan):
-        piece, left = whole, size_of(whole)
+        piece, left = whole, piece_size(whole)
         missing = max(limits.min_part - size, 0) if waiting else 0
         if isinstance(piece, ByteRange) and left - missing >= limits.min_part:
             if missing:
@@ -308,7 +309,7 @@ def in_parts(plan: Iterable[Piece], limits: Limits) -> Iterator[Plan]:
             continue
         while left:
             n = min(left, limits.max_part - size)
-            begin = size_of(whole) - left
+            begin = piece_size(whole) - left
             waiting.append(part_of(piece, begin, begin + n))
             size, left = size + n, left - n
             if size == limits.max_part:
@@ -325,13 +326,13 @@ def _joined(plan: Iterable[Piece]) -> Plan:
         last = out[-1] if out else b""
         if isinstance(piece, ByteRange) and isinstance(last, ByteRange) and last.stop == piece.start:
             out[-1] = ByteRange(last.start, piece.stop)
-        elif size_of(piece):
+        elif piece_size(piece):
             out.append(piece)
     return out
 
 
 def _copies(old: ByteRange, max_copy: int) -> Iterator[Plan]:
-    count = -(-size_of(old) // max_copy)
-    step = -(-size_of(old) // count)
+    count = -(-piece_size(old) // max_copy)
+    step = -(-piece_size(old) // count)
     for start in range(old.start, old.stop, step):
         yield [ByteRange(start, min(start + step, old.stop))]

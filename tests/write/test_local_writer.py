@@ -126,6 +126,14 @@ def test_the_steps_of_a_replacement(writer: LocalWriter, tmp_path: Path) -> None
     assert notes[0].base == [before.st_ino, 3, before.st_mtime_ns]
 
 
+def test_what_stays_as_it_is_is_not_touched(writer: LocalWriter, tmp_path: Path) -> None:
+    (tmp_path / KEY).write_bytes(b"old")
+    before = (tmp_path / KEY).stat()
+    stat = writer.update(KEY, lambda old: [ByteRange(0, 3)])
+    assert stat == LocalStore(str(tmp_path)).entry(KEY).stat
+    assert (tmp_path / KEY).stat().st_ctime_ns == before.st_ctime_ns
+
+
 def test_the_steps_of_a_removal(writer: LocalWriter, tmp_path: Path) -> None:
     (tmp_path / KEY).write_bytes(b"old")
     with hooked(recorder := Recorder()):
