@@ -171,6 +171,9 @@ class ObjectWriter:
         if begun.temp:
             self._objects.abandon(self._path(begun.key), begun.temp)
 
+    def recovered(self) -> None:
+        """Nothing to do: what had not begun was nothing but requests."""
+
     def put(self, key: str, data: bytes) -> Stat:
         new = self.update(key, lambda _: [data])
         if new is None:
@@ -209,9 +212,6 @@ class ObjectWriter:
             disk.call("copy_object", run, "copy", self._store.fs.cp_file, source, target)
         self._store.reopen(new)
         self.delete(old)
-
-    def sync_directory(self, key: str) -> None:
-        """Nothing to do: what a store has said to be done is there."""
 
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
         raise UnsupportedError("objects of a remote store are no files")
