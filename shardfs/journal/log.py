@@ -111,7 +111,12 @@ class Journal:
     """
 
     def __init__(
-        self, directory: Path, source: str, reading: Reading, locks: Sequence[places.Lock], limits: _Limits
+        self,
+        directory: Path,
+        source: tuple[bytes, str],
+        reading: Reading,
+        locks: Sequence[places.Lock],
+        limits: _Limits,
     ) -> None:
         self.directory = directory
         self.recovered, self.problems, self.damaged_paths = reading.records, reading.problems, reading.damaged_paths
@@ -141,7 +146,7 @@ class Journal:
     def open(
         cls,
         directory: str | Path,
-        source: str,
+        source: str | None,
         *,
         limit_bytes: int,
         reserve_bytes: int = RESERVE_BYTES,
@@ -153,25 +158,32 @@ class Journal:
         """Take the locks, read what is there and make sure that it is on disk.
 
         The last `reserve_bytes` of `limit_bytes`, a quarter at most, are for records that are appended with `reserve`.
-        With `commit_s` of 0 nothing is synced unless somebody asks. `waiting` is called before what takes long.
+        With `commit_s` of 0 nothing is synced unless somebody asks. `waiting` is called before what takes long. Without
+        a `source` it may be the journal of any; that is not locked then.
 
         Raise BusyError if somebody else writes to the source; OSError if this is no place for a journal, or not ours;
         UnsupportedError, before anything is touched, if a newer shardfs has written it.
         """
         directory = Path(directory)
-        warnings = places.prepare(directory, source, mountpoint)
+        id_, name = (None, "") if source is None else (places.source_id(source), public_name(source))
+        warnings = places.prepare(directory, source or "", mountpoint)
         locks = [places.Lock.take(str(directory / places.LOCK), mountpoint)]
         try:
-            locks += places.lock_source(source, mountpoint)
+            if source is not None:
+                locks += places.lock_source(source, mountpoint)
             waiting()
-            reading = read(directory, places.source_id(source), write=True)
+            reading = read(directory, id_, write=True)
+            places.purge(directory)
         except BaseException:
             for lock in locks:
                 lock.free()
             raise
         segment = min(segment_bytes, max(limit_bytes // 8, 64 << 10))
         limits = _Limits(limit_bytes, min(reserve_bytes, limit_bytes // 4), segment, commit_s)
-        journal = cls(directory, source, reading, locks, limits)
+        told = next((file.header for file in reading.files.values() if file.header), None)
+        if id_ is None:
+            id_, name = (told.source_id, told.source) if told else (bytes(16), "")
+        journal = cls(directory, (id_, name), reading, locks, limits)
         journal.problems[:0] = warnings
         try:
             journal._take_over(reading)
@@ -330,7 +342,7 @@ class Journal:
 
     def _begin(self, number: int, fd: int, size: int) -> _Segment:
         """Write the header, and have it and the name on disk before anything counts on them."""
-        id_, name = places.source_id(self._source), public_name(self._source)
+        id_, name = self._source
         header = Header(id_, self._epoch, number, self._sequence + 1, time.time_ns(), name)
         disk.pwrite_all(fd, encode_header(header), 0)
         disk.fsync(fd)
@@ -559,6 +571,19 @@ class Journal:
                 pass
             with suppress(OSError):  # a full disk
                 self._keep_spare()
+        finally:
+            self._end_leading()
+
+    def renew(self) -> None:
+        """Copy what is needed to new segments and leave the old ones, with their damage, behind."""
+        self._lead()
+        try:
+            with self._lock:
+                self._roll(_AROUND, helpful=False)
+                for lsn in sorted(self._live):
+                    self._copy_record(lsn, self._live[lsn])
+            self._commit()
+            self._free()
         finally:
             self._end_leading()
 

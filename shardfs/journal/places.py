@@ -23,6 +23,11 @@ log = logging.getLogger("shardfs")
 LOCK = "lock"
 SOURCE_LOCK = ".shardfs.lock"
 
+LOST = "lost+scratch"
+DISCARDED = "discarded-"
+KEPT_S = 7 * 24 * 3600
+"""How long what is not needed any more is kept, for people."""
+
 FORGETFUL = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 """File systems that a power failure empties."""
 
@@ -117,6 +122,17 @@ def file_system(path: str) -> str:
         if entry.mountpoint in above and len(entry.mountpoint) >= best:
             found, best = entry.type, len(entry.mountpoint)
     return found
+
+
+def purge(directory: Path) -> None:
+    """Remove what has been put aside, a week ago or more."""
+    for path in [*directory.iterdir(), *(directory / LOST).glob("*")]:
+        aside = path.suffix in (".torn", ".damaged") or path.parent.name == LOST or path.name.startswith(DISCARDED)
+        with suppress(OSError):
+            if aside and path.lstat().st_mtime < time.time() - KEPT_S:
+                for below in path.iterdir() if path.is_dir() else ():
+                    disk.unlink(str(below))
+                (disk.rmdir if path.is_dir() else disk.unlink)(str(path))
 
 
 class Lock:

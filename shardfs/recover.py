@@ -1,0 +1,260 @@
+"""Journals that a mount has left: what is in them, and what can be done with them without a mount.
+
+Nothing here needs the source; a journal may be another user's copy, or that of a source that is gone. What changes a
+journal locks it first, and raises BusyError while somebody writes to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from shardfs import disk
+from shardfs.journal import Journal, Kind, Peek, directory_for, state_directory
+from shardfs.journal.places import DISCARDED, LOCK, LOST, Lock, own_directory
+from shardfs.journal.reading import NAME
+from shardfs.pending import Pending, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from shardfs.journal import Position
+    from shardfs.model import FilePart
+
+MAINTENANCE_BYTES = 1 << 40
+"""Limit of a journal that is only looked after: what is in it was let in before."""
+
+
+class Entry(NamedTuple):
+    """A path in a journal. `state`: pending, deleted, document, scratch, conflict. `why` it is in conflict."""
+
+    path: str
+    state: str
+    size: int
+    lsn: int
+    mtime_ns: int
+    why: str
+
+
+class Left(NamedTuple):
+    """What a journal holds. `source` is without credentials; `owner` says who is writing to it (`places.describe`)."""
+
+    directory: Path
+    source: str
+    owner: dict[str, Any] | None
+    entries: list[Entry]
+    unfinished: list[str]
+    problems: list[str]
+    damaged_paths: list[str]
+    nbytes: int
+
+
+class Exported(NamedTuple):
+    """How many files were written; the paths that were deleted, and why others could not be written."""
+
+    files: int
+    deleted: list[str]
+    failed: dict[str, str]
+
+
+class Readable(Protocol):
+    """A journal, or one that is looked into."""
+
+    def using(self, position: Position) -> AbstractContextManager[FilePart]: ...
+
+
+def journals(base: str | Path | None = None) -> list[Path]:
+    """The directories of all journals, below `base` or where they lie by default."""
+    top = state_directory() if base is None else Path(base)
+    return sorted(path for path in top.glob("*") if _is_journal(path))
+
+
+def find(source: str, base: str | Path | None = None) -> Path:
+    """The directory of a journal, given its source or itself. Raise FileNotFoundError if there is none."""
+    for path in (Path(source), directory_for(source, base)):
+        if "://" not in str(path) and _is_journal(path):
+            return path
+    raise FileNotFoundError(errno.ENOENT, "there is no journal of it", source)
+
+
+def _is_journal(path: Path) -> bool:
+    try:
+        return any(NAME.fullmatch(name) for name in os.listdir(path))
+    except OSError:
+        return False
+
+
+def look(directory: str | Path) -> Left:
+    """What is in a journal. All of it is read and verified; nothing is changed, also while a mount writes to it."""
+    with Journal.peek(directory) as peek:
+        pending, _ = Pending.of(peek.recovered)
+        entries = [_entry(path, version) for path, version in sorted(pending.versions.items())]
+        unfinished = [str(meta.get("key", "")) for meta in pending.begun.values()]
+        return Left(
+            peek.directory, peek.source, peek.owner, entries, unfinished, peek.problems + pending.problems,
+            peek.damaged_paths + pending.lost, peek.nbytes,
+        )  # fmt: skip
+
+
+def _entry(path: str, version: Version) -> Entry:
+    state = "pending"
+    if version.conflict:
+        state = "conflict"
+    elif version.scratch:
+        state = "scratch"
+    elif version.data is None:
+        state = "deleted"
+    elif version.kind == Kind.DOC:
+        state = "document"
+    size = version.data.size if version.data else 0
+    return Entry(path, state, size, version.lsn, version.mtime_ns, version.conflict)
+
+
+# ------------------------------------------------------------------------------------------------------- exporting
+
+
+def export(directory: str | Path, out: str | Path) -> Exported:
+    """Write what is pending to plain files below `out`, which must not exist or be empty; scratch files are left out.
+
+    Raise OSError if `out` is in use. What cannot be written is told at the end.
+    """
+    with Journal.peek(directory) as peek:
+        return export_from(peek, Pending.of(peek.recovered)[0], Path(out))
+
+
+def export_from(peek: Peek, pending: Pending, out: Path) -> Exported:
+    """As `export`."""
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(out))
+    done = Exported(0, [], {})
+    for path, version in sorted(pending.versions.items()):
+        if version.scratch:
+            continue
+        if version.data is None:
+            done.deleted.append(path)
+            continue
+        try:
+            _write_file(peek, version.data, out, path)
+            os.utime(out / path, ns=(version.mtime_ns, version.mtime_ns))
+            done = done._replace(files=done.files + 1)
+        except (OSError, ValueError) as e:
+            done.failed[path] = (e.strerror if isinstance(e, OSError) else None) or str(e)
+    return done
+
+
+def _write_file(journal: Readable, position: Position, out: Path, path: str) -> None:
+    """The names in a journal are not trusted: nothing is written outside of `out`, or through a link."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        raise ValueError("this cannot be the name of a file")
+    at = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=at)
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        fd = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=at)
+    finally:
+        os.close(at)
+    try:
+        with journal.using(position) as held:
+            disk.copy_range(held.fd, fd, held.start, held.size, 0)
+    finally:
+        os.close(fd)
+
+
+# -------------------------------------------------------------------------------------------------------- changing
+
+
+@contextmanager
+def opened(directory: str | Path) -> Iterator[tuple[Journal, Pending]]:
+    """A journal to be changed, of whatever source. Raise FileNotFoundError if there is none."""
+    if not _is_journal(Path(directory)):
+        raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
+    journal = Journal.open(directory, None, limit_bytes=MAINTENANCE_BYTES, commit_s=0)
+    try:
+        pending, free = Pending.of(journal.recovered)
+        journal.release(free)
+        yield journal, pending
+    finally:
+        journal.close(clean=False)
+
+
+def ours(directory: str | Path, paths: Sequence[str]) -> None:
+    """Decide conflicts: what was written here is published by the next mount, whatever is there.
+
+    Raise FileNotFoundError, and decide nothing, if one of the paths is not in conflict.
+    """
+    _decide(directory, paths, Kind.CONFLICT)
+
+
+def theirs(directory: str | Path, paths: Sequence[str]) -> None:
+    """Decide conflicts: what was written here is given up. The errors of `ours`."""
+    _decide(directory, paths, Kind.DROP)
+
+
+def _decide(directory: str | Path, paths: Sequence[str], kind: Kind) -> None:
+    with opened(directory) as (journal, pending):
+        for path in paths:
+            if path not in pending.versions or not pending.versions[path].conflict:
+                raise FileNotFoundError(errno.ENOENT, "there is no conflict about it", path)
+        for path in paths:
+            meta = {"path": path, "lsn": pending.versions[path].lsn, "why": ""}
+            journal.release(pending.apply(journal.append(kind, meta, reserve=True)))
+
+
+def salvage(directory: str | Path) -> list[str]:
+    """Accept the loss of what is damaged: it is put aside, and the next mount goes on with the rest.
+
+    What is lost is returned: the problems that there were.
+    """
+    with opened(directory) as (journal, pending):
+        journal.renew()
+        return journal.problems + pending.problems
+
+
+def discard(directory: str | Path) -> Path | None:
+    """Put aside all that is in a journal. It is kept for seven days, in the directory that is returned.
+
+    Raise UnsupportedError if a newer shardfs has written it.
+    """
+    directory = Path(directory)
+    own_directory(directory)
+    lock = Lock.take(str(directory / LOCK), "")
+    try:
+        Journal.peek(directory).close()
+        names = [name for name in os.listdir(directory) if NAME.fullmatch(name)]
+        if not names:
+            return None
+        aside = directory / f"{DISCARDED}{time.time_ns()}"
+        disk.mkdir(str(aside), 0o700)
+        for name in sorted(names):  # oldest first: should this end early, what is left is noticed to be incomplete
+            disk.rename(str(directory / name), str(aside / name))
+        disk.fsync_directory(str(aside))
+        disk.fsync_directory(str(directory))
+        return aside
+    finally:
+        lock.free()
+
+
+def park_scratch(journal: Journal, pending: Pending) -> list[str]:
+    """After a crash: put files that programs had not finished aside, for seven days. Their paths."""
+    paths = [path for path, version in pending.versions.items() if version.scratch]
+    for path in paths:
+        version = pending.versions[path]
+        if version.data is not None:
+            name = path.replace("%", "%25").replace("/", "%2f")
+            lost = journal.directory / LOST
+            lost.mkdir(mode=0o700, exist_ok=True)
+            _write_file(journal, version.data, lost, os.fsdecode(os.fsencode(f"{version.lsn}-{name}")[:255]))
+        record = journal.append(Kind.DROP, {"path": path, "lsn": version.lsn}, reserve=True)
+        journal.release(pending.apply(record))
+    return paths
