@@ -252,6 +252,15 @@ class ChunkTree:
             chunks = chunks.outer
         return chunks
 
+    def outermost_shard(self, coords: Coords) -> int:
+        """The number of the outermost shard for a chunk of the grid."""
+        chunks = self.chunks
+        shard = chunks.format.place(coords)[0]
+        while chunks.outer is not None:
+            chunks = chunks.outer
+            shard = chunks.format.place(unravel(shard, chunks.format.grid))[0]
+        return shard
+
     def outermost_key(self, shard: int) -> str:
         """The path in the store of an outermost shard."""
         return self._outermost.source.key(shard)

@@ -229,7 +229,7 @@ class WriteBuffer:
             if target is None or path not in self._pending.versions:
                 self._lock.notify_all()
                 return
-            number = rewriting.shard_of(target.tree.collection, target.coords)
+            number = target.tree.outermost_shard(target.coords)
             shard = self._shards.get((target.tree.first, number))
             now = time.monotonic()
             if shard is None:
