@@ -30,6 +30,14 @@ class CorruptShardError(ShardfsError):
         super().__init__(f"{where or '/'}: {key}{entry}: {why}")
 
 
+class UnfitChunkError(ShardfsError, ValueError):
+    """Bytes that the array cannot hold at these coordinates, or that fit nothing that lies beside them."""
+
+    def __init__(self, coords: tuple[int, ...], why: str) -> None:
+        self.coords = coords
+        super().__init__(f"chunk {coords}: {why}")
+
+
 class StaleShardError(ShardfsError):
     """A shard kept changing under the reader: another writer replaced it more than once."""
 
@@ -58,6 +66,8 @@ def errno_of(error: BaseException) -> int:
     """
     if isinstance(error, CorruptShardError):
         return errno.EIO
+    if isinstance(error, UnfitChunkError):
+        return errno.EINVAL
     if isinstance(error, StaleShardError):
         return errno.ESTALE
     if isinstance(error, UnsupportedError):

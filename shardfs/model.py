@@ -388,7 +388,7 @@ class ShardFormat(Protocol):
         """The shard without what no entry leads to. Raise ValueError, with the reason, if an entry is broken."""
 
     def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
-        """Raise ValueError, with the reason, if that cannot be told."""
+        """What cannot be found because of damage counts as dead. Raise ValueError if that is everything."""
 
 
 Leads: TypeAlias = Callable[[U64, U64], U64]

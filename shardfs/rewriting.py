@@ -13,7 +13,7 @@ import numpy as np
 
 from shardfs import codecs
 from shardfs.blobs import BytesBlob, SliceBlob
-from shardfs.errors import CorruptShardError, UnsupportedError
+from shardfs.errors import CorruptShardError, UnfitChunkError, UnsupportedError
 from shardfs.grid import unravel
 from shardfs.model import ByteRange, Put, Suffix
 from shardfs.plans import SPAN, bytes_of, chunks_of, is_same, pieces_of, shifted, size_of, unchanged
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
     from shardfs.model import (
-        U64,
         Blob,
         Collection,
         Content,
@@ -39,14 +38,6 @@ if TYPE_CHECKING:
     )
 
 T = TypeVar("T")
-
-
-class UnfitChunkError(ValueError):
-    """Bytes that the array cannot hold at these coordinates, or that fit nothing that lies beside them."""
-
-    def __init__(self, coords: Coords, why: str) -> None:
-        self.coords = coords
-        super().__init__(f"chunk {coords}: {why}")
 
 
 # ---- where chunks lie ----
@@ -123,6 +114,7 @@ def plan(
     drops: Set[Coords],
     *,
     pack: bool = False,
+    unfit: dict[Coords, str] | None = None,
 ) -> Plan | None:
     """An outermost shard with chunks written and others gone; None if it shall be gone, as no chunk is left.
 
@@ -134,12 +126,13 @@ def plan(
         puts: innermost chunks by coordinates, as they are shown. All of them belong in this shard, as do `drops`.
             Of one that is two files, the one that is neither here nor in `drops` stays what it was.
         pack: leave out what no index leads to. Readers that remember the old index will read other bytes.
+        unfit: is told of chunks that cannot be written, and why; they stay as they are. Else the first is raised.
 
     Raise CorruptShardError if the old shard is so damaged that readable chunks could get lost; UnfitChunkError for a
     chunk that cannot be written; UnsupportedError for what no such shard can be.
     """
     work = _Rewriting(collection, shard, old)
-    return work.guarded(lambda: work.plan(puts, drops, pack))
+    return work.guarded(lambda: work.plan(puts, drops, pack, unfit))
 
 
 def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:
@@ -149,7 +142,7 @@ def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:
 
 
 def usage(collection: Collection, shard: int, old: Blob) -> Usage:
-    """What the bytes of a stored shard are good for. Raise CorruptShardError.
+    """What the bytes of a stored shard are good for; what damage hides is dead. Raise CorruptShardError.
 
     Of nested shards the outermost is told; of one with codecs around it, what is inside of them.
     """
@@ -189,7 +182,8 @@ class _Rewriting:
         self._collection, self._shard, self._stored = collection, shard, old
         self._layers, self._lead = collection.layers, collection.lead
         self._homes: dict[Coords, list[Placement]] = {}
-        self._puts: Mapping[Coords, Put] = {}
+        self._puts: dict[Coords, Put] = {}
+        self._pages: dict[tuple[int, int, int], ShardIndex | None] = {}
 
     def guarded(self, work: Callable[[], T]) -> T:
         """What the formats say of bytes, as an error that names the shard."""
@@ -202,16 +196,33 @@ class _Rewriting:
 
     # ---- changing chunks ----
 
-    def plan(self, puts: Mapping[Coords, Put], drops: Set[Coords], pack: bool) -> Plan | None:
-        for coords in (*puts, *drops):
-            self._homes[coords] = _homes(self._collection, coords)
-            if self._homes[coords][0][0] != self._shard:
-                raise UnfitChunkError(coords, f"belongs in shard {self._homes[coords][0][0]}, not {self._shard}")
+    def plan(
+        self, puts: Mapping[Coords, Put], drops: Set[Coords], pack: bool, unfit: dict[Coords, str] | None
+    ) -> Plan | None:
+        members: dict[Coords, set[Coords]] = {}
+        for c in (*puts, *drops):  # both files of a chunk have the first one's coordinates
+            members.setdefault(c if self._lead is None else (*c[:-1], 0), set()).add(c)
+        for coords, files in list(members.items()):
+            try:
+                self._join(coords, {c: puts[c] for c in files if c in puts}, files & drops)
+            except UnfitChunkError as e:
+                if unfit is None:
+                    raise
+                unfit |= dict.fromkeys(files, str(e))
+                del members[coords]
+        return self._rewritten(0, self._shard, self._stored, list(members), pack)
+
+    def _join(self, coords: Coords, puts: Mapping[Coords, Put], drops: Set[Coords]) -> None:
+        """Find out what becomes of one chunk. Raise UnfitChunkError."""
+        self._homes[coords] = homes = _homes(self._collection, coords)
+        if homes[0][0] != self._shard:
+            raise UnfitChunkError(coords, f"belongs in shard {homes[0][0]}, not {self._shard}")
         if self._lead is not None:
-            self._puts = self._with_leads(self._lead, puts, drops)
-            return self._rewritten(0, self._shard, self._stored, sorted({(c[0], 0) for c in self._homes}), pack)
-        self._puts = {coords: self._as_stored(coords, put) for coords, put in puts.items()}
-        return self._rewritten(0, self._shard, self._stored, list(self._homes), pack)
+            put = self._with_lead(self._lead, coords, puts, drops)
+        else:
+            put = self._as_stored(coords, puts[coords]) if coords in puts else None
+        if put is not None:
+            self._puts[coords] = put
 
     def _as_stored(self, coords: Coords, put: Put) -> Put:
         transform = self._collection.transform
@@ -268,26 +279,20 @@ class _Rewriting:
 
     # ---- chunks that are two files ----
 
-    def _with_leads(self, lead: Lead, puts: Mapping[Coords, Put], drops: Set[Coords]) -> dict[Coords, Put]:
-        """Both files of each chunk as one, by the coordinates of the first. One that is not given is the old one."""
-        firsts: list[Coords] = sorted({(c[0], 0) for c in (*puts, *drops)})
-        self._homes |= {c: _homes(self._collection, c) for c in firsts}
-        found = self._found(0, self._shard, self._stored, firsts)
-        joined = {c: self._with_lead(lead, c, puts, drops, found[c]) for c in firsts}
-        return {c: put for c, put in joined.items() if put is not None}
-
     def _with_lead(
         self,
         lead: Lead,
         first: Coords,
         puts: Mapping[Coords, Put],
         drops: Set[Coords],
-        extent: tuple[int, int] | None,
     ) -> Put | None:
-        """None if the chunk is to be gone. Raise UnfitChunkError for half a chunk."""
-        second = (first[0], 1)
-        changed = {*puts, *drops}
-        old = None if extent is None or {first, second} <= changed else self._told(lead, extent)
+        """Both files of a chunk as one; what is neither put nor dropped is the old one. None if it is to be gone.
+
+        Raise UnfitChunkError for half a chunk.
+        """
+        second, changed = (*first[:-1], 1), {*puts, *drops}
+        extent = self._found(0, self._shard, self._stored, [first])[first]
+        old = None if extent is None or {first, second} <= changed else _fit(first, self._told, lead, extent)
         if first in puts:
             shown = bytes_of(puts[first].data)
         elif first in drops or old is None:
@@ -317,33 +322,43 @@ class _Rewriting:
             raise ValueError(f"{size} bytes should lie before a chunk that begins at {extent[0]}")
         return _Told(shown, size, extent)
 
-    def _leads(self) -> Leads | None:
-        """What tells formats of them."""
+    def _leads(self, *, of_damaged: int | None = None) -> Leads | None:
+        """What tells formats of them.
+
+        Args:
+            of_damaged: what is told of those of a chunk that does not tell; by default that raises ValueError.
+        """
         lead = self._lead
         if lead is None:
             return None
 
-        def sizes(starts: U64, sizes: U64) -> U64:
-            extents = zip(starts.tolist(), sizes.tolist(), strict=True)
-            return np.array([self._told(lead, extent).lead for extent in extents], np.uint64)
+        def size(extent: tuple[int, int]) -> int:
+            try:
+                return self._told(lead, extent).lead
+            except ValueError:
+                if of_damaged is None:
+                    raise
+                return of_damaged
 
-        return sizes
+        return lambda starts, sizes: np.array(
+            [size(extent) for extent in zip(starts.tolist(), sizes.tolist(), strict=True)], np.uint64
+        )
 
     # ---- looking ----
 
     def _found(
         self, level: int, shard: int, blob: Blob | None, members: Sequence[Coords]
     ) -> dict[Coords, tuple[int, int] | None]:
-        """What the index of a shard says of these; each page is read once."""
-        pages: dict[int, ShardIndex | None] = {}
+        """What the index of a shard says of these; each page is read once, and kept until the work is done."""
         out: dict[Coords, tuple[int, int] | None] = {}
         for coords in members:
             _, page, slot = self._homes[coords][level]
-            if page not in pages:
-                pages[page] = None if blob is None else read_page(self._layers[level], shard, page, blob)
-            index = pages[page]
-            at = -1 if index is None else index.position(slot)
-            out[coords] = None if index is None or at < 0 else (int(index.starts[at]), int(index.sizes[at]))
+            at = level, shard, page
+            if at not in self._pages:
+                self._pages[at] = None if blob is None else read_page(self._layers[level], shard, page, blob)
+            index = self._pages[at]
+            i = -1 if index is None else index.position(slot)
+            out[coords] = None if index is None or i < 0 else (int(index.starts[i]), int(index.sizes[i]))
         return out
 
     def entries(self, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
@@ -385,7 +400,7 @@ class _Rewriting:
         blob = unwrapped(self._layers[0], self._stored)
         if blob is None:
             raise ValueError("there is no shard")
-        return self._layers[0].format.usage(self._shard, blob, leads=self._leads())
+        return self._layers[0].format.usage(self._shard, blob, leads=self._leads(of_damaged=0))
 
 
 # ---- one layer ----

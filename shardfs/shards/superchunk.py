@@ -283,7 +283,9 @@ class _Rewriting:
         if not slots:
             return None
         news = {slot: bytes_of(put.data, self._old) for slot, put in puts.items()}
-        room = max(len(self._index) + self._header.room - len(slots), 0)
+        room = self._header.room
+        if self._header.has_offsets:
+            room = max(len(self._index) + room - len(slots), 0)
         begin = self._metadata + (8 * (len(slots) + room) if self._header.has_offsets else 0)
         starts, body = self._body(len(slots), news, begin)
         plan: Plan = [self._new_head(len(slots), room, news)]

@@ -7,6 +7,7 @@ https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, cast
 
 import mmh3
@@ -171,6 +172,7 @@ class Uint64Sharded:
         self._minishard_mask = (1 << spec.minishard_bits) - 1
         self._shard_mask = (1 << spec.shard_bits) - 1
         self._murmur = spec.hash == "murmurhash3_x86_128"
+        self._capacity = lru_cache(1024)(self._count)
 
     @property
     def grid(self) -> Coords:
@@ -285,6 +287,9 @@ class Uint64Sharded:
         return f"shards of more than {most} minishards are shown only" if self._header > MAX_INDEX_BYTES else ""
 
     def capacity(self, shard: int) -> int | None:
+        return self._capacity(shard)
+
+    def _count(self, shard: int) -> int | None:
         if self._murmur or isinstance(self.ids, Ids):
             return None  # to tell which chunks a hash sends there, all there are would have to be hashed
         low, used = self.spec.preshift_bits + self.page_bits, sum((n - 1).bit_length() for n in self.grid if n)
@@ -381,21 +386,35 @@ class _Rewriting:
         """Those in which something is, or should be."""
         return np.flatnonzero(self._before[:, 0] != self._before[:, 1]).tolist()
 
-    def _read(self, pages: list[int]) -> Iterator[tuple[int, ByteRange, _Entries]]:
-        """Minishards and where their indices lie, but for empty ones. Raise ValueError, with the reason."""
-        for i in range(0, len(pages), PAGES):
-            where = [(page, self._range_of(page)) for page in pages[i : i + PAGES]]
-            wanted = [(page, at) for page, at in where if at is not None]
-            if self._old is None or not wanted:
-                continue
-            for (page, at), raw in zip(wanted, self._old.read([at for _, at in wanted]), strict=True):
-                if len(raw) != at.stop - at.start:
-                    raise ValueError(f"the index of minishard {page} at [{at.start}, {at.stop}) is cut off")
-                yield page, at, self._format._entries_of(page, raw)
+    def _read(self, pages: list[int], damaged: list[int] | None = None) -> Iterator[tuple[int, ByteRange, _Entries]]:
+        """Minishards and where their indices lie, but for empty ones.
 
-    def _range_of(self, page: int) -> ByteRange | None:
+        Raise ValueError, with the reason, for one that cannot be read; or tell `damaged` of it.
+        """
+        for i in range(0, len(pages), PAGES):
+            wanted = [(page, at) for page in pages[i : i + PAGES] if (at := self._range_of(page, damaged)) is not None]
+            found = self._old.read([at for _, at in wanted]) if self._old is not None and wanted else []
+            for (page, at), raw in zip(wanted, found, strict=True):
+                try:
+                    if len(raw) != at.stop - at.start:
+                        raise ValueError(f"the index of minishard {page} at [{at.start}, {at.stop}) is cut off")
+                    entries = self._format._entries_of(page, raw)
+                except ValueError:
+                    if damaged is None:
+                        raise
+                    damaged.append(page)
+                    continue
+                yield page, at, entries
+
+    def _range_of(self, page: int, damaged: list[int] | None) -> ByteRange | None:
         start, stop = page >> BLOCK_BITS << BLOCK_BITS, (page >> BLOCK_BITS) + 1 << BLOCK_BITS
-        return self._format.page_request(self._shard, page, self._before[start:stop].astype("<u8").tobytes())
+        try:
+            return self._format.page_request(self._shard, page, self._before[start:stop].astype("<u8").tobytes())
+        except ValueError:
+            if damaged is None:
+                raise
+            damaged.append(page)
+            return None
 
     def entries(self, pages: Collection[int]) -> dict[int, _Entries]:
         """What is in these minishards."""
@@ -491,7 +510,7 @@ class _Rewriting:
             return Usage(0, 0, 0, 0)
         starts, stops = [_NONE], [_NONE]
         indices = [ByteRange(0, self._header)]
-        for _, at, entries in self._read(self._pages()):
+        for _, at, entries in self._read(self._pages(), damaged=[]):
             indices.append(at)
             outside = leaving(entries.starts, entries.sizes, self._size)
             begins, sizes = np.delete(entries.starts, outside), np.delete(entries.sizes, outside)

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from shardfs import rewriting
+from shardfs.errors import UnsupportedError
 from shardfs.model import Put
 from shardfs.plans import bytes_of, is_same
 from shardfs.shards.superchunk import Pack
@@ -107,6 +108,8 @@ class Shards:
     def _write_one(self, shard: int, puts: Mapping[Coords, Put], drops: set[Coords]) -> None:
         path = self._path(shard)
         blob = MemoryBlob(path.read_bytes()) if path.exists() else None
+        if blob is None and any((path.parent / n).exists() for n in rewriting.elsewhere(self._collection, shard)):
+            raise UnsupportedError("it is two files")
         plan = rewriting.plan(self._collection, shard, blob, puts, drops)
         if plan is None:
             path.unlink(missing_ok=True)
