@@ -212,8 +212,16 @@ class Journal:
             self._unlink(self._segments[file.number])
         for record in reading.records:
             self._note(record.lsn, reading.places[record.lsn])
-        for segment in self._segments.values():  # after kill -9 it may be in the page cache only
-            disk.fdatasync(segment.fd)
+        self._sync_all()
+
+    def _sync_all(self) -> None:
+        """After kill -9 the records may be in the page cache only."""
+        broken = self._sync_segments(list(self._segments.values()))
+        numbers = {segment.number for segment in broken}
+        self._fresh.extend(_Fresh(0, lsn, place) for lsn, place in self._live.items() if place.number in numbers)
+        if broken:
+            with self._lock:
+                self._rescue(broken)
 
     def _cut(self, segment: _Segment, stop: int) -> None:
         """Take what is no record off the end of a segment. A copy is kept."""
@@ -474,13 +482,7 @@ class Journal:
                 raise OSError(errno.EIO, self.read_only)
             sequence, dirty = self._sequence, list(self._dirty.values())
             self._dirty.clear()
-        broken: list[_Segment] = []
-        for segment in dirty:
-            try:
-                disk.fdatasync(segment.fd)
-            except OSError as e:
-                log.error("%s: %s; its last records are written anew", self.directory / segment.name, e.strerror)
-                broken.append(segment)
+        broken = self._sync_segments(dirty)
         with self._lock:
             if broken:
                 self._rescue(broken)
@@ -488,6 +490,17 @@ class Journal:
             self._durable = max(self._durable, sequence)
             while self._fresh and self._fresh[0].sequence <= sequence:
                 self._fresh.popleft()
+
+    def _sync_segments(self, segments: Iterable[_Segment]) -> list[_Segment]:
+        """Those that could not be synced."""
+        broken = []
+        for segment in segments:
+            try:
+                disk.fdatasync(segment.fd)
+            except OSError as e:
+                log.error("%s: %s; its last records are written anew", self.directory / segment.name, e.strerror)
+                broken.append(segment)
+        return broken
 
     def _rescue(self, broken: Sequence[_Segment]) -> None:
         """Write anew what may be missing on disk; the lock is held.
@@ -616,8 +629,10 @@ class Journal:
                 if segment.live or segment.pins or segment is self._current:
                     break
                 dead.append(segment)
-            if not dead:
-                return False
+        if not dead:
+            return False
+        self._commit()  # what supersedes them: the record that frees them may be on disk before others
+        with self._lock:
             for segment in dead:
                 del self._segments[segment.number]  # so that the record tells what is needed from now on
             try:
@@ -627,7 +642,8 @@ class Journal:
         self._commit()
         with self._lock:
             for segment in dead:
-                self._unlink(segment)
+                if not segment.pins:
+                    self._unlink(segment)
         return True
 
     # -------------------------------------------------------------------------------------------------- the end
