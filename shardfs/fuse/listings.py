@@ -95,8 +95,9 @@ class End:
 class Stream:
     """One directory, as records, from one position on.
 
-    `stamp` changes whenever what was said of a file may not be true any more. What was scanned before that is sent as
-    names alone: else the kernel would take old sizes for new, and find names again that it has just removed.
+    `stamp` changes whenever what was said of a file may not be true any more. A scan that began before that is sent as
+    names alone from then on: else the kernel would take old sizes for new, and find names again that it has just
+    removed.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Stream:
         self._at, self._sent = 0, 0  # records and bytes of this body that were sent
         self._offset = max(offset, DOTS)
         self._has_table_nodes = False
-        self._stamp, self._built = stamp, 0
+        self._stamp, self._began = stamp, stamp() if stamp is not None else 0
 
     def seek(self, offset: int) -> bool:
         """Go back, or ahead, to a position behind one of the records at hand; False if it is none of these."""
@@ -134,7 +135,7 @@ class Stream:
         dots, self._dots = self._dots, b""
         if self._at == len(self._ends) and not self._build():
             return dots, [], self._offset
-        if self._stamp is not None and self._built != self._stamp():
+        if self._stamp is not None and self._began != self._stamp():
             self._strip()
         last = int(self._ends.searchsorted(self._sent + size - len(dots), "right"))
         end = int(self._ends[last - 1])
@@ -154,11 +155,9 @@ class Stream:
             self._nodes = np.zeros_like(self._nodes)
 
     def _build(self) -> bool:
-        built = self._stamp() if self._stamp is not None else 0
         batch = next(self._batches, None)
         if batch is None:
             return False
-        self._built = built
         self._nodes = batch.numbers
         if batch.by_name:
             self._room = 0
