@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fsspec import AbstractFileSystem
 from fsspec.spec import AbstractBufferedFile
@@ -15,14 +15,18 @@ from fsspec.spec import AbstractBufferedFile
 from shardfs import options
 from shardfs.chunk_tree import Attributes
 from shardfs.errors import ShardfsError
+from shardfs.fsspec_files import WrittenFile, make_directories, place, remove_tree
 from shardfs.tree import Tree, open_tree
+
+if TYPE_CHECKING:
+    from shardfs.write_tree import WriteTree
 
 WHOLE = 1 << 62
 """More bytes than any file has."""
 
 
 class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """The chunks of sharded datasets as files. Read-only; errors are those of `Tree`.
+    """The chunks of sharded datasets as files. Errors are those of `Tree`; without `rw` nothing can be written.
 
     The source is given as `source`, or by chaining: `shardfs://c/0/0::s3://bucket/x.zarr`. It is opened at once,
     and what cannot be read, or holds nothing sharded, is refused here. Usable after a fork and from any thread.
@@ -35,6 +39,9 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         index_cache, chunk_cache: bytes, or a text such as "256M".
         index_ttl: seconds for which an index, or the absence of a shard, is trusted.
         symlinks: "inside" or "follow", for a local source.
+        rw: what is written goes to the journal, and to its shards some time later, or at `publish` and `close`. Nobody
+            else can write to the source meanwhile; not in a forked process, either. See docs/durability.md.
+        write_options: what a mount would be told, such as `{"create": "zarr3", "journal": "/scratch"}`.
         fo, target_protocol, target_options: how fsspec hands on the rest of a chained URL.
     """
 
@@ -54,6 +61,8 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         index_ttl: float = math.inf,
         symlinks: str = "inside",
         unsupported: str = "fail",
+        rw: bool = False,
+        write_options: Mapping[str, str] | None = None,
         fo: str | None = None,
         target_protocol: str | None = None,
         target_options: Mapping[str, Any] | None = None,
@@ -62,13 +71,15 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         super().__init__(**kwargs)
         given = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported}
         given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
+        given |= {"rw": "true" if rw else "false", **(write_options or {})}
         self.options = options.merged(options.from_flags(given))
+        options.check(self.options)
         self.source = _source(source, fo, target_protocol)
         self._source_options = storage_options if storage_options is not None else target_options
         self._index_ttl = index_ttl
         self._opened = self._open_tree()
 
-    def _open_tree(self) -> tuple[int, Tree]:
+    def _open_tree(self) -> tuple[int, Tree | WriteTree]:
         tree = open_tree(
             self.source,
             storage_options=self._source_options,
@@ -79,10 +90,14 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             layout=self.options.layout,
             skip_unsupported=self.options.unsupported == "skip",
         )
-        return os.getpid(), tree
+        if not self.options.rw:
+            return os.getpid(), tree
+        from shardfs.writable import open_writable
+
+        return os.getpid(), open_writable(tree, self.source, self.options)
 
     @property
-    def tree(self) -> Tree:
+    def tree(self) -> Tree | WriteTree:
         """The tree of this process: locks and connections made before a fork are of no use behind it."""
         pid, tree = self._opened
         if pid != os.getpid():
@@ -190,19 +205,83 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         autocommit: bool = True,
         cache_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
-    ) -> ShardedFile:
+    ) -> ShardedFile | WrittenFile:
         if mode != "rb":
-            self._refuse(path)
+            return WrittenFile(self._to_write(path), path, mode)
         size = self.blocksize if block_size is None else block_size
         return ShardedFile(self, path, mode, size, autocommit, cache_options=cache_options, **kwargs)
 
-    # ---- what a read-only file system refuses ----
+    # ---- changes ----
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        path = next((a for a in args if isinstance(a, str)), None)
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+    def _to_write(self, path: str) -> WriteTree:
+        tree = self.tree
+        if isinstance(tree, Tree):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return tree
 
-    mkdir = makedirs = rmdir = cp_file = mv = rm = rm_file = _rm = touch = pipe_file = put_file = _refuse
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        path = self._strip_protocol(path)
+        with WrittenFile(self._to_write(path), path, "xb" if mode == "create" else "wb") as file:
+            file.write(value)
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        path, tree = self._strip_protocol(path), self._to_write(path)
+        if create_parents:
+            make_directories(tree, path.rpartition("/")[0])
+        tree.mkdir(*place(tree, path), 0o755)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        path, tree = self._strip_protocol(path), self._to_write(path)
+        if not exist_ok and self.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        make_directories(tree, path)
+
+    def rmdir(self, path: str) -> None:
+        tree = self._to_write(path)
+        tree.rmdir(*place(tree, self._strip_protocol(path)))
+
+    def rm_file(self, path: str) -> None:
+        tree = self._to_write(path)
+        tree.unlink(*place(tree, self._strip_protocol(path)))
+
+    _rm = rm_file
+
+    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        for found in self.expand_path(path, recursive=False):
+            if recursive:
+                tree = self._to_write(found)
+                remove_tree(tree, *place(tree, self._strip_protocol(found)))
+            elif self.isdir(found):
+                self.rmdir(found)
+            else:
+                self.rm_file(found)
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        tree, new = self._to_write(path1), self._strip_protocol(path2)
+        parent = make_directories(tree, new.rpartition("/")[0])
+        old = place(tree, self._strip_protocol(path1))
+        tree.rename(*old, parent, os.fsencode(new.rpartition("/")[2]), noreplace=False)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        if self.isdir(path1):
+            self.makedirs(path2, exist_ok=True)
+        else:
+            self.pipe_file(path2, self.cat_file(path1))
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        if truncate or not self.exists(path):
+            self.pipe_file(path, b"")
+        else:
+            self._to_write(path).set_times(self.tree.resolve(self._strip_protocol(path)).number, None)
+
+    def publish(self, path: str = "", timeout: float | None = None) -> None:
+        """Wait until what was written at and below a path is in its shards. Raise the first OSError."""
+        path = self._strip_protocol(path)
+        self._to_write(path).pending.flush(path.strip("/"), timeout)
+
+    def close(self, timeout: float = 3600.0) -> list[str]:
+        """Publish what can be, and let others write to the source; paths of what stays in the journal."""
+        return self._to_write("").pending.close(timeout)
 
 
 class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]

@@ -254,7 +254,8 @@ def park_scratch(journal: Journal, pending: Pending) -> list[str]:
             name = path.replace("%", "%25").replace("/", "%2f")
             lost = journal.directory / LOST
             lost.mkdir(mode=0o700, exist_ok=True)
-            _write_file(journal, version.data, lost, os.fsdecode(os.fsencode(f"{version.lsn}-{name}")[:255]))
+            with suppress(FileExistsError):  # from a time that ended before the record
+                _write_file(journal, version.data, lost, os.fsdecode(os.fsencode(f"{version.lsn}-{name}")[:255]))
         record = journal.append(Kind.DROP, {"path": path, "lsn": version.lsn}, reserve=True)
         journal.release(pending.apply(record))
     return paths

@@ -41,12 +41,13 @@ class Directories:
         return bits is None or bool(bits[at >> 3] >> (at & 7) & 1)
 
     def shows_many(self, tree: ChunkTree, numbers: U64) -> Bool:
-        """The same of many."""
-        bits = self._of(tree)
-        if bits is None:
-            return np.ones(len(numbers), np.bool_)
-        at = (numbers - np.uint64(tree.first)).astype(np.int64)
-        shown: Bool = (np.frombuffer(bits, np.uint8)[at >> 3] >> (at & 7).astype(np.uint8) & 1).astype(np.bool_)
+        """The same of many; what is none of its directories is shown."""
+        bits, shown = self._of(tree), np.ones(len(numbers), np.bool_)
+        first = np.uint64(tree.first)
+        mine = (numbers >= first) & (numbers < first + np.uint64(tree.directories))
+        if bits is not None:
+            at = (numbers[mine] - first).astype(np.int64)
+            shown[mine] = np.frombuffer(bits, np.uint8)[at >> 3] >> (at & 7).astype(np.uint8) & 1
         return shown
 
     def show(self, tree: ChunkTree, number: int, *, shown: bool = True) -> None:

@@ -22,7 +22,7 @@ from shardfs.buffers import Budget, Buffer
 from shardfs.cache import nothing
 from shardfs.chunk_tree import Attributes, Spot
 from shardfs.errors import CorruptShardError
-from shardfs.inodes import CREATED, ROOT
+from shardfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.kinds import OWN, Kind, is_scratch
 from shardfs.model import Batch
 from shardfs.write_directories import Directories
@@ -362,7 +362,8 @@ class WriteTree:
 
     def _only_shown(self, batch: Batch) -> Batch:
         """Without the virtual directories that are not shown."""
-        tree = self.base.chunk_tree(int(batch.numbers[0])) if len(batch.numbers) and batch.directories[0] else None
+        virtual = batch.numbers[batch.directories & (batch.numbers >= np.uint64(TABLE_END))]
+        tree = self.base.chunk_tree(int(virtual[0])) if len(virtual) else None
         if tree is None:
             return batch
         with self._lock:

@@ -23,6 +23,7 @@ from shardfs.journal import Kind as Record
 from shardfs.model import FilePart, Put
 from shardfs.pending import Pending
 from shardfs.plans import size_of
+from shardfs.recover import park_scratch
 from shardfs.writers import Begun
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class WriteBuffer:
                        "conflicts": 0, "failures": 0}  # fmt: skip
         for record in journal.recovered:
             self._journal.release(self._pending.apply(record))
+        park_scratch(journal, self._pending)
         for begun in self._pending.begun.values():
             writer.recover(Begun(*(begun[name] for name in Begun._fields)))
         writer.recovered()

@@ -1,0 +1,108 @@
+"""Writing through fsspec: what file systems are asked for."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import FsspecStore
+
+from shardfs.fsspec_fs import ShardFileSystem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    array = zarr.create_array(tmp_path / "s" / "a", shape=(64, 64), chunks=(8, 8), shards=(32, 32), dtype="u2")
+    array[:] = np.arange(4096).reshape(64, 64)
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def fs(source: Path, tmp_path: Path) -> Iterator[ShardFileSystem]:
+    told = {"journal": str(tmp_path / "journals"), "create": "zarr3:chunks_per_shard=4,4"}
+    fs = ShardFileSystem(str(source), rw=True, write_options=told, skip_instance_cache=True)
+    yield fs
+    fs.close()
+
+
+def test_a_chunk_is_in_its_shard_once_it_is_published(fs: ShardFileSystem, source: Path) -> None:
+    new = np.full((8, 8), 7, "u2")
+    fs.pipe_file("/a/c/1/2", _encoded(new))
+    assert fs.cat_file("/a/c/1/2") == _encoded(new)
+    fs.publish()
+    assert np.all(zarr.open_array(source / "a")[8:16, 16:24] == 7)
+
+
+def _encoded(values: np.ndarray[Any, Any]) -> bytes:
+    from numcodecs.zstd import Zstd
+
+    return bytes(Zstd(level=0, checksum=False).encode(np.ascontiguousarray(values).tobytes()))
+
+
+def test_a_new_array_is_sharded(fs: ShardFileSystem, source: Path) -> None:
+    store = FsspecStore(_asynchronous(fs), path="/")
+    array = zarr.create_array(store, name="new", shape=(40, 40), chunks=(5, 5), dtype="f4")
+    array[:] = np.arange(1600).reshape(40, 40)
+    fs.publish()
+    found = zarr.open_array(source / "new")
+    assert found.shards == (20, 20)
+    assert np.array_equal(found[:], np.arange(1600).reshape(40, 40))
+
+
+def _asynchronous(fs: ShardFileSystem) -> Any:
+    from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+
+    return AsyncFileSystemWrapper(fs, asynchronous=True)
+
+
+def test_files_can_be_changed_in_place(fs: ShardFileSystem) -> None:
+    with fs.open("/notes", "wb") as file:
+        file.write(b"hello world")
+    with fs.open("/notes", "r+b") as file:
+        file.seek(6)
+        file.write(b"there")
+        file.truncate(9)
+        file.seek(0)
+        assert file.read() == b"hello the"
+    with fs.open("/notes", "ab") as file:
+        file.write(b"!")
+    assert fs.cat_file("/notes") == b"hello the!"
+    with pytest.raises(FileExistsError):
+        fs.open("/notes", "xb")
+
+
+def test_trees_are_copied_moved_and_removed(fs: ShardFileSystem, source: Path) -> None:
+    fs.cp("/a", "/b", recursive=True)
+    assert sorted(fs.find("/b")) == [p.replace("/a", "/b", 1) for p in sorted(fs.find("/a"))]
+    fs.publish()
+    assert zarr.open_array(source / "b").shards == (32, 32)
+    fs.mv("/b", "/c")
+    assert np.array_equal(zarr.open_array(source / "c")[:], np.arange(4096).reshape(64, 64))
+    fs.rm("/c", recursive=True)
+    assert not (source / "c").exists()
+    assert not fs.exists("/c")
+
+
+def test_two_cannot_write_at_once(fs: ShardFileSystem, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="pid"):
+        ShardFileSystem(str(source), rw=True, write_options={"journal": str(tmp_path / "journals")})
+
+
+def test_nothing_is_written_without_rw(source: Path) -> None:
+    fs = ShardFileSystem(str(source))
+    for change in (
+        lambda: fs.pipe_file("/a/c/0/0", b""),
+        lambda: fs.rm("/a", recursive=True),
+        lambda: fs.mkdir("/x"),
+        lambda: fs.open("/x", "wb"),
+    ):
+        with pytest.raises(OSError, match="Read-only") as refused:
+            change()
+        assert refused.value.errno == errno.EROFS
