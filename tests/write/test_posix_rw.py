@@ -1,0 +1,79 @@
+"""What POSIX says, and random operations, on real mounts: chunks, and files that are passed through to the source."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.conftest import need_fuse
+from tests.write.mounts import writable
+from tests.write.posix.chunks import COUNT
+from tests.write.test_changes import UNSUPPORTED, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.write.mounts import WritableMount
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+
+CHUNK = 32
+
+BROKEN = {
+    "chmod/permission bits of files and directories",
+    "mkdir/mode is that asked for without the umask",
+    "open/mode is that asked for without the umask",
+    "rename/a directory to another place, and .. with it",
+    "rename/of a directory keeps what is in it",
+    "rename/of a file keeps number, mode, time and bytes",
+    "rename/over a file that is open: the old one goes on for who has it",
+    "stat/inode numbers stay while a file is changed, and are not used again",
+    "unlink/an open file is there until it is closed",
+    "utimensat/mtime to the nanosecond",
+}
+"""Cases that fail where files are passed through. They are faults; the list may only shrink."""
+
+
+@pytest.fixture
+def rw(tmp_path: Path) -> Iterator[WritableMount]:
+    """An array of which the first half is written, and a directory that is none of it."""
+    zarr = pytest.importorskip("zarr")
+    need_fuse()
+    source = tmp_path / "source"
+    array = zarr.create_array(
+        source / "a", shape=(COUNT * CHUNK,), shards=(100 * CHUNK,), chunks=(CHUNK,), dtype="u2", compressors=None
+    )
+    array[: COUNT // 2 * CHUNK] = np.arange(1, COUNT // 2 * CHUNK + 1)
+    (source / "plain").mkdir()
+    with writable(source, tmp_path) as mount:
+        mount.mount()
+        yield mount
+
+
+def test_chunks_are_files(rw: WritableMount) -> None:
+    told = json.loads(program("posix", rw.path / "a" / "c", "--chunks"))
+    assert told["ran"] > 30
+    assert told["failed"] == {}
+
+
+@pytest.mark.slow
+def test_files_that_are_passed_through(rw: WritableMount) -> None:
+    told = json.loads(program("posix", rw.path / "plain"))
+    assert {name: why for name, why in told["failed"].items() if name not in UNSUPPORTED | BROKEN} == {}
+
+
+@pytest.mark.parametrize("path", ["a/c/7", "a/c/700", "plain/file"])
+def test_random_operations(rw: WritableMount, path: str) -> None:
+    program("fsx", rw.path / path, "--seed", "1", "--operations", "3000")
+
+
+@pytest.mark.parametrize("path", ["a/c/7", "plain/file"])
+def test_random_operations_with_publishing_between(rw: WritableMount, path: str) -> None:
+    from sys import executable
+
+    flush = f"{executable} -m shardfs flush {rw.path}"
+    program("fsx", rw.path / path, "--seed", "2", "--operations", "1500", "--fresh", flush)
