@@ -1104,7 +1104,10 @@ class WriteTree:
                 self.release(handle)
             except OSError as e:
                 log.warning("what is open when the mount ends: %s", e)
-        return self.pending.close(timeout)
+        try:
+            return self.pending.close(timeout)
+        finally:
+            self.writer.close()
 
     def caches(self) -> dict[str, dict[str, int]]:
         """As `Tree.caches`."""
@@ -1165,10 +1168,14 @@ def open_write_tree(
         cas_none: the store may be one in which others could lose what they write.
         rules, remembers: see `Documents`.
 
-    Raise UnsupportedError, with the reason, if the source cannot be written.
+    Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
     """
-    writer = open_writer(base.store, cas_none=cas_none)
-    pending = WriteBuffer(journal, writer, publishing, waiting)
+    writer = open_writer(base.store, cas_none=cas_none, journal=journal.directory)
+    try:
+        pending = WriteBuffer(journal, writer, publishing, waiting)
+    except BaseException:
+        writer.close()
+        raise
     documents = Documents(base, writer, rules, remembers=remembers)
     budget = Budget(dirty_bytes, lambda: disk.open_unnamed(str(journal.directory)))
     return WriteTree(base, writer, pending, documents, budget, waiting)

@@ -74,7 +74,9 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
         if not dry_run:
             journal = open_journal(absolute(source), found)
             stack.callback(journal.close, clean=True)
-            packer = compacting.Packer(open_writer(tree.store, cas_none=found.cas == "none"), journal)
+            writer = open_writer(tree.store, cas_none=found.cas == "none", journal=journal.directory)
+            stack.callback(writer.close)
+            packer = compacting.Packer(writer, journal)
         tell = stack.enter_context(waiting("packing" if packer else "reading"))
         shown = _Packed(tell, as_json=as_json)
         with opening(source):

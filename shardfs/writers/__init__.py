@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardfs.errors import UnsupportedError
 from shardfs.store import FsspecStore, LocalStore, Store
 from shardfs.writers.common import Begun, Make, nobody
+from shardfs.writers.lease import Lease
 from shardfs.writers.local import LocalWriter
 from shardfs.writers.memory import MemoryObjects
 from shardfs.writers.objects import Objects, ObjectWriter
@@ -14,6 +15,7 @@ from shardfs.writers.s3 import S3Objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from shardfs.model import Blob, Stat
 
@@ -58,6 +60,9 @@ class Writer(Protocol):
     def recovered(self) -> None:
         """`recover` was called for all that had begun: what else crashed updates have left may be removed."""
 
+    def close(self) -> None:
+        """Others may write to the source. Nothing is called any more."""
+
     def put(self, key: str, data: bytes) -> Stat:
         """Replace or create an object, whatever it is now."""
 
@@ -80,25 +85,34 @@ class Writer(Protocol):
         """A descriptor, as of `os.open`. Only of local writers; others raise UnsupportedError."""
 
 
-def open_writer(store: Store, *, cas_none: bool = False) -> Writer:
+def open_writer(store: Store, *, cas_none: bool = False, journal: Path | None = None) -> Writer:
     """The writer for `store`; tries what the store can, if that is not known.
 
-    Raise UnsupportedError, with the reason, if others could lose what they write, unless `cas_none` allows for it.
+    Args:
+        cas_none: also if others could lose what they write.
+        journal: the directory of ours, which is locked. If it is given, a remote store is locked, too.
+
+    Raise UnsupportedError, with the reason, if others could lose what they write; BusyError if the store is locked.
     """
     if isinstance(store, LocalStore):
         return LocalWriter(store)
     if not isinstance(store, FsspecStore):
         raise UnsupportedError("this kind of store cannot be written")
-    protocol = store.fs.protocol
-    names = {protocol} if isinstance(protocol, str) else set(protocol)
-    objects: Objects
-    if "memory" in names:
-        objects = MemoryObjects(store.fs)
-    elif "s3" in names:
-        objects = S3Objects(store.fs, store.patience)
-        objects.try_conditions(store.path(""))
-    else:
-        raise UnsupportedError(f"stores of the kind {min(names)!r} cannot be written")
+    objects, root = _objects(store), store.path("")
     if not objects.conditional and not cas_none:
         raise UnsupportedError("this store keeps no conditions: others could lose what they write (cas=none: so be it)")
-    return ObjectWriter(store, objects)
+    private = isinstance(objects, MemoryObjects)
+    lease = None if journal is None or private else Lease.take(objects, root, journal)
+    return ObjectWriter(store, objects, lease)
+
+
+def _objects(store: FsspecStore) -> Objects:
+    protocol = store.fs.protocol
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    if "memory" in names:
+        return MemoryObjects(store.fs)
+    if "s3" in names:
+        found = S3Objects(store.fs, store.patience)
+        found.try_conditions(store.path(""))
+        return found
+    raise UnsupportedError(f"stores of the kind {min(names)!r} cannot be written")

@@ -106,6 +106,9 @@ class LocalWriter:
     def recovered(self) -> None:
         self._swept = set()
 
+    def close(self) -> None:
+        """Nothing to do: what is locked is so for each update."""
+
     def _sweep_once(self, directory: str) -> None:
         with self._sweeping:
             if self._swept is not None and directory not in self._swept:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardfs.model import Blob, ByteRange, ByteRequest
     from shardfs.store import FsspecStore
+    from shardfs.writers.lease import Lease
 
 FIRST = 8 << 20
 """Bytes of an object that come with the first look at it: most shards are no larger, and then that is all of it."""
@@ -50,6 +51,7 @@ class Known(NamedTuple):
         tag: what the store tells versions apart by.
         mark: what a writer of ours has drawn for it; "" if it is somebody else's.
         facts: what else belongs to it and is kept: its content type, for instance.
+        age_s: how old it was when this was told, by the store's own clock, in seconds.
     """
 
     tag: Any
@@ -57,6 +59,7 @@ class Known(NamedTuple):
     mtime_ns: int
     mark: str = ""
     facts: Mapping[str, Any] = {}
+    age_s: float = 0.0
 
     def stat(self) -> Stat:
         """As the store says it."""
@@ -111,13 +114,31 @@ class PinnedBlob:
         return [next(rest) if r.stop > len(self._first) else self._first[r.start : r.stop] for r in wanted]
 
 
+def put_once(
+    objects: Objects, path: str, base: Known | None, new: PlannedBlob, begun: Callable[[str], None] = nobody
+) -> Known:
+    """Replace `base`, also if answers get lost on the way. Raise Changed, or OSError if it has not happened (yet)."""
+    mark = secrets.token_hex(8)
+    try:
+        return objects.put(path, base, new, mark, begun)
+    except (Changed, OSError):
+        # Perhaps it was done, and only the answer got lost; or a repetition of it was refused.
+        with suppress(OSError):
+            known = objects.head(path)
+            if known is not None and known.mark == mark:
+                return known
+        raise
+
+
 class ObjectWriter:
     """Changes the objects of `store` by the requests `objects`; see `Writer`."""
 
     local = False
 
-    def __init__(self, store: FsspecStore, objects: Objects, *, race_s: float = RACE_S) -> None:
-        self._store, self._objects, self._race_s = store, objects, race_s
+    def __init__(
+        self, store: FsspecStore, objects: Objects, lease: Lease | None = None, *, race_s: float = RACE_S
+    ) -> None:
+        self._store, self._objects, self._lease, self._race_s = store, objects, lease, race_s
 
     @property
     def conditional(self) -> bool:
@@ -155,17 +176,9 @@ class ObjectWriter:
             begun(Begun(key, tag))
             self._objects.remove(path, base)
             return None
-        new, mark = PlannedBlob(plan or [], old), secrets.token_hex(8)
+        new = PlannedBlob(plan or [], old)
         check(new)
-        try:
-            return self._objects.put(path, base, new, mark, lambda temp: begun(Begun(key, tag, temp))).stat()
-        except (Changed, OSError):
-            # Perhaps it was done, and only the answer got lost; or a repetition of it was refused.
-            with suppress(OSError):
-                known = self._objects.head(path)
-                if known is not None and known.mark == mark:
-                    return known.stat()
-            raise
+        return put_once(self._objects, path, base, new, lambda temp: begun(Begun(key, tag, temp))).stat()
 
     def recover(self, begun: Begun) -> None:
         if begun.temp:
@@ -173,6 +186,10 @@ class ObjectWriter:
 
     def recovered(self) -> None:
         """Nothing to do: what had not begun was nothing but requests."""
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.free()
 
     def put(self, key: str, data: bytes) -> Stat:
         new = self.update(key, lambda _: [data])

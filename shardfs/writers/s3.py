@@ -267,8 +267,11 @@ def _translated(path: str) -> Iterator[None]:
 def _known(answer: Mapping[str, Any]) -> Known:
     size = answer["ContentRange"].rpartition("/")[2] if "ContentRange" in answer else answer["ContentLength"]
     facts = {name: answer[name] for name in _KEPT if name in answer}
-    mtime_ns = int(answer["LastModified"].timestamp() * 1e9)
-    return Known(answer["ETag"], int(size), mtime_ns, facts.get("Metadata", {}).get(MARK, ""), facts)
+    modified = answer["LastModified"]
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    age_s = (parsedate_to_datetime(date) - modified).total_seconds() if date else 0.0
+    mark = facts.get("Metadata", {}).get(MARK, "")
+    return Known(answer["ETag"], int(size), int(modified.timestamp() * 1e9), mark, facts, age_s)
 
 
 def _made(answer: Mapping[str, Any], size: int, mark: str, words: Mapping[str, Any]) -> Known:

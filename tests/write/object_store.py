@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -24,6 +25,7 @@ class Object:
     data: bytes
     headers: dict[str, str]
     tag: str = ""
+    written: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self.tag = self.tag or f'"{hashlib.md5(self.data).hexdigest()}"'
@@ -54,6 +56,7 @@ class Server:
     released: threading.Event = field(default_factory=threading.Event)
     lock: threading.RLock = field(default_factory=threading.RLock)
     url: str = ""
+    clock: Callable[[], float] = time.time
 
     def reset(self) -> None:
         """As it was in the beginning; who hangs is let go."""
@@ -62,6 +65,7 @@ class Server:
             for kept in (self.objects, self.uploads, self.requests, self.applied):
                 kept.clear()
             self.heeds, self.min_part, self.fault = ALL, 1, lambda number, name: ""
+            self.clock = time.time
             self.released = threading.Event()
 
     def options(self) -> dict[str, Any]:
@@ -134,6 +138,9 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate(self.server.state.clock(), usegmt=True)
+
     def called(self, query: Mapping[str, str]) -> str:
         """What S3 calls this request."""
         if self.command == "PUT" and "uploadId" in query:
@@ -167,7 +174,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(404, "NoSuchKey")
         if self.headers.get("If-Match", found.tag).strip('"') != found.tag.strip('"'):
             raise Refused(412, "PreconditionFailed")
-        headers = {"ETag": found.tag, "Last-Modified": formatdate(usegmt=True)} | found.headers
+        headers = {"ETag": found.tag, "Last-Modified": formatdate(found.written, usegmt=True)} | found.headers
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if wanted is None:
             return 200, headers | {"Content-Length": str(len(found.data))}, found.data

@@ -1,0 +1,109 @@
+"""One rw mount per source, on object stores: a lock object that is renewed, and anybody's once it is not.
+
+Who writes is told early this way. That nothing is lost does not depend on it: a former owner that comes back fails at
+its conditional requests.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from shardfs.errors import BusyError, message
+from shardfs.journal.places import LOCK, SOURCE_LOCK, describe, read_owner
+from shardfs.writers.common import PlannedBlob
+from shardfs.writers.objects import Changed, Known, put_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardfs.writers.objects import Objects
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 60.0
+"""For so long its owner can be relied on to live, in seconds."""
+
+RENEW_S = 20.0
+
+EXPIRED_S = 2 * LEASE_S
+"""Since it was renewed, both by the store's clock: nobody's clock is compared with another's."""
+
+
+class Lease:
+    """The lock object of one source, at `path` of `objects`; `journal` is the directory of ours, which we hold."""
+
+    def __init__(self, objects: Objects, path: str, journal: Path) -> None:
+        self._objects, self._path = objects, path
+        lock = journal / LOCK
+        info = os.stat(lock)
+        self._about = read_owner(str(lock)) | {"journal": [info.st_dev, info.st_ino]}
+        self._known: Known | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
+
+    @classmethod
+    def take(cls, objects: Objects, directory: str, journal: Path) -> Lease:
+        """Raise BusyError if somebody else has it."""
+        lease = cls(objects, f"{directory}/{SOURCE_LOCK}" if directory else SOURCE_LOCK, journal)
+        while lease._known is None:
+            with suppress(Changed):  # somebody else takes it at this moment
+                lease._renew(lease._expired())
+        lease._thread.start()
+        return lease
+
+    def _expired(self) -> Known | None:
+        found = self._objects.look(self._path, 1 << 16)
+        if found is None:
+            return None
+        known, raw = found
+        owner = _owner(raw)
+        if not self._was_ours(owner):
+            if known.age_s < EXPIRED_S:
+                raise BusyError(errno.EBUSY, f"already {describe(owner)}")
+            log.warning("the source was %s, but that mount says nothing any more", describe(owner))
+        return known
+
+    def _was_ours(self, owner: dict[str, Any]) -> bool:
+        # A journal has one owner, and that is us: who had the lease with the same journal lives no more.
+        return all(owner.get(name) == self._about.get(name) for name in ("boot", "journal"))
+
+    def _renew(self, base: Known | None) -> None:
+        self._known = put_once(self._objects, self._path, base, PlannedBlob([json.dumps(self._about).encode()], None))
+
+    def _renew_for_ever(self) -> None:
+        while not self._ended.wait(RENEW_S):
+            try:
+                self._renew(self._known)
+            except Changed:
+                log.error("another mount has taken over the source: what both change is compared, chunk by chunk")
+                return
+            except OSError as e:
+                log.warning("the lock of the source cannot be renewed: %s", message(e))
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else has it, since it could not be renewed in time."""
+        return not self._thread.is_alive() and not self._ended.is_set()
+
+    def free(self) -> None:
+        """Somebody else may have it."""
+        lost = self.lost
+        self._ended.set()
+        self._thread.join()
+        if self._known is not None and not lost:
+            with suppress(Changed, OSError):
+                self._objects.remove(self._path, self._known)
+
+
+def _owner(raw: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(raw)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -1,0 +1,162 @@
+"""The lock object of a source on an object store: who has it, for how long, and who takes it over."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs.errors import BusyError
+from shardfs.journal import Journal
+from shardfs.writers import lease as lease_module
+from shardfs.writers import open_writer
+from shardfs.writers.lease import Lease
+from shardfs.writers.s3 import S3Objects
+from tests.write.object_store import Server, object_store
+from tests.write.test_object_writer import s3_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+LOCK = "data/root/.shardfs.lock"
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[Server]:
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def server(one_server: Server) -> Server:
+    one_server.reset()
+    return one_server
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Directories of journals that are open: each is another mount's."""
+    made: list[Journal] = []
+
+    def make(name: str) -> Path:
+        made.append(Journal.open(tmp_path / name, "s3://data/root", limit_bytes=1 << 20, mountpoint=f"/mnt/{name}"))
+        return tmp_path / name
+
+    yield make
+    for one in made:
+        one.close(clean=True)
+
+
+def take(server: Server, journal: Path) -> Lease:
+    store = s3_store(server)
+    return Lease.take(S3Objects(store.fs, store.patience), "data/root", journal)
+
+
+def test_one_has_it_until_it_is_free(server: Server, journal: Callable[[str], Path]) -> None:
+    first = take(server, journal("a"))
+    assert json.loads(server.objects[LOCK].data)["mountpoint"] == "/mnt/a"
+    with pytest.raises(BusyError, match=r"already mounted rw by pid \d+ at /mnt/a since"):
+        take(server, journal("b"))
+    first.free()
+    assert not server.objects
+    take(server, journal("c")).free()
+
+
+def test_a_journal_s_next_owner_need_not_wait(server: Server, journal: Callable[[str], Path]) -> None:
+    """After kill -9 the journal is unlocked at once, and so whoever has it next knows that the former owner is dead."""
+    directory = journal("a")
+    crashed = take(server, directory)
+    crashed._ended.set()
+    take(server, directory).free()
+
+
+@pytest.mark.parametrize(("age_s", "free"), [(60, False), (115, False), (125, True), (3600, True), (-3600, False)])
+def test_who_says_nothing_for_two_leases_has_lost_it(
+    age_s: int, free: bool, server: Server, journal: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    crashed = take(server, journal("a"))
+    crashed._ended.set()
+    server.objects[LOCK].written -= age_s
+    if free:
+        take(server, journal("b")).free()
+        assert "says nothing any more" in caplog.text
+    else:
+        with pytest.raises(BusyError):
+            take(server, journal("b"))
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_nobody_s_own_clock_counts(
+    hours: int, server: Server, journal: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = take(server, journal("a")), journal("b")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+    server.clock = real
+    with pytest.raises(BusyError):
+        take(server, other)
+    first.free()
+
+
+def test_it_is_renewed_and_survives_faults(
+    server: Server, journal: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "RENEW_S", 0.05)
+    server.fault = lambda number, name: {2: "lost", 4: "reset", 6: "busy"}.get(number, "")
+    held = take(server, journal("a"))
+    deadline = time.monotonic() + 20
+    while server.requests.count("put_object") < 8 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.requests.count("put_object") >= 8
+    assert not held.lost
+    held.free()
+    assert not server.objects
+
+
+def test_a_former_owner_notices(
+    server: Server, journal: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lease_module, "RENEW_S", 0.3)
+    first = take(server, journal("a"))
+    server.objects[LOCK].written -= 500
+    second = take(server, journal("b"))
+    deadline = time.monotonic() + 20
+    while not first.lost and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert first.lost
+    assert "another mount has taken over" in caplog.text
+    first.free()
+    assert LOCK in server.objects  # it is the other's
+    second.free()
+
+
+def test_of_many_at_once_one_gets_it(server: Server, journal: Callable[[str], Path]) -> None:
+    got: list[Lease] = []
+    refused: list[BusyError] = []
+
+    def attempt(directory: Path) -> None:
+        try:
+            got.append(take(server, directory))
+        except BusyError as e:
+            refused.append(e)
+
+    threads = [threading.Thread(target=attempt, args=(journal(name),)) for name in "abcdef"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (len(got), len(refused)) == (1, 5)
+    got[0].free()
+
+
+def test_writers_of_remote_stores_have_it(server: Server, journal: Callable[[str], Path]) -> None:
+    writer = open_writer(s3_store(server), journal=journal("a"))
+    with pytest.raises(BusyError):
+        open_writer(s3_store(server), journal=journal("b"))
+    writer.put("x", b"1")
+    writer.close()
+    assert list(server.objects) == ["data/root/x"]
