@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shardfs import rewriting
 from shardfs.cache import nothing
 from shardfs.codecs import decompressed
-from shardfs.errors import CorruptShardError, ShardfsError, errno_of
+from shardfs.errors import CorruptShardError, ShardfsError, UnfitChunkError, errno_of
 from shardfs.journal import Kind as Record
 from shardfs.model import FilePart, Put
 from shardfs.pending import Pending
@@ -388,14 +388,14 @@ class WriteBuffer:
         job = _Job(self, shard, taken)
         try:
             stat = self._writer.update(shard.key, job.make, job.begun)
-        except rewriting.UnfitChunkError as e:
+        except UnfitChunkError as e:
             self._set_aside(shard, e)
             return
         finally:
             job.close()
         self._arrived(shard, job, stat)
 
-    def _set_aside(self, shard: _Shard, unfit: rewriting.UnfitChunkError) -> None:
+    def _set_aside(self, shard: _Shard, unfit: UnfitChunkError) -> None:
         """Publish the others of a shard without a chunk that does not fit (half a mesh: the other file may come)."""
         paired = shard.tree.collection.lead is not None
         with self._lock:
