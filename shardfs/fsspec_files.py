@@ -12,7 +12,7 @@ from shardfs.inodes import ROOT
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from shardfs.write_tree import WriteTree
+    from shardfs.writing.tree import WriteTree
 
 MODES = {
     "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,

@@ -19,7 +19,7 @@ from shardfs.fsspec_files import WrittenFile, make_directories, place, remove_tr
 from shardfs.tree import Tree, open_tree
 
 if TYPE_CHECKING:
-    from shardfs.write_tree import WriteTree
+    from shardfs.writing.tree import WriteTree
 
 WHOLE = 1 << 62
 """More bytes than any file has."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardfs.scraping import Scraping
     from shardfs.status import Status
     from shardfs.tree import Tree
-    from shardfs.write_tree import WriteTree
+    from shardfs.writing.tree import WriteTree
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardfs.draining import Writing
     from shardfs.fuse.server import Server
     from shardfs.tree import Tree
-    from shardfs.write_tree import WriteTree
+    from shardfs.writing.tree import WriteTree
 
 
 class Status:

@@ -14,8 +14,8 @@ from shardfs.cache import nothing
 from shardfs.errors import message
 from shardfs.journal import Journal, directory_for
 from shardfs.options import OptionError
-from shardfs.write_tree import open_write_tree
-from shardfs.writeback import Publishing
+from shardfs.writing.publishing import Publishing
+from shardfs.writing.tree import open_write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardfs.create_rules import Rules
     from shardfs.options import Options
     from shardfs.tree import Tree
-    from shardfs.write_tree import WriteTree
+    from shardfs.writing.tree import WriteTree
 
 log = logging.getLogger(__name__)
 

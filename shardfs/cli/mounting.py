@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardfs.fuse.settings import FuseSettings
     from shardfs.options import Options, Setting
     from shardfs.tree import Tree
-    from shardfs.write_tree import WriteTree
+    from shardfs.writing.tree import WriteTree
 
 
 # Not click.Path: it looks at what it is given, and a mountpoint may hang whoever looks at it.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardfs.config import Configuration, Profile
     from shardfs.options import Options
     from shardfs.tree import Tree
-    from shardfs.write_tree import WriteTree
+    from shardfs.writing.tree import WriteTree
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -14,10 +14,10 @@ from shardfs.journal import Journal
 from shardfs.model import Put
 from shardfs.store import LocalStore
 from shardfs.tree import open_tree
-from shardfs.write_tree import open_write_tree
-from shardfs.writeback import Publishing
 from shardfs.writers.common import Begun
 from shardfs.writers.local import LocalWriter
+from shardfs.writing.publishing import Publishing
+from shardfs.writing.tree import open_write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfs.model import Blob, Collection, Coords, Plan
-    from shardfs.write_tree import WriteTree
+    from shardfs.writing.tree import WriteTree
     from tests.write.scenarios import Files
     from tests.write.targets import Target
 

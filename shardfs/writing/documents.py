@@ -11,7 +11,7 @@ from shardfs.create_rules import Rule, Rules
 from shardfs.errors import CorruptShardError
 from shardfs.formats import MAX_DOCUMENT_BYTES, format_of, formats
 from shardfs.kinds import Kind, is_scratch
-from shardfs.write_files import join
+from shardfs.writing.files import join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,10 +12,10 @@ from shardfs.inodes import CREATED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.buffers import Buffer
     from shardfs.chunk_tree import Target
     from shardfs.kinds import Kind
     from shardfs.pending import Version
+    from shardfs.writing.buffers import Buffer
 
 MAX_SETTLED = 65_536
 """Files that are as the source has them by now, of which number, times and mode are kept all the same."""

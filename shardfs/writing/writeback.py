@@ -12,93 +12,41 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardfs import rewriting
 from shardfs.cache import nothing
 from shardfs.codecs import decompressed
-from shardfs.errors import CorruptShardError, ShardfsError, UnfitChunkError, errno_of
+from shardfs.errors import CorruptShardError, ShardfsError, errno_of
 from shardfs.journal import Kind as Record
-from shardfs.model import FilePart, Put
+from shardfs.model import FilePart
 from shardfs.pending import Pending
-from shardfs.plans import size_of
 from shardfs.recover import park_scratch
 from shardfs.writers import Begun
+from shardfs.writing.failures import Failures
+from shardfs.writing.publishing import MAX_RETRY_S, RETRY_S, DirtyShard, Job, Publishing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from shardfs.buffers import Buffer
-    from shardfs.chunk_tree import ChunkTree, Target
+    from shardfs.chunk_tree import Target
     from shardfs.journal import Journal, Position
-    from shardfs.model import Blob, Bytes, Coords, Plan
+    from shardfs.model import Bytes, Stat
     from shardfs.pending import Version
     from shardfs.writers import Writer
+    from shardfs.writing.buffers import Buffer
 
 log = logging.getLogger(__name__)
 
 EARLY, SLOW, FULL = 0.5, 0.8, 0.95
 """How full the journal is when shards are published early, writers are slowed down, and have to wait."""
 
-RETRY_S, MAX_RETRY_S = 0.1, 60.0
 LASTING = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG}
 """Errors that do not go away by trying again soon: it is tried when somebody asks, or after `LASTING_RETRY_S`."""
 
 LASTING_RETRY_S = 30.0
 
 LOOK_S = 0.5
-
-LIMIT = 64 << 20
-"""Dead bytes of a shard, if they are also three times those that live, for which it is compacted."""
-
-
-@dataclass(frozen=True)
-class Publishing:
-    """When shards are published, and how.
-
-    Args:
-        idle_s, age_s: a shard is published when no chunk of it was closed for `idle_s`, or the first one `age_s` ago.
-        stall_s: how long writers wait for room in the journal while nothing is published.
-        close: what a close waits for: "journal", "sync" (the disk) or "publish".
-        conflict: what becomes of a chunk that somebody else changed, too: "fail" or "ours".
-        compact: when dead bytes are left out: "limit", "never" or "eager".
-        dirty_bytes: shards are published at once when more than this waits for it.
-        workers: shards that are published at the same time.
-    """
-
-    idle_s: float = 5.0
-    age_s: float = 30.0
-    stall_s: float = 300.0
-    close: str = "journal"
-    conflict: str = "fail"
-    compact: str = "limit"
-    dirty_bytes: int = 256 << 20
-    workers: int = 2
-
-
-@dataclass(eq=False)
-class _Shard:
-    """A shard of which chunks are pending."""
-
-    tree: ChunkTree
-    number: int
-    key: str
-    targets: dict[str, Target] = field(default_factory=dict)
-    first: float = 0.0
-    last: float = 0.0
-    slots: int | None = None
-    """Chunks of the array that it can hold."""
-    due: bool = False
-    busy: bool = False
-    publishing: frozenset[str] = frozenset()
-    unfit: dict[str, str] = field(default_factory=dict)
-    """Chunks that cannot be written as they are, and why; another one that is written may mend that."""
-    failure: BaseException | None = None
-    retry_at: float = 0.0
-    pause: float = RETRY_S
-    version: Any = None
-    """Of the shard object as it was when the first of these was written, or as we left it."""
 
 
 class WriteBuffer:
@@ -118,11 +66,9 @@ class WriteBuffer:
         self._journal, self._writer, self._waiting = journal, writer, waiting
         self._lock = threading.Condition(threading.RLock())
         self._pending = Pending()
-        self._shards: dict[tuple[int, int], _Shard] = {}
-        self._shard_at: dict[str, _Shard] = {}
-        self._errors: dict[str, tuple[int, OSError]] = {}
-        self._unseen: set[str] = set()
-        self._error_count = 0
+        self._shards: dict[tuple[int, int], DirtyShard] = {}
+        self._shard_at: dict[str, DirtyShard] = {}
+        self.failures = Failures()
         self._early = min(EARLY * journal.limit_bytes, self.settings.dirty_bytes)
         self._stopping = False
         self._threads: list[threading.Thread] = []
@@ -236,7 +182,7 @@ class WriteBuffer:
             now = time.monotonic()
             if shard is None:
                 key = target.tree.outermost_key(number)
-                shard = _Shard(target.tree, number, key, first=now, version=target.tree.shard_version(number))
+                shard = DirtyShard(target.tree, number, key, first=now, version=target.tree.shard_version(number))
                 shard.slots = rewriting.slots(target.tree.collection, number)
                 self._shards[target.tree.first, number] = shard
             if not shard.targets:
@@ -333,7 +279,7 @@ class WriteBuffer:
                         self._shards.pop((shard.tree.first, shard.number), None)
                     self._lock.notify_all()
 
-    def _next(self) -> _Shard | None:
+    def _next(self) -> DirtyShard | None:
         """A shard that is due; waits for one. None at the end."""
         with self._lock:
             while not self._stopping:
@@ -348,7 +294,7 @@ class WriteBuffer:
                 self._lock.wait(wait)
         return None
 
-    def _due_at(self, shard: _Shard, now: float) -> float:
+    def _due_at(self, shard: DirtyShard, now: float) -> float:
         """When a shard is to be published, by the monotonic clock."""
         if shard.busy or not shard.targets:
             return float("inf")
@@ -361,13 +307,13 @@ class WriteBuffer:
         when = min(shard.last + self.settings.idle_s, shard.first + self.settings.age_s)
         return max(when, now + 0.05) if self._held(shard) else when
 
-    def _is_complete(self, shard: _Shard) -> bool:
+    def _is_complete(self, shard: DirtyShard) -> bool:
         return shard.slots is not None and len(shard.targets) >= shard.slots
 
-    def _held(self, shard: _Shard) -> bool:
+    def _held(self, shard: DirtyShard) -> bool:
         return all(self.is_held(path) for path in shard.targets)
 
-    def _taken(self, shard: _Shard) -> dict[str, tuple[Target, Version]]:
+    def _taken(self, shard: DirtyShard) -> dict[str, tuple[Target, Version]]:
         """What of a shard is published now: not what is open for writing, unless somebody asks; nor what is empty."""
         out = {}
         for path, target in shard.targets.items():
@@ -377,7 +323,7 @@ class WriteBuffer:
                 out[path] = target, version
         return out
 
-    def _publish(self, shard: _Shard) -> None:
+    def _publish(self, shard: DirtyShard) -> None:
         with self._lock:
             taken = self._taken(shard)
             shard.publishing, shard.due = frozenset(taken), False
@@ -385,33 +331,34 @@ class WriteBuffer:
             with self._lock:
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
             return
-        job = _Job(self, shard, taken)
+        job = Job(self._journal, self.settings, shard, taken, self._begun)
         try:
             stat = self._writer.update(shard.key, job.make, job.begun)
-        except UnfitChunkError as e:
-            self._set_aside(shard, e)
-            return
         finally:
             job.close()
         self._arrived(shard, job, stat)
 
-    def _set_aside(self, shard: _Shard, unfit: UnfitChunkError) -> None:
-        """Publish the others of a shard without a chunk that does not fit (half a mesh: the other file may come)."""
-        paired = shard.tree.collection.lead is not None
+    def _begun(self, note: Begun, lsns: list[int]) -> None:
         with self._lock:
-            for path, target in shard.targets.items():
-                if target.coords == unfit.coords or (paired and target.coords[0] == unfit.coords[0]):
-                    shard.unfit[path] = str(unfit)
-                    if not paired:
-                        self.note_failure(path, OSError(errno.EINVAL, str(unfit), path))
+            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns})
+        self._journal.sync()
 
-    def _arrived(self, shard: _Shard, job: _Job, stat: Any) -> None:
-        tree, done = (
-            shard.tree,
-            {path: version for path, (_, version) in job.taken.items() if path not in job.conflicts},
-        )
-        meta = {"key": shard.key, "lsns": [v.lsn for v in done.values()], "entries": job.entries(done)}
-        tree.renew([target.coords for target, _ in job.taken.values()], moved=job.packed)
+    def _entries(self, job: Job, done: Mapping[str, Version]) -> dict[str, list[int] | None]:
+        """All that was published; and where it lies now, if a newer version is pending already."""
+        out: dict[str, list[int] | None] = dict.fromkeys(done)
+        for path, version in done.items():
+            newest = self._pending.versions.get(path)
+            if newest is not None and newest.lsn != version.lsn:
+                target = job.taken[path][0]
+                with suppress(OSError, CorruptShardError):
+                    found = target.tree.base(target.coords)
+                    out[path] = None if found is None else list(found)
+        return out
+
+    def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:
+        done = job.done()
+        shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.packed)
+        meta = {"key": shard.key, "lsns": [v.lsn for v in done.values()], "entries": self._entries(job, done)}
         with self._lock:
             self._apply(Record.DONE, meta)
             shard.version = None if stat is None else stat.version
@@ -420,6 +367,7 @@ class WriteBuffer:
                 if path not in self._pending.versions:
                     shard.targets.pop(path, None)
                     self._shard_at.pop(path, None)
+            self._set_aside(shard, job)
             self.counts["published_chunks"] += len(done)
             self.counts["published_shards"] += 1
             self.counts["published_bytes"] += job.written
@@ -427,12 +375,21 @@ class WriteBuffer:
                 self._conflict(path, job.taken[path][1], job.conflicts[path])
         self.published(done)
 
+    def _set_aside(self, shard: DirtyShard, job: Job) -> None:
+        """Chunks that do not fit. Half a mesh is no error: the other file may come."""
+        for path, why in job.unfit.items():
+            known = self._pending.versions.get(path)
+            if known is not None and known.lsn == job.taken[path][1].lsn:
+                shard.unfit[path] = why
+                if shard.tree.collection.lead is None:
+                    self.note_failure(path, OSError(errno.EINVAL, why, path))
+
     def _conflict(self, path: str, version: Version, why: str) -> None:
         self._apply(Record.CONFLICT, {"path": path, "lsn": version.lsn, "why": why})
         self.counts["conflicts"] += 1
         self.note_failure(path, OSError(errno.ESTALE, f"somebody else changed it, too: {why}", path))
 
-    def _failed(self, shard: _Shard, failure: BaseException) -> None:
+    def _failed(self, shard: DirtyShard, failure: BaseException) -> None:
         expected = isinstance(failure, OSError | ShardfsError)
         if not expected:
             log.error("%s: publishing failed: this is a bug", shard.key, exc_info=failure)
@@ -450,42 +407,9 @@ class WriteBuffer:
     # ---- errors ----
 
     def note_failure(self, path: str, failure: OSError) -> None:
-        """Remember an error, until each that has the file open, or somebody who opens it, was told."""
-        with self._lock:
-            self._error_count += 1
-            self._errors[path] = self._error_count, failure
-            self._unseen.add(path)
+        """As `Failures.note`; and whoever wants to know is told at once."""
+        self.failures.note(path, failure)
         self.failed(path, failure)
-
-    def _error_at(self, path: str) -> tuple[int, OSError, str] | None:
-        """The newest error of a path, or of the array around it."""
-        found = None
-        while True:
-            known = self._errors.get(path)
-            if known is not None and (found is None or known[0] > found[0]):
-                found = (*known, path)
-            if not path:
-                return found
-            path = path.rpartition("/")[0]
-
-    def errors_seen(self, path: str) -> int:
-        """The number of the newest error that somebody was told, for one who opens the file now."""
-        if not self._errors:
-            return 0
-        with self._lock:
-            found = self._error_at(path)
-            return 0 if found is None else found[0] - (found[2] in self._unseen)
-
-    def errors_since(self, path: str, seen: int) -> tuple[int, OSError | None]:
-        """The error that came up since; and its number."""
-        if not self._errors:
-            return seen, None
-        with self._lock:
-            found = self._error_at(path)
-            if found is None or found[0] <= seen:
-                return seen, None
-            self._unseen.discard(found[2])
-            return found[0], OSError(found[1].errno, found[1].strerror, found[1].filename)
 
     def failure(self, path: str) -> BaseException | None:
         """Why a path is not published; None if nothing is known to be wrong."""
@@ -521,7 +445,7 @@ class WriteBuffer:
                 self._lock.wait(min(end - time.monotonic(), 1.0))
             self._raise_conflicts(path)
 
-    def _waits_for(self, shard: _Shard, lsns: Mapping[str, int]) -> bool:
+    def _waits_for(self, shard: DirtyShard, lsns: Mapping[str, int]) -> bool:
         """Whether versions are pending that could be published."""
         if shard.busy:
             return True
@@ -532,7 +456,7 @@ class WriteBuffer:
         shard.due = any(path in taken and taken[path][1].lsn <= lsn for path, lsn in lsns.items())
         return shard.due
 
-    def _may_arrive(self, shard: _Shard) -> bool:
+    def _may_arrive(self, shard: DirtyShard) -> bool:
         """Whether something of it is published soon, if nobody does anything about what is wrong."""
         return shard.busy or (bool(self._taken(shard)) and (shard.failure is None or _passes(shard.failure)))
 
@@ -595,92 +519,3 @@ def _passes(failure: BaseException) -> bool:
 
 def _is_below(path: str, directory: str) -> bool:
     return not directory or path == directory or path.startswith(f"{directory}/")
-
-
-class _Job:
-    """One publish: what goes into the shard, and what came of it."""
-
-    def __init__(self, buffer: WriteBuffer, shard: _Shard, taken: dict[str, tuple[Target, Version]]) -> None:
-        self._buffer, self._shard, self.taken = buffer, shard, taken
-        self.conflicts: dict[str, str] = {}
-        self.written, self.packed = 0, False
-        self._pinned: list[FilePart] = []
-
-    def make(self, old: Blob | None) -> Plan | None:
-        """What the shard shall be, given what it is now."""
-        shard, collection = self._shard, self._shard.tree.collection
-        self.conflicts = self._conflicts(old)
-        puts: dict[Coords, Put] = {}
-        drops: set[Coords] = set()
-        for path, (target, version) in self.taken.items():
-            if path in self.conflicts:
-                continue
-            if version.data is None:
-                drops.add(target.coords)
-            else:
-                puts[target.coords] = Put(self._content(target, version))
-        drops -= puts.keys()
-        self.packed = self._packs(old)
-        plan = rewriting.plan(collection, shard.number, old, puts, drops, pack=self.packed)
-        self.written = 0 if plan is None else size_of(plan)
-        return plan
-
-    def _packs(self, old: Blob | None) -> bool:
-        """Whether dead bytes are left out this time: readers that remember the old index read other bytes then."""
-        compact = self._buffer.settings.compact
-        if old is None or compact == "never" or (compact == "limit" and old.stat().size <= LIMIT):
-            return False
-        usage = rewriting.usage(self._shard.tree.collection, self._shard.number, old)
-        packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
-        if packs:
-            log.info("%s: is compacted: %d bytes are dead, %d live", self._shard.key, usage.dead, usage.live)
-        return packs
-
-    def _content(self, target: Target, version: Version) -> Bytes:
-        if version.data is None:
-            raise ValueError("a deleted chunk has no bytes")
-        if target.suffix:
-            return decompressed(self._buffer.read(version.data, 0, version.data.size), target.suffix)
-        part = self._buffer._journal.pin(version.data)
-        self._pinned.append(part)
-        return part
-
-    def close(self) -> None:
-        """Bytes in the journal may go where it likes again."""
-        for part in self._pinned:
-            self._buffer._journal.unpin(part)
-
-    def _conflicts(self, old: Blob | None) -> dict[str, str]:
-        """Chunks that somebody else changed since they were written here."""
-        shard = self._shard
-        version = None if old is None else old.stat().version
-        if version == shard.version or self._buffer.settings.conflict == "ours":
-            return {}
-        log.warning("%s: somebody else changed it; what was written here is added to that", shard.key)
-        known = {path: t.coords for path, (t, pending) in self.taken.items() if pending.base != "?"}
-        entries = rewriting.entries(shard.tree.collection, old, list(known.values()))
-        found = {}
-        for path, entry in zip(known, entries, strict=True):
-            base = self.taken[path][1].base
-            if (None if entry is None else tuple(entry)) != base:
-                found[path] = f"it was at {base}, and is at {entry} now"
-        return found
-
-    def begun(self, note: Begun) -> None:
-        """All is prepared: what recovery needs is on disk before the switch."""
-        lsns = [v.lsn for path, (_, v) in self.taken.items() if path not in self.conflicts]
-        with self._buffer._lock:
-            self._buffer._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns})
-        self._buffer._journal.sync()
-
-    def entries(self, done: Iterable[str]) -> dict[str, list[int] | None]:
-        """All that was published; and where it lies now, if a newer version is pending already."""
-        out: dict[str, list[int] | None] = {}
-        for path in done:
-            target, version = self.taken[path]
-            newest, out[path] = self._buffer._pending.versions.get(path), None
-            if newest is not None and newest.lsn != version.lsn:
-                with suppress(OSError, CorruptShardError):
-                    found = target.tree.base(target.coords)
-                    out[path] = None if found is None else list(found)
-        return out

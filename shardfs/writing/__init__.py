@@ -1,0 +1,1 @@
+"""Sources that are written: the tree with what was changed on top, and how that gets into shards."""

@@ -1,0 +1,56 @@
+"""Errors that nobody waited for: each is told once to all who have the file open, and to one who opens it later."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Failures:
+    """By path, of a file or of the array around it. Thread-safe.
+
+    As Linux does it for its own page cache: errors are counted, and a handle knows how many there were when it was
+    opened; one that nobody has seen yet is told to a handle that is opened afterwards, too.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._errors: dict[str, tuple[int, OSError]] = {}
+        self._unseen: set[str] = set()
+        self._count = 0
+
+    def note(self, path: str, failure: OSError) -> None:
+        """Remember an error until it was told."""
+        with self._lock:
+            self._count += 1
+            self._errors[path] = self._count, failure
+            self._unseen.add(path)
+
+    def _newest(self, path: str) -> tuple[int, OSError, str] | None:
+        """Of a path, or of the array around it."""
+        found = None
+        while True:
+            known = self._errors.get(path)
+            if known is not None and (found is None or known[0] > found[0]):
+                found = (*known, path)
+            if not path:
+                return found
+            path = path.rpartition("/")[0]
+
+    def seen(self, path: str) -> int:
+        """The number of the newest error that somebody was told, for one who opens the file now."""
+        if not self._errors:
+            return 0
+        with self._lock:
+            found = self._newest(path)
+            return 0 if found is None else found[0] - (found[2] in self._unseen)
+
+    def since(self, path: str, seen: int) -> tuple[int, OSError | None]:
+        """The error that came up since; and its number."""
+        if not self._errors:
+            return seen, None
+        with self._lock:
+            found = self._newest(path)
+            if found is None or found[0] <= seen:
+                return seen, None
+            self._unseen.discard(found[2])
+            return found[0], OSError(found[1].errno, found[1].strerror, found[1].filename)

@@ -1,0 +1,398 @@
+"""What the mount shows of a source: the unsharded tree, with what was changed on top.
+
+Paths are shown paths; numbers are inode numbers, as in `Tree`. What a name stands for is said in `Tree.spot`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardfs.cache import nothing
+from shardfs.chunk_tree import Attributes, Spot
+from shardfs.errors import CorruptShardError
+from shardfs.inodes import CREATED, ROOT, TABLE_END
+from shardfs.kinds import OWN, Kind, is_scratch
+from shardfs.model import Batch
+from shardfs.writing.directories import Directories
+from shardfs.writing.files import File, Files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardfs.model import Bool, Entry
+    from shardfs.patience import Patience
+    from shardfs.tree import Tree
+    from shardfs.writers import Writer
+    from shardfs.writing.documents import Documents
+    from shardfs.writing.writeback import WriteBuffer
+
+log = logging.getLogger(__name__)
+
+MAX_NAME = 255
+KNOWN_PATHS = 65_536
+JOURNALED = frozenset((Kind.CHUNK, Kind.ORPHAN, Kind.SCRATCH))
+
+
+class Overlay:
+    """Looks at the tree and at what was changed. Thread-safe. What it has in common with `Tree` is said there."""
+
+    def __init__(
+        self,
+        base: Tree,
+        writer: Writer,
+        pending: WriteBuffer,
+        documents: Documents,
+        waiting: Callable[[], None] = nothing,
+    ) -> None:
+        self.base, self.writer, self.pending, self.documents = base, writer, pending, documents
+        self.store = base.store
+        self.invalidate: Callable[[int, bytes], None] = lambda parent, name: None
+        self.invalidate_content: Callable[[int], None] = lambda number: None
+        self._waiting = waiting
+        self._lock = threading.RLock()
+        self._files = Files()
+        self._frozen: dict[int, bytes] = {}  # bytes of numbers of the tree whose names have got others since
+        self._paths: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._base_numbers: dict[str, int | None] = {}
+        self._modes: dict[int, int] = {}
+        self._directories = Directories()
+
+    # ---- numbers and paths ----
+
+    def path_of(self, number: int) -> str:
+        """The path that a number stands for. Raise FileNotFoundError for one that stands for nothing."""
+        if number == ROOT:
+            return ""
+        file = self._files.by_number.get(number)
+        path = file.path if file is not None else self._paths.get(number)
+        if path is None and file is None:
+            path = self.base.shown_path(number) or None
+            if path is not None:
+                if len(self._paths) >= KNOWN_PATHS:
+                    self._paths.clear()
+                self._paths[number] = path
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, "has no name any more", str(number))
+        return path
+
+    def _base_number(self, path: str) -> int | None:
+        """What the tree calls this directory by itself; None if it has none there."""
+        if path in self._base_numbers:
+            return self._base_numbers[path]
+        try:
+            found = self.base.resolve(path)
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if len(self._base_numbers) >= KNOWN_PATHS:
+            self._base_numbers.clear()
+        number = found.number if found is not None and found.directory else None
+        if number is not None:  # what is not there may come any moment
+            self._base_numbers[path] = number
+        return number
+
+    def _renewed(self, path: str) -> None:
+        """The documents of a directory were changed, or it was renamed."""
+        self.base.renew(path)
+        self._paths.clear()
+        self._base_numbers.clear()
+
+    def spot(self, directory: str, name: bytes) -> Spot:
+        """What a name stands for, in a directory of this path."""
+        if name.startswith(OWN.encode()):
+            return Spot(Kind.HIDDEN)
+        number = self._base_number(directory)
+        text = os.fsdecode(name)
+        if number is None:
+            return Spot(self._kind_in_made(directory, text))
+        try:
+            spot = self.base.spot(number, name)
+        except CorruptShardError:  # its documents: they may be mended
+            return Spot(Kind.PLAIN)
+        return Spot(self.documents.kind(directory, text)) if spot.kind is Kind.PLAIN else spot
+
+    def _kind_in_made(self, directory: str, name: str) -> Kind:
+        """In a directory that exists on the mount alone."""
+        above = directory
+        while (number := self._base_number(above)) is None:
+            above = above.rpartition("/")[0]
+        below = directory[len(above) :].strip("/").split("/")
+        first = self.base.spot(number, os.fsencode(below[0])).kind
+        if first is Kind.PLAIN:  # of a store that has no directories
+            return self.documents.kind(directory, name)
+        temporary = first is Kind.SCRATCH or any(map(is_scratch, below)) or is_scratch(name)
+        return Kind.SCRATCH if temporary else Kind.ORPHAN
+
+    def remember(self, number: int) -> None:
+        """As `Tree.remember`; files that were made here are counted, too."""
+        file = self._files.by_number.get(number)
+        if file is not None:
+            with self._lock:
+                file.lookups += 1
+        self.base.remember(number)
+
+    def forget(self, number: int, times: int) -> None:
+        """As `Tree.forget`."""
+        file = self._files.by_number.get(number)
+        if file is not None:
+            with self._lock:
+                file.lookups = max(file.lookups - times, 0)
+                if file.kind is Kind.PLAIN and not file.lookups and not file.handles:
+                    self._files.unname(file)
+                else:
+                    self._files.let_go(file)
+        self.base.forget(number, times)
+
+    # ---- looking ----
+
+    def lookup(self, parent: int, name: bytes) -> Attributes:
+        """The child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
+        directory = self.path_of(parent)
+        self._numbers[directory] = parent
+        found = self._find(directory, parent, name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", os.fsdecode(name))
+        return found
+
+    def _find(self, directory: str, parent: int, name: bytes) -> Attributes | None:
+        if len(name) > MAX_NAME:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
+        names = self._files.directory(directory)
+        if names is not None and name in names:
+            file = names[name]
+            return None if file is None else self._attributes(file)
+        if name.startswith(OWN.encode()):
+            return None
+        number = self._base_number(directory)
+        if number is not None:
+            with suppress(FileNotFoundError):
+                shown = self._if_shown(self.base.lookup(number, name))
+                return None if shown is None else self._with_mode(shown)
+        if CREATED > parent != number:  # as it was described before: what lies outside now can still be deleted
+            with suppress(OSError):
+                return self.base.lookup(parent, name)
+        return None
+
+    def _if_shown(self, found: Attributes) -> Attributes | None:
+        """Virtual directories are shown if somebody made them, or the source had chunks before."""
+        tree = self.base.chunk_tree(found.number) if found.directory else None
+        if tree is None:
+            return found
+        with self._lock:
+            return found if self._directories.shows(tree, found.number) else None
+
+    def _with_mode(self, found: Attributes) -> Attributes:
+        mode = self._modes.get(found.number)
+        return found if mode is None else found._replace(mode=mode)
+
+    def attributes(self, number: int) -> Attributes:
+        """As `Tree.attributes`."""
+        file = self._files.by_number.get(number)
+        if file is not None:
+            return self._attributes(file)
+        frozen = self._frozen.get(number)
+        if frozen is not None:
+            return Attributes(number, False, len(frozen), time.time_ns())
+        if number >= CREATED:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
+        return self._with_mode(self.base.attributes(number))
+
+    def _attributes(self, file: File) -> Attributes:
+        if file.kind is Kind.DIRECTORY:
+            return Attributes(file.number, True, 0, file.mtime_ns, None, file.mode)
+        if file.kind is Kind.PLAIN and self.writer.local:
+            return self._plain_attributes(file)
+        return Attributes(file.number, False, file.size(), file.mtime_ns, None, file.mode)
+
+    def _plain_attributes(self, file: File) -> Attributes:
+        if file.fd >= 0:
+            info = os.fstat(file.fd)
+            return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, info.st_mode & 0o7777)
+        stat = self.store.entry(file.path or "").stat
+        if stat is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", file.path)
+        return Attributes(file.number, False, stat.size, stat.mtime_ns, None, file.mode)
+
+    def resolve(self, path: str) -> Attributes:
+        """As `Tree.resolve`."""
+        found = Attributes(ROOT, True, 0, 0)
+        for part in filter(None, path.split("/")):
+            found = self.lookup(found.number, os.fsencode(part))
+        return found if found.number != ROOT else self.attributes(ROOT)
+
+    def number(self, path: str) -> int:
+        """The number of a file to read."""
+        return self.resolve(path).number
+
+    def shown_path(self, number: int) -> str:
+        """As `Tree.shown_path`."""
+        try:
+            return self.path_of(number)
+        except FileNotFoundError:
+            return ""
+
+    def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
+        """As `Tree.read`."""
+        frozen = self._frozen.get(number)
+        if frozen is not None:
+            return memoryview(frozen)[offset : offset + size]
+        file = self._files.by_number.get(number)
+        if file is None:
+            if number >= CREATED:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
+            return self.base.read(number, offset, size)
+        return self._read(file, offset, size)
+
+    def _read(self, file: File, offset: int, size: int) -> bytes | memoryview:
+        if file.kind is Kind.DIRECTORY:
+            raise IsADirectoryError(errno.EISDIR, "is a directory", file.path)
+        with self._lock:
+            if file.buffer is not None:
+                return file.buffer.read(offset, size)
+            version, target = file.version, file.target
+        if file.frozen is not None:
+            return memoryview(file.frozen)[offset : offset + size]
+        if version is not None and version.data is not None:
+            return self.pending.read(version.data, offset, size)
+        if file.fd >= 0:
+            return os.pread(file.fd, size, offset)
+        if target is not None:
+            return target.tree.read_chunk(target.tree.cached_as(target.coords), target.coords, offset, size)
+        return self.base.read(file.base or self.base.resolve(file.path or "").number, offset, size)
+
+    def read_many(self, requests: list[tuple[int, int, int]]) -> list[bytes | Exception]:
+        """As `Tree.read_many`."""
+        out: list[bytes | Exception] = []
+        for number, offset, size in requests:
+            try:
+                out.append(bytes(self.read(number, offset, size)))
+            except (OSError, CorruptShardError) as e:
+                out.append(e)
+        return out
+
+    def few(self, number: int, most: int) -> list[Entry] | None:
+        """As `Tree.few`; None where something was changed."""
+        path = self.path_of(number)
+        if number >= CREATED or self._files.directory(path) is not None or self._base_number(path) != number:
+            return None
+        return self.base.few(number, most)
+
+    def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
+        """As `Tree.scan`: first what was changed, as it is at the first call; then the others."""
+        path = self.path_of(number)
+        with self._lock:
+            names = dict(self._files.directory(path) or {})
+        changed = []
+        for name, file in names.items():
+            if file is not None:
+                with suppress(OSError):
+                    changed.append((name, self._attributes(file)))
+        if changed and not cookie:
+            yield _batch(changed)
+        base = self._base_number(path)
+        if base is None:
+            return
+        for batch in self.base.scan(base, max(cookie - OVERLAID, 0)):
+            shown = self._only_shown(_without(batch, names))
+            if len(shown.names):
+                yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
+
+    def _only_shown(self, batch: Batch) -> Batch:
+        """Without the virtual directories that are not shown."""
+        virtual = batch.numbers[batch.directories & (batch.numbers >= np.uint64(TABLE_END))]
+        tree = self.base.chunk_tree(int(virtual[0])) if len(virtual) else None
+        if tree is None:
+            return batch
+        with self._lock:
+            return _kept(batch, self._directories.shows_many(tree, batch.numbers))
+
+    def xattrs(self, number: int) -> dict[str, bytes]:
+        """As `Tree.xattrs`; and how far a changed file has come."""
+        file = self._files.by_number.get(number)
+        if file is None:
+            return self.base.xattrs(number) if number < CREATED else {}
+        out = {"user.shardfs.state": self._state(file)}
+        if file.version is not None:
+            out["user.shardfs.lsn"] = b"%d" % file.version.lsn
+        failure = self.pending.failure(file.path or "")
+        if failure is not None:
+            out["user.shardfs.error"] = str(failure).encode(errors="replace")
+        return out
+
+    def _state(self, file: File) -> bytes:
+        if file.kind in (Kind.ORPHAN, Kind.SCRATCH):
+            return file.kind.name.lower().encode()
+        if file.dirty:
+            return b"open"
+        return b"published" if file.version is None else b"journaled"
+
+    def statvfs(self) -> os.statvfs_result | None:
+        """The smaller of what the journal and the store have room for."""
+        mine, stored = self.pending.statvfs(), self.base.statvfs()
+        return mine if stored is None or mine.f_bavail * mine.f_frsize < stored.f_bavail * stored.f_frsize else stored
+
+    def _make_parents(self, path: str) -> None:
+        """Directories that the tree does not show by itself, around something that is in the journal."""
+        while path and self._files.at(path) is None:
+            parent, _, name = path.rpartition("/")
+            if self._base_number(path) is None:
+                self._files.new(parent, os.fsencode(name), Kind.DIRECTORY).mtime_ns = time.time_ns()
+            else:
+                self._show(path)
+            path = parent
+
+    def _show(self, path: str, *, shown: bool = True) -> None:
+        number = self._base_number(path)
+        tree = self.base.chunk_tree(number) if number is not None else None
+        if tree is None or number is None:
+            return
+        with self._lock:
+            self._directories.show(tree, number, shown=shown)
+
+    def caches(self) -> dict[str, dict[str, int]]:
+        """As `Tree.caches`."""
+        return self.base.caches()
+
+    @property
+    def patience(self) -> Patience | None:
+        """As `Tree.patience`."""
+        return self.base.patience
+
+
+OVERLAID = 1 << 61
+"""Added to the cookies of the tree, behind those of what was changed."""
+
+
+def _batch(entries: list[tuple[bytes, Attributes]]) -> Batch:
+    rows = [a for _, a in entries]
+    return Batch(
+        np.array([name for name, _ in entries], "S"),
+        np.array([a.number for a in rows], np.uint64),
+        np.array([a.directory for a in rows], np.bool_),
+        np.array([-1 if a.mode else a.size for a in rows], np.int64),  # such are asked for one by one
+        np.array([a.mtime_ns for a in rows], np.int64),
+        np.arange(1, len(rows) + 1, dtype=np.uint64),
+    )
+
+
+def _without(batch: Batch, names: dict[bytes, File | None]) -> Batch:
+    """What is left of a batch without these names, and without those of shardfs's own."""
+    keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in batch.names.tolist()], np.bool_)
+    return _kept(batch, keep)
+
+
+def _kept(batch: Batch, keep: Bool) -> Batch:
+    if keep.all():
+        return batch
+    return batch._replace(
+        names=batch.names[keep], numbers=batch.numbers[keep], directories=batch.directories[keep],
+        sizes=batch.sizes[keep], mtimes_ns=batch.mtimes_ns[keep], cookies=batch.cookies[keep],
+    )  # fmt: skip

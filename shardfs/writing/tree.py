@@ -1,0 +1,452 @@
+"""The unsharded tree, to be written: names that are made, changed and removed, and what becomes of them.
+
+A chunk that is written goes to the journal as a whole when it is closed (`OpenFiles`), and from there to its shard
+(`WriteBuffer`).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from shardfs import disk
+from shardfs.cache import nothing
+from shardfs.chunk_tree import Attributes, Spot
+from shardfs.inodes import CREATED
+from shardfs.kinds import Kind
+from shardfs.writers import open_writer
+from shardfs.writing.buffers import Budget
+from shardfs.writing.documents import Documents
+from shardfs.writing.files import File, join
+from shardfs.writing.open_files import OpenFiles
+from shardfs.writing.overlay import JOURNALED
+from shardfs.writing.writeback import WriteBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardfs.create_rules import Rules
+    from shardfs.journal import Journal
+    from shardfs.pending import Version
+    from shardfs.tree import Tree
+    from shardfs.writing.publishing import Publishing
+
+log = logging.getLogger(__name__)
+
+
+class WriteTree(OpenFiles):
+    """Thread-safe. Begins with what the journal holds."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        """The arguments of `OpenFiles`."""
+        super().__init__(*parts, **more)
+        self.pending.attach(self._published, self._is_held)
+        self._recover()
+
+    def _recover(self) -> None:
+        """Show what the journal holds."""
+        for path, version in self.pending.versions().items():
+            parent, _, name = path.rpartition("/")
+            raw = os.fsencode(name)
+            spot = self.spot(parent, raw)
+            if version.data is None:
+                if spot.target is not None:
+                    self._files.hide(parent, raw)
+                self.pending.retarget(path, spot.target)
+                continue
+            kind = spot.kind if spot.kind in JOURNALED else Kind.ORPHAN
+            file = self._files.new(parent, raw, kind, spot.target)
+            file.version, file.mode, file.mtime_ns = version, version.mode, version.mtime_ns
+            self.pending.retarget(path, spot.target)
+            self._make_parents(parent)
+
+    # ---- names ----
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a file. A chunk is gone from its shard once that is published."""
+        directory = self._directory(parent)
+        found = self._find(directory, parent, name)
+        path = join(directory, name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if found.directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._waiting()
+        spot = self._spot_of(directory, name, found)
+        if spot.kind is Kind.HIDDEN:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        if spot.kind is Kind.DOCUMENT:
+            self.documents.remove(directory, os.fsdecode(name))
+        elif spot.kind is Kind.PLAIN:
+            self.writer.delete(path)
+        self._remove(directory, name, found.number, spot)
+        if spot.kind is Kind.PLAIN:
+            self.base.changed(path)
+            if self.documents.is_document(os.fsdecode(name)):
+                self._described_anew(directory)
+
+    def _spot_of(self, directory: str, name: bytes, found: Attributes) -> Spot:
+        """What a file is, which is there."""
+        file = self._files.by_number.get(found.number)
+        if file is not None:
+            return Spot(file.kind, file.target)
+        spot = self.spot(directory, name)
+        if spot.kind is Kind.ORPHAN:  # a chunk that is outside since its array was cut
+            former = self.base.target_of(found.number)
+            return spot if former is None else Spot(Kind.CHUNK, former)
+        return spot
+
+    def _remove(self, directory: str, name: bytes, number: int, spot: Spot) -> None:
+        """Take a name away; who has the file open goes on with its bytes."""
+        path = join(directory, name)
+        self._keep_for_readers(number)
+        with self._lock:
+            file = self._files.at(path)
+            if file is not None:
+                self._keep_for_handles(file)
+            stored = self.pending.is_stored(path, spot.target)
+            if spot.kind in JOURNALED and (stored or self.pending.holds(path)):
+                self.pending.drop(path, spot.target if stored else None)
+            if file is not None:
+                self._files.unname(file)
+            if stored or spot.kind is Kind.DOCUMENT:
+                self._files.hide(directory, name)
+
+    def _keep_for_readers(self, number: int) -> None:
+        """Programs have it open that know it by the number the tree gave it."""
+        if number in self._opened and number not in self._frozen and number not in self._files.by_number:
+            size = self.base.attributes(number).size
+            self._frozen[number] = bytes(self.base.read(number, 0, max(size, 1)))
+
+    def _keep_for_handles(self, file: File) -> None:
+        if file.handles and file.fd < 0:
+            self._load(file)
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
+        """Give a file another name; what was called so is gone, in one step for whoever looks."""
+        source, directory = self._directory(parent), self._directory(new_parent)
+        found = self._find(source, parent, name)
+        old, new = join(source, name), join(directory, new_name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+        there = self._find(directory, new_parent, new_name)
+        if there is not None and noreplace:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        if old == new:
+            return
+        self._waiting()
+        if found.directory:
+            self._rename_directory(found, old, new, there)
+            return
+        if there is not None and there.directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
+        spot = self._spot_to_write(directory, new_name)
+        if there is not None:
+            spot = self._spot_of(directory, new_name, there)
+            self._keep_for_readers(there.number)
+        if spot.kind is Kind.PLAIN and self._spot_of(source, name, found).kind is Kind.PLAIN:
+            self._rename_plain(found.number, old, new)
+            return
+        self._replace(self._adopt(found.number), old, directory, new_name, spot)
+
+    def _rename_plain(self, number: int, old: str, new: str) -> None:
+        file = self._adopt(number) if self.writer.local else self._files.by_number.get(number)
+        if file is not None and not self.writer.local:
+            self._settle(file)
+        self.writer.rename(old, new)
+        replaced = self._files.at(new)
+        directory, _, name = new.rpartition("/")
+        with self._lock:
+            if replaced is not None:
+                self._keep_for_handles(replaced)
+                self._files.unname(replaced)
+            if file is not None:
+                self._files.rename(file, directory, os.fsencode(name))
+                if not file.handles and file.fd >= 0:
+                    os.close(file.fd)
+                    file.fd = -1
+        for path in (old, new):
+            self.base.changed(path)
+        for path in (old, new):
+            above, _, last = path.rpartition("/")
+            if self.documents.is_document(last):
+                self._described_anew(above)
+
+    def _replace(self, file: File, old: str, directory: str, name: bytes, spot: Spot) -> None:
+        """Rename of a file where the bytes move, from the journal, from a shard, to one or to a document."""
+        new = join(directory, name)
+        was, had = file.kind, file.target
+        source = file.parent or ""
+        if was in JOURNALED:
+            self._settle(file)
+        data = (
+            None
+            if file.version is not None and spot.kind in JOURNALED
+            else bytes(self._read(file, 0, max(file.size(), 1)))
+        )
+        if spot.kind is Kind.DOCUMENT or spot.kind is Kind.PLAIN:
+            self._replace_through(file, new, data or b"", spot)
+        with self._lock:
+            stored = self.pending.is_stored(old, had)
+            replaced = self._files.at(new)
+            if replaced is not None:
+                self._keep_for_handles(replaced)
+                self._files.unname(replaced)
+            if spot.kind in JOURNALED:
+                scratch = spot.kind is Kind.SCRATCH
+                file.version = self.pending.move(
+                    old, new, spot.target, had if stored else None, data, file.mtime_ns, file.mode, scratch=scratch
+                )
+            elif was in JOURNALED and (stored or self.pending.holds(old)):
+                self.pending.drop(old, had if stored else None)
+                file.version = None
+            self._files.rename(file, directory, name)
+            file.kind, file.target = spot.kind, spot.target
+            if stored or was is Kind.DOCUMENT:
+                self._files.hide(source, os.fsencode(old.rpartition("/")[2]))
+            if file.fd >= 0:
+                os.close(file.fd)
+                file.fd = -1
+        if was is Kind.DOCUMENT:
+            self.documents.remove(source, old.rpartition("/")[2])
+        elif was is Kind.PLAIN:
+            self.writer.delete(old)
+            self.base.changed(old)
+
+    def _replace_through(self, file: File, new: str, data: bytes, spot: Spot) -> None:
+        before = file.kind
+        file.kind = spot.kind
+        try:
+            self._write_through(file, new, data)
+        except BaseException:
+            file.kind = before
+            raise
+        with self._lock:
+            if file.buffer is not None and not file.writers:
+                file.buffer.close()
+                file.buffer = None
+
+    def _rename_directory(self, found: Attributes, old: str, new: str, there: Attributes | None) -> None:
+        """Whole trees are renamed in the store; what is pending in them is published before."""
+        parents = (self._base_number(old.rpartition("/")[0]), self._base_number(new.rpartition("/")[0]))
+        if found.number >= CREATED or None in parents or self.base.is_virtual(found.number):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
+        if any(number is not None and self.base.is_virtual(number) for number in parents):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
+        if there is not None:
+            if not there.directory:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), new)
+            self._remove_directory(there.number, new)
+        self.pending.flush(old)
+        if any(path.startswith(f"{old}/") for path in self.pending.versions()):
+            raise OSError(errno.EBUSY, "something in it is not published", old)
+        self.writer.rename(old, new)
+        with self._lock:
+            self._files.forget_below(old)
+            self.base.moved(old, new)
+        self._paths.clear()
+        self._base_numbers.clear()
+        for path in (old, new):
+            self.base.changed(path)
+
+    def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
+        """A file of its own with the same bytes: names do not share files here."""
+        directory = self._directory(new_parent)
+        if self._find(directory, new_parent, new_name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(new_name))
+        self._waiting()
+        spot = self._spot_to_write(directory, new_name)
+        source = self._files.by_number.get(number)
+        if source is not None:
+            self._settle(source)
+            data = bytes(self._read(source, 0, max(self._attributes(source).size, 1)))
+        else:
+            data = bytes(self.base.read(number, 0, max(self.base.attributes(number).size, 1)))
+        self.pending.make_room(len(data))
+        path, mode, now = join(directory, new_name), source.mode if source is not None else 0, time.time_ns()
+        file = self._files.unnamed(spot.kind, spot.target)
+        file.mode, file.mtime_ns = mode, now
+        if spot.kind not in JOURNALED:
+            self._write_through(file, path, data)
+        with self._lock:
+            if spot.kind in JOURNALED:
+                scratch = spot.kind is Kind.SCRATCH
+                file.version = self.pending.put(path, data, spot.target, now, mode, scratch=scratch)
+            self._files.name(file, directory, new_name)
+        return self._attributes(file)
+
+    def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
+        """Make a directory: of the store, or in a tree of chunks one that is kept until the end of the mount."""
+        directory = self._directory(parent)
+        path = join(directory, name)
+        if self._find(directory, parent, name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        spot = self.spot(directory, name)
+        if spot.kind is Kind.HIDDEN:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        if spot.kind is Kind.DIRECTORY:
+            self._show(path)
+            return self.lookup(parent, name)
+        if spot.kind is not Kind.PLAIN or self._base_number(directory) is None or not self.writer.local:
+            with self._lock:
+                file = self._files.new(directory, name, Kind.DIRECTORY)
+                file.mode, file.mtime_ns = mode & 0o7777, time.time_ns()
+            return self._attributes(file)
+        self._waiting()
+        self.writer.make_directory(path)
+        self.base.changed(path)
+        return self.lookup(parent, name)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove a directory in which nothing is shown any more."""
+        directory = self._directory(parent)
+        found = self._find(directory, parent, name)
+        path = join(directory, name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if not found.directory:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        self._waiting()
+        self._remove_directory(found.number, path)
+
+    def _remove_directory(self, number: int, path: str) -> None:
+        if any(len(batch.names) for batch in self.scan(number)):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        made = self._files.by_number.get(number)
+        if made is not None:
+            with self._lock:
+                self._files.forget_below(path)
+                self._files.unname(made)
+        base = self._base_number(path)
+        if base is None:
+            return
+        if self.base.is_virtual(base):
+            self._show(path, shown=False)
+            return
+        self.pending.flush(path)
+        self._remove_stored(path)
+        with self._lock:
+            self._files.forget_below(path)
+        self.documents.removed(path)
+        self._renewed(path)
+
+    def _remove_stored(self, path: str) -> None:
+        """A directory of which nothing is shown any more: what is left are the empty ones of its shards."""
+        for entry in list(self.store.scan(path)):
+            if not entry.directory:
+                raise OSError(errno.ENOTEMPTY, f"{entry.name} is in it, which is not shown", path)
+            self._remove_stored(join(path, entry.name))
+        with suppress(FileNotFoundError):
+            self.writer.remove_directory(path)
+
+    def sync_directory(self, number: int) -> None:
+        """The names in a directory survive a power failure when this returns."""
+        self._waiting()
+        self.pending.sync()
+        path = self.path_of(number)
+        if self.writer.local and number < CREATED and not self.base.is_virtual(number):
+            self.writer.sync_directory(path)
+
+    def set_xattr(self, number: int, name: str, value: bytes) -> None:
+        """`user.shardfs.flush`: publish what is at or below, within so many seconds. Nothing else can be set."""
+        if name != "user.shardfs.flush":
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
+        self._waiting()
+        self.pending.flush(self.path_of(number), float(value or b"0") or None)
+
+    # ---- what was published ----
+
+    def _is_held(self, path: str) -> bool:
+        """Whether somebody has it open for writing."""
+        file = self._files.at(path)
+        return file is not None and file.writers > 0
+
+    def _published(self, done: Mapping[str, Version]) -> None:
+        """These versions are in their shards now; called without any lock."""
+        gone: list[tuple[int, bytes]] = []
+        with self._lock:
+            for path, version in done.items():
+                parent, _, name = path.rpartition("/")
+                file = self._files.at(path)
+                if file is None:
+                    if version.data is None:
+                        self._files.reveal(parent, os.fsencode(name))
+                    continue
+                if file.version is not None and file.version.lsn == version.lsn:
+                    gone += self._has_arrived(file, version)
+        for number, raw in gone:
+            self.invalidate(number, raw)
+
+    def _has_arrived(self, file: File, version: Version) -> list[tuple[int, bytes]]:
+        if file.target is not None and file.target.suffix:  # shown by its plain name from now on
+            victims = [file]
+        else:
+            file.known_size = version.data.size if version.data is not None else 0
+            file.version = None
+            victims = self._files.settle(file) if file.is_settled else []
+        out = []
+        for old in victims:
+            number = self._numbers.get(old.parent or "")
+            if number is not None:
+                out.append((number, old.name))
+            self._keep_for_handles(old)
+            self._files.unname(old)
+        return out
+
+    # ---- the end ----
+
+    def state(self) -> dict[str, Any]:
+        """As `WriteBuffer.state`."""
+        return self.pending.state()
+
+    def left(self) -> list[str]:
+        """As `WriteBuffer.left`."""
+        return self.pending.left()
+
+    def close(self, timeout: float) -> list[str]:
+        """As `WriteBuffer.close`, after what is still open is closed: the kernel may not say so any more."""
+        for handle in list(self._handles):
+            try:
+                self.flush(handle)
+                self.release(handle)
+            except OSError as e:
+                log.warning("what is open when the mount ends: %s", e)
+        try:
+            return self.pending.close(timeout)
+        finally:
+            self.writer.close()
+
+
+def open_write_tree(
+    base: Tree,
+    journal: Journal,
+    *,
+    publishing: Publishing | None = None,
+    rules: Rules | None = None,
+    remembers: bool = True,
+    dirty_bytes: int = 256 << 20,
+    cas_none: bool = False,
+    waiting: Callable[[], None] = nothing,
+) -> WriteTree:
+    """A tree on top of one that is shown as it is stored; what the journal holds is pending.
+
+    Args:
+        dirty_bytes: memory for files that are open for writing.
+        cas_none: the store may be one in which others could lose what they write.
+        rules, remembers: see `Documents`.
+
+    Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
+    """
+    writer = open_writer(base.store, cas_none=cas_none, journal=journal.directory)
+    try:
+        pending = WriteBuffer(journal, writer, publishing, waiting)
+    except BaseException:
+        writer.close()
+        raise
+    documents = Documents(base, writer, rules, remembers=remembers)
+    budget = Budget(dirty_bytes, lambda: disk.open_unnamed(str(journal.directory)))
+    return WriteTree(base, writer, pending, documents, budget, waiting)
