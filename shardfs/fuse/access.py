@@ -78,8 +78,30 @@ class Noting:
         uid, gid, pid = lowlevel.CALLER_IN.unpack_from(self._request, lowlevel.CALLER)
         path = self._path_of(node) if opcode not in (lowlevel.FORGET, lowlevel.BATCH_FORGET) else ""
         told: dict[str, object] = {"uid": uid, "gid": gid, "pid": pid, "node": node, "path": path}
-        if opcode == lowlevel.LOOKUP:
-            told["name"] = os.fsdecode(bytes(self._request[lowlevel.BODY : size - 1]))
-        elif opcode in (lowlevel.READ, lowlevel.READDIR, lowlevel.READDIRPLUS):
+        if (before := _NAMED.get(opcode)) is not None:
+            name, _, new = bytes(self._request[lowlevel.BODY + before : size - 1]).partition(b"\0")
+            told["name"] = os.fsdecode(name)
+            if opcode in (lowlevel.RENAME, lowlevel.RENAME2):
+                told["new"] = os.fsdecode(new)
+        elif opcode in _RANGED:
             told["offset"], told["size"] = lowlevel.READ_IN.unpack_from(self._request, lowlevel.BODY)
         return told
+
+
+_NAMED = {
+    lowlevel.LOOKUP: 0,
+    lowlevel.UNLINK: 0,
+    lowlevel.RMDIR: 0,
+    lowlevel.SYMLINK: 0,
+    lowlevel.CREATE: lowlevel.CREATE_IN.size,
+    lowlevel.MKNOD: lowlevel.MKNOD_IN.size,
+    lowlevel.MKDIR: lowlevel.MKDIR_IN.size,
+    lowlevel.RENAME: lowlevel.RENAME_IN.size,
+    lowlevel.RENAME2: lowlevel.RENAME2_IN.size,
+    lowlevel.LINK: lowlevel.LINK_IN.size,
+    lowlevel.GETXATTR: lowlevel.GETXATTR_IN.size,
+    lowlevel.SETXATTR: lowlevel.SETXATTR_IN.size,
+}
+"""What has a name, and how many bytes come before it."""
+
+_RANGED = {lowlevel.READ, lowlevel.WRITE, lowlevel.READDIR, lowlevel.READDIRPLUS}

@@ -162,14 +162,14 @@ class FakeSession:
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[Kernel]:
+def serving(tree: Any = None, **settings: Any) -> Iterator[Kernel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(10)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
         serves = Server(FuseSettings(**settings))
-        tree: Any = FakeTree()
+        tree = FakeTree() if tree is None else tree
         session: Any = FakeSession(theirs.fileno())
         ended, before = threading.Event(), {*threading.enumerate()}
         serves.start(tree, session, ended.set)

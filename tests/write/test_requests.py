@@ -1,0 +1,362 @@
+"""A writable mount's answers, taken apart: what a kernel cannot be made to show, or only with luck."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardfs.chunk_tree import Attributes, Extent
+from shardfs.fuse import control, lowlevel
+from shardfs.inodes import ROOT
+from shardfs.store import LocalStore
+from tests.mount.test_server import ATTR, Kernel, Reply, entries, serving
+from tests.write.memory_tree import MemoryTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Writer:
+    """Asks what programs make a kernel ask."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.tree: Any = kernel.tree
+
+    def ask(self, opcode: int, node: int, body: bytes = b"") -> Reply:
+        return self.kernel.ask(opcode, node, body)
+
+    def create(self, name: bytes, flags: int = os.O_CREAT | os.O_WRONLY, mode: int = 0o100644) -> tuple[int, int]:
+        """Number and handle."""
+        reply = self.ask(lowlevel.CREATE, ROOT, struct.pack("=IIII", flags, mode, 0o022, 0) + name + b"\0")
+        assert reply.error == 0, errno.errorcode[reply.error]
+        (number,) = struct.unpack_from("=Q", reply.body)
+        (handle,) = struct.unpack_from("=Q", reply.body, 128)
+        return number, handle
+
+    def open(self, number: int, flags: int) -> Reply:
+        return self.ask(lowlevel.OPEN, number, struct.pack("=II", flags, 0))
+
+    def write(self, number: int, handle: int, offset: int, data: bytes) -> Reply:
+        head = struct.pack("=QQIIQII", handle, offset, len(data), 0, 0, 0, 0)
+        return self.ask(lowlevel.WRITE, number, head + data)
+
+    def setattr(self, number: int, what: int, **values: int) -> Reply:
+        fields = dict.fromkeys(("handle", "size", "lock", "atime", "mtime", "ctime"), 0)
+        small = dict.fromkeys(("atime_ns", "mtime_ns", "ctime_ns", "mode", "unused", "uid", "gid", "padding"), 0)
+        fields |= {name: value for name, value in values.items() if name in fields}
+        small |= {name: value for name, value in values.items() if name in small}
+        body = struct.pack("=II6Q8I", what, 0, *fields.values(), *small.values())
+        return self.ask(lowlevel.SETATTR, number, body)
+
+    def opendir(self, number: int = ROOT) -> int:
+        (handle,) = struct.unpack_from("=Q", self.ask(lowlevel.OPENDIR, number, bytes(8)).body)
+        return int(handle)
+
+    def readdir(self, handle: int, offset: int, size: int, *, plus: bool = True) -> list[Any]:
+        opcode = lowlevel.READDIRPLUS if plus else lowlevel.READDIR
+        body = struct.pack("=QQIIQII", handle, offset, size, 0, 0, 0, 0)
+        return list(entries(self.ask(opcode, ROOT, body).body, plus=plus))
+
+    def notices(self, count: int) -> list[Reply]:
+        return [self.kernel.receive() for _ in range(count)]
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    with serving(MemoryTree(), rw=True, file_mode=0o644, dir_mode=0o755) as kernel:
+        yield Writer(kernel)
+
+
+def test_a_file_is_created_written_and_read(writer: Writer) -> None:
+    number, handle = writer.create(b"f")
+    assert struct.unpack("=II", writer.write(number, handle, 0, b"hello").body) == (5, 0)
+    assert writer.kernel.read(number, 1, 100).body == b"ello"
+    for opcode in (lowlevel.FLUSH, lowlevel.FSYNC, lowlevel.RELEASE):
+        assert writer.ask(opcode, number, struct.pack("=QIIQ", handle, 0, 0, 0)) == Reply(ANY, 0, b"")
+    assert writer.tree._handles == {}
+
+
+class _Any:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+ANY: Any = _Any()
+
+
+def test_only_handles_that_read_are_not_flushed(writer: Writer) -> None:
+    number, _ = writer.create(b"f")
+    keep, quiet = lowlevel.OPEN_KEEP_CACHE, lowlevel.OPEN_KEEP_CACHE | lowlevel.OPEN_NO_FLUSH
+    for flags, wanted in (
+        (os.O_RDONLY, quiet),
+        (os.O_RDONLY | os.O_TRUNC, keep),
+        (os.O_WRONLY, keep),
+        (os.O_RDWR | os.O_APPEND, keep),
+    ):
+        assert struct.unpack_from("=QI", writer.open(number, flags).body)[1] == wanted
+
+
+def test_a_handle_that_nobody_got_is_released(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, _ = writer.create(b"f")
+    before = len(writer.tree._handles)
+    unsent = threading.Event()
+
+    def gone(fd: int, data: object) -> int:
+        unsent.set()
+        raise OSError(errno.ENOENT, "interrupted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", gone)
+        writer.kernel.send(lowlevel.OPEN, number, struct.pack("=II", os.O_RDWR, 0))
+        assert unsent.wait(5)
+        for _ in range(100):
+            if len(writer.tree._handles) == before:
+                break
+            threading.Event().wait(0.01)
+    assert len(writer.tree._handles) == before
+
+
+def test_modes_and_owners(writer: Writer) -> None:
+    for mode in (0, 0o600, 0o644, 0o1777):
+        number, _ = writer.create(b"f%o" % mode, mode=0o100000 | mode)
+        reply = writer.kernel.lookup(b"f%o" % mode)
+        assert struct.unpack("=QQQQII" + ATTR, reply.body)[15] == 0o100000 | mode
+        told = struct.unpack("=QII" + ATTR, writer.ask(lowlevel.GETATTR, number, bytes(16)).body)
+        assert told[12] == 0o100000 | mode
+    number, _ = writer.create(b"plain")
+    assert struct.unpack("=QQQQII" + ATTR, writer.kernel.lookup(b"plain").body)[15] == 0o100644
+
+
+def test_nothing_is_done_by_half(writer: Writer) -> None:
+    """Who may not change the owner changes nothing else in the same request."""
+    number, handle = writer.create(b"f")
+    writer.write(number, handle, 0, b"content")
+    stranger = os.getuid() + 1
+    both = lowlevel.SET_SIZE | lowlevel.SET_UID
+    assert writer.setattr(number, both, size=0, uid=stranger).error == errno.EPERM
+    assert writer.setattr(number, lowlevel.SET_SIZE | lowlevel.SET_MODE, size=0, mode=0o4755).error == errno.EPERM
+    assert writer.kernel.read(number, 0, 10).body == b"content"
+    assert writer.setattr(number, both, size=3, uid=os.getuid()).error == 0
+    assert writer.kernel.read(number, 0, 10).body == b"con"
+
+
+def test_times(writer: Writer) -> None:
+    number, _ = writer.create(b"f")
+    for seconds, nanoseconds in ((1, 2), (2**40, 5), (2**64 - 5, 7)):  # the last is before 1970
+        reply = writer.setattr(number, lowlevel.SET_MTIME, mtime=seconds, mtime_ns=nanoseconds)
+        told = struct.unpack("=QII" + ATTR, reply.body)
+        signed = seconds - 2**64 if seconds >= 2**63 else seconds
+        assert (told[7], told[10]) == (signed, nanoseconds)
+        assert writer.tree.attributes(number).mtime_ns == signed * 10**9 + nanoseconds
+
+
+def _names(old: bytes, new: bytes, flags: int) -> bytes:
+    return struct.pack("=QII", ROOT, flags, 0) + old + b"\0" + new + b"\0"
+
+
+@pytest.mark.parametrize("flags", [2, 3, 4, 1 << 10])
+def test_names_are_not_exchanged(writer: Writer, flags: int) -> None:
+    writer.create(b"a")
+    writer.create(b"b")
+    numbers = [writer.tree.lookup(ROOT, name).number for name in (b"a", b"b")]
+    assert writer.ask(lowlevel.RENAME2, ROOT, _names(b"a", b"b", flags)).error == errno.EINVAL
+    assert [writer.tree.lookup(ROOT, name).number for name in (b"a", b"b")] == numbers
+
+
+def test_names_that_are_too_long(writer: Writer) -> None:
+    long = b"x" * 256 + b"\0"
+    assert writer.ask(lowlevel.LOOKUP, ROOT, long).error == errno.ENAMETOOLONG
+    assert writer.ask(lowlevel.MKDIR, ROOT, bytes(8) + long).error == errno.ENAMETOOLONG
+    assert writer.ask(lowlevel.CREATE, ROOT, bytes(16) + long).error == errno.ENAMETOOLONG
+    assert writer.ask(lowlevel.RENAME2, ROOT, _names(b"a", long[:-1], 0)).error == errno.ENAMETOOLONG
+
+
+def test_what_the_kernel_does_without_us(writer: Writer) -> None:
+    for opcode in (lowlevel.FALLOCATE, lowlevel.COPY_FILE_RANGE, lowlevel.TMPFILE, 46, 31, 32, 33):
+        assert writer.ask(opcode, ROOT, bytes(64)).error == errno.ENOSYS
+    for opcode in (lowlevel.SYMLINK, lowlevel.REMOVEXATTR):
+        assert writer.ask(opcode, ROOT, b"a\0b\0").error in (errno.EPERM, errno.EOPNOTSUPP)
+    node = struct.pack("=IIII", stat.S_IFIFO | 0o644, 0, 0, 0) + b"p\0"
+    assert writer.ask(lowlevel.MKNOD, ROOT, node).error == errno.EPERM
+
+
+@pytest.mark.parametrize("name", [b"user.other", b"system.posix_acl_access", b"security.selinux"])
+def test_extended_attributes_are_not_kept(writer: Writer, name: bytes) -> None:
+    body = struct.pack("=II", 5, 0) + name + b"\0value"
+    assert writer.ask(lowlevel.SETXATTR, ROOT, body).error == errno.EOPNOTSUPP
+
+
+def test_publishing_is_asked_for(writer: Writer) -> None:
+    body = struct.pack("=II", 2, 0) + b"user.shardfs.flush\x0060"
+    assert writer.ask(lowlevel.SETXATTR, ROOT, body).error == 0
+    assert writer.tree.flushes == [b"60"]
+
+
+def test_the_mount_itself_cannot_be_changed(writer: Writer) -> None:
+    own, inside = control.NAME + b"\0", control.DIRECTORY
+    for opcode, node, body in (
+        (lowlevel.CREATE, ROOT, bytes(16) + own),
+        (lowlevel.MKDIR, ROOT, bytes(8) + own),
+        (lowlevel.UNLINK, ROOT, own),
+        (lowlevel.RMDIR, ROOT, own),
+        (lowlevel.RENAME2, ROOT, _names(b"a", control.NAME, 0)),
+        (lowlevel.CREATE, inside, bytes(16) + b"x\0"),
+        (lowlevel.UNLINK, inside, b"status.json\0"),
+        (lowlevel.LINK, ROOT, struct.pack("=Q", inside + 1) + b"x\0"),
+        (lowlevel.SETATTR, inside, bytes(88)),
+        (lowlevel.OPEN, inside + 1, struct.pack("=II", os.O_RDWR, 0)),
+    ):
+        assert writer.ask(opcode, node, body).error == errno.EPERM, lowlevel.NAMES[opcode]
+    assert writer.open(inside + 1, os.O_RDONLY).error == 0
+    for opcode in (lowlevel.FLUSH, lowlevel.RELEASE, lowlevel.FSYNC, lowlevel.FSYNCDIR):
+        assert writer.ask(opcode, inside + 1, bytes(24)).error == 0
+
+
+# ---- what the kernel is told is true when it arrives
+
+
+@pytest.fixture
+def two_versions(writer: Writer, tmp_path: Path) -> tuple[int, int]:
+    """Number and handle of a file that lies in a local file until it is written to."""
+    number, handle = writer.create(b"f")
+    (tmp_path / "shard").write_bytes(b"old bytes")
+    blob = LocalStore(str(tmp_path)).open("shard")
+    inner = writer.tree.attributes
+
+    def attributes(number: int) -> Attributes:
+        found: Attributes = inner(number)
+        return found if found.size else found._replace(size=9, extent=Extent(blob, 0))
+
+    lookup = writer.tree.lookup
+    writer.tree.attributes = attributes
+    writer.tree.lookup = lambda parent, name: attributes(lookup(parent, name).number)
+    return number, handle
+
+
+def test_attributes_that_are_kept_do_not_outlive_a_change(writer: Writer, two_versions: tuple[int, int]) -> None:
+    number, handle = two_versions
+    writer.kernel.lookup(b"f")
+    assert writer.kernel.read(number, 0, 100).body == b"old bytes"
+    writer.write(number, handle, 0, b"NEW")
+    assert writer.kernel.read(number, 0, 100).body == b"NEW"
+    writer.kernel.lookup(b"f")
+    writer.setattr(number, lowlevel.SET_SIZE, size=1)
+    assert writer.kernel.read(number, 0, 100).body == b"N"
+    writer.kernel.lookup(b"f")
+    writer.open(number, os.O_WRONLY | os.O_TRUNC)
+    writer.tree.attributes = MemoryTree.attributes.__get__(writer.tree)
+    assert writer.kernel.read(number, 0, 100).body == b""
+
+
+def test_attributes_that_were_asked_for_before_a_change_are_not_kept_after_it(
+    writer: Writer, two_versions: tuple[int, int]
+) -> None:
+    """A look-up waits for the store while another thread answers a write."""
+    number, handle = two_versions
+    asked, go = threading.Event(), threading.Event()
+    lookup = writer.tree.lookup
+
+    def slow(parent: int, name: bytes) -> Attributes:
+        found: Attributes = lookup(parent, name)
+        if not asked.is_set():
+            asked.set()
+            writer.kernel.waiting()
+            go.wait(10)
+        return found
+
+    writer.tree.__dict__["lookup"] = slow
+    unique = writer.kernel.send(lowlevel.LOOKUP, ROOT, b"f\0")
+    assert asked.wait(10)
+    writer.write(number, handle, 0, b"NEW")
+    go.set()
+    assert writer.kernel.receive().unique == unique
+    assert writer.kernel.read(number, 0, 100).body == b"NEW"
+
+
+def _filled(writer: Writer, count: int = 100) -> list[bytes]:
+    names = [b"name%03d" % i for i in range(count)]
+    for name in names:
+        writer.create(name)
+    return names
+
+
+def test_a_listing_tells_attributes_until_something_changes(writer: Writer) -> None:
+    names = _filled(writer)
+    handle = writer.opendir()
+    first = writer.readdir(handle, 0, 4096)
+    assert all(entry.node for entry in first[2:])
+    writer.create(b"another")
+    rest, position = [], first[-1].position
+    while page := writer.readdir(handle, position, 4096):
+        rest += page
+        position = page[-1].position
+    assert [entry.name for entry in first[2:] + rest] == names
+    assert not any(entry.node for entry in rest)
+    assert all(entry.ino for entry in rest)
+    # From the beginning again, the kernel is told all.
+    again = writer.readdir(handle, 0, 1 << 20)
+    assert all(entry.node for entry in again[2:])
+    assert b"another" in [entry.name for entry in again]
+
+
+@pytest.mark.parametrize("plus", [True, False])
+def test_a_listing_goes_on_at_any_position(writer: Writer, plus: bool) -> None:
+    names = _filled(writer)
+    handle = writer.opendir()
+    whole = writer.readdir(handle, 0, 1 << 20, plus=plus)
+    assert [entry.name for entry in whole] == [b".", b"..", *names]
+    for at in (0, 1, 2, 50, 99, 3, 100):
+        rest = writer.readdir(handle, whole[at].position, 1 << 20, plus=plus)
+        assert [entry.name for entry in rest] == [entry.name for entry in whole[at + 1 :]]
+    assert writer.readdir(handle, whole[-1].position, 4096, plus=plus) == []
+    writer.ask(lowlevel.RELEASEDIR, ROOT, struct.pack("=QIIQ", handle, 0, 0, 0))
+
+
+def test_what_the_listing_told_is_remembered(writer: Writer) -> None:
+    _filled(writer, 3)
+    before = {number: inode.known for number, inode in writer.tree._inodes.items()}
+    handle = writer.opendir()
+    listed = writer.readdir(handle, 0, 4096)[2:]
+    assert {e.node: writer.tree._inodes[e.node].known - before[e.node] for e in listed} == {e.node: 1 for e in listed}
+
+
+def test_the_kernel_is_told_of_changes_that_it_did_not_make(writer: Writer) -> None:
+    writer.create(b"f")
+    writer.tree.invalidate(ROOT, b"f")
+    (told,) = writer.notices(1)
+    assert (told.unique, -told.error) == (0, 3)
+    assert told.body == struct.pack("=QII", ROOT, 1, 0) + b"f\0"
+    writer.tree.invalidate_content(5)
+    (told,) = writer.notices(1)
+    assert (told.unique, -told.error) == (0, 2)
+    assert told.body == struct.pack("=Qqq", 5, 0, 0)
+
+
+def test_a_request_that_was_postponed_is_done_once(writer: Writer) -> None:
+    """All threads wait; what changes something then waits as a whole."""
+    number, handle = writer.create(b"f")
+    gates = [threading.Event() for _ in range(20)]
+    turns = iter(gates)
+
+    def fsync(handle: int) -> None:
+        next(turns).wait(10)
+
+    writer.tree.fsync = fsync
+    asked = [writer.kernel.send(lowlevel.FSYNC, number, struct.pack("=QIIQ", handle, 0, 0, 0)) for _ in gates]
+    writer.kernel.send(lowlevel.GETATTR, ROOT, bytes(16))
+    assert writer.kernel.receive().error == 0  # someone answers
+    for gate in gates:
+        gate.set()
+    assert sorted(writer.kernel.receive().unique for _ in asked) == sorted(asked)
+    assert next(turns, None) is None
