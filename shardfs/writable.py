@@ -13,7 +13,6 @@ from shardfs import create_rules
 from shardfs.cache import nothing
 from shardfs.errors import message
 from shardfs.journal import Journal, directory_for
-from shardfs.options import OptionError
 from shardfs.writing.publishing import Publishing
 from shardfs.writing.tree import open_write_tree
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardfs.create_rules import Rules
     from shardfs.options import Options
     from shardfs.tree import Tree
     from shardfs.writing.tree import WriteTree
@@ -33,14 +31,6 @@ COMMAND_S = 60.0
 
 MOST_BYTES = 10 << 30
 """Of a journal for which nothing is said; but never more than half of what is free."""
-
-
-def rules(found: Options) -> Rules:
-    """How new arrays are stored. Raise OptionError."""
-    try:
-        return create_rules.parse(found.create or "")
-    except ValueError as e:
-        raise OptionError(f"create: {e}") from None
 
 
 def open_journal(
@@ -78,7 +68,6 @@ def open_writable(
 
     Raise UnsupportedError if the store is none that can be written safely, and as `open_journal`.
     """
-    told = rules(found)
     journal = open_journal(source, found, mountpoint=mountpoint, waiting=waiting)
     publishing = Publishing(
         idle_s=found.idle,
@@ -94,7 +83,7 @@ def open_writable(
             tree,
             journal,
             publishing=publishing,
-            rules=told,
+            rules=create_rules.parse(found.create or ""),
             remembers=not found.forget_sharding,
             dirty_bytes=found.dirty_limit,
             cas_none=found.cas == "none",

@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import click
 
-from shardfs import __version__, cli, options
-from shardfs.cli.mounting import start
+from shardfs import __version__, cli
+from shardfs.cli.mounting import check, start
 from shardfs.cli.sources import given_options
 from shardfs.masking import public_name
 
@@ -44,7 +44,7 @@ def _mount(args: list[str]) -> int:
     if len(words) != 2:
         raise click.UsageError(_SYNTAX)
     found, _ = given_options([text for name, text in flags if name == "-o"], (), (), {})
-    options.check(found)
+    check(found)
     if "-v" in names:
         click.echo(f"shardfs: {public_name(words[0])} on {words[1]}")
     return 0 if "-f" in names else start(words[0], words[1], found, foreground=False)

@@ -93,12 +93,12 @@ def mount(
         if profile is None:
             raise click.UsageError(_NEEDED)
         source, mountpoint = profile.source, profile.mountpoint
-    options.check(found)
     return start(source, mountpoint, found, foreground=foreground)
 
 
 def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> int:
-    """Mount it; the exit code."""
+    """Mount it; the exit code. Raise OptionError, before anything else, if the options do not go together."""
+    check(found)
     from shardfs.logs import Logs
     from shardfs.mount import mount as mount_tree
 
@@ -121,6 +121,17 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
         access_log=found.access_log,
         metrics_addr=found.metrics_addr,
     )
+
+
+def check(found: Options) -> None:
+    """As `options.check`, and what is known of higher floors only."""
+    from shardfs.create_rules import parse
+
+    options.check(found)
+    try:
+        parse(found.create or "")
+    except ValueError as e:
+        raise options.OptionError(f"create: {e}") from None
 
 
 _NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile"

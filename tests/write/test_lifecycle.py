@@ -1,0 +1,371 @@
+"""How a writable mount begins and ends: what is published when, what is told, and with which exit codes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.conftest import MountFailed, _start_time, mount_entry, read_with
+from tests.datasets import ROOT
+from tests.mount.programs import attempt, copy_tree, run, shardfs
+from tests.mount.test_lifecycle import wait_until
+from tests.write.mounts import WritableMount, writable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.datasets import Array, Dataset
+
+    Get = Callable[[str, str], Dataset]
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+
+LATER = ("-o", "idle=1h,age=1h")
+"""Nothing is published by itself."""
+
+
+@pytest.fixture
+def data(dataset: Get) -> Dataset:
+    return dataset("zarr3", "default")  # (7, 10) of uint16 in shards of (4, 6) and chunks of (2, 3)
+
+
+@pytest.fixture
+def source(data: Dataset, tmp_path: Path) -> Path:
+    return copy_tree(data.path, tmp_path / "source")
+
+
+@pytest.fixture
+def mount(source: Path, tmp_path: Path) -> Iterator[WritableMount]:
+    with writable(source, tmp_path / "m", *LATER) as made:
+        made.mount()
+        yield made
+
+
+def chunk(value: int) -> bytes:
+    return np.full((2, 3), value, "<u2").tobytes()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Another process writes: it might hang."""
+    done = attempt(sys.executable, "-c", _WRITE, str(path), content.hex(), timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+_WRITE = "import sys; open(sys.argv[1], 'wb').write(bytes.fromhex(sys.argv[2]))"
+
+
+def stored(data: Dataset, source: Path) -> Array:
+    """What the source holds, as tensorstore sees it."""
+    return read_with("tensorstore", data, source)
+
+
+def first(array: Array) -> set[int]:
+    """The values in the first chunk."""
+    return set(array[:2, :3].ravel().tolist())
+
+
+@contextmanager
+def held(shard: Path) -> Iterator[None]:
+    """As tensorstore locks a shard that it writes, so that nobody publishes."""
+    lock = shard.with_name(f"{shard.name}.__lock")
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def gone(pid: int) -> bool:
+    return _start_time(pid) is None
+
+
+def files(source: Path) -> list[str]:
+    """Of the source, without what belongs to it."""
+    return [p.name for p in source.rglob("*") if p.name.startswith(".shardfs") or p.name.endswith("__lock")]
+
+
+# --------------------------------------------------------------------------------------------------------- the end
+
+
+def test_umount_publishes(mount: WritableMount, data: Dataset, source: Path) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    assert first(stored(data, source)) != {7}
+    done = mount.umount()
+    assert (done.returncode, done.stderr) == (0, "")
+    wanted = data.arrays[""].copy()
+    wanted[:2, :3] = 7
+    assert np.array_equal(stored(data, source), wanted)
+    assert gone(mount.pid)
+    assert files(source) == []
+
+
+def test_flush_publishes_and_the_mount_stays(mount: WritableMount, data: Dataset, source: Path) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    write(mount.path / "c/3/3", chunk(8))
+    assert mount.flush(mount.path / "c/0/0").returncode == 0
+    now = stored(data, source)
+    assert (first(now), 8 in now[6:, 9:]) == ({7}, False)
+    assert mount.flush().returncode == 0
+    assert (stored(data, source)[6:, 9:] == 8).all()
+    assert run("cat", mount.path / ".shardfs/status.json").count('"dirty_chunks": 0') == 1
+    assert mount.umount().returncode == 0
+
+
+def test_what_belongs_to_no_array_is_told_and_kept(mount: WritableMount) -> None:
+    write(mount.path / "c/99", b"orphan")
+    done = mount.umount()
+    assert done.returncode == 3
+    assert done.stderr.startswith("shardfs: 1 files are not in the source, but in the journal ")
+    assert done.stderr.endswith(":\n  c/99\n")
+    mount.mount()
+    assert run("cat", mount.path / "c/99") == "orphan"
+    run("rm", mount.path / "c/99")
+    assert mount.umount().returncode == 0
+
+
+def test_who_uses_the_mount_is_told(mount: WritableMount) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    with subprocess.Popen(["sleep", "60"], cwd=mount.path) as sleeper:
+        try:
+            done = mount.umount()
+            assert (done.returncode, f"{sleeper.pid} (sleep)" in done.stderr) == (4, True)
+            assert mount_entry(mount.path) is not None
+        finally:
+            sleeper.kill()
+    assert mount.umount().returncode == 0
+
+
+def test_waiting_has_an_end_and_the_daemon_goes_on(mount: WritableMount, data: Dataset, source: Path) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    with held(source / "c/0/0"):
+        done = shardfs("umount", "--timeout", "1", mount.path)
+        assert (done.returncode, "still publishes what was written" in done.stderr) == (5, True)
+        assert mount_entry(mount.path) is None
+        assert not gone(mount.pid)
+    wait_until(lambda: gone(mount.pid))
+    assert first(stored(data, source)) == {7}
+
+
+@pytest.mark.parametrize("command", [["fusermount3", "-u"], ["umount", "-l"]])
+def test_other_programs_unmount_and_the_daemon_publishes(
+    command: list[str], mount: WritableMount, data: Dataset, source: Path
+) -> None:
+    if command[0] == "umount" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    write(mount.path / "c/0/0", chunk(7))
+    run(*command, mount.path)
+    wait_until(lambda: gone(mount.pid))
+    assert first(stored(data, source)) == {7}
+
+
+# -------------------------------------------------------------------------------------------------------- signals
+
+
+@contextmanager
+def foreground(mount: WritableMount) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "shardfs", "mount", "-f", "--rw", "-o", f"journal={mount.journal}", *LATER]
+    process = subprocess.Popen(
+        [*command, str(mount.source), str(mount.path)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: mount_entry(mount.path) is not None or process.poll() is not None)
+        run("stat", mount.path / "zarr.json")
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+@pytest.fixture
+def unmounted(source: Path, tmp_path: Path) -> Iterator[WritableMount]:
+    with writable(source, tmp_path / "m", *LATER) as made:
+        yield made
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_publishes(number: signal.Signals, unmounted: WritableMount, data: Dataset, source: Path) -> None:
+    with foreground(unmounted) as process:
+        write(unmounted.path / "c/0/0", chunk(7))
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert mount_entry(unmounted.path) is None
+    assert first(stored(data, source)) == {7}
+
+
+def test_what_is_left_after_a_signal_is_an_exit_code(unmounted: WritableMount) -> None:
+    with foreground(unmounted) as process:
+        write(unmounted.path / "c/0/0", chunk(7))
+        write(unmounted.path / "c/99", b"orphan")
+        process.terminate()
+        _, told = process.communicate(timeout=30)
+        assert process.returncode == 3
+        assert "1 files stay in the journal: c/99" in told
+
+
+@pytest.mark.slow
+def test_after_a_signal_publishing_has_half_a_minute(unmounted: WritableMount, data: Dataset, source: Path) -> None:
+    with held(source / "c/0/0"), foreground(unmounted) as process:
+        write(unmounted.path / "c/0/0", chunk(7))
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(60) == 3
+        assert 28 < time.monotonic() - began < 45
+        assert "c/0/0" in process.stderr.read()  # type: ignore[union-attr]
+    unmounted.mount()
+    assert unmounted.umount().returncode == 0
+    assert first(stored(data, source)) == {7}
+
+
+# ---------------------------------------------------------------------------------------------------------- crash
+
+
+def test_after_kill_9_the_next_mount_has_it_and_publishes_it(mount: WritableMount, data: Dataset, source: Path) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    run("rm", mount.path / "c/3/3")
+    mount.kill()
+    mount.mount()  # which clears the dead mount away
+    assert bytes.fromhex(run("xxd", "-p", mount.path / "c/0/0").strip()) == chunk(7)
+    assert attempt("stat", mount.path / "c/3/3").returncode == 1
+    assert first(stored(data, source)) != {7}
+    assert mount.umount().returncode == 0
+    now = stored(data, source)
+    assert (first(now), (now[6:, 9:] == 0).all()) == ({7}, True)
+
+
+def test_who_has_it_mounted_is_told_to_the_second(mount: WritableMount, source: Path, tmp_path: Path) -> None:
+    with writable(source, tmp_path / "2") as other:
+        other.journal = mount.journal
+        with pytest.raises(MountFailed) as told:
+            other.mount()
+        assert told.value.returncode == 4
+        assert f"already mounted rw by pid {mount.pid} at {mount.path} since " in told.value.stderr
+        other.journal = tmp_path / "elsewhere"  # the source itself is locked, too
+        with pytest.raises(MountFailed, match="already mounted rw by pid"):
+            other.mount()
+        assert shardfs("mount", source, other.path).returncode == 0
+        assert shardfs("umount", other.path).returncode == 0
+        mount.kill()
+        other.mount()  # at once: nobody has it any more
+        assert other.umount().returncode == 0
+
+
+# -------------------------------------------------------------------------------------------------------- options
+
+
+def test_a_mount_is_writable_by_its_word_in_fstab_too(source: Path, tmp_path: Path) -> None:
+    with writable(source, tmp_path / "m") as mount:
+        words = f"rw,writable,nodev,journal={mount.journal}"
+        assert shardfs(source, mount.path, "-o", words).returncode == 0
+        line = run("findmnt", "-no", "OPTIONS", mount.path).strip().split(",")
+        assert {"rw", "nosuid", "nodev"} <= set(line)
+        modes = {name: stat.S_IMODE(os.stat(mount.path / name).st_mode) for name in ("zarr.json", "c", "c/0/0")}
+        assert modes == {"zarr.json": 0o644, "c": 0o755, "c/0/0": 0o644}
+        assert mount.umount().returncode == 0
+
+
+def test_a_close_can_wait_until_it_is_published(source: Path, data: Dataset, tmp_path: Path) -> None:
+    with writable(source, tmp_path / "m", *LATER, "-o", "close=publish") as mount:
+        mount.mount()
+        write(mount.path / "c/0/0", chunk(7))
+        assert first(stored(data, source)) == {7}
+        assert mount.umount().returncode == 0
+
+
+def test_shards_are_published_when_nobody_writes_any_more(source: Path, data: Dataset, tmp_path: Path) -> None:
+    with writable(source, tmp_path / "m", "-o", "idle=0.2") as mount:
+        mount.mount()
+        write(mount.path / "c/0/0", chunk(7))
+        wait_until(lambda: first(stored(data, source)) == {7})
+        assert mount.umount().returncode == 0
+
+
+def test_a_command_is_told_of_errors(source: Path, tmp_path: Path) -> None:
+    """A conflict: in the source the chunk is deleted, for it is zero."""
+    told, script = tmp_path / "told", tmp_path / "tell.sh"
+    script.write_text(f'echo "$SHARDFS_PATH: $SHARDFS_ERROR" >>{told}\n')
+    with writable(source, tmp_path / "m", *LATER, "-o", f"on_error=sh {script}") as mount:
+        mount.mount()
+        write(mount.path / "c/0/0", chunk(7))
+        change = "import sys, zarr; zarr.open_array(sys.argv[1], mode='r+')[:2, :3] = 0"
+        run(sys.executable, "-W", "ignore", "-c", change, source)
+        done = mount.flush()
+        assert (done.returncode, "Stale file handle" in done.stderr) == (3, True)
+        wait_until(told.exists)
+        assert told.read_text().startswith("c/0/0: ")
+        assert bytes.fromhex(run("xxd", "-p", mount.path / "c/0/0").strip()) == chunk(7)
+        assert shardfs("status", mount.path).stdout.count("c/0/0") == 1
+        assert mount.umount().returncode == 3
+
+
+def test_the_source_of_a_mount_that_cannot_be_written_says_why(dataset: Get, tmp_path: Path) -> None:
+    source = dataset("zarr3", "default").path
+    for words, code, why in [
+        ("create=zarr4", 2, "is no rule such as"),
+        ("layout=zarr2", 2, "only the layout native can be written"),
+        (f"journal={source}/j", 3, "cannot lie inside the source"),
+    ]:
+        (tmp_path / "mnt").mkdir(exist_ok=True)
+        done = shardfs("mount", "--rw", "-o", words, source, tmp_path / "mnt")
+        assert (done.returncode, why in done.stderr) == (code, True), done.stderr
+    assert not (source / "j").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- many times
+
+
+ENDS: dict[str, Callable[[WritableMount], object]] = {
+    "umount": lambda mount: mount.umount(),
+    "fusermount3": lambda mount: attempt("fusermount3", "-u", mount.path),
+    "lazily": lambda mount: shardfs("umount", "-l", mount.path),
+    "SIGTERM": lambda mount: os.kill(mount.pid, signal.SIGTERM),
+    "SIGINT": lambda mount: os.kill(mount.pid, signal.SIGINT),
+    "kill -9": lambda mount: mount.kill(),
+}
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(50, marks=[pytest.mark.torture, pytest.mark.timeout(600)])])
+def test_again_and_again_under_load(rounds: int, source: Path, data: Dataset, tmp_path: Path) -> None:
+    """Somebody writes all the time. What was closed is there in the end, whatever ended the mount."""
+    with writable(source, tmp_path / "m", "-o", "idle=0.01") as mount:
+        for n in range(rounds):
+            mount.mount()
+            write(mount.path / "c/0/0", chunk(n))
+            with subprocess.Popen(
+                [sys.executable, "-c", _WRITE_ON, mount.path / "c/2/2"], stderr=subprocess.DEVNULL
+            ) as writer:
+                time.sleep(0.1)
+                name = list(ENDS)[n % len(ENDS)]
+                ENDS[name](mount)
+                writer.kill()
+            if name in ("umount", "fusermount3") and mount_entry(mount.path) is not None:  # it was busy
+                assert mount.umount().returncode == 0
+            wait_until(lambda: gone(mount.pid), 40)
+        mount.mount()
+        assert mount.umount().returncode == 0
+        assert first(stored(data, source)) == {rounds - 1}
+        assert files(source) == []
+
+
+_WRITE_ON = """\
+import os, sys
+n = 0
+while True:
+    with open(sys.argv[1] + ".tmp", "wb") as file:
+        file.write(n.to_bytes(2, "little") * 6)
+    os.replace(sys.argv[1] + ".tmp", sys.argv[1])
+    n = (n + 1) % 1000
+"""
