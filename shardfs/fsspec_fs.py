@@ -281,7 +281,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def close(self, timeout: float = 3600.0) -> list[str]:
         """Publish what can be, and let others write to the source; paths of what stays in the journal."""
-        return self._to_write("").pending.close(timeout)
+        return self._to_write("").close(timeout)
 
 
 class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]

@@ -484,7 +484,16 @@ def _stat_of_info(info: Mapping[str, Any]) -> Stat:
     size = info.get("size")
     if size is None:
         raise OSError(errno.EIO, "the store does not tell the size", info.get("name"))
-    return Stat(int(size), ns, (info.get("ETag") or info.get("etag") or info.get("generation"), ns, size))
+    return tagged(info.get("ETag") or info.get("etag") or info.get("generation"), int(size), ns)
+
+
+def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:
+    """Of an object that its store tells versions apart of by a tag, if by anything.
+
+    Then the time says no more, and a store may tell it otherwise from request to request (a weak tag says less).
+    """
+    weak = tag is None or str(tag).startswith("W/")
+    return Stat(size, mtime_ns, (tag, mtime_ns if weak else None, size))
 
 
 def open_store(

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from shardfs import disk
 from shardfs.blobs import absolute
 from shardfs.errors import StaleShardError, UnsupportedError
-from shardfs.model import Stat
 from shardfs.plans import is_same
-from shardfs.store import store_errors
+from shardfs.store import store_errors, tagged
 from shardfs.writers.common import Begun, Make, PlannedBlob, nobody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shardfs.model import Blob, ByteRange, ByteRequest
+    from shardfs.model import Blob, ByteRange, ByteRequest, Stat
     from shardfs.store import FsspecStore
     from shardfs.writers.lease import Lease
 
@@ -63,7 +62,7 @@ class Known(NamedTuple):
 
     def stat(self) -> Stat:
         """As the store says it."""
-        return Stat(self.size, self.mtime_ns, (self.tag, self.mtime_ns, self.size))
+        return tagged(self.tag if isinstance(self.tag, str) else None, self.size, self.mtime_ns)
 
 
 class Objects(Protocol):

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,11 @@ class Server:
         """As somebody else does it."""
         with self.lock:
             self.objects[path] = Object(data, {})
+
+
+def listed(seconds: float) -> str:
+    """A time, more exact than in the headers, as some stores have it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Refused(Exception):
@@ -175,13 +181,15 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("If-Match", found.tag).strip('"') != found.tag.strip('"'):
             raise Refused(412, "PreconditionFailed")
         headers = {"ETag": found.tag, "Last-Modified": formatdate(found.written, usegmt=True)} | found.headers
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        size = len(found.data)
         if wanted is None:
-            return 200, headers | {"Content-Length": str(len(found.data))}, found.data
-        start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(found.data))
-        if start >= len(found.data):
+            return 200, headers | {"Content-Length": str(size)}, found.data
+        start = int(wanted[1]) if wanted[1] else max(size - int(wanted[2]), 0)
+        stop = min(int(wanted[2]) + 1, size) if wanted[1] and wanted[2] else size
+        if start >= size:
             raise Refused(416, "InvalidRange")
-        return 206, headers | {"Content-Range": f"bytes {start}-{stop - 1}/{len(found.data)}"}, found.data[start:stop]
+        return 206, headers | {"Content-Range": f"bytes {start}-{stop - 1}/{size}"}, found.data[start:stop]
 
     head_object = get_object
 
@@ -209,7 +217,7 @@ class Handler(BaseHTTPRequestHandler):
         told = "".join(
             f"<Contents><Key>{escape(k)}</Key><Size>{len(state.objects[f'{path}/{k}'].data)}</Size>"
             f"<ETag>{escape(state.objects[f'{path}/{k}'].tag)}</ETag>"
-            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            f"<LastModified>{listed(state.objects[f'{path}/{k}'].written)}</LastModified></Contents>"
             for k in files
         ) + "".join(f"<CommonPrefixes><Prefix>{escape(g)}</Prefix></CommonPrefixes>" for g in groups)
         return 200, {}, f"<ListBucketResult>{told}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()

@@ -1,0 +1,315 @@
+"""All of the writing engine on an object store: what arrives, in how many requests, and what a bad day does to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs import rewriting
+from shardfs.formats import formats
+from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.model import Put
+from shardfs.patience import Patience
+from shardfs.writers.objects import ObjectWriter
+from shardfs.writers.s3 import S3Objects
+from tests.conftest import need_fuse
+from tests.mount.test_remote import in_words
+from tests.write.mounts import writable
+from tests.write.object_store import Server, object_store
+from tests.write.targets import TARGETS, Target
+from tests.write.test_object_writer import s3_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from shardfs.model import Blob, Collection, Plan
+    from tests.write.tokens import Array
+
+pytestmark = [pytest.mark.s3, pytest.mark.interop]
+
+ROOT = "data/root"
+PROBE_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[Server]:
+    pytest.importorskip("s3fs")
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def server(one_server: Server) -> Iterator[Server]:
+    one_server.reset()
+    yield one_server
+    one_server.reset()
+
+
+def upload(server: Server, root: Path) -> None:
+    for path in root.rglob("*"):
+        if path.is_file():
+            server.put(f"{ROOT}/{path.relative_to(root)}", path.read_bytes())
+
+
+def filled(target: Target, server: Server, root: Path, held: Mapping[int, int]) -> None:
+    """The store, with an array that its own library has written."""
+    root.mkdir()
+    target.create(root)
+    if held:
+        target.fill(root, target.array(held))
+    upload(server, root)
+
+
+def arrived(target: Target, server: Server, root: Path) -> Array:
+    """What the store has, as read by a library that is not shardfs."""
+    for key, found in server.objects.items():
+        if not key.rpartition("/")[2].startswith(".shardfs"):
+            path = root / key.removeprefix(f"{ROOT}/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(found.data)
+    return next(iter(target.readers.values()))(root)
+
+
+@contextmanager
+def opened(server: Server, tmp_path: Path, **words: str) -> Iterator[ShardFileSystem]:
+    words = {"journal": str(tmp_path / "journals"), "idle": "3600", "age": "3600", **words}
+    fs = ShardFileSystem(
+        source="s3://data/root",
+        storage_options=server.options(),
+        rw=True,
+        write_options=words,
+        skip_instance_cache=True,
+    )
+    try:
+        yield fs
+    finally:
+        fs.close(1)
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize("name", ["zarr_end", "zarr_start", "zarr_gzip_after", "precomputed_gzip", "n5"])
+def test_each_shard_is_put_once(name: str, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = TARGETS[name]
+    held = {number: 1 + number for number in range(0, len(target.chunks), 2)}
+    filled(target, server, tmp_path / "natively", held)
+    with opened(server, tmp_path) as fs:
+        server.requests.clear()
+        for number in range(0, len(target.chunks), 3):
+            held[number] = 1000 + number
+            fs.pipe_file(target.path(number), target.shown(held[number]))
+        removed = next(iter(held))
+        fs.rm_file(target.path(removed))
+        del held[removed]
+        assert server.requests.count("put_object") == 0
+        fs.publish()
+        shards = {key for key, numbers in target.shards().items() if any(number % 3 == 0 for number in numbers)}
+        assert server.requests.count("put_object") == len(shards)
+        assert fs.cat_file(target.path(3)) == target.shown(1003)
+        held[4] = 2000
+        fs.pipe_file(target.path(4), target.shown(2000))  # on top of what we have put ourselves
+        fs.publish()
+    assert "somebody else" not in caplog.text
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert not any("shardfs" in key for key in server.objects)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_on_a_bad_day_all_arrives_once(seed: int, server: Server, tmp_path: Path) -> None:
+    """One request in four goes wrong, each in its own way."""
+    target, chance = TARGETS["zarr_end"], random.Random(seed)
+    held, told = dict[int, int](), set[int | None]()
+    filled(target, server, tmp_path / "natively", held)
+
+    def fault(number: int, name: str) -> str:
+        return chance.choice(["lost", "reset", "busy", "cut"]) if chance.random() < 0.25 else ""
+
+    with opened(server, tmp_path) as fs:
+        server.fault = fault
+        for turn in range(3):
+            for number in chance.sample(range(len(target.chunks)), 8):
+                held[number] = 1 + 100 * turn + number
+                fs.pipe_file(target.path(number), target.shown(held[number]))
+            for _ in range(20):
+                try:
+                    fs.publish(timeout=30)
+                    break
+                except OSError as e:
+                    told.add(e.errno)
+        server.fault = lambda number, name: ""
+        fs.publish(timeout=30)
+    assert errno.ESTALE not in told
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+class Other:
+    """Another program that changes single chunks of the same shards, by conditional requests like ours."""
+
+    def __init__(self, server: Server, target: Target) -> None:
+        store = s3_store(server, Patience(10, 0))
+        self._target = target
+        self._writer = ObjectWriter(store, S3Objects(store.fs, store.patience))
+        documents = {target.document: server.objects[f"{ROOT}/{target.document}"].data}
+        found = [f.open("", documents) for f in formats() if target.document in f.documents]
+        self._collection: Collection = next(d.collections[0] for d in found if d is not None and d.collections)
+
+    def write(self, number: int, token: int) -> None:
+        coords, collection = self._target.chunks[number], self._collection
+        shard = rewriting.shard_of(collection, coords)
+
+        def make(old: Blob | None) -> Plan | None:
+            return rewriting.plan(collection, shard, old, {coords: Put(self._target.shown(token))}, set())
+
+        self._writer.update(rewriting.key(collection, shard), make)
+
+
+def test_two_programs_lose_nothing_of_each_other(server: Server, tmp_path: Path) -> None:
+    """200 rounds each, in the same shards, other chunks."""
+    target = TARGETS["zarr_end"]
+    filled(target, server, tmp_path / "natively", {})
+    other, held, chance = Other(server, target), dict[int, int](), random.Random(0)
+    numbers = range(len(target.chunks))
+    with opened(server, tmp_path) as fs:
+
+        def fault(count: int, name: str) -> str:
+            # In the middle of every second publish, right before the new version is put.
+            if name == "put_object" and not busy and count % 2:
+                busy.append(1)
+                number = chance.choice(numbers[1::2])
+                held[number] = rounds * 100 + number + 1
+                other.write(number, held[number])
+                busy.clear()
+            return ""
+
+        busy: list[int] = []
+        rounds = 0
+        server.fault = fault
+        while rounds < 200:
+            rounds += 1
+            for number in chance.sample(numbers[::2], 2):
+                held[number] = rounds * 100 + number + 1
+                fs.pipe_file(target.path(number), target.shown(held[number]))
+            fs.publish(timeout=60)
+        server.fault = lambda number, name: ""
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def test_a_conflict_is_told_and_theirs_stays(server: Server, tmp_path: Path) -> None:
+    target = TARGETS["zarr_end"]
+    filled(target, server, tmp_path / "natively", {0: 1, 1: 2})
+    other = Other(server, target)
+    with opened(server, tmp_path) as fs:
+        fs.pipe_file(target.path(0), target.shown(100))
+        other.write(0, 200)
+        with pytest.raises(OSError, match=target.path(0)) as caught:
+            fs.publish(timeout=30)
+        assert caught.value.errno == errno.ESTALE
+        assert fs.cat_file(target.path(0)) == target.shown(100)
+    assert (arrived(target, server, tmp_path / "after") == target.array({0: 200, 1: 2})).all()
+
+
+# ------------------------------------------------------------------------------------------------ T19: through a mount
+
+
+PROBE = """
+import os, sys, time
+kind, path = sys.argv[1:]
+began = time.monotonic()
+if kind == "list":
+    assert os.listdir(path)
+elif kind == "read":
+    assert open(path, "rb").read()
+else:
+    with open(path, "wb") as file:
+        file.write(bytes(1024))
+        file.flush()
+        os.fsync(file.fileno())
+print(time.monotonic() - began)
+"""
+
+
+def probe(kind: str, path: Path) -> float:
+    run = subprocess.run([sys.executable, "-IS", "-c", PROBE, kind, path], capture_output=True, text=True, timeout=20)
+    assert run.returncode == 0, run.stderr
+    return float(run.stdout)
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["hang", "busy", "reset"])
+def test_a_mount_answers_while_the_store_does_not(fault: str, server: Server, tmp_path: Path) -> None:
+    """A hung store, one that is busy, one that hangs up. What is here is shown, and safe, as ever; then it is put."""
+    need_fuse()
+    target, held = TARGETS["zarr_end"], {0: 1, 1: 2, 5: 6}
+    filled(target, server, tmp_path / "natively", held)
+    words = [*in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})]
+    words += ["-o", "store_timeout=2,store_retries=1,idle=0.1"]
+    with writable("s3://data/root", tmp_path, *words) as mount:  # type: ignore[arg-type]
+        mount.mount()
+        chunk = [mount.path / target.path(number) for number in range(8)]
+        assert chunk[0].read_bytes() == target.shown(1)
+        server.fault = lambda number, name: fault
+        for turn in range(3):
+            held[1] = 100 + turn
+            chunk[1].write_bytes(target.shown(held[1]))
+            times = {
+                "root": probe("list", mount.path),
+                "dirty": probe("read", chunk[1]),
+                "clean": probe("read", chunk[0]),
+                "fsync": probe("fsync", mount.path / target.path(1)),
+            }
+            assert max(times.values()) < PROBE_S, times
+            chunk[1].write_bytes(target.shown(held[1]))
+            time.sleep(0.3)
+        began = time.monotonic()
+        lazy = subprocess.run(["fusermount3", "-uz", str(mount.path)], timeout=10, check=False)
+        assert lazy.returncode == 0
+        assert time.monotonic() - began < 10
+        server.fault = lambda number, name: ""
+        server.released.set()
+        deadline = time.monotonic() + 60
+        while alive(mount.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(mount.pid), "the daemon should end once all is published"
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_what_did_not_arrive_arrives_at_the_next_mount(server: Server, tmp_path: Path) -> None:
+    need_fuse()
+    target = TARGETS["zarr_end"]
+    filled(target, server, tmp_path / "natively", {0: 1})
+    words = [*in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})]
+    words += ["-o", "store_timeout=2,store_retries=1,idle=0.1"]
+    with writable("s3://data/root", tmp_path, *words) as mount:  # type: ignore[arg-type]
+        mount.mount()
+        server.fault = lambda number, name: "hang" if name == "put_object" else ""
+        (mount.path / target.path(3)).write_bytes(target.shown(4))
+        time.sleep(0.5)
+        mount.kill()
+        mount.clear()
+        server.fault = lambda number, name: ""
+        server.released.set()
+        mount.mount()  # the lock object of the one that was killed is no obstacle: the journal is the same
+        assert (mount.path / target.path(3)).read_bytes() == target.shown(4)
+        done = mount.umount()
+        assert done.returncode == 0, done.stderr
+    assert (arrived(target, server, tmp_path / "after") == target.array({0: 1, 3: 4})).all()
+    assert not any("shardfs" in key for key in server.objects)
