@@ -12,7 +12,8 @@ the order of their LSNs. Meta of each kind, paths as shown:
     MKDIR     path, mode; a directory that no chunk implies, until unmount
     RMDIR     path
     BEGIN     key, base, temp, temp_ino, lsns: versions are about to be published; what recovery needs if it never ends
-    DONE      key, lsns, entries: they are published. `entries` has all their paths, and where each lies now
+    DONE      key, lsns, entries: they are published. `entries` has all their paths, and where each lies now; versions
+              of these paths with an LSN above all of theirs are newer, and not published
     CONFLICT  path, lsn, why: somebody else has published another version. why "": ours is to win, whatever is there
     DROP      path, lsn: the version is given up
     CLEAN     everything is published
@@ -57,16 +58,15 @@ class Version(NamedTuple):
 class Pending:
     """All versions by path. Not thread-safe.
 
-    `begun` are BEGINs without DONE, by LSN; `directories` those that were made, with their modes; `problems` what could
-    not be made out for lack of records, and `lost` the paths concerned; `clean` whether the last record is CLEAN.
+    `begun` are BEGINs without DONE, by LSN; `directories` those that were made, with their modes; `lost` paths to which
+    something was moved that is not there, by which record; `clean` whether the last record is CLEAN.
     """
 
     def __init__(self) -> None:
         self.versions: dict[str, Version] = {}
         self.begun: dict[int, dict[str, Any]] = {}
         self.directories: dict[str, int] = {}
-        self.problems: list[str] = []
-        self.lost: list[str] = []
+        self.lost: dict[str, int] = {}
         self.clean = True
         self._made: dict[str, int] = {}  # the records of `directories`
         self._uses: dict[int, int] = {}  # of records
@@ -92,6 +92,7 @@ class Pending:
 
     def _set(self, path: str, version: Version | None, free: list[int]) -> None:
         """The version takes the place of what was there."""
+        self.lost.pop(path, None)
         for lsn in version.records if version else ():
             self._uses[lsn] = self._uses.get(lsn, 0) + 1
         old = self.versions.pop(path, None)
@@ -131,8 +132,10 @@ class Pending:
         source, path = meta.get("from", ""), meta["to"]
         old = self.versions.get(source) if source else self._version(meta.get("lsn", 0))
         if record.data is None and (old is None or old.lsn != meta.get("lsn") or old.data is None):
-            self.problems.append(f"what was moved to {path} is lost")
-            self.lost.append(path)
+            # It may have been done with since, and what it moved unlinked. Else what was there before is the best left.
+            if source in self.lost and record.kind == Kind.MOVE:
+                self._set(source, None, free)
+            self.lost[path] = lsn
             return free
         kind = old.kind if old and record.data is None else record.kind
         records = (*old.records, lsn) if old and record.data is None else (lsn,)
@@ -175,19 +178,17 @@ class Pending:
 
     def _done(self, record: Record) -> list[int]:
         free: list[int] = []
-        key, lsns = record.meta["key"], set(record.meta.get("lsns", ()))
+        key, last = record.meta["key"], max(record.meta.get("lsns", ()), default=0)
         for lsn in [lsn for lsn, meta in self.begun.items() if meta.get("key") == key]:
             del self.begun[lsn]
             self._let_go(lsn, free)
         for path, entry in record.meta.get("entries", {}).items():
             version = self.versions.get(path)
-            if version is None:
-                continue
-            if version.lsn in lsns:
-                self._set(path, None, free)
-            else:  # a later one: from now on it replaces what was published here
+            if version is not None and version.lsn > last:  # it replaces what was published here
                 records = (*version.records, record.lsn)
                 self._set(path, version._replace(base=_as_base(entry), records=records), free)
+            elif version is not None or self.lost.get(path, last + 1) <= last:
+                self._set(path, None, free)
         return free
 
     def _conflict(self, record: Record) -> list[int]:
@@ -202,9 +203,10 @@ class Pending:
 
     def _drop(self, record: Record) -> list[int]:
         free: list[int] = []
-        version = self.versions.get(record.meta["path"])
-        if version and version.lsn == record.meta.get("lsn"):
-            self._set(record.meta["path"], None, free)
+        path, lsn = record.meta["path"], record.meta.get("lsn")
+        version = self.versions.get(path)
+        if (version and version.lsn == lsn) or self.lost.get(path) == lsn:
+            self._set(path, None, free)
         return free
 
     def _end(self, record: Record) -> list[int]:

@@ -96,9 +96,13 @@ def look(directory: str | Path) -> Left:
         entries = [_entry(path, version) for path, version in sorted(pending.versions.items())]
         unfinished = [str(meta.get("key", "")) for meta in pending.begun.values()]
         return Left(
-            peek.directory, peek.source, peek.owner, entries, unfinished, peek.problems + pending.problems,
-            peek.damaged_paths + pending.lost, peek.nbytes,
+            peek.directory, peek.source, peek.owner, entries, unfinished, peek.problems + _losses(pending),
+            [*peek.damaged_paths, *pending.lost], peek.nbytes,
         )  # fmt: skip
+
+
+def _losses(pending: Pending) -> list[str]:
+    return [f"what was moved to {path} is lost" for path in pending.lost]
 
 
 def _entry(path: str, version: Version) -> Entry:
@@ -218,7 +222,7 @@ def salvage(directory: str | Path) -> list[str]:
     """
     with opened(directory) as (journal, pending):
         journal.renew()
-        return journal.problems + pending.problems
+        return journal.problems + _losses(pending)
 
 
 def discard(directory: str | Path) -> Path | None:

@@ -4,7 +4,8 @@
 while waiting for fdatasync. Of the threads that wait for the disk one is the leader and syncs for all.
 
 Segments are unlinked oldest first, and only when all that is in the journal is on disk: whatever supersedes a record
-was written after it and so outlives it. A few old records that keep many segments alive are copied to the end.
+was written after it and so outlives it. If few records keep many segments alive, all that is needed is copied to the
+end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -33,6 +35,7 @@ from shardfs.journal.records import (
     HAS_DATA,
     HEAD_SIZE,
     HEADER_SIZE,
+    OWN,
     TAIL_SIZE,
     Head,
     Header,
@@ -63,10 +66,13 @@ SPARE = "spare"
 JOINED = 1 << 20
 """Bytes. Records up to that size are written by one call, which costs one more copy."""
 
+MAX_COPIED = 256 << 20
+"""Bytes. More are not copied to make room, for appending waits meanwhile."""
+
 AFTER_DAMAGE = 1 << 32
 """Numbers that are skipped after damage, so that lost records are never taken for later ones."""
 
-HELPFUL = frozenset({Kind.BEGIN, Kind.DONE, Kind.CONFLICT, Kind.CLEAN, Kind.DROP, Kind.FREE})
+HELPFUL = frozenset({Kind.BEGIN, Kind.DONE, Kind.CONFLICT, Kind.CLEAN, Kind.DROP}) | OWN
 """Kinds of small records that help to empty the journal: no limit keeps them out if they may use the reserve."""
 
 ON_FULL_DISK = HELPFUL | {Kind.DEL, Kind.RMDIR}
@@ -137,6 +143,7 @@ class Journal:
         last = max(reading.sequence, reading.lsn) + (AFTER_DAMAGE if reading.damaged_paths else 0)
         self._sequence = self._durable = last
         self._number = max(max(reading.files, default=0), reading.oldest - 1, 0)
+        self._oldest = reading.oldest or min((n for n in reading.files if n > 0), default=1)
         self._stop = threading.Event()
         self._committer: threading.Thread | None = None
 
@@ -212,16 +219,12 @@ class Journal:
             self._unlink(self._segments[file.number])
         for record in reading.records:
             self._note(record.lsn, reading.places[record.lsn])
-        self._sync_all()
-
-    def _sync_all(self) -> None:
-        """After kill -9 the records may be in the page cache only."""
-        broken = self._sync_segments(list(self._segments.values()))
-        numbers = {segment.number for segment in broken}
-        self._fresh.extend(_Fresh(0, lsn, place) for lsn, place in self._live.items() if place.number in numbers)
-        if broken:
-            with self._lock:
-                self._rescue(broken)
+        for segment in self._segments.values():  # after kill -9 it may be in the page cache only
+            self._dirty[segment.number] = segment
+            for head, _ in reading.files[segment.number].found:
+                place = Place(segment.number, head.offset, head.stop - head.offset)
+                self._fresh.append(_Fresh(head.sequence, head.lsn, place))
+            self._durable = self._sequence - 1
 
     def _cut(self, segment: _Segment, stop: int) -> None:
         """Take what is no record off the end of a segment. A copy is kept."""
@@ -281,7 +284,7 @@ class Journal:
         number = self._sequence + 1
         head = head._replace(
             sequence=number, lsn=head.lsn or number, epoch=self._epoch, segment=segment.number, offset=segment.end,
-            durable=self._durable, oldest=self._oldest(),
+            durable=self._durable, oldest=self._oldest,
         )  # fmt: skip
         if isinstance(content, FilePart):
             found = _copy(content, segment.fd, head.data_start)
@@ -296,13 +299,10 @@ class Journal:
         self._dirty[segment.number] = segment
         place = Place(segment.number, head.offset, head.stop - head.offset)
         self._fresh.append(_Fresh(number, head.lsn, place))
-        if head.kind != Kind.FREE:
+        if head.kind not in OWN:
             self._forget(head.lsn)
             self._note(head.lsn, place)
         return head
-
-    def _oldest(self) -> int:
-        return next((number for number in self._segments if number > 0), self._number)
 
     def _note(self, lsn: int, place: Place) -> None:
         self._live[lsn] = place
@@ -506,18 +506,20 @@ class Journal:
         """Write anew what may be missing on disk; the lock is held.
 
         After an error the kernel takes the pages for clean, so another fdatasync of the same file would prove nothing.
-        They are still in the page cache, mostly; each record is verified.
+        They are still in the page cache, mostly; each record is verified. From the first one on that may be missing all
+        are written, in their order, so that still everything lies before what supersedes it.
         """
         numbers = {segment.number for segment in broken}
-        doubtful = list(self._fresh)
-        if self._current in broken:
-            self._current = None
+        doubtful = list(dropwhile(lambda fresh: fresh.place.number not in numbers, self._fresh))
+        first, last = doubtful[0].sequence if doubtful else self._sequence, self._sequence
+        self._current = None
         try:
             for fresh in doubtful:
-                if fresh.place.number in numbers:
-                    self._copy_record(fresh.lsn, fresh.place)
+                self._copy_record(fresh.lsn, fresh.place)
+            meta = encode_meta({"first": first, "last": last})
+            self._write(_own(Kind.REWRITTEN, meta), meta, (), 0)
             for segment in self._dirty.values():
-                if segment.number not in numbers:
+                if segment not in broken:
                     disk.fdatasync(segment.fd)
         except OSError as e:
             self.read_only = f"the journal cannot be written to disk: {e.strerror}"
@@ -580,8 +582,9 @@ class Journal:
             self._commit()
             if self.read_only or self._current is None:
                 return
-            while self._move_oldest(hard=hard) | self._free():
-                pass
+            self._free_all()
+            if self._is_mostly_dead(hard=hard):
+                self._renew()
             with suppress(OSError):  # a full disk
                 self._keep_spare()
         finally:
@@ -591,35 +594,29 @@ class Journal:
         """Copy what is needed to new segments and leave the old ones, with their damage, behind."""
         self._lead()
         try:
-            with self._lock:
-                self._roll(_AROUND, helpful=False)
-                for lsn in sorted(self._live):
-                    self._copy_record(lsn, self._live[lsn])
-            self._commit()
-            self._free()
+            self._renew()
         finally:
             self._end_leading()
 
-    def _move_oldest(self, *, hard: bool) -> bool:
-        """Copy what is live in the oldest segment to the end, if most of the journal is dead."""
+    def _renew(self) -> None:
+        with self._lock:  # lest something is superseded in between
+            self._roll(_AROUND, helpful=not self._live)
+            for lsn in sorted(self._live):
+                self._copy_record(lsn, self._live[lsn])
+        self._free_all()
+
+    def _is_mostly_dead(self, *, hard: bool) -> bool:
+        """Whether a few records that are needed keep many from being unlinked that are not."""
         with self._lock:
-            current = self._current
-            if current is None:
-                return False
-            if not self._live and current.end > (HEADER_SIZE + BLOCK if hard else current.size // 2):
-                self._roll(_AROUND, helpful=True)
-                return True
-            if self._used <= (1 if hard else 2) * (self._live_bytes + self._limits.segment):
-                return False
-            oldest = next(iter(self._segments.values()))
-            if oldest is current or oldest.pins or not oldest.live:
-                return False
-            lsns = [lsn for lsn, place in self._live.items() if place.number == oldest.number]
-        for lsn in lsns:
-            with self._lock:
-                if (place := self._live.get(lsn)) is not None:
-                    self._copy_record(lsn, place)
-        return True
+            if not self._live and self._current is not None:
+                return self._current.end > (HEADER_SIZE + BLOCK if hard else self._current.size // 2)
+            needed = (1 if hard else 2) * (self._live_bytes + self._limits.segment)
+            pinned = any(segment.pins for segment in self._segments.values())
+            return self._used > needed and self._live_bytes <= MAX_COPIED and not pinned
+
+    def _free_all(self) -> None:
+        while self._free():
+            pass
 
     def _free(self) -> bool:
         """Unlink the oldest segments if nothing in them is needed; only by the leader."""
@@ -633,12 +630,8 @@ class Journal:
             return False
         self._commit()  # what supersedes them: the record that frees them may be on disk before others
         with self._lock:
-            for segment in dead:
-                del self._segments[segment.number]  # so that the record tells what is needed from now on
-            try:
-                self._write(_FREE, b"{}", (), 0)
-            finally:
-                self._segments = {**{segment.number: segment for segment in dead}, **self._segments}
+            self._oldest = min((n for n in self._segments if n > 0 and self._segments[n] not in dead), default=0)
+            self._write(_own(Kind.FREE, b"{}"), b"{}", (), 0)
         self._commit()
         with self._lock:
             for segment in dead:
@@ -692,7 +685,9 @@ _Content: TypeAlias = "Sequence[bytes] | FilePart"
 _AROUND = HEAD_SIZE + BLOCK + TAIL_SIZE + ALIGN
 """Bytes that a record takes at most beside its meta and data."""
 
-_FREE = Head(Kind.FREE, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+def _own(kind: Kind, meta: bytes) -> Head:
+    return Head(kind, 0, len(meta), 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _content(data: Data | None) -> tuple[_Content, int]:

@@ -19,6 +19,7 @@ from shardfs.journal.records import (
     HAS_DATA,
     HEAD_SIZE,
     HEADER_SIZE,
+    OWN,
     RECORD_MAGIC,
     TAIL_SIZE,
     Head,
@@ -298,7 +299,7 @@ def _merge(reading: Reading) -> None:
             seen.add(head.sequence)
             if head.lsn not in reading.places:
                 reading.places[head.lsn] = Place(file.number, head.offset, head.stop - head.offset)
-                if head.kind != Kind.FREE:
+                if head.kind not in OWN:
                     reading.records.append(record_of(head, meta, file.number))
     reading.records.sort()
     reading.lsn, reading.sequence = max(reading.places, default=0), max(seen, default=0)
@@ -340,6 +341,7 @@ class _Judge:
     def __init__(self, reading: Reading, files: list[File], seen: set[int]) -> None:
         self._reading, self._files, self._seen = reading, files, seen
         self._durable: dict[int, int] = {}
+        self._rewritten: list[range] = []
         self._paths: dict[str, None] = {}
 
     def run(self) -> None:
@@ -347,6 +349,8 @@ class _Judge:
             for found in [*file.found, *(g.found for g in file.gaps if g.found)]:
                 epoch, durable = found.head.epoch, found.head.durable
                 self._durable[epoch] = max(durable, self._durable.get(epoch, 0))
+                if found.head.kind == Kind.REWRITTEN:
+                    self._rewritten.append(range(found.meta["first"], found.meta["last"] + 1))
             self._seen.update(g.found.head.sequence for g in file.gaps if g.found)
         for i, file in enumerate(self._files):
             self._reading.problems += file.problems
@@ -374,9 +378,10 @@ class _Judge:
         """Records `[first, after)` should be there. Whether it is what an append that never ended leaves."""
         if gap.found:
             head = gap.found.head
-            lost = None if head.lsn in self._reading.places else head.sequence
+            known = head.lsn in self._reading.places or self._is_rewritten(head.sequence)
+            lost = None if known else head.sequence
         elif after is None:
-            lost = first if first not in self._reading.places else None
+            lost = first if first not in self._reading.places and not self._is_rewritten(first) else None
         else:
             lost = next((n for n in range(first, after) if not self._is_there(n)), None)
         epoch = file.header.epoch if file.header else file.found[0].head.epoch if file.found else None
@@ -391,7 +396,10 @@ class _Judge:
         return at_end
 
     def _is_there(self, number: int) -> bool:
-        return number in self._seen or number in self._reading.places
+        return number in self._seen or number in self._reading.places or self._is_rewritten(number)
+
+    def _is_rewritten(self, number: int) -> bool:
+        return any(number in numbers for numbers in self._rewritten)
 
     def _say(self, file: File, gap: Gap, what: str) -> None:
         paths = ", ".join(path for path in _paths_of(gap.found) if path)

@@ -66,7 +66,13 @@ class Kind(IntEnum):
     RMDIR = 11
     DROP = 12
     FREE = 13
-    """The journal's own: segments before `oldest` are about to be unlinked. Never among `Journal.recovered`."""
+    REWRITTEN = 14
+
+
+OWN = frozenset({Kind.FREE, Kind.REWRITTEN})
+"""Kinds of the journal's own records, which are not among `Journal.recovered`. FREE: segments before `oldest` are about
+to be unlinked. REWRITTEN: records with sequence numbers from `first` to `last` may be missing where they were written;
+they have been written again since."""
 
 
 class Position(NamedTuple):

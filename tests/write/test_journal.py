@@ -213,6 +213,7 @@ def test_any_sequence_of_records_crashes_and_releases_recovers_what_was_acknowle
             journal = open_journal(directory, **options)
             assert journal.problems == []
             pending, free = Pending.of(journal.recovered)
+            assert pending.lost == {}
             journal.release(free)
         check()
     clean = not model

@@ -97,8 +97,19 @@ def test_a_move_of_what_was_lost_is_told() -> None:
     pending.apply(put(record, "a"))
     put(record, "a")  # the one that is damaged
     pending.apply(record(Kind.MOVE, **{"from": "a", "to": "b", "lsn": 2}))
-    assert pending.lost == ["b"]
+    assert pending.lost == {"b": 3}
     assert list(pending.versions) == ["a"]
+
+
+def test_a_move_that_was_done_with_is_not_lost() -> None:
+    """The record with the data was unlinked, an older version of the same path was not."""
+    record, pending = recorder(), Pending()
+    put(record, "t")
+    pending.apply(put(record, "x"))
+    pending.apply(record(Kind.MOVE, **{"from": "t", "to": "x", "lsn": 1}))
+    pending.apply(record(Kind.DONE, key="s", lsns=[3], entries={"x": ENTRY}))
+    assert pending.versions == {}
+    assert pending.lost == {}
 
 
 def test_a_conflict_stays_until_it_is_decided() -> None:
@@ -162,10 +173,9 @@ def test_versions_are_those_of_a_dictionary_and_every_record_is_freed_once(
         found = {p: v.data and v.data.start // 4096 for p, v in pending.versions.items()}
         assert found == model
     assert len(freed) == len(set(freed))
-    # What is left says the same.
+    # What is left says the same; and so does whatever was unlinked, oldest first, among what is freed.
     left = [r for r in written if r.lsn not in freed]
-    again, free = Pending.of(left)
-    assert {p: (v.lsn, v.data) for p, v in again.versions.items()} == {
-        p: (v.lsn, v.data) for p, v in pending.versions.items()
-    }
-    assert free == []
+    for start in range(len(written)):
+        again, _ = Pending.of(sorted({r.lsn: r for r in [*left, *written[start:]]}.values()))
+        assert again.versions == pending.versions
+        assert again.lost == {}
