@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_SPAN = 1 << 20
+
 
 def absolute(request: ByteRequest, size: int) -> ByteRange:
     """The bytes a request means in an object of `size` bytes; it is cut where the object ends."""
@@ -104,3 +106,14 @@ class EitherBlob:
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         return self._try(lambda blob: blob.read(requests))
+
+
+def crc32c_of(blob: Blob, start: int, size: int) -> int:
+    """The checksum of a part, of which a little at a time is in memory."""
+    import google_crc32c
+
+    sum_ = 0
+    for at in range(start, start + size, _SPAN):
+        data = blob.read([ByteRange(at, min(at + _SPAN, start + size))])[0]
+        sum_ = google_crc32c.extend(sum_, data)
+    return sum_

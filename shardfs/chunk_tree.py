@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardfs.blobs import crc32c_of
 from shardfs.codecs import MAX_STORED
 from shardfs.grid import SMALL_IDS, IdNames, NestedNames, ravel, unravel
 from shardfs.inodes import numbers_of_ids
@@ -278,6 +279,15 @@ class ChunkTree:
             coords = (*coords[:-1], 0)
         found = self.chunks.stored(coords)
         return None if found is None else (max(found.blob.base, 0) + found.start, found.size)
+
+    def stored_sum(self, coords: Coords) -> int | None:
+        """The crc32c of a chunk as it is stored; None if there is none, or if it lies within codecs."""
+        if self.collection.lead is not None:
+            coords = (*coords[:-1], 0)
+        found = self.chunks.stored(coords)
+        if found is None or any(layer.codecs for layer in self.collection.layers):
+            return None
+        return crc32c_of(found.blob, found.start, found.size)
 
     @property
     def directories(self) -> int:

@@ -11,14 +11,16 @@ the order of their LSNs. Meta of each kind, paths as shown:
     LINK      as MOVE, but `from` stays
     MKDIR     path, mode; a directory that no chunk implies, until unmount
     RMDIR     path
-    BEGIN     key, base, temp, temp_ino, lsns: versions are about to be published; what recovery needs if it never ends
+    BEGIN     key, base, temp, temp_ino, lsns, entries: versions are about to be published; what recovery needs if it
+              never ends. `entries` are their paths, and where each will lie then
     DONE      key, lsns, entries: they are published. `entries` has all their paths, and where each lies now; versions
               of these paths with an LSN above all of theirs are newer, and not published
     CONFLICT  path, lsn, why: somebody else has published another version. why "": ours is to win, whatever is there
     DROP      path, lsn: the version is given up
     CLEAN     everything is published
 
-`base` is what the store had for the path: `[start, size]`, null for nothing, "?" if nobody has looked. Other members of
+`base` is what the store had for the path: `[start, size]` and perhaps its crc32c, null for nothing, "?" if nobody has
+looked. Other members of
 PUT, DOC, DEL, MOVE and LINK are kept as `Version.extra`.
 """
 
@@ -31,7 +33,7 @@ from shardfs.journal import Kind, Position, Record
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Base: TypeAlias = "tuple[int, int] | str | None"
+Base: TypeAlias = "tuple[int, ...] | str | None"
 UNKNOWN = "?"
 
 _KNOWN = frozenset({"path", "from", "to", "lsn", "gone", "mtime_ns", "mode", "scratch", "base", "from_base"})

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from shardfs import rewriting
@@ -24,15 +24,15 @@ from shardfs.pending import Pending
 from shardfs.recover import park_scratch
 from shardfs.writers import Begun
 from shardfs.writing.failures import Failures
-from shardfs.writing.publishing import MAX_RETRY_S, RETRY_S, DirtyShard, Job, Publishing
+from shardfs.writing.publishing import MAX_RETRY_S, RETRY_S, UNLOOKED, DirtyShard, Extent, Job, Publishing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from shardfs.chunk_tree import Target
     from shardfs.journal import Journal, Position
     from shardfs.model import Bytes, Stat
-    from shardfs.pending import Version
+    from shardfs.pending import Base, Version
     from shardfs.writers import Writer
     from shardfs.writing.buffers import Buffer
 
@@ -77,6 +77,7 @@ class WriteBuffer:
         self.failed: Callable[[str, OSError], object] = lambda path, failure: None
         self.counts = {"published_chunks": 0, "published_shards": 0, "published_bytes": 0, "written_bytes": 0,
                        "conflicts": 0, "failures": 0}  # fmt: skip
+        self._recovered = max((record.lsn for record in journal.recovered), default=-1)
         for record in journal.recovered:
             self._journal.release(self._pending.apply(record))
         park_scratch(journal, self._pending)
@@ -118,17 +119,16 @@ class WriteBuffer:
     ) -> Version:
         """A whole version of a file. It survives the end of this process when this returns."""
         size = data.size if isinstance(data, FilePart) else len(data)
-        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "base": self._base(path, target)}
-        with self._lock:
-            self._apply(Record.PUT, meta, data)
+        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
+        with self._based(path, target) as base:
+            self._apply(Record.PUT, {**meta, "base": base}, data)
             self.counts["written_bytes"] += size
             self.retarget(path, target)
             return self._pending.versions[path]
 
     def drop(self, path: str, target: Target | None) -> None:
         """The file is gone; `target` is given if its shard must be told."""
-        base = self._base(path, target)
-        with self._lock:
+        with self._based(path, target) as base:
             known = self._pending.versions.get(path)
             if target is not None:
                 self._apply(Record.DEL, {"path": path, "base": base})
@@ -142,12 +142,12 @@ class WriteBuffer:
     ) -> Version:  # fmt: skip
         """Another name for a version; `data` if it is not pending so far. `gone` is given if the shard of the old name
         must be told."""
-        version = self._pending.versions.get(old)
-        meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": self._base(new, target)}
-        meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
-        if data is None and version is not None:
-            meta["lsn"] = version.lsn
-        with self._lock:
+        with self._based(new, target) as base:
+            version = self._pending.versions.get(old)
+            meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base}
+            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
+            if data is None and version is not None:
+                meta["lsn"] = version.lsn
             self._apply(Record.MOVE, meta, data)
             self.retarget(old, gone)
             self.retarget(new, target)
@@ -158,15 +158,24 @@ class WriteBuffer:
         record = self._journal.append(kind, meta, content, reserve=kind is not Record.PUT)
         self._journal.release(self._pending.apply(record))
 
-    def _base(self, path: str, target: Target | None) -> Sequence[int] | str | None:
-        """Where the chunk lies in its shard that this version is to replace: whoever changes it, too, is noticed."""
-        known = self._pending.versions.get(path)
-        if known is not None:
-            return known.base
-        if target is None:
-            return "?"
+    @contextmanager
+    def _based(self, path: str, target: Target | None) -> Iterator[Base]:
+        """Hold the lock, and know which chunk a new version of a path is to replace: whoever changes that, too, is
+        noticed. The shard is looked at before, without the lock."""
+        while True:
+            known = self._pending.versions.get(path)
+            base = known.base if known is not None else "?" if target is None else self._found(target)
+            with self._lock:
+                if self._pending.versions.get(path) is known:  # else it was published meanwhile, and lies elsewhere
+                    yield base
+                    return
+
+    def _found(self, target: Target) -> tuple[int, ...] | None:
+        """Where a chunk lies in its shard, and, as that takes no request, its checksum: others may put theirs at the
+        same place."""
         found = target.tree.base(target.coords)
-        return None if found is None else list(found)
+        summed = None if found is None or not self._writer.local else target.tree.stored_sum(target.coords)
+        return found if found is None or summed is None else (*found, summed)
 
     def retarget(self, path: str, target: Target | None) -> None:
         """Say of which shard a path is a chunk; None: of none, as far as is known now."""
@@ -187,6 +196,8 @@ class WriteBuffer:
                 self._shards[target.tree.first, number] = shard
             if not shard.targets:
                 shard.first = now
+            if self._pending.versions[path].lsn <= self._recovered:
+                shard.version = UNLOOKED
             shard.targets[path], shard.last = target, now
             shard.unfit.clear()
             self._shard_at[path] = shard
@@ -332,27 +343,28 @@ class WriteBuffer:
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
             return
         job = Job(self._journal, self.settings, shard, taken, self._begun)
+        with self._lock:
+            job.published = [b.get("entries", {}) for b in self._pending.begun.values() if b["key"] == shard.key]
         try:
-            stat = self._writer.update(shard.key, job.make, job.begun)
+            stat = self._writer.update(shard.key, job.make, job.begun, job.check)
         finally:
             job.close()
         self._arrived(shard, job, stat)
 
-    def _begun(self, note: Begun, lsns: list[int]) -> None:
+    def _begun(self, note: Begun, lsns: list[int], entries: Mapping[str, Extent]) -> None:
         with self._lock:
-            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns})
+            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})
         self._journal.sync()
 
-    def _entries(self, job: Job, done: Mapping[str, Version]) -> dict[str, list[int] | None]:
+    def _entries(self, job: Job, done: Mapping[str, Version]) -> dict[str, tuple[int, ...] | None]:
         """All that was published; and where it lies now, if a newer version is pending already."""
-        out: dict[str, list[int] | None] = dict.fromkeys(done)
+        out: dict[str, tuple[int, ...] | None] = dict.fromkeys(done)
         for path, version in done.items():
             newest = self._pending.versions.get(path)
             if newest is not None and newest.lsn != version.lsn:
                 target = job.taken[path][0]
                 with suppress(OSError, CorruptShardError):
-                    found = target.tree.base(target.coords)
-                    out[path] = None if found is None else list(found)
+                    out[path] = self._found(target)
         return out
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from shardfs import rewriting
@@ -18,6 +18,7 @@ from shardfs.writers.common import Begun
 from shardfs.writers.local import LocalWriter
 from shardfs.writing.publishing import Publishing
 from shardfs.writing.tree import open_write_tree
+from tests.write.faults import Frozen, hooked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,8 @@ class BareFiles:
             self._notes.unlink()
         for directory in {os.path.dirname(key) for key in self._shards}:
             self._writer.sweep(directory)
+
+    read_only = False
 
     def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
         self._pending[path] = data
@@ -149,17 +152,31 @@ class Whole:
         # Small, so that segments come and go.
         held = Journal.open(journal, str(root), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
         tree = open_write_tree(base, held, publishing=Publishing(idle_s=NEVER, age_s=NEVER))
+        files = TreeFiles(tree, held)
         try:
-            yield TreeFiles(tree)
+            yield files
         finally:
-            tree.pending.close(5)
+            if not files.dead:
+                tree.pending.close(5)
 
 
 class TreeFiles:
     """The calls that FUSE would make."""
 
-    def __init__(self, tree: WriteTree) -> None:
-        self.tree = tree
+    def __init__(self, tree: WriteTree, journal: Journal) -> None:
+        self.tree, self._journal, self.dead = tree, journal, False
+
+    def die(self) -> None:
+        """Nothing reaches the disk any more, and the locks are free: as after kill -9."""
+        self.dead = True
+        with hooked(Frozen()), suppress(OSError):
+            self.tree.pending.close(0)
+        with suppress(OSError):
+            self._journal._close_files()
+
+    @property
+    def read_only(self) -> bool:
+        return self._journal.read_only is not None
 
     def _parent(self, path: str, *, make: bool = False) -> tuple[int, bytes]:
         directory, _, name = path.rpartition("/")

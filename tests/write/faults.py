@@ -162,6 +162,15 @@ class HangAt(Calls):
         return function(*args)
 
 
+class Frozen(Calls):
+    """Nothing reaches the disk any more, as if the process had been killed; locks go with their descriptors."""
+
+    def do(self, number: int, name: str, function: Function, args: Args) -> Any:
+        if name in NEVER_FAIL:
+            return function(*args)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 @contextmanager
 def hooked(hook: Calls) -> Iterator[None]:
     """All calls go to `hook` meanwhile."""

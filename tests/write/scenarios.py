@@ -43,6 +43,10 @@ class Files(Protocol):
     def publish(self) -> None:
         """All that is closed is in the store when this returns."""
 
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be written any more until all is opened anew."""
+
 
 class Session:
     """A writer of one array, which notes what it is told."""

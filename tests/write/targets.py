@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -136,12 +137,12 @@ def write_tensorstore(driver: str, path: Path, array: Array) -> None:
 def read_zarr(path: Path) -> Array:
     import zarr
 
-    return np.asarray(zarr.open_array(path, mode="r")[...])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of codecs behind shards
+        return np.asarray(zarr.open_array(path, mode="r")[...])
 
 
 def write_zarr(path: Path, array: Array) -> None:
-    import warnings
-
     import zarr
 
     with warnings.catch_warnings():

@@ -1,0 +1,130 @@
+"""Somebody else writes to the source: while we have a chunk in the journal, and between a crash and the next mount.
+
+The default is that the first one wins: ours stays in the journal and says ESTALE. What was not touched is added.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.write.engines import Whole
+from tests.write.oracle import found_by
+from tests.write.targets import TARGETS, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.write.engines import TreeFiles
+
+NAMES = ["zarr_end", "zarr_start", "zarr_nested", "precomputed", "precomputed_gzip", "n5"]
+"""Not those with codecs around whole shards: in there a chunk that stays where it is looks unchanged."""
+
+OURS, THEIRS = 9000, 8000
+
+
+class Place:
+    """An array of which every chunk is there, and a journal."""
+
+    def __init__(self, target: Target, top: Path) -> None:
+        self.target, self.store, self.journal = target, top / "store", top / "journal"
+        self.store.mkdir()
+        self.journal.mkdir(mode=0o700)
+        target.create(self.store)
+        self.held = {number: 100 + number for number in range(len(target.chunks))}
+        target.fill(self.store, target.array(self.held))
+
+    def write_ours(self, files: TreeFiles, number: int) -> None:
+        files.write(self.target.path(number), self.target.shown(OURS + number))
+
+    def write_theirs(self, number: int) -> None:
+        """As a program does that writes the whole shard anew, the other chunks staying where they are."""
+        self.held[number] = THEIRS + number
+        beside = self.store.parent / "beside"
+        shutil.copytree(self.store, beside)
+        self.target.fill(beside, self.target.array(self.held))
+        key = next(key for key, members in self.target.shards().items() if number in members)
+        (beside / key).rename(self.store / key)
+        shutil.rmtree(beside)
+
+    def found(self) -> dict[int, int | None]:
+        found, torn = found_by(self.target, next(iter(self.target.readers)), self.store)
+        assert torn == []
+        return found
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(TARGETS[request.param], tmp_path)
+
+
+def killed(place: Place, run: Callable[[TreeFiles], None]) -> None:
+    """What `run` does, and then nothing reaches the disk any more."""
+    with Whole().open(place.target, place.store, place.journal) as files:
+        run(files)
+        files.die()
+
+
+def same_shard(target: Target) -> tuple[int, int]:
+    first, second, *_ = next(iter(target.shards().values()))
+    return first, second
+
+
+@pytest.mark.parametrize("place", NAMES, indirect=True)
+def test_theirs_stays_and_ours_says_so(place: Place) -> None:
+    ours, _ = same_shard(place.target)
+    with Whole().open(place.target, place.store, place.journal) as files:
+        place.write_ours(files, ours)
+        place.write_theirs(ours)
+        with pytest.raises(OSError, match="it was at") as caught:
+            files.publish()
+        assert caught.value.errno == errno.ESTALE
+        assert files.read(place.target.path(ours)) == place.target.shown(OURS + ours)
+    assert place.found() == place.held
+
+
+@pytest.mark.parametrize("place", NAMES, indirect=True)
+def test_an_old_journal_does_not_overwrite_what_is_newer(place: Place) -> None:
+    ours, _ = same_shard(place.target)
+    killed(place, lambda files: place.write_ours(files, ours))
+    place.write_theirs(ours)
+    with Whole().open(place.target, place.store, place.journal) as files:
+        with pytest.raises(OSError, match="it was at") as caught:
+            files.publish()
+        assert caught.value.errno == errno.ESTALE
+        assert files.read(place.target.path(ours)) == place.target.shown(OURS + ours)
+    assert place.found() == place.held
+
+
+@pytest.mark.parametrize("place", ["zarr_end", "n5"], indirect=True)
+@pytest.mark.parametrize("crash", [False, True])
+def test_what_both_wrote_side_by_side_is_there(place: Place, crash: bool) -> None:
+    """Their chunk is as long as the one before, so that no other has moved."""
+    ours, theirs = same_shard(place.target)
+    if crash:
+        killed(place, lambda files: place.write_ours(files, ours))
+        place.write_theirs(theirs)
+    with Whole().open(place.target, place.store, place.journal) as files:
+        if not crash:
+            place.write_ours(files, ours)
+            place.write_theirs(theirs)
+        files.publish()
+    assert place.found() == {**place.held, ours: OURS + ours}
+
+
+@pytest.mark.parametrize("place", [*NAMES, "zarr_gzip_after"], indirect=True)
+def test_after_a_crash_ours_is_published_if_nobody_else_was_there(place: Place) -> None:
+    ours, other = same_shard(place.target)
+
+    def run(files: TreeFiles) -> None:
+        place.write_ours(files, ours)
+        files.unlink(place.target.path(other))
+
+    killed(place, run)
+    with Whole().open(place.target, place.store, place.journal) as files:
+        files.publish()
+    assert place.found() == {**place.held, ours: OURS + ours, other: None}
