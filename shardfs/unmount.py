@@ -124,12 +124,9 @@ def _segments(journal: str) -> dict[str, int]:
 
 def _told(journal: str) -> int:
     """Name what is left in it; the exit code."""
-    from shardfs.journal import Peek
-    from shardfs.pending import Pending
+    from shardfs.recover import look
 
-    with Peek.open(journal) as peek:
-        versions = Pending.of(peek.recovered)[0].versions
-    left = sorted(path for path, version in versions.items() if not version.scratch)
+    left = [entry.path for entry in look(journal).entries if entry.state != "scratch"]
     if not left:
         return 0
     more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []

@@ -34,13 +34,19 @@ MOST_BYTES = 10 << 30
 
 
 def open_journal(
-    source: str, found: Options, *, mountpoint: str = "", waiting: Callable[[], None] = nothing
+    source: str,
+    found: Options,
+    *,
+    directory: Path | None = None,
+    mountpoint: str = "",
+    waiting: Callable[[], None] = nothing,
 ) -> Journal:
     """The journal of a source, which nobody else may write to from now on; what is wrong with it is logged.
 
-    Raise BusyError, or OSError if it cannot lie where it should; both are told before anything is changed.
+    It lies where the options say, if no `directory` is given. Raise BusyError, or OSError if it cannot lie there; both
+    are told before anything is changed.
     """
-    directory = directory_for(source, found.journal)
+    directory = directory or directory_for(source, found.journal)
     journal = Journal.open(
         directory,
         source,
@@ -62,13 +68,19 @@ def _half_of_free(directory: Path) -> int:
 
 
 def open_writable(
-    tree: Tree, source: str, found: Options, *, mountpoint: str = "", waiting: Callable[[], None] = nothing
+    tree: Tree,
+    source: str,
+    found: Options,
+    *,
+    directory: Path | None = None,
+    mountpoint: str = "",
+    waiting: Callable[[], None] = nothing,
 ) -> WriteTree:
     """The tree of a source, to be written; with what the journal has of it, which begins to be published.
 
     Raise UnsupportedError if the store is none that can be written safely, and as `open_journal`.
     """
-    journal = open_journal(source, found, mountpoint=mountpoint, waiting=waiting)
+    journal = open_journal(source, found, directory=directory, mountpoint=mountpoint, waiting=waiting)
     publishing = Publishing(
         idle_s=found.idle,
         age_s=found.age,

@@ -35,6 +35,7 @@ VERBS = {
     "info": "looking",
     "locate": "looking",
     "verify": "verifying",
+    "recover": "recovering",
     "compact": "writing",
     "config": "configuring",
     "install": "installing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardfs.mounts import Mount
+    from shardfs.recover import Entry, Left
 
 
 @click.command()
-@click.argument("mountpoint", required=False)
+@click.argument("what", required=False, metavar="[MOUNTPOINT|SOURCE]")
+@click.option("--wait", is_flag=True, help="Wait until nothing is to be published, or nobody does it any more.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def status(mountpoint: str | None, as_json: bool) -> int:
-    """Tell how the mounts on this machine fare, or the one on MOUNTPOINT.
+@source_options
+def status(what: str | None, wait: bool, as_json: bool, **given: Any) -> int:
+    """Tell how the mounts on this machine fare, or the one on MOUNTPOINT; or what waits in the journal of SOURCE.
 
-    Exit code 1 if one of them is dead or hangs, or if there is none on MOUNTPOINT. Takes less than a second.
+    Exit code 1 if a mount is dead or hangs, or cannot publish something, or if there is none on MOUNTPOINT; of SOURCE
+    if files wait that nobody publishes. How mounts fare is told in less than a second.
     """
     from shardfs import mounts
 
-    found = mounts.mounts(None if mountpoint is None else os.path.abspath(mountpoint))
+    mountpoint = None if what is None else os.path.abspath(what)
+    found = mounts.mounts(mountpoint)
+    if not found and what is not None:
+        return _status_of_source(what, wait=wait, as_json=as_json, **given)
+    while wait and any(_publishes(mount) for mount in found):
+        time.sleep(LOOK_S)
+        found = mounts.mounts(mountpoint)
     for mount in found:
         if as_json:
             told = mount.told or {}
@@ -36,10 +47,64 @@ def status(mountpoint: str | None, as_json: bool) -> int:
         else:
             click.echo("\n".join(_lines(mount)))
     if not found and not as_json:
-        click.echo(f"{mountpoint}: is no mount of shardfs" if mountpoint else "nothing is mounted")
-    bad = any(mount.state in (mounts.DEAD, mounts.HANGS) for mount in found)
-    return 1 if bad or (mountpoint is not None and not found) else 0
+        click.echo("nothing is mounted")
+    return int(any(mount.state in (mounts.DEAD, mounts.HANGS) or _fails(mount) for mount in found))
 
+
+def _publishes(mount: Mount) -> bool:
+    writing = mount.told and mount.told["writing"]
+    return bool(writing and writing["dirty_chunks"] and not writing["errors"])
+
+
+def _fails(mount: Mount) -> bool:
+    writing = mount.told and mount.told["writing"]
+    return bool(writing and (writing["errors"] or writing["read_only"]))
+
+
+def _status_of_source(what: str, *, wait: bool, as_json: bool, **given: Any) -> int:
+    """What waits in a journal, and who publishes it."""
+    from shardfs import recover
+    from shardfs.journal import directory_for
+
+    found, _ = given_options(**given, flags={})
+    directory = directory_for(absolute(what), found.journal)
+    if not directory.is_dir():
+        if not as_json:
+            click.echo(f"{what}: is no mount of shardfs, and nothing was written to it by one")
+        return 1
+    left = recover.look(directory)
+    while wait and left.owner is not None and _waiting(left):
+        time.sleep(LOOK_S)
+        left = recover.look(directory)
+    if as_json:
+        counts = {"files": len(_waiting(left)), "conflicts": sum(e.state == "conflict" for e in left.entries)}
+        write_json({"source": absolute(what), "journal": str(directory), "owner": left.owner, **counts})
+    else:
+        click.echo("\n".join(_left_lines(what, left)))
+    return int(bool(_waiting(left)) and left.owner is None)
+
+
+def _waiting(left: Left) -> list[Entry]:
+    return [entry for entry in left.entries if entry.state != "scratch"]
+
+
+def _left_lines(what: str, left: Left) -> Iterator[str]:
+    from shardfs.journal.places import describe
+
+    waiting = _waiting(left)
+    if not waiting:
+        yield f"{what}: all is published"
+        return
+    yield f"{what}: {len(waiting)} files wait in {left.directory}"
+    yield (
+        f"  {describe(left.owner)}" if left.owner else "  nobody publishes them: mount it with --rw, or shardfs recover"
+    )
+    yield from (f"  {entry.path}{f': {entry.why}' if entry.why else ''}" for entry in waiting[:NAMED])
+    if len(waiting) > NAMED:
+        yield f"  and {len(waiting) - NAMED} more"
+
+
+LOOK_S = 0.5
 
 NAMED = 20
 """So many files or shards are named."""

@@ -132,7 +132,7 @@ def opening(source: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if e.filename is not None:
+        if e.filename is not None or isinstance(e, errors.BusyError):
             raise
         number = errors.errno_of(e)  # fsspec's FileNotFoundErrors have neither errno nor words
         words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))

@@ -159,7 +159,10 @@ def test_status(source: Path, mounted: Mounted) -> None:
         assert text.startswith(f"{mount}: {source}\n  layout native, process {found['pid']}, up ")
         assert "requests: lookup " in text
     done = shardfs("status", mount)
-    assert (done.returncode, done.stdout) == (1, f"{mount}: is no mount of shardfs\n")
+    assert (done.returncode, done.stdout) == (
+        1,
+        f"{mount}: is no mount of shardfs, and nothing was written to it by one\n",
+    )
 
 
 @fuse

@@ -160,6 +160,37 @@ def test_waiting_has_an_end_and_the_daemon_goes_on(mount: WritableMount, data: D
     assert first(stored(data, source)) == {7}
 
 
+def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source: Path) -> None:
+    def status(*words: str) -> tuple[int, str]:
+        done = shardfs("status", "-o", f"journal={mount.journal}", *words, source)
+        return done.returncode, done.stdout
+
+    assert status() == (0, f"{source}: all is published\n")
+    write(mount.path / "c/0/0", chunk(7))
+    code, told = status()
+    assert (code, told.splitlines()[0].startswith(f"{source}: 1 files wait in {mount.journal}/")) == (0, True)
+    assert f"mounted rw by pid {mount.pid} at {mount.path}" in told
+    mount.kill()
+    code, told = status("--wait")  # for nobody
+    assert (code, told.splitlines()[1:]) == (
+        1,
+        ["  nobody publishes them: mount it with --rw, or shardfs recover", "  c/0/0"],
+    )
+    mount.mount()
+    with held(source / "c/0/0"):
+        run("fusermount3", "-u", mount.path)
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "shardfs", "status", "--wait", "--json", "-o", f"journal={mount.journal}", source],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(2)
+    out, _ = waiting.communicate(timeout=30)
+    assert (waiting.returncode, '"files": 0' in out) == (0, True)
+
+
 @pytest.mark.parametrize("command", [["fusermount3", "-u"], ["umount", "-l"]])
 def test_other_programs_unmount_and_the_daemon_publishes(
     command: list[str], mount: WritableMount, data: Dataset, source: Path

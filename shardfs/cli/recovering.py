@@ -1,0 +1,180 @@
+"""The verb `recover`: journals without a mount."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardfs import options
+from shardfs.cli.printing import human_bytes, waiting, write_json
+from shardfs.cli.sources import absolute, given_options, opened, opening, source_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from shardfs.options import Options
+    from shardfs.recover import Left
+
+LEFT, DAMAGED = 3, 7
+
+
+@click.command()
+@click.argument("source", required=False, metavar="[SOURCE|DIRECTORY]")
+@click.option("--list", "doing", flag_value="list", default=True, help="What is in the journal; this is the default.")
+@click.option("--verify", "doing", flag_value="verify", help="Read all of it and compare checksums.")
+@click.option("--apply", "doing", flag_value="apply", help="Publish what can be, without a mount.")
+@click.option("--export", "out", metavar="DIRECTORY", help="Write what is in it to plain files below this directory.")
+@click.option("--ours", multiple=True, metavar="PATH", help="Of a conflict: what was written here is to be published.")
+@click.option("--theirs", multiple=True, metavar="PATH", help="Of a conflict: what is in the source stays.")
+@click.option("--salvage", "doing", flag_value="salvage", help="Put damage aside, and go on without it.")
+@click.option("--discard", "doing", flag_value="discard", help="Put everything aside; it is kept for seven days.")
+@click.option("--yes", is_flag=True, help="Really discard.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@source_options
+def recover(
+    source: str | None,
+    doing: str,
+    out: str | None,
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    yes: bool,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Look after what was written to SOURCE and is not published: in the journal that a mount has left.
+
+    A DIRECTORY with a journal will do, also a copy, or one whose source is gone. Without either, all of your journals
+    are listed. Exit code 3 if something is left that cannot be published, 4 if a mount has the journal, 7 if it is
+    damaged.
+    """
+    from shardfs import recover as work
+
+    found, _ = given_options(**given, flags={})
+    if source is None:
+        if doing != "list" or out is not None or ours or theirs:
+            raise click.UsageError("which one? SOURCE, or the directory of a journal, is needed")
+        return _all(work.journals(found.journal), as_json=as_json)
+    directory = _find(source, found)
+    if out is not None:
+        return _export(directory, options.file_path(out))
+    if ours or theirs:
+        work.ours(directory, ours)
+        work.theirs(directory, theirs)
+        return 0
+    if doing == "apply":
+        return _apply(source, directory, found)
+    if doing == "salvage":
+        return _salvage(directory)
+    if doing == "discard":
+        return _discard(directory, really=yes)
+    left = work.look(directory)
+    _list(left, as_json=as_json)
+    return DAMAGED if doing == "verify" and (left.problems or left.damaged_paths) else 0
+
+
+def _find(source: str, found: Options) -> Path:
+    from shardfs import recover as work
+
+    with suppress(FileNotFoundError):
+        return work.find(source, found.journal)
+    return work.find(absolute(source), found.journal)
+
+
+def _all(directories: Sequence[Path], *, as_json: bool) -> int:
+    from shardfs import recover as work
+
+    for directory in directories:
+        left = work.look(directory)
+        if as_json:
+            write_json(_told(left))
+        else:
+            click.echo(f"{left.source}: {', '.join(_words(left))}\n  {directory}")
+    if not directories and not as_json:
+        click.echo("no journals")
+    return 0
+
+
+def _told(left: Left) -> dict[str, Any]:
+    told = left._asdict()
+    told["directory"], told["entries"] = str(left.directory), len(left.entries)
+    return {"type": "journal", **told}
+
+
+def _words(left: Left) -> list[str]:
+    counts: dict[str, int] = {}
+    for entry in left.entries:
+        counts[entry.state] = counts.get(entry.state, 0) + 1
+    words = [f"{n} {state}" for state, n in counts.items()] or ["nothing to be published"]
+    if left.owner is not None:
+        from shardfs.journal.places import describe
+
+        words.append(describe(left.owner))
+    return [*words, f"{len(left.problems)} problems"] if left.problems else words
+
+
+def _list(left: Left, *, as_json: bool) -> None:
+    if as_json:
+        write_json(_told(left))
+        for entry in left.entries:
+            write_json({"type": "file", **entry._asdict()})
+        return
+    click.echo(f"{left.source}: {', '.join(_words(left))}; {human_bytes(left.nbytes)} in {left.directory}")
+    for entry in left.entries:
+        why = f"  ({entry.why})" if entry.why else ""
+        click.echo(f"  {entry.state:<8} {human_bytes(entry.size):>10}  {entry.path}{why}")
+    for problem in left.problems:
+        click.echo(f"  problem: {problem}")
+    for path in left.damaged_paths:
+        click.echo(f"  lost: {path or 'it cannot be told which files'}")
+
+
+def _export(directory: Path, out: str) -> int:
+    from shardfs import recover as work
+
+    done = work.export(directory, out)
+    click.echo(f"{done.files} files in {out}; {len(done.deleted)} were deleted")
+    for path, why in done.failed.items():
+        click.echo(f"shardfs: {path}: {why}", err=True)
+    return LEFT if done.failed else 0
+
+
+def _apply(source: str, directory: Path, found: Options) -> int:
+    from shardfs import recover as work
+    from shardfs.writable import open_writable
+
+    # A directory was given: the source is what its journal is of.
+    of_itself = os.path.realpath(source) == os.path.realpath(directory)
+    source = work.look(directory).source if of_itself else absolute(source)
+    tree = opened(source, found)
+    with opening(source), waiting("publishing") as tell:
+        writable = open_writable(tree, source, found, directory=directory)
+        tell(f"{len(writable.left())} files")
+        left = writable.close(found.stall)
+    for path in sorted(left):
+        click.echo(f"shardfs: {path}: is not published", err=True)
+    return LEFT if left else 0
+
+
+def _salvage(directory: Path) -> int:
+    from shardfs import recover as work
+
+    lost = work.salvage(directory)
+    for problem in lost:
+        click.echo(problem)
+    click.echo(f"{len(lost)} problems put aside in {directory}" if lost else "there is no damage")
+    return 0
+
+
+def _discard(directory: Path, *, really: bool) -> int:
+    from shardfs import recover as work
+
+    if not really:
+        n = len(work.look(directory).entries)
+        raise click.UsageError(f"--discard would give up {n} files in {directory}: say --yes, too")
+    aside = work.discard(directory)
+    click.echo("the journal is empty" if aside is None else f"put aside in {aside}, for seven days")
+    return 0

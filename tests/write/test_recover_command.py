@@ -1,0 +1,147 @@
+"""`shardfs recover`: what a mount has left is listed, published, exported, decided, and given up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from shardfs.journal import Journal, Kind, directory_for
+from tests.conftest import read_with
+from tests.mount.programs import copy_tree, shardfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.datasets import Dataset
+
+    Get = Callable[[str, str], Dataset]
+
+CHUNK = np.full((2, 3), 7, "<u2").tobytes()
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state/shardfs"
+
+
+@pytest.fixture
+def source(dataset: Get, tmp_path: Path) -> Path:
+    """With a chunk written, one deleted, and an orphan, as a daemon leaves them that was killed."""
+    path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
+    journal = Journal.open(directory_for(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
+    meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": "?"}
+    journal.append(Kind.PUT, {"path": "c/0/0", **meta}, CHUNK)
+    journal.append(Kind.PUT, {"path": "c/99", **meta}, b"orphan")
+    journal.append(Kind.DEL, {"path": "c/3/3", "base": "?"})
+    journal.close(clean=False)
+    return path
+
+
+def test_it_is_listed(source: Path, state: Path) -> None:
+    assert shardfs("recover", source).stdout.splitlines()[1:] == [
+        "  pending        12 B  c/0/0",
+        "  deleted         0 B  c/3/3",
+        "  pending         6 B  c/99",
+    ]
+    (directory,) = state.iterdir()
+    told = [json.loads(line) for line in shardfs("recover", "--json", directory).stdout.splitlines()]
+    assert [line.get("path", line["type"]) for line in told] == ["journal", "c/0/0", "c/3/3", "c/99"]
+    assert (told[0]["source"], told[0]["entries"], told[0]["owner"]) == (str(source), 3, None)
+    assert shardfs("recover").stdout == f"{source}: 2 pending, 1 deleted\n  {directory}\n"
+    assert shardfs("recover", "--verify", source).returncode == 0
+
+
+@pytest.mark.interop
+def test_it_is_published_without_a_mount(dataset: Get, source: Path, tmp_path: Path) -> None:
+    data = dataset("zarr3", "default")
+    done = shardfs("recover", "--apply", source)
+    assert (done.returncode, done.stderr) == (3, "shardfs: c/99: is not published\n")
+    wanted = data.arrays[""].copy()
+    wanted[:2, :3], wanted[6:, 9:] = 7, 0
+    assert np.array_equal(read_with("tensorstore", data, source), wanted)
+    assert [line.split()[-1] for line in shardfs("recover", source).stdout.splitlines()[1:]] == ["c/99"]
+    again = shardfs("recover", "--apply", source)
+    assert (again.returncode, again.stderr) == (3, "shardfs: c/99: is not published\n")
+    assert np.array_equal(read_with("tensorstore", data, source), wanted)
+    assert sorted(p.name for p in source.rglob(".shardfs*")) == []
+
+
+@pytest.mark.interop
+def test_a_copy_of_the_directory_will_do(dataset: Get, source: Path, state: Path, tmp_path: Path) -> None:
+    (directory,) = state.iterdir()
+    (tmp_path / "copy").mkdir(mode=0o700)
+    shutil.copytree(directory, tmp_path / "copy/j", dirs_exist_ok=False)
+    assert shardfs("recover", "--apply", tmp_path / "copy/j").returncode == 3
+    assert (read_with("tensorstore", dataset("zarr3", "default"), source)[:2, :3] == 7).all()
+    assert len(shardfs("recover", directory).stdout.splitlines()) == 4  # the original is as it was
+
+
+def test_it_is_exported(source: Path, tmp_path: Path) -> None:
+    shutil.rmtree(source)  # it is not needed
+    done = shardfs("recover", source, "--export", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (0, f"2 files in {tmp_path / 'out'}; 1 were deleted\n")
+    assert (tmp_path / "out/c/0/0").read_bytes() == CHUNK
+    assert (tmp_path / "out/c/99").read_bytes() == b"orphan"
+    assert shardfs("recover", source, "--export", tmp_path / "out").returncode == 3  # there is something already
+
+
+def test_it_is_given_up(source: Path, state: Path) -> None:
+    done = shardfs("recover", "--discard", source)
+    assert (done.returncode, "would give up 3 files" in done.stderr) == (2, True)
+    done = shardfs("recover", "--discard", "--yes", source)
+    assert (done.returncode, done.stdout.endswith(", for seven days\n")) == (0, True)
+    done = shardfs("recover", source)
+    assert (done.returncode, "there is no journal" in done.stderr) == (3, True)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("word", "value"), [("--ours", 7), ("--theirs", 1)])
+def test_conflicts_are_decided(word: str, value: int, dataset: Get, source: Path) -> None:
+    journal = Journal.open(directory_for(str(source)), str(source), limit_bytes=64 << 20, commit_s=0)
+    lsn = next(record.lsn for record in journal.recovered if record.meta["path"] == "c/0/0")
+    journal.append(Kind.CONFLICT, {"path": "c/0/0", "lsn": lsn, "why": "somebody"})
+    journal.close(clean=False)
+    listed = shardfs("recover", source).stdout
+    assert "  conflict       12 B  c/0/0  (somebody)\n" in listed
+    assert shardfs("recover", source, "--ours", "c/99").returncode == 3
+    assert shardfs("recover", source, word, "c/0/0").returncode == 0
+    assert shardfs("recover", "--apply", source).returncode == 3
+    assert read_with("tensorstore", dataset("zarr3", "default"), source)[0, 0] == value
+
+
+def test_damage_is_told_and_put_aside_when_asked(source: Path, state: Path) -> None:
+    (directory,) = state.iterdir()
+    assert shardfs("recover", "--salvage", source).stdout == "there is no damage\n"
+    (segment,) = directory.glob("*.wal")
+    data = bytearray(segment.read_bytes())
+    data[data.index(CHUNK)] ^= 1
+    segment.write_bytes(data)
+    done = shardfs("recover", "--verify", source)
+    assert (done.returncode, "  problem: " in done.stdout, "  lost: c/0/0" in done.stdout) == (7, True, True)
+    done = shardfs("recover", "--salvage", source)
+    assert (done.returncode, "problems put aside in " in done.stdout) == (0, True)
+    assert shardfs("recover", "--verify", source).returncode == 0
+
+
+def test_a_mount_has_it(source: Path) -> None:
+    journal = Journal.open(directory_for(str(source)), str(source), limit_bytes=64 << 20, mountpoint="/mnt/x")
+    try:
+        for words in (["--apply"], ["--salvage"], ["--discard", "--yes"], ["--ours", "c/0/0"]):
+            done = shardfs("recover", source, *words)
+            assert (done.returncode, "already mounted rw by pid" in done.stderr) == (4, True), words
+        assert shardfs("recover", source).returncode == 0
+    finally:
+        journal.close(clean=False)
+
+
+def test_words_that_make_no_sense(tmp_path: Path) -> None:
+    assert shardfs("recover").stdout == "no journals\n"
+    assert shardfs("recover", "--apply").returncode == 2
+    done = shardfs("recover", tmp_path)
+    assert (done.returncode, "there is no journal" in done.stderr) == (3, True)
