@@ -69,7 +69,7 @@ class Writer(Protocol):
     def delete(self, key: str) -> None:
         """Raise FileNotFoundError if there is none."""
 
-    def make_directory(self, key: str) -> None:
+    def make_directory(self, key: str, mode: int = 0o777) -> None:
         """Raise FileExistsError; FileNotFoundError without a directory to make it in."""
 
     def remove_directory(self, key: str) -> None:

@@ -141,9 +141,9 @@ class LocalWriter:
         with self._place(key) as place:
             disk.unlink(place.name, place.at)
 
-    def make_directory(self, key: str) -> None:
+    def make_directory(self, key: str, mode: int = 0o777) -> None:
         with self._place(key) as place:
-            disk.mkdir(place.name, at=place.at)
+            disk.mkdir(place.name, mode, place.at)
 
     def remove_directory(self, key: str) -> None:
         with self._place(key) as place:

@@ -206,7 +206,7 @@ class ObjectWriter:
         if not any(found):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
-    def make_directory(self, key: str) -> None:
+    def make_directory(self, key: str, mode: int = 0o777) -> None:
         """Nothing to do: a directory is there as long as something is in it."""
 
     def sync_directory(self, key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,13 @@ class File:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def shown_mode(mode: int, directory: bool = False) -> int:
+    """What `Attributes` say of permission bits: 0 if they are the usual ones, else all of the mode."""
+    usual, kind = (0o755, stat.S_IFDIR) if directory else (0o644, stat.S_IFREG)
+    bits = stat.S_IMODE(mode)
+    return 0 if bits == usual else kind | bits
 
 
 def join(directory: str, name: bytes | str) -> str:
@@ -187,6 +195,15 @@ class Files:
         file = self.at(path) if path else None
         if file is not None and file.parent is not None:
             yield file.parent, file.name, file
+
+    def move_below(self, old: str, new: str) -> None:
+        """A directory has another name: what is in it keeps its files."""
+        for directory in [d for d in self._directories if d == old or d.startswith(f"{old}/")]:
+            moved = new + directory[len(old) :]
+            names = self._directories[moved] = self._directories.pop(directory)
+            for file in names.values():
+                if file is not None:
+                    file.parent = moved
 
     def forget_below(self, path: str) -> None:
         """Nothing is known any more of the names below a path."""

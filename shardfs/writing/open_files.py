@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import time
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +14,7 @@ from shardfs import disk
 from shardfs.cache import nothing
 from shardfs.kinds import Kind
 from shardfs.writing.buffers import Budget, Buffer
-from shardfs.writing.files import File, join
+from shardfs.writing.files import File, join, shown_mode
 from shardfs.writing.overlay import JOURNALED, KNOWN_PATHS, MAX_NAME, Overlay
 
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ class OpenFiles(Overlay):
         fd = -1
         if spot.kind is Kind.PLAIN and self.writer.local:
             self._waiting()
-            fd = self._open_plain(join(directory, name), flags | os.O_CREAT, mode)
+            fd = self._create_plain(join(directory, name), flags, stat.S_IMODE(mode))
         with self._lock:
             file = self._files.new(directory, name, spot.kind, spot.target)
-            file.mode, file.mtime_ns, file.fd = mode & 0o7777, time.time_ns(), fd
+            file.mode, file.mtime_ns, file.fd = shown_mode(mode), time.time_ns(), fd
             if fd < 0:
                 file.buffer, file.dirty = self._new_buffer(file), True
             handle = self._handle(file, flags)
@@ -90,6 +91,7 @@ class OpenFiles(Overlay):
         """The path of a directory, in which something is to be changed."""
         path = self.path_of(number)
         self._numbers[path] = number
+        self._times.pop(number, None)
         file = self._files.by_number.get(number)
         if file is not None and file.kind is not Kind.DIRECTORY:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -105,6 +107,18 @@ class OpenFiles(Overlay):
         if spot.target is not None:
             self.pending.require_writable(spot.target)
         return spot
+
+    def _create_plain(self, path: str, flags: int, mode: int) -> int:
+        """Whoever asks has looked at his umask; ours is not to be looked at."""
+        try:
+            fd = self._open_plain(path, flags | os.O_CREAT | os.O_EXCL, mode)
+        except FileExistsError:  # somebody else has made it in this moment
+            if flags & os.O_EXCL:
+                raise
+            return self._open_plain(path, flags, mode)
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+            disk.chmod(fd, mode)
+        return fd
 
     def _open_plain(self, path: str, flags: int, mode: int = 0o666) -> int:
         both = flags & ~(os.O_ACCMODE | os.O_APPEND | os.O_TRUNC) | os.O_RDWR
@@ -236,22 +250,33 @@ class OpenFiles(Overlay):
         """Permission bits; those of chunks are kept until the end of the mount."""
         file = self._files.by_number.get(number)
         if self._is_plain(number) and self.writer.local:
-            disk.chmod(self._adopt(number).fd, mode & 0o7777)
+            file = self._adopt(number)
+            disk.chmod(file.fd, stat.S_IMODE(mode))
+            file.mode = shown_mode(mode)
+            self._close_plain(file)
         elif file is not None:
-            file.mode = mode & 0o7777
+            file.mode = shown_mode(mode, file.kind is Kind.DIRECTORY)
         else:
             if len(self._modes) >= KNOWN_PATHS:
                 self._modes.clear()
-            self._modes[number] = mode & 0o7777
+            self._modes[number] = shown_mode(mode, self.base.attributes(number).directory)
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
         """The time of the last change (None: now); that of chunks is kept until the end of the mount."""
         when = time.time_ns() if mtime_ns is None else mtime_ns
+        known = self._files.by_number.get(number)
         if self.attributes(number).directory:
+            if known is not None:
+                known.mtime_ns = when
+                return
+            if len(self._times) >= KNOWN_PATHS:
+                self._times.clear()
+            self._times[number] = when
             return
         file = self._adopt(number)
         if file.fd >= 0:
             disk.utime(file.fd, when, when)
+            self._close_plain(file)
             return
         with self._lock:
             file.mtime_ns = when
@@ -327,6 +352,14 @@ class OpenFiles(Overlay):
                 elif file.is_settled and file.kind is not Kind.PLAIN:
                     self._files.settle(file)
 
+    def _close_plain(self, file: File) -> None:
+        """What was opened to change it once is not kept open."""
+        with self._lock:
+            if not file.handles and file.fd >= 0:
+                os.close(file.fd)
+                file.fd = -1
+        self.base.changed(file.path or "")
+
     def _drop_buffer(self, file: File) -> None:
         if file.fd >= 0:
             os.close(file.fd)
@@ -340,6 +373,27 @@ class OpenFiles(Overlay):
             path = file.path or ""
             if file.version is None and not file.base and not self.pending.is_stored(path, file.target):
                 self._files.unname(file)
+
+    def _hold(self, number: int) -> None:
+        """The name of an open file is about to be given away: who has it open goes on with it as it is.
+
+        To be called before anything is changed.
+        """
+        file = self._files.by_number.get(number)
+        if number not in self._opened and (file is None or not file.handles):
+            return
+        if not (self.writer.local and self._is_plain(number)):
+            if file is None and number not in self._frozen:
+                size = self.base.attributes(number).size
+                self._frozen[number] = bytes(self.base.read(number, 0, max(size, 1)))
+            return
+        file = self._adopt(number)
+        with self._lock:
+            self._opened.pop(number, None)
+            for handle, opened in self._handles.items():
+                if opened.number == number and opened.file is None:
+                    self._handles[handle] = opened._replace(file=file)
+                    file.handles += 1
 
     def _released(self, number: int) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ from shardfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.kinds import OWN, Kind, is_scratch
 from shardfs.model import Batch
 from shardfs.writing.directories import Directories
-from shardfs.writing.files import File, Files
+from shardfs.writing.files import File, Files, shown_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +63,8 @@ class Overlay:
         self._paths: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
         self._base_numbers: dict[str, int | None] = {}
-        self._modes: dict[int, int] = {}
+        self._modes: dict[int, int] = {}  # of numbers of the tree, as they were set; kept until the end of the mount
+        self._times: dict[int, int] = {}  # the same of directories, until something in them changes
         self._directories = Directories()
 
     # ---- numbers and paths ----
@@ -175,7 +176,7 @@ class Overlay:
         if number is not None:
             with suppress(FileNotFoundError):
                 shown = self._if_shown(self.base.lookup(number, name))
-                return None if shown is None else self._with_mode(shown)
+                return None if shown is None else self._as_set(shown)
         if CREATED > parent != number:  # as it was described before: what lies outside now can still be deleted
             with suppress(OSError):
                 return self.base.lookup(parent, name)
@@ -189,9 +190,12 @@ class Overlay:
         with self._lock:
             return found if self._directories.shows(tree, found.number) else None
 
-    def _with_mode(self, found: Attributes) -> Attributes:
-        mode = self._modes.get(found.number)
-        return found if mode is None else found._replace(mode=mode)
+    def _as_set(self, found: Attributes) -> Attributes:
+        """With the mode and time that somebody has given it."""
+        mode, mtime_ns = self._modes.get(found.number), self._times.get(found.number)
+        if mode is None and mtime_ns is None:
+            return found
+        return found._replace(mode=mode or 0, mtime_ns=found.mtime_ns if mtime_ns is None else mtime_ns)
 
     def attributes(self, number: int) -> Attributes:
         """As `Tree.attributes`."""
@@ -203,7 +207,7 @@ class Overlay:
             return Attributes(number, False, len(frozen), time.time_ns())
         if number >= CREATED:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
-        return self._with_mode(self.base.attributes(number))
+        return self._as_set(self.base.attributes(number))
 
     def _attributes(self, file: File) -> Attributes:
         if file.kind is Kind.DIRECTORY:
@@ -215,7 +219,8 @@ class Overlay:
     def _plain_attributes(self, file: File) -> Attributes:
         if file.fd >= 0:
             info = os.fstat(file.fd)
-            return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, info.st_mode & 0o7777)
+            mode = shown_mode(info.st_mode)
+            return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, mode)
         stat = self.store.entry(file.path or "").stat
         if stat is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", file.path)
@@ -303,6 +308,8 @@ class Overlay:
         for batch in self.base.scan(base, max(cookie - OVERLAID, 0)):
             shown = self._only_shown(_without(batch, names))
             if len(shown.names):
+                if self._modes or self._times:
+                    shown = _asked_singly(shown, {*self._modes, *self._times})
                 yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
 
     def _only_shown(self, batch: Batch) -> Batch:
@@ -381,6 +388,12 @@ def _batch(entries: list[tuple[bytes, Attributes]]) -> Batch:
         np.array([a.mtime_ns for a in rows], np.int64),
         np.arange(1, len(rows) + 1, dtype=np.uint64),
     )
+
+
+def _asked_singly(batch: Batch, numbers: set[int]) -> Batch:
+    """The same, with these by name alone: a listing has no room for what was set of them."""
+    found = np.isin(batch.numbers, np.array([*numbers], np.uint64))
+    return batch._replace(sizes=np.where(found, -1, batch.sizes)) if found.any() else batch
 
 
 def _without(batch: Batch, names: dict[bytes, File | None]) -> Batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from shardfs.kinds import Kind
 from shardfs.writers import open_writer
 from shardfs.writing.buffers import Budget
 from shardfs.writing.documents import Documents
-from shardfs.writing.files import File, join
+from shardfs.writing.files import File, join, shown_mode
 from shardfs.writing.open_files import OpenFiles
 from shardfs.writing.overlay import JOURNALED
 from shardfs.writing.writeback import WriteBuffer
@@ -79,6 +80,7 @@ class WriteTree(OpenFiles):
         spot = self._spot_of(directory, name, found)
         if spot.kind is Kind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        self._hold(found.number)
         if spot.kind is Kind.DOCUMENT:
             self.documents.remove(directory, os.fsdecode(name))
         elif spot.kind is Kind.PLAIN:
@@ -103,7 +105,6 @@ class WriteTree(OpenFiles):
     def _remove(self, directory: str, name: bytes, number: int, spot: Spot) -> None:
         """Take a name away; who has the file open goes on with its bytes."""
         path = join(directory, name)
-        self._keep_for_readers(number)
         with self._lock:
             file = self._files.at(path)
             if file is not None:
@@ -115,12 +116,6 @@ class WriteTree(OpenFiles):
                 self._files.unname(file)
             if stored or spot.kind is Kind.DOCUMENT:
                 self._files.hide(directory, name)
-
-    def _keep_for_readers(self, number: int) -> None:
-        """Programs have it open that know it by the number the tree gave it."""
-        if number in self._opened and number not in self._frozen and number not in self._files.by_number:
-            size = self.base.attributes(number).size
-            self._frozen[number] = bytes(self.base.read(number, 0, max(size, 1)))
 
     def _keep_for_handles(self, file: File) -> None:
         if file.handles and file.fd < 0:
@@ -147,7 +142,7 @@ class WriteTree(OpenFiles):
         spot = self._spot_to_write(directory, new_name)
         if there is not None:
             spot = self._spot_of(directory, new_name, there)
-            self._keep_for_readers(there.number)
+            self._hold(there.number)
         if spot.kind is Kind.PLAIN and self._spot_of(source, name, found).kind is Kind.PLAIN:
             self._rename_plain(found.number, old, new)
             return
@@ -246,12 +241,14 @@ class WriteTree(OpenFiles):
             raise OSError(errno.EBUSY, "something in it is not published", old)
         self.writer.rename(old, new)
         with self._lock:
-            self._files.forget_below(old)
+            self._files.move_below(old, new)
             self.base.moved(old, new)
-        self._paths.clear()
-        self._base_numbers.clear()
+            self._paths.clear()
+            self._numbers.clear()
+            self._base_numbers.clear()
         for path in (old, new):
             self.base.changed(path)
+        self._described_anew(new)
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
         """A file of its own with the same bytes: names do not share files here."""
@@ -294,12 +291,15 @@ class WriteTree(OpenFiles):
         if spot.kind is not Kind.PLAIN or self._base_number(directory) is None or not self.writer.local:
             with self._lock:
                 file = self._files.new(directory, name, Kind.DIRECTORY)
-                file.mode, file.mtime_ns = mode & 0o7777, time.time_ns()
+                file.mode, file.mtime_ns = shown_mode(mode, True), time.time_ns()
             return self._attributes(file)
         self._waiting()
-        self.writer.make_directory(path)
+        self.writer.make_directory(path, stat.S_IMODE(mode))
         self.base.changed(path)
-        return self.lookup(parent, name)
+        made = self.lookup(parent, name)
+        if shown_mode(mode, True):
+            self._modes[made.number] = shown_mode(mode, True)
+        return self._as_set(made)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove a directory in which nothing is shown any more."""
