@@ -9,13 +9,16 @@ import errno
 import math
 import os
 from bisect import bisect_right
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardfs import rewriting
 from shardfs.blobs import crc32c_of
 from shardfs.codecs import MAX_STORED
+from shardfs.errors import CorruptShardError
 from shardfs.grid import SMALL_IDS, IdNames, NestedNames, ravel, unravel
 from shardfs.inodes import numbers_of_ids
 from shardfs.kinds import COMPRESSIONS, Kind
@@ -138,6 +141,15 @@ class ChunkTree:
         self._raw, self._filler = collection.transform is None, collection.filler
         self.by_id = isinstance(self._names, IdNames)
 
+    def usage(self) -> tuple[int, int]:
+        """How many bytes of all shards lead to chunks, and how many lead nowhere. Reads every index."""
+        outermost, live, dead = self.outermost, 0, 0
+        for shard in outermost.existing_shards().tolist():
+            with suppress(OSError, CorruptShardError):  # `verify` tells of these
+                found = rewriting.usage(self.collection, shard, outermost.source.stored(shard))
+                live, dead = live + found.live, dead + found.dead
+        return live, dead
+
     @staticmethod
     def count(collection: Collection) -> int:
         """How many numbers its nodes need."""
@@ -247,7 +259,8 @@ class ChunkTree:
             self.former.renew(inside, moved=moved)
 
     @property
-    def _outermost(self) -> ChunkStore:
+    def outermost(self) -> ChunkStore:
+        """The layer of which the shards are objects of the store."""
         chunks = self.chunks
         while chunks.outer is not None:
             chunks = chunks.outer
@@ -264,12 +277,12 @@ class ChunkTree:
 
     def outermost_key(self, shard: int) -> str:
         """The path in the store of an outermost shard."""
-        return self._outermost.source.key(shard)
+        return self.outermost.source.key(shard)
 
     def shard_version(self, shard: int) -> Version:
         """Of an outermost shard as it is known here; None if there is none."""
         try:
-            return self._outermost.source.stored(shard).stat().version
+            return self.outermost.source.stored(shard).stat().version
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -296,7 +309,7 @@ class ChunkTree:
 
     def is_empty(self) -> bool:
         """Whether there is no shard at all."""
-        return not self._outermost.source.exists()
+        return not self.outermost.source.exists()
 
     def move(self, old: str, new: str) -> None:
         """Its directory, or one above, has another name."""

@@ -56,7 +56,7 @@ def survey(tree: Tree) -> Iterator[Work | Fault]:
         if why is not None:
             yield Fault(collection.path, why, skipped=True)
             continue
-        outermost = _outermost(collection.chunks)
+        outermost = collection.outermost
         for shard in outermost.existing_shards().tolist():
             key = outermost.source.key(shard)
             try:
@@ -132,12 +132,6 @@ def _chunks_in(work: Work, blob: Blob) -> ChunkStore:
     directory = work.key.removesuffix(inside).rstrip("/")
     store = cast("Store", _Single(work.key, blob))
     return open_chunks(store, directory, work.tree.path, collection, ByteLRU(CACHE), ByteLRU(CACHE))
-
-
-def _outermost(chunks: ChunkStore) -> ChunkStore:
-    while chunks.outer is not None:
-        chunks = chunks.outer
-    return chunks
 
 
 class _Single:

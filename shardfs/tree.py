@@ -458,6 +458,19 @@ class Tree:
             "user.shardfs.codecs": ",".join(where.codecs).encode(),
         }
 
+    def is_array(self, number: int) -> bool:
+        """Whether it is the directory of something sharded."""
+        node = self._nodes.get(number) if number < TABLE_END else None
+        return isinstance(node, Directory) and self._datasets.open(node).chunks is not None
+
+    def usage(self, number: int) -> dict[str, bytes]:
+        """`user.shardfs.*` of the directory of an array that cost a look at each of its indices."""
+        if not self.is_array(number):
+            return {}
+        chunks = self.described(number)[1]
+        live, dead = chunks.usage() if chunks is not None else (0, 0)
+        return {"user.shardfs.live": b"%d" % live, "user.shardfs.dead": b"%d" % dead}
+
     # ---- for who writes (`WriteTree`) ----
 
     def spot(self, directory: int, name: bytes) -> Spot:

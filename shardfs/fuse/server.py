@@ -47,6 +47,8 @@ log = logging.getLogger("shardfs.fuse")
 
 DIRECT_IO_OVER = 128 << 10  # up to the kernel's readahead one READ fills the page cache, and that pays
 
+USAGE = ("user.shardfs.live", "user.shardfs.dead")
+
 TIMED = 64
 """One in so many requests of a kind is timed, if it does not wait."""
 
@@ -559,7 +561,8 @@ class _Worker:
         if not name.startswith("user."):
             # ENODATA would be true as well, but on this answer `ls -l` stops asking every file for its ACL.
             raise OSError(errno.EOPNOTSUPP, name)
-        value = self._xattrs(number).get(name)
+        # What costs much is not listed, so that `cp -a` does not ask for it.
+        value = self._tree.usage(number).get(name) if name in USAGE else self._xattrs(number).get(name)
         if value is None:
             raise OSError(errno.ENODATA, name)
         self._send_xattr(unique, value)

@@ -325,7 +325,10 @@ class Overlay:
         """As `Tree.xattrs`; and how far a changed file has come."""
         file = self._files.by_number.get(number)
         if file is None:
-            return self.base.xattrs(number) if number < CREATED else {}
+            out = self.base.xattrs(number) if number < CREATED else {}
+            if not out and self.base.is_array(number):
+                out["user.shardfs.dirty"] = b"%d" % self.pending.count(self.path_of(number))
+            return out
         out = {"user.shardfs.state": self._state(file)}
         if file.version is not None:
             out["user.shardfs.lsn"] = b"%d" % file.version.lsn
@@ -333,6 +336,10 @@ class Overlay:
         if failure is not None:
             out["user.shardfs.error"] = str(failure).encode(errors="replace")
         return out
+
+    def usage(self, number: int) -> dict[str, bytes]:
+        """As `Tree.usage`; of what is published."""
+        return self.base.usage(number) if number < CREATED else {}
 
     def _state(self, file: File) -> bytes:
         if file.kind in (Kind.ORPHAN, Kind.SCRATCH):

@@ -423,6 +423,11 @@ class WriteBuffer:
         self.failures.note(path, failure)
         self.failed(path, failure)
 
+    def count(self, path: str) -> int:
+        """How much is pending at and below a path."""
+        with self._lock:
+            return sum(_is_below(p, path) for p in self._shard_at)
+
     def failure(self, path: str) -> BaseException | None:
         """Why a path is not published; None if nothing is known to be wrong."""
         with self._lock:

@@ -112,6 +112,9 @@ class MemoryTree:
     def xattrs(self, number: int) -> dict[str, bytes]:
         return {"user.shardfs.state": b"clean"}
 
+    def usage(self, number: int) -> dict[str, bytes]:
+        return {}
+
     def statvfs(self) -> os.statvfs_result:
         return os.statvfs_result((4096, 4096, 1 << 28, 1 << 28, 1 << 28, 1 << 20, 1 << 20, 1 << 20, 0, 255))
 

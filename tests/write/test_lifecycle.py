@@ -203,6 +203,23 @@ def test_other_programs_unmount_and_the_daemon_publishes(
     assert first(stored(data, source)) == {7}
 
 
+def test_an_array_tells_what_is_dirty_and_what_is_dead(mount: WritableMount) -> None:
+    def told(name: str) -> str:
+        return run("getfattr", "--absolute-names", "--only-values", "-n", f"user.shardfs.{name}", mount.path).strip()
+
+    assert [told(name) for name in ("dirty", "dead")] == ["0", "0"]
+    live = int(told("live"))
+    for value in (7, 8):
+        write(mount.path / "c/0/0", chunk(value))
+        write(mount.path / "c/0/1", chunk(value))
+        assert told("dirty") == "2"
+        assert mount.flush().returncode == 0
+    assert (told("dirty"), int(told("live"))) == ("0", live)
+    assert int(told("dead")) > 4 * len(chunk(0))  # four chunks, and two indices
+    assert "dead" not in run("getfattr", "-d", "-m", "-", "--absolute-names", mount.path)
+    assert mount.umount().returncode == 0
+
+
 # -------------------------------------------------------------------------------------------------------- signals
 
 
