@@ -20,7 +20,8 @@ MADE = r".\" Written by scripts/make_man.py for `shardfs install`. Change the co
 
 DESCRIPTION = """\
 shardfs is a FUSE file system. It shows a sharded dataset as the directory that an unsharded writer would have left:
-metadata without the sharding, and every chunk a plain file. Nothing is converted or copied.
+metadata without the sharding, and every chunk a plain file. To read, nothing is converted or copied. With `--rw`
+programs write chunk files; they lie in a journal, which survives crashes, until the shards receive them.
 
 A first word that is no verb means `mount`, so that `shardfs SOURCE MOUNTPOINT -o ro` is a mount command like any other.
 A SOURCE is a path or a URL that fsspec knows. The name of a profile can stand for SOURCE and MOUNTPOINT."""
@@ -28,6 +29,7 @@ A SOURCE is a path or a URL that fsspec knows. The name of a profile can stand f
 FILES = [
     ("/etc/shardfs/*.toml, ~/.config/shardfs/*.toml", "Profiles: tables [mount.NAME] with source, mountpoint, "
      "storage_options, env, and the options below. A file with secrets should have the mode 0600."),
+    ("$XDG_STATE_HOME/shardfs/, ~/.local/state/shardfs/", "Journals: what was written and is not published yet."),
     ("/etc/fuse.conf", "user_allow_other must stand there before anyone but root may use allow_other."),
 ]  # fmt: skip
 

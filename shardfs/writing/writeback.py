@@ -49,6 +49,10 @@ LASTING_RETRY_S = 30.0
 LOOK_S = 0.5
 
 
+EMPTY_NS = 60 * 10**9
+"""How old an empty chunk is when it counts as an error."""
+
+
 class WriteBuffer:
     """Thread-safe.
 
@@ -497,6 +501,7 @@ class WriteBuffer:
             failing = {s.key: str(s.failure) for s in self._shards.values() if s.failure is not None}
             failing |= {path: why for s in self._shards.values() for path, why in s.unfit.items()}
             failing |= {path: v.conflict for path, v in self._pending.versions.items() if v.conflict}
+            failing |= {path: "has no bytes, which readers take for damage" for path in self._long_empty()}
             return {
                 "dirty_chunks": len(self._shard_at),
                 "dirty_shards": len([s for s in self._shards.values() if s.targets]),
@@ -509,6 +514,12 @@ class WriteBuffer:
                 "errors": failing,
                 **self.counts,
             }
+
+    def _long_empty(self) -> list[str]:
+        """Chunks that were left empty, maybe by a program that ended in the middle of writing."""
+        before = time.time_ns() - EMPTY_NS
+        empty = (path for path in self._shard_at if (v := self._pending.versions[path]).data and not v.data.size)
+        return [path for path in empty if self._pending.versions[path].mtime_ns < before]
 
     def close(self, timeout: float) -> list[str]:
         """Publish what can be, within so many seconds, and close the journal. What is left."""
