@@ -17,6 +17,8 @@ import pytest
 
 from tests.datasets import ROOT
 from tests.mount.namespace import Namespace, namespace
+from tests.mount.programs import copy_tree
+from tests.write.mounts import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,6 +93,28 @@ def test_stop_waits_for_who_uses_the_mount(inside: Namespace, mountpoint: Path) 
     assert time.monotonic() - began > 0.7
     reader.join()  # it has read all, or `run` would have complained
     assert inside.mounts(mountpoint) == []
+
+
+@pytest.mark.parametrize("seconds", [1, 8])
+def test_stop_waits_until_all_is_published(
+    seconds: float, inside: Namespace, source: Path, mountpoint: Path, tmp_path: Path
+) -> None:
+    """While that takes longer than a unit may take to stop, too."""
+    own = copy_tree(source, tmp_path / "own")
+    write_profile(inside, own, mountpoint, "rw = true", 'idle = "1h"', 'age = "1h"', f'journal = "{tmp_path}/j"')
+    drop_in(inside, "TimeoutStopSec=4")
+    inside.systemctl("start", UNIT)
+    inside.run("sh", "-c", f"printf 123456789012 >{mountpoint}/c/0/0")
+    before = (own / "c/0/0").read_bytes()
+    with held(own / "c/0/0"):
+        stop = threading.Thread(target=inside.systemctl, args=("stop", UNIT))
+        stop.start()
+        time.sleep(seconds)
+        assert (own / "c/0/0").read_bytes() == before
+        assert inside.show(UNIT, "ActiveState") == "deactivating"
+    stop.join(30)
+    assert b"123456789012" in (own / "c/0/0").read_bytes()
+    assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "Result")) == ("inactive", "success")
 
 
 def test_a_crash_is_cleared_and_the_mount_comes_back(inside: Namespace, mountpoint: Path) -> None:

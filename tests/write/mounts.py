@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -110,3 +112,16 @@ def succeeded(processes: Sequence[subprocess.Popen[str]], timeout: float) -> lis
         assert process.returncode == 0, f"status {process.returncode}\n{errors[-3000:]}"
         out.append(json.loads(said) if said.strip() else None)
     return out
+
+
+@contextmanager
+def held(shard: Path) -> Iterator[None]:
+    """As tensorstore locks a shard that it writes, so that nobody publishes."""
+    lock = shard.with_name(f"{shard.name}.__lock")
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(fd)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import time
@@ -20,7 +18,7 @@ from tests.conftest import MountFailed, _start_time, mount_entry, read_with
 from tests.datasets import ROOT
 from tests.mount.programs import attempt, copy_tree, run, shardfs
 from tests.mount.test_lifecycle import wait_until
-from tests.write.mounts import WritableMount, writable
+from tests.write.mounts import WritableMount, held, writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,19 +72,6 @@ def stored(data: Dataset, source: Path) -> Array:
 def first(array: Array) -> set[int]:
     """The values in the first chunk."""
     return set(array[:2, :3].ravel().tolist())
-
-
-@contextmanager
-def held(shard: Path) -> Iterator[None]:
-    """As tensorstore locks a shard that it writes, so that nobody publishes."""
-    lock = shard.with_name(f"{shard.name}.__lock")
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(fd)
 
 
 def gone(pid: int) -> bool:
