@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardfs.errors import UnsupportedError
 from shardfs.store import FsspecStore, LocalStore, Store
 from shardfs.writers.common import Begun, Make, nobody
+from shardfs.writers.gcs import GcsObjects
 from shardfs.writers.lease import Lease
 from shardfs.writers.local import LocalWriter
 from shardfs.writers.memory import MemoryObjects
@@ -115,4 +116,6 @@ def _objects(store: FsspecStore) -> Objects:
         found = S3Objects(store.fs, store.patience)
         found.try_conditions(store.path(""))
         return found
+    if "gs" in names:
+        return GcsObjects(store.fs, store.patience)
     raise UnsupportedError(f"stores of the kind {min(names)!r} cannot be written")

@@ -22,7 +22,7 @@ from shardfs.store import store_errors, tagged
 from shardfs.writers.common import Begun, Make, PlannedBlob, nobody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardfs.model import Blob, ByteRange, ByteRequest, Stat
     from shardfs.store import FsspecStore
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 FIRST = 8 << 20
 """Bytes of an object that come with the first look at it: most shards are no larger, and then that is all of it."""
+
+PUT_S = 120.0
+"""How long a request may take that changes something, in seconds: it may have much to send."""
+
+MARK = "shardfs-put"
+"""Under this name an object's metadata tells which update made it."""
 
 RACE_S = 60.0
 """How long an update begins anew whenever somebody else was faster, in seconds."""
@@ -51,6 +57,7 @@ class Known(NamedTuple):
         mark: what a writer of ours has drawn for it; "" if it is somebody else's.
         facts: what else belongs to it and is kept: its content type, for instance.
         age_s: how old it was when this was told, by the store's own clock, in seconds.
+        shown: the tag by which the store's file system knows it, if it does.
     """
 
     tag: Any
@@ -59,10 +66,11 @@ class Known(NamedTuple):
     mark: str = ""
     facts: Mapping[str, Any] = {}
     age_s: float = 0.0
+    shown: str | None = None
 
     def stat(self) -> Stat:
         """As the store says it."""
-        return tagged(self.tag if isinstance(self.tag, str) else None, self.size, self.mtime_ns)
+        return tagged(self.shown, self.size, self.mtime_ns)
 
 
 class Objects(Protocol):
@@ -92,6 +100,14 @@ class Objects(Protocol):
 
     def abandon(self, path: str, temp: str) -> None:
         """Give up an upload in parts, if the store knows of it."""
+
+
+def cut(r: ByteRange, parts: Iterable[tuple[ByteRange, bytes]]) -> bytes:
+    """The bytes of a range out of those of ranges that cover it."""
+    for whole, data in parts:
+        if whole.start <= r.start and r.stop <= whole.stop:
+            return data[r.start - whole.start : r.stop - whole.start]
+    return b""
 
 
 class PinnedBlob:

@@ -23,7 +23,7 @@ from shardfs.patience import Patience, http_status
 from shardfs.plans import piece_size
 from shardfs.store import MAX_GAP, MAX_MERGED, coalesce, store_errors
 from shardfs.writers.common import part_of
-from shardfs.writers.objects import Changed, Known
+from shardfs.writers.objects import MARK, PUT_S, Changed, Known, cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,12 +46,6 @@ MAX_WHOLE = 64 << 20
 
 AT_ONCE = 4
 """Parts on their way at the same time: with `MAX_PART`, what an update needs of memory."""
-
-PUT_S = 120.0
-"""How long a request may take that changes something, in seconds: it may have much to send."""
-
-MARK = "shardfs-put"
-"""Under this name an object's metadata tells which update made it."""
 
 _KEPT = ("ContentType", "ContentEncoding", "ContentLanguage", "ContentDisposition", "CacheControl", "Metadata")
 
@@ -134,7 +128,7 @@ class S3Objects:
         merged = coalesce([r for r in ranges if r.stop > r.start], MAX_GAP, MAX_MERGED)
         answers = self._fetch(path, [whole for whole, _ in merged], IfMatch=known.tag)
         parts = list(zip((whole for whole, _ in merged), (data for _, data in answers), strict=True))
-        return [_cut(r, parts) for r in ranges]
+        return [cut(r, parts) for r in ranges]
 
     def _fetch(self, path: str, ranges: Sequence[ByteRange], **condition: str) -> list[tuple[Any, bytes]]:
         with _translated(path):
@@ -271,25 +265,18 @@ def _known(answer: Mapping[str, Any]) -> Known:
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     age_s = (parsedate_to_datetime(date) - modified).total_seconds() if date else 0.0
     mark = facts.get("Metadata", {}).get(MARK, "")
-    return Known(answer["ETag"], int(size), int(modified.timestamp() * 1e9), mark, facts, age_s)
+    return Known(answer["ETag"], int(size), int(modified.timestamp() * 1e9), mark, facts, age_s, answer["ETag"])
 
 
 def _made(answer: Mapping[str, Any], size: int, mark: str, words: Mapping[str, Any]) -> Known:
     """The object that a request has made. The store says when only if it is asked; this is when it answered."""
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     mtime_ns = int(parsedate_to_datetime(date).timestamp() * 1e9) if date else time.time_ns()
-    return Known(answer["ETag"], size, mtime_ns, mark, words)
+    return Known(answer["ETag"], size, mtime_ns, mark, words, shown=answer["ETag"])
 
 
 def _marked(facts: Mapping[str, Any], mark: str) -> dict[str, Any]:
     return {**facts, "Metadata": {**facts.get("Metadata", {}), MARK: mark}}
-
-
-def _cut(r: ByteRange, parts: Iterable[tuple[ByteRange, bytes]]) -> bytes:
-    for whole, data in parts:
-        if whole.start <= r.start and r.stop <= whole.stop:
-            return data[r.start - whole.start : r.stop - whole.start]
-    return b""
 
 
 def in_parts(plan: Iterable[Piece], limits: Limits) -> Iterator[Plan]:

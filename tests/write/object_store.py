@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -27,6 +28,7 @@ class Object:
     headers: dict[str, str]
     tag: str = ""
     written: float = field(default_factory=time.time)
+    number: int = field(default_factory=count(1).__next__)
 
     def __post_init__(self) -> None:
         self.tag = self.tag or f'"{hashlib.md5(self.data).hexdigest()}"'
@@ -108,8 +110,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(size)
         parts = urlsplit(self.path)
         query = {k: v[0] for k, v in parse_qs(parts.query, keep_blank_values=True).items()}
-        path = unquote(parts.path).lstrip("/")
-        name = self.called(query)
+        path, name = self.path_of(), self.called(query)
         with state.lock:
             number = len(state.requests)
             state.requests.append(name)
@@ -147,6 +148,10 @@ class Handler(BaseHTTPRequestHandler):
     def date_time_string(self, timestamp: float | None = None) -> str:
         return formatdate(self.server.state.clock(), usegmt=True)
 
+    def path_of(self) -> str:
+        """Of the object, with its bucket."""
+        return unquote(urlsplit(self.path).path).lstrip("/")
+
     def called(self, query: Mapping[str, str]) -> str:
         """What S3 calls this request."""
         if self.command == "PUT" and "uploadId" in query:
@@ -180,7 +185,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(404, "NoSuchKey")
         if self.headers.get("If-Match", found.tag).strip('"') != found.tag.strip('"'):
             raise Refused(412, "PreconditionFailed")
-        headers = {"ETag": found.tag, "Last-Modified": formatdate(found.written, usegmt=True)} | found.headers
+        headers = {"ETag": found.tag, "Last-Modified": formatdate(found.written, usegmt=True)}
+        headers |= {k: v for k, v in found.headers.items() if k != "told"}
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         size = len(found.data)
         if wanted is None:
@@ -287,9 +293,9 @@ class QuietServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def object_store(**settings: Any) -> Iterator[Server]:
+def object_store(handler: type[Handler] = Handler, **settings: Any) -> Iterator[Server]:
     state = Server(**settings)
-    server = QuietServer(("127.0.0.1", 0), Handler)
+    server = QuietServer(("127.0.0.1", 0), handler)
     server.state = state  # type: ignore[attr-defined]
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

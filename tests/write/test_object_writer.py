@@ -21,11 +21,13 @@ from shardfs.plans import piece_size
 from shardfs.store import FsspecStore, open_store
 from shardfs.writers import Begun, open_writer
 from shardfs.writers.common import PlannedBlob
+from shardfs.writers.gcs import GcsObjects
 from shardfs.writers.memory import MemoryObjects
 from shardfs.writers.objects import ObjectWriter
 from shardfs.writers.s3 import Limits, S3Objects, in_parts
 from tests.write.hooks import Recorder, hooked
 from tests.write.object_store import ALL, Server, object_store
+from tests.write.object_store_gcs import gcs_options, gcs_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +43,7 @@ class Bench:
 
     def __init__(self, store: FsspecStore, writer: ObjectWriter, server: Server | None = None) -> None:
         self.store, self.writer, self.server = store, writer, server
+        self.objects = writer._objects
 
     def get(self) -> bytes | None:
         try:
@@ -89,11 +92,29 @@ def server(one_server: Server) -> Iterator[Server]:
     one_server.reset()
 
 
-@pytest.fixture(params=["memory", "s3", "s3 in parts", "moto"])
+@pytest.fixture(scope="module")
+def gcs_server() -> Iterator[Server]:
+    with gcs_store() as server:
+        yield server
+
+
+def gcs_bench(server: Server) -> Bench:
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else it asks Google what kind of bucket it is
+    pytest.importorskip("gcsfs")
+    server.reset()
+    if server.url not in clients:
+        clients[server.url] = fsspec.filesystem("gs", **gcs_options(server))
+    store = FsspecStore(clients[server.url], "data/root")
+    return Bench(store, ObjectWriter(store, GcsObjects(store.fs, store.patience)), server)
+
+
+@pytest.fixture(params=["memory", "s3", "s3 in parts", "moto", "gcs"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     if request.param == "memory":
         yield memory_bench()
         fsspec.filesystem("memory").store.pop("/write-tests/root/a/shard", None)
+    elif request.param == "gcs":
+        yield gcs_bench(request.getfixturevalue("gcs_server"))
     elif request.param == "moto":
         yield request.getfixturevalue("moto_bench")()
     else:
@@ -237,8 +258,7 @@ def test_two_engines_count_exactly(request: pytest.FixtureRequest, bench: Bench)
             writer.update(KEY, lambda old: [str(int(old.read([Suffix(9)])[0]) + 1 if old else 1).encode()])
 
     store = bench.store
-    objects: Any = MemoryObjects(store.fs) if "memory" in store.fs.protocol else S3Objects(store.fs, store.patience)
-    threads = [threading.Thread(target=work, args=(w,)) for w in (bench.writer, ObjectWriter(store, objects))]
+    threads = [threading.Thread(target=work, args=(w,)) for w in (bench.writer, ObjectWriter(store, bench.objects))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -401,6 +421,20 @@ def test_a_fault_at_every_request(limits: Limits, fault: str, server: Server) ->
         # An upload that began, but whose number got lost, nobody can end.
         assert not server.uploads or server.requests.count("create_multipart_upload") > 1
         server.uploads.clear()
+
+
+@pytest.mark.parametrize("fault", ["lost", "busy"])
+def test_faults_of_gcs(fault: str, gcs_server: Server) -> None:
+    bench = gcs_bench(gcs_server)
+    bench.put(b"0123")
+    gcs_server.applied.clear()
+    gcs_server.requests.clear()
+    first = iter([fault])
+    gcs_server.fault = lambda number, name: next(first, "") if name == "put_object" else ""
+    bench.writer.update(KEY, one_more)
+    gcs_server.fault = lambda number, name: ""
+    assert bench.get() == b"0123x"
+    assert gcs_server.applied.count("put_object") == 1
 
 
 def test_a_lost_answer_and_somebody_else(server: Server) -> None:
