@@ -1,0 +1,336 @@
+"""T28, the tests are tested: bugs that one could have made, put in one by one, for the quick tests to find.
+
+`python -m tests.write.bugs [NAME...]` applies each to a copy of the sources and runs tests there: first those that are
+meant to find it, then all quick tests of writing. It prints which bugs were found, and by which test, and ends with
+status 1 if one was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.datasets import ROOT
+
+LOCAL = "shardfs/writers/local.py"
+LOG = "shardfs/journal/log.py"
+READING = "shardfs/journal/reading.py"
+BUFFER = "shardfs/writing/writeback.py"
+JOB = "shardfs/writing/publishing.py"
+OPEN = "shardfs/writing/open_files.py"
+
+CRASHES = "tests/write/test_crashes.py"
+KILLS = f"{CRASHES}::test_a_kill_at_some_calls"
+POWER = f"{CRASHES}::test_power_losses"
+SYNCS = f"{CRASHES}::test_an_fsync_that_fails_and_is_believed_later"
+ERRORS = f"{CRASHES}::test_errors_of_some_calls"
+MODEL = "tests/write/test_model.py"
+MANY = "tests/write/test_many_writers.py"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`edits`: in these files the one text becomes the other. `found_by`: the tests that are tried first."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+    found_by: tuple[str, ...]
+
+
+def bug(name: str, file: str, old: str, new: str, *found_by: str) -> Bug:
+    return Bug(name, ((file, old, new),), found_by)
+
+
+BUGS = [
+    # ---- the order of things on the disk
+    bug(
+        "the new shard is not synced",
+        LOCAL,
+        "        disk.fsync(fd)\n    except BaseException:",
+        "    except BaseException:",
+        POWER,
+    ),
+    bug(
+        "the name of a new shard is not synced",
+        LOCAL,
+        "    disk.fsync_directory(place.at)\n    return True\n\n\ndef _switched_by_comparing",
+        "    return True\n\n\ndef _switched_by_comparing",
+        POWER,
+    ),
+    bug(
+        "the old shard is removed before the exchange is on disk",
+        LOCAL,
+        "        disk.fsync_directory(place.at)  # before: else",
+        "        # before: else",
+        POWER,
+    ),
+    Bug(
+        "the new shard is synced after the exchange",
+        (
+            (LOCAL, "        disk.fsync(fd)\n    except BaseException:", "    except BaseException:"),
+            (
+                LOCAL,
+                "                    return stat_of(new)\n",
+                "                    disk.fsync(fd)\n                    return stat_of(new)\n",
+            ),
+        ),
+        (POWER,),
+    ),
+    bug(
+        "the journal says that it is published before it is",
+        BUFFER,
+        '            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n',
+        '            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n'
+        '            self._apply(Record.DONE, {"key": note.key, "lsns": lsns, "entries": dict.fromkeys(entries)})\n',
+        KILLS,
+    ),
+    bug(
+        "the journal is not synced",
+        LOG,
+        "                disk.fdatasync(segment.fd)\n            except OSError as e:",
+        "                pass\n            except OSError as e:",
+        POWER,
+    ),
+    bug(
+        "fsync does not wait for the journal",
+        OPEN,
+        "        self._settle(file)\n        self._raise_errors(handle, opened)\n        self.pending.sync()\n",
+        "        self._settle(file)\n        self._raise_errors(handle, opened)\n",
+        POWER,
+    ),
+    bug(
+        "a failed fdatasync of the journal is tried again and believed",
+        LOG,
+        "                broken.append(segment)\n",
+        "                disk.fdatasync(segment.fd)\n",
+        SYNCS,
+    ),
+    bug(
+        "the name of a new segment is not synced",
+        LOG,
+        "        disk.fsync(fd)\n        disk.fsync_directory(str(self.directory))\n        return _Segment(",
+        "        disk.fsync(fd)\n        return _Segment(",
+        POWER,
+    ),
+    # ---- recovery
+    bug(
+        "what had begun is not cleared up",
+        BUFFER,
+        "            writer.recover(Begun(*(begun[name] for name in Begun._fields)))\n",
+        "            pass\n",
+        KILLS,
+        "tests/write/test_conflicts.py",
+    ),
+    bug(
+        "the journal's tail is cut at the first bad record",
+        READING,
+        "            elif (after := self._next(at + ALIGN)) is not None and after < stop:",
+        "            elif True:\n                break\n"
+        "            elif (after := self._next(at + ALIGN)) is not None and after < stop:",
+        "tests/write/test_journal_damage.py",
+    ),
+    bug(
+        "checksums of the journal are not looked at",
+        READING,
+        "        if crc != head.data_crc:\n            return False\n",
+        "",
+        "tests/write/test_journal_damage.py",
+        POWER,
+    ),
+    bug(
+        "deleted chunks are shown again after a crash",
+        "shardfs/writing/tree.py",
+        "                if spot.target is not None:\n                    self._files.hide(parent, raw)\n                self.pending",
+        "                self.pending",
+        KILLS,
+        MODEL,
+    ),
+    bug(
+        "the oldest version wins",
+        "shardfs/pending.py",
+        "        old = self.versions.pop(path, None)\n",
+        "        old = self.versions.pop(path, None)\n        version = old or version\n",
+        KILLS,
+    ),
+    # ---- other writers
+    bug(
+        "nobody looks whether somebody else changed the chunk",
+        JOB,
+        '        if version == shard.version or self._settings.conflict == "ours":\n',
+        "        if True:\n",
+        "tests/write/test_conflicts.py",
+    ),
+    bug(
+        "what comes out of the exchange is taken for ours",
+        LOCAL,
+        "    if found == note.base:\n",
+        "    if True:\n",
+        "tests/write/test_local_writer.py",
+    ),
+    bug(
+        "shards are not locked",
+        LOCAL,
+        "                    disk.lock(fd, wait=max(deadline - time.monotonic(), 0))\n",
+        "                    pass\n",
+        "tests/write/test_local_writer.py",
+        "tests/write/test_native_writers.py",
+    ),
+    bug(
+        "the journal is not locked",
+        "shardfs/journal/places.py",
+        "            disk.lock(fd",
+        "            (lambda *_, **__: None)(fd",
+        "tests/write/test_journal_places.py",
+    ),
+    bug(
+        "every publish packs the shard",
+        JOB,
+        "        compact = self._settings.compact\n",
+        "        return old is not None\n        compact = self._settings.compact\n",
+        f"{MANY}::test_native_readers_see_whole_versions_during_publishes",
+    ),
+    bug(
+        "a chunk that was written again while it was published is forgotten",
+        BUFFER,
+        "                if path not in self._pending.versions:\n                    shard.targets.pop(path, None)\n",
+        "                if True:\n                    shard.targets.pop(path, None)\n",
+        MANY,
+    ),
+    # ---- files
+    bug(
+        "files are put into the journal when they are released, not when they are closed",
+        OPEN,
+        "        self._settle(opened.file)\n        self._raise_errors(handle, opened)\n        if self.pending",
+        "        self._raise_errors(handle, opened)\n        if self.pending",
+        "tests/write/test_changes.py",
+        MANY,
+    ),
+    bug(
+        "what is stored through a mapping after the close is lost",
+        OPEN,
+        "            if opened.writes:\n                self._settle(file)\n        except OSError as e:",
+        "            pass\n        except OSError as e:",
+        MODEL,
+        "tests/write",
+    ),
+    bug(
+        "an error is told to nobody if it came before the file was opened",
+        "shardfs/writing/failures.py",
+        "found[0] - (found[2] in self._unseen)",
+        "found[0]",
+        "tests/write",
+    ),
+    bug(
+        "numbers of files are made of their paths",
+        "shardfs/writing/files.py",
+        "        file = self.unnamed(kind, target, number)\n",
+        "        file = self.unnamed(kind, target, number or CREATED + sum(parent.encode() + name))\n",
+        "tests/write",
+    ),
+    bug(
+        "the old name of a chunk comes back after it was renamed",
+        BUFFER,
+        '"gone": gone is not None',
+        '"gone": False',
+        MODEL,
+        KILLS,
+    ),
+    bug(
+        "empty chunks are published",
+        BUFFER,
+        "            empty = version.data is not None and version.data.size == 0 and not target.tree.by_id\n",
+        "            empty = False\n",
+        MODEL,
+    ),
+    bug(
+        "a short write is taken for a whole one",
+        "shardfs/disk.py",
+        "        view, offset = view[n:], offset + n\n",
+        "        view, offset = view[len(view) :], offset + n\n",
+        "tests/write/test_disk.py",
+        ERRORS,
+    ),
+    bug(
+        "O_EXCL is not looked at",
+        OPEN,
+        "            if flags & os.O_EXCL:\n                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(name))\n            handle",
+        "            handle",
+        "tests/write",
+    ),
+]
+
+
+class Unfit(Exception):
+    """The source is not what it was when the bug was thought of."""
+
+
+def edited(top: Path, bug: Bug) -> None:
+    """Put a bug into the sources below `top`. Raise Unfit."""
+    for name, old, new in bug.edits:
+        text = (top / name).read_text()
+        if text.count(old) != 1:
+            raise Unfit(f"{bug.name}: {name} has {text.count(old)} times: {old}")
+        (top / name).write_text(text.replace(old, new))
+
+
+def found(bug: Bug, seconds: float) -> str:
+    """The test that finds it; "" if none does."""
+    top = Path(tempfile.mkdtemp(prefix="shardfs-bug-"))
+    try:
+        for name in ("shardfs", "tests", "pyproject.toml", "docs", "scripts"):
+            target = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            target(ROOT / name, top / name)  # type: ignore[operator]
+        edited(top, bug)
+        for tests in (*bug.found_by, "tests/write"):
+            test = _failing(top, tests, seconds)
+            if test:
+                return test
+        return ""
+    finally:
+        shutil.rmtree(top, ignore_errors=True)
+
+
+def _failing(top: Path, tests: str, seconds: float) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "SHARDFS_TORTURE"} | {"PYTHONPATH": str(top)}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", tests]
+    process = subprocess.Popen(
+        command, cwd=top, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        said = process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return f"{tests} does not end"
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    if failed:
+        return failed[1]
+    return "" if process.returncode in (0, 5) else f"{tests}: status {process.returncode}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of bugs' names; all by default")
+    parser.add_argument("--seconds", type=float, default=1200, help="for one run of tests")
+    given = parser.parse_args()
+    chosen = [b for b in BUGS if not given.names or any(name in b.name for name in given.names)]
+    missed = 0
+    for one in chosen:
+        begin = time.monotonic()
+        test = found(one, given.seconds)
+        missed += not test
+        print(f"{'found ' if test else 'MISSED'} {time.monotonic() - begin:5.0f} s  {one.name}: {test}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} found")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
