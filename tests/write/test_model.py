@@ -11,7 +11,9 @@ import shutil
 import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +28,9 @@ from tests import data_n5
 from tests.write.engines import BareFiles, TreeFiles, Whole
 from tests.write.scale import times
 from tests.write.targets import TARGETS, Target, n5_blocks
+
+if TYPE_CHECKING:
+    from shardfs.model import Blob, Collection, Plan
 
 TARGET = TARGETS["zarr_end"]
 NUMBERS = [0, 1, 4, 5, 2, 6]  # a whole shard, and half of another one
@@ -193,7 +198,7 @@ class WritingMachine(RuleBasedStateMachine):
 
     @rule(handle=handles, offset=st.integers(0, 2000), data=contents)
     def pwrite(self, handle: Handle | None, offset: int, data: bytes) -> None:
-        if handle not in self.open_handles or handle is None or not handle.writes or not data:
+        if handle is None or handle not in self.open_handles or not handle.writes or not data:
             return
         assert self.tree.write(handle.handle, offset, data) == len(data)
         known = handle.object.data
@@ -203,13 +208,13 @@ class WritingMachine(RuleBasedStateMachine):
 
     @rule(handle=handles)
     def fsync(self, handle: Handle | None) -> None:
-        if handle in self.open_handles and handle is not None and handle.writes:
+        if handle is not None and handle in self.open_handles and handle.writes:
             self.tree.fsync(handle.handle)
             handle.object.kept = bytes(handle.object.data)
 
     @rule(handle=consumes(handles))
     def close(self, handle: Handle | None) -> None:
-        if handle in self.open_handles and handle is not None:
+        if handle is not None and handle in self.open_handles:
             self._close(handle)
 
     def _close(self, handle: Handle) -> None:
@@ -285,7 +290,7 @@ class WritingMachine(RuleBasedStateMachine):
         for shard in range(4):
             key = f"c/{rewriting.key(collection, shard)}"
             if (self.store / key).exists():
-                writer.update(key, lambda old, n=shard: old and rewriting.repack(collection, n, old))
+                writer.update(key, partial(_packed, collection, shard))
 
     # ---- what must hold ----
 
@@ -318,6 +323,10 @@ class WritingMachine(RuleBasedStateMachine):
             assert len(listed) == len(set(listed))
             assert set(listed) == wanted.get(directory, set()), directory
         assert self.tree.lookup(ROOT, b"zarr.json").size > 0
+
+
+def _packed(collection: Collection, shard: int, old: Blob | None) -> Plan | None:
+    return None if old is None else rewriting.repack(collection, shard, old)
 
 
 def _resize(data: bytearray, size: int) -> None:
