@@ -15,7 +15,8 @@ import pytest
 
 from shardfs.errors import CorruptShardError, NotADatasetError
 from shardfs.inodes import ROOT, TABLE_END
-from shardfs.tree import REST, Tree, open_tree
+from shardfs.tree import Tree, open_tree
+from shardfs.tree.calls import REST
 from tests import datasets, handmade
 from tests.strategies import sparse_arrays, sparse_volumes
 from tests.suites import Sparse, ViewSuite

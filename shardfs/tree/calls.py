@@ -1,4 +1,4 @@
-"""The unsharded tree: what the mount, fsspec and the command line all show.
+"""The calls of a file system, answered for the unsharded tree of a source.
 
 Every file and directory has a number, which is its inode number as well. Directories and files of the store have
 numbers below `TABLE_END`, made from their path, and stand in a table for as long as the kernel knows them. Chunks and
@@ -13,19 +13,15 @@ import logging
 import math
 import os
 from collections import deque
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs import patience
-from shardfs.cache import ByteLRU, nothing
-from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place, Spot, Target
+from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
 from shardfs.datasets import NATIVE, Datasets
-from shardfs.errors import CorruptShardError, NotADatasetError, is_expected
+from shardfs.errors import CorruptShardError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, Format
 from shardfs.inodes import ROOT, TABLE_END, number_of, numbers_of_ids
-from shardfs.kinds import Kind, is_scratch
 from shardfs.model import (
     Batch,
     Blob,
@@ -34,16 +30,16 @@ from shardfs.model import (
     Coords,
     Dataset,
     Entry,
-    Located,
     Problem,
     Stat,
-    Summary,
 )
 from shardfs.nodes import Chunk, Content, Directory, Document, File, Inherited, Node, NodeTable
-from shardfs.store import DirEntry, Store, open_store
+from shardfs.store import DirEntry, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+
+    from shardfs.cache import ByteLRU
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +52,8 @@ MAX_FOREIGN = 1000
 MAX_CONSOLIDATED = 50_000
 """Directories below a group of which the documents are gathered in one."""
 
-SEARCH_DIRECTORIES = 2_000
-"""How many directories are looked into before a source is mounted on trust."""
 
-
-class Tree:
+class Calls:
     """Thread-safe. Every method may block on the store, after calling the `waiting` hook."""
 
     def __init__(
@@ -446,147 +439,6 @@ class Tree:
             yield _batch(part, position)
             position += len(part)
 
-    def xattrs(self, number: int) -> dict[str, bytes]:
-        """`user.shardfs.*` of a chunk: where it lies."""
-        where = self._located(number)
-        if where is None:
-            return {}
-        return {
-            "user.shardfs.shard": os.fsencode(where.shard),
-            "user.shardfs.offset": b"%d" % where.offset,
-            "user.shardfs.nbytes": b"%d" % where.size,
-            "user.shardfs.codecs": ",".join(where.codecs).encode(),
-        }
-
-    def is_array(self, number: int) -> bool:
-        """Whether it is the directory of something sharded."""
-        node = self._nodes.get(number) if number < TABLE_END else None
-        return isinstance(node, Directory) and self._datasets.open(node).chunks is not None
-
-    def usage(self, number: int) -> dict[str, bytes]:
-        """`user.shardfs.*` of the directory of an array that cost a look at each of its indices."""
-        if not self.is_array(number):
-            return {}
-        chunks = self.described(number)[1]
-        live, dead = chunks.usage() if chunks is not None else (0, 0)
-        return {"user.shardfs.live": b"%d" % live, "user.shardfs.dead": b"%d" % dead}
-
-    # ---- for who writes (`WriteTree`) ----
-
-    def spot(self, directory: int, name: bytes) -> Spot:
-        """What a name in a directory stands for, whether there is such a file or not."""
-        text = os.fsdecode(name)
-        if directory >= TABLE_END:
-            here = self._chunks_of(directory)
-            found = here.spot(directory, name)
-            return found or self._no_chunk(text, here.reserved(here.place(directory).level, text))
-        node = self._directory(directory)
-        content = self._datasets.open(node)
-        if text in content.documents or self._rewritten_name(content, text):
-            return Spot(Kind.DOCUMENT)
-        chunks = content.chunks
-        if chunks is None:
-            return Spot(Kind.SCRATCH if content.documents and is_scratch(text) else Kind.PLAIN)
-        if chunks.root is not None and name == chunks.collection.names.prefix:
-            return Spot(Kind.DIRECTORY)
-        found = chunks.spot(None, name) if chunks.root is None else None
-        if found is not None:
-            return found
-        if content.hides(text) or chunks.is_shard(text):
-            return Spot(Kind.HIDDEN)
-        return self._no_chunk(text, chunks.root is None and chunks.reserved(0, text))
-
-    def _no_chunk(self, name: str, like_one: bool) -> Spot:
-        if like_one:
-            return Spot(Kind.ORPHAN)
-        return Spot(Kind.SCRATCH if is_scratch(name) else Kind.PLAIN)
-
-    def _rewritten_name(self, content: Content, name: str) -> bool:
-        dataset = content.dataset
-        if dataset is None:
-            return False
-        if dataset.consolidation is not None and dataset.consolidation.name == name:
-            return True
-        return dataset.rewriter is not None and dataset.rewriter.applies(name)
-
-    def _directory(self, number: int) -> Directory:
-        node = self._nodes.get(number)
-        if not isinstance(node, Directory):
-            raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
-        return node
-
-    def described(self, directory: int) -> tuple[Dataset | None, ChunkTree | None]:
-        """What a directory of the store turned out to be, and the chunks shown in it."""
-        content = self._datasets.open(self._directory(directory))
-        return content.dataset, content.chunks
-
-    def stored_documents(self, path: str) -> dict[str, bytes]:
-        """What describes a directory, as it is stored."""
-        return self._datasets.documents(path)
-
-    def renew(self, path: str) -> None:
-        """Look anew at what is in a directory and below: documents there were changed."""
-        self.changed(path)
-        nodes = self._nodes.below(path)
-        self._datasets.forget(path)
-        for node in nodes:
-            if isinstance(node, Directory):
-                self._index_cache.drop(("damage", node.number))
-                node.content = None
-        for node in nodes:
-            if node is self._root:
-                continue
-            parent, _, name = node.path.rpartition("/")
-            with suppress(OSError, CorruptShardError):
-                above = self._directory(self.resolve(parent).number)
-                if isinstance(node, Directory):
-                    node.inherited = self._datasets.open(above).inherited(name)
-                elif isinstance(node, Document) or name in self._datasets.document_names:
-                    self._lookup_in(above, os.fsencode(name))
-
-    def changed(self, path: str) -> None:
-        """A file or directory was made, removed or written in the store."""
-        self.store.reopen(path)
-        self._chunk_cache.drop((path, "stat"))
-        parent = path.rpartition("/")[0]
-        with suppress(OSError, CorruptShardError):
-            number = self.resolve(parent).number
-            self._index_cache.drop(("foreign", number))
-            if number >= TABLE_END:
-                chunks = self._chunks_of(number)
-                self._index_cache.drop(("stored", chunks.first, chunks.place(number)))
-
-    def is_virtual(self, number: int) -> bool:
-        """Whether it is a directory or a chunk of a sharded collection."""
-        return number >= TABLE_END
-
-    def chunk_tree(self, number: int) -> ChunkTree | None:
-        """The collection of which a number is one of the directories; None if it is something else."""
-        chunks = self._chunks_of(number) if number >= TABLE_END else None
-        return chunks if chunks is not None and number - chunks.first < chunks.directories else None
-
-    def target_of(self, number: int) -> Target | None:
-        """The chunk that has this number; None if none has."""
-        if number >= TABLE_END:
-            chunks = self._chunks_of(number)
-            return Target(chunks, chunks.coords(number)) if chunks.place(number).level >= chunks.depth else None
-        try:
-            node = self._nodes.get(number)
-        except FileNotFoundError:
-            return None
-        return Target(node.chunks, node.coords) if isinstance(node, Chunk) else None
-
-    def moved(self, old: str, new: str) -> None:
-        """A directory has another name in the store. What is in it keeps its numbers."""
-        for node in self._nodes.below(old):
-            node.path = new + node.path[len(old) :]
-            if isinstance(node, Directory):
-                node.inside, node.content = node.path, None
-        self._datasets.move(old, new)
-        self.renew(new)
-
-    # ---- how full it is ----
-
     def statvfs(self) -> os.statvfs_result | None:
         """Of a local source."""
         return self.store.statvfs()
@@ -632,90 +484,13 @@ class Tree:
         except FileNotFoundError:
             return ""
 
-    # ---- how it fares ----
+    # ---- what is below ----
 
-    def caches(self) -> dict[str, dict[str, int]]:
-        """Of each cache, what was found in it, what was not, and its bytes."""
-        return {
-            name: {"hits": cache.hits, "misses": cache.misses, "bytes": cache.nbytes, "limit": cache.limit}
-            for name, cache in (("index", self._index_cache), ("chunk", self._chunk_cache))
-        }
-
-    @property
-    def patience(self) -> patience.Patience | None:
-        """What makes the calls of the store, if that lies behind a network."""
-        return getattr(self.store, "patience", None)
-
-    # ---- looking into it ----
-
-    def _located(self, number: int) -> Located | None:
-        """Where the chunk of this number lies; None for anything else."""
-        if number >= TABLE_END:
-            chunks = self._chunks_of(number)
-            if chunks.place(number).level < chunks.depth:
-                return None
-            coords = chunks.coords(number)
-        else:
-            node = self._nodes.get(number)
-            if not isinstance(node, Chunk):
-                return None
-            chunks, coords = node.chunks, node.coords
-        if chunks.collection.filler is not None and chunks.chunks.locate(coords) is None:
-            return None  # it is shown, and lies nowhere
-        found, transform = chunks.stored(coords), chunks.transform_of(coords)
-        codecs = chunks.collection.codecs if transform is None else (*chunks.collection.codecs, transform.name)
-        offset = found.start + max(found.blob.base, 0)
-        return Located(chunks.path, coords, chunks.chunks.key_of(coords), offset, found.size, codecs)
-
-    def locate(self, path: str) -> Located:
-        """Where a shown chunk lies. Raise FileNotFoundError for what is no chunk."""
-        found = self._located(self.resolve(path).number)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, "is not a chunk", path)
-        return found
-
-    def chunk_at(self, shard: str, offset: int) -> str | None:
-        """The shown path of the chunk that covers byte `offset` of a shard object; None if none does."""
-        for tree in self.collections():
-            if (coords := tree.chunks.covering(shard, offset)) is not None:
-                return tree.chunk_path(coords)
-        return None
-
-    def collections(self) -> Iterator[ChunkTree]:
-        """All sharded collections; looks into every directory that may hold some."""
-        for directory in self._directories():
-            if directory.content is not None and directory.content.chunks is not None:
-                yield directory.content.chunks
-
-    def collection(self, path: str) -> ChunkTree:
-        """The collection shown in this directory. Raise FileNotFoundError if there is none."""
-        number = self.resolve(path).number
-        node = self._nodes.get(number) if number < TABLE_END else None
-        content = self._datasets.open(node) if isinstance(node, Directory) else None
-        if content is None or content.chunks is None:
-            raise FileNotFoundError(errno.ENOENT, "no sharded collection", path)
-        return content.chunks
-
-    def problems(self) -> list[Problem]:
-        """What was not expanded so far, and why."""
-        return list(self._datasets.problems)
-
-    def summaries(self) -> Iterator[Summary]:
-        """One for each collection; reads every shard index."""
-        for tree in self.collections():
-            facts, occupancy = tree.collection.facts, tree.chunks.occupancy()
-            yield Summary(
-                path=tree.path,
-                format=tree.collection.format,
-                shape=facts.shape,
-                chunk_shape=facts.chunk_shape,
-                shard_shape=facts.shard_shape,
-                data_type=facts.data_type,
-                codecs=tree.collection.codecs,
-                sharding=facts.sharding,
-                grid_chunks=None if tree.by_id else math.prod(tree.chunks.format.grid),
-                **occupancy._asdict(),
-            )
+    def _directory(self, number: int) -> Directory:
+        node = self._nodes.get(number)
+        if not isinstance(node, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
+        return node
 
     def _directories(self, limit: int | None = None, start: Directory | None = None) -> Iterator[Directory]:
         """Directories that may hold datasets, opened, breadth first; damaged ones are reported and passed over."""
@@ -748,49 +523,6 @@ class Tree:
         nodes = [self._nodes.get(a.number) for a in found.values() if a.directory]
         return [node for node in nodes if isinstance(node, Directory)]
 
-    def require_dataset(self) -> None:
-        """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there.
-
-        If the source is a file, it must be one that is shown as a directory.
-        """
-        self._open_source_file()
-        opened, found = 0, False
-        try:
-            for directory in self._directories(SEARCH_DIRECTORIES + 1):
-                opened += 1
-                content = directory.content
-                if content is not None and content.is_sharded:
-                    if self._datasets.view is None:
-                        return
-                    found = True  # look on: what the layout cannot express must be told now
-        except PermissionError as e:
-            root = self._root.content
-            if not self.store.blind or root is None or root.dataset is None:
-                raise
-            log.warning("a group whose members are not listed; mounted all the same: %s", e)
-            return
-        if found:
-            return
-        if opened > SEARCH_DIRECTORIES:
-            log.warning("nothing sharded among the first %d directories; mounted all the same", SEARCH_DIRECTORIES)
-            return
-        if self._datasets.problems:
-            problem = next(iter(self._datasets.problems))
-            raise NotADatasetError(f"{problem.path or 'the source'} cannot be shown unsharded: {problem.why}")
-        root = self._root.content
-        if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
-            self.store.entry("")  # says so if it does not exist
-        raise NotADatasetError("no sharded dataset of a kind that shardfs knows found in the source")
-
-    def _open_source_file(self) -> None:
-        """A remote source is asked what it is only if its name may be that of such a file."""
-        candidates = [f for f in self._datasets.formats if f.may_hold(self.store.name)]
-        if (self.store.remote and not candidates) or self.store.entry("").directory:
-            return
-        self._root.file = self._described_by_itself("", candidates)
-        if self._root.file is None and not self._datasets.problems:
-            raise NotADirectoryError(errno.ENOTDIR, "is not a directory, and no dataset by itself", self.store.name)
-
 
 def _batch(entries: Sequence[tuple[str, Attributes]], position: int) -> Batch:
     names = np.array([os.fsencode(name) for name, _ in entries], "S")
@@ -803,30 +535,3 @@ def _batch(entries: Sequence[tuple[str, Attributes]], position: int) -> Batch:
         np.array([a.mtime_ns for a in rows], np.int64),
         np.arange(position + 1, position + 1 + len(rows), dtype=np.uint64),
     )
-
-
-def open_tree(
-    source: str,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    index_cache_bytes: int = 256 << 20,
-    chunk_cache_bytes: int = 256 << 20,
-    index_ttl_s: float = math.inf,
-    follow_symlinks: bool = False,
-    layout: str = NATIVE,
-    skip_unsupported: bool = False,
-    store_timeout_s: float = patience.TIMEOUT_S,
-    store_retries: int = patience.RETRIES,
-    waiting: Callable[[], None] = nothing,
-) -> Tree:
-    """The unsharded tree of a path or fsspec URL.
-
-    Raise FileNotFoundError or another OSError if the source cannot be read, NotADatasetError if it holds nothing
-    sharded, UnsupportedError if the layout cannot express something in it that is not to be skipped.
-    """
-    patient = patience.Patience(store_timeout_s, store_retries)
-    store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks, patience=patient)
-    caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting)
-    tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported)
-    tree.require_dataset()
-    return tree

@@ -1,0 +1,58 @@
+"""The unsharded tree: what the mount, fsspec and the command line all show."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from shardfs import patience
+from shardfs.cache import ByteLRU, nothing
+from shardfs.datasets import NATIVE
+from shardfs.store import open_store
+from shardfs.tree.changes import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class Tree(Changes):
+    """Thread-safe. Every method may block on the store, after calling the `waiting` hook."""
+
+    def caches(self) -> dict[str, dict[str, int]]:
+        """Of each cache, what was found in it, what was not, and its bytes."""
+        return {
+            name: {"hits": cache.hits, "misses": cache.misses, "bytes": cache.nbytes, "limit": cache.limit}
+            for name, cache in (("index", self._index_cache), ("chunk", self._chunk_cache))
+        }
+
+    @property
+    def patience(self) -> patience.Patience | None:
+        """What makes the calls of the store, if that lies behind a network."""
+        return getattr(self.store, "patience", None)
+
+
+def open_tree(
+    source: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    index_cache_bytes: int = 256 << 20,
+    chunk_cache_bytes: int = 256 << 20,
+    index_ttl_s: float = math.inf,
+    follow_symlinks: bool = False,
+    layout: str = NATIVE,
+    skip_unsupported: bool = False,
+    store_timeout_s: float = patience.TIMEOUT_S,
+    store_retries: int = patience.RETRIES,
+    waiting: Callable[[], None] = nothing,
+) -> Tree:
+    """The unsharded tree of a path or fsspec URL.
+
+    Raise FileNotFoundError or another OSError if the source cannot be read, NotADatasetError if it holds nothing
+    sharded, UnsupportedError if the layout cannot express something in it that is not to be skipped.
+    """
+    patient = patience.Patience(store_timeout_s, store_retries)
+    store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks, patience=patient)
+    caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting)
+    tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported)
+    tree.require_dataset()
+    return tree

@@ -1,0 +1,121 @@
+"""What a tree is asked and told by `WriteTree`, on top of it: what names stand for, and what is not as it was."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+
+from shardfs.chunk_tree import ChunkTree, Spot, Target
+from shardfs.errors import CorruptShardError
+from shardfs.inodes import TABLE_END
+from shardfs.kinds import Kind, is_scratch
+from shardfs.nodes import Chunk, Content, Directory, Document
+from shardfs.tree.survey import Survey
+
+log = logging.getLogger(__name__)
+
+
+class Changes(Survey):
+    """The tree itself changes nothing in the source."""
+
+    def spot(self, directory: int, name: bytes) -> Spot:
+        """What a name in a directory stands for, whether there is such a file or not."""
+        text = os.fsdecode(name)
+        if directory >= TABLE_END:
+            here = self._chunks_of(directory)
+            found = here.spot(directory, name)
+            return found or self._no_chunk(text, here.reserved(here.place(directory).level, text))
+        node = self._directory(directory)
+        content = self._datasets.open(node)
+        if text in content.documents or self._rewritten_name(content, text):
+            return Spot(Kind.DOCUMENT)
+        chunks = content.chunks
+        if chunks is None:
+            return Spot(Kind.SCRATCH if content.documents and is_scratch(text) else Kind.PLAIN)
+        if chunks.root is not None and name == chunks.collection.names.prefix:
+            return Spot(Kind.DIRECTORY)
+        found = chunks.spot(None, name) if chunks.root is None else None
+        if found is not None:
+            return found
+        if content.hides(text) or chunks.is_shard(text):
+            return Spot(Kind.HIDDEN)
+        return self._no_chunk(text, chunks.root is None and chunks.reserved(0, text))
+
+    def _no_chunk(self, name: str, like_one: bool) -> Spot:
+        if like_one:
+            return Spot(Kind.ORPHAN)
+        return Spot(Kind.SCRATCH if is_scratch(name) else Kind.PLAIN)
+
+    def _rewritten_name(self, content: Content, name: str) -> bool:
+        dataset = content.dataset
+        if dataset is None:
+            return False
+        if dataset.consolidation is not None and dataset.consolidation.name == name:
+            return True
+        return dataset.rewriter is not None and dataset.rewriter.applies(name)
+
+    def stored_documents(self, path: str) -> dict[str, bytes]:
+        """What describes a directory, as it is stored."""
+        return self._datasets.documents(path)
+
+    def renew(self, path: str) -> None:
+        """Look anew at what is in a directory and below: documents there were changed."""
+        self.changed(path)
+        nodes = self._nodes.below(path)
+        self._datasets.forget(path)
+        for node in nodes:
+            if isinstance(node, Directory):
+                self._index_cache.drop(("damage", node.number))
+                node.content = None
+        for node in nodes:
+            if node is self._root:
+                continue
+            parent, _, name = node.path.rpartition("/")
+            with suppress(OSError, CorruptShardError):
+                above = self._directory(self.resolve(parent).number)
+                if isinstance(node, Directory):
+                    node.inherited = self._datasets.open(above).inherited(name)
+                elif isinstance(node, Document) or name in self._datasets.document_names:
+                    self._lookup_in(above, os.fsencode(name))
+
+    def changed(self, path: str) -> None:
+        """A file or directory was made, removed or written in the store."""
+        self.store.reopen(path)
+        self._chunk_cache.drop((path, "stat"))
+        parent = path.rpartition("/")[0]
+        with suppress(OSError, CorruptShardError):
+            number = self.resolve(parent).number
+            self._index_cache.drop(("foreign", number))
+            if number >= TABLE_END:
+                chunks = self._chunks_of(number)
+                self._index_cache.drop(("stored", chunks.first, chunks.place(number)))
+
+    def is_virtual(self, number: int) -> bool:
+        """Whether it is a directory or a chunk of a sharded collection."""
+        return number >= TABLE_END
+
+    def chunk_tree(self, number: int) -> ChunkTree | None:
+        """The collection of which a number is one of the directories; None if it is something else."""
+        chunks = self._chunks_of(number) if number >= TABLE_END else None
+        return chunks if chunks is not None and number - chunks.first < chunks.directories else None
+
+    def target_of(self, number: int) -> Target | None:
+        """The chunk that has this number; None if none has."""
+        if number >= TABLE_END:
+            chunks = self._chunks_of(number)
+            return Target(chunks, chunks.coords(number)) if chunks.place(number).level >= chunks.depth else None
+        try:
+            node = self._nodes.get(number)
+        except FileNotFoundError:
+            return None
+        return Target(node.chunks, node.coords) if isinstance(node, Chunk) else None
+
+    def moved(self, old: str, new: str) -> None:
+        """A directory has another name in the store. What is in it keeps its numbers."""
+        for node in self._nodes.below(old):
+            node.path = new + node.path[len(old) :]
+            if isinstance(node, Directory):
+                node.inside, node.content = node.path, None
+        self._datasets.move(old, new)
+        self.renew(new)
