@@ -323,7 +323,7 @@ class FsspecStore:
         info = self._info(key)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
-        return _stat_of_info(info)
+        return stat_of_info(info)
 
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
@@ -388,7 +388,7 @@ class FsspecStore:
             raise
         # A web server knows files only, but asked for a directory most answer from the address with a slash.
         directory = info.get("type") == "directory" or str(info.get("url", "")).endswith("/")
-        return DirEntry(name, directory, None if directory else _stat_of_info(info))
+        return DirEntry(name, directory, None if directory else stat_of_info(info))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         self._waiting()
@@ -409,7 +409,7 @@ class FsspecStore:
             if name in (".", "..") or "/" in name or "\0" in name:
                 continue
             directory = info.get("type") == "directory"
-            yield DirEntry(name, directory, None if directory or info.get("size") is None else _stat_of_info(info))
+            yield DirEntry(name, directory, None if directory or info.get("size") is None else stat_of_info(info))
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         self._waiting()
@@ -479,7 +479,8 @@ def _mtime_ns(info: Mapping[str, Any]) -> int:
     return int(seconds * 1e9) if isinstance(seconds, int | float) else 0
 
 
-def _stat_of_info(info: Mapping[str, Any]) -> Stat:
+def stat_of_info(info: Mapping[str, Any]) -> Stat:
+    """What one of fsspec's file systems says of an object, as a store says it."""
     ns = _mtime_ns(info)
     size = info.get("size")
     if size is None:

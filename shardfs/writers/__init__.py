@@ -12,6 +12,7 @@ from shardfs.writers.lease import Lease
 from shardfs.writers.local import LocalWriter
 from shardfs.writers.memory import MemoryObjects
 from shardfs.writers.objects import Objects, ObjectWriter
+from shardfs.writers.plain import PlainObjects
 from shardfs.writers.s3 import S3Objects
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ def open_writer(store: Store, *, cas_none: bool = False, journal: Path | None = 
     objects, root = _objects(store), store.path("")
     if not objects.conditional and not cas_none:
         raise UnsupportedError("this store keeps no conditions: others could lose what they write (cas=none: so be it)")
+    if isinstance(objects, PlainObjects):
+        objects.try_writing(root)
     private = isinstance(objects, MemoryObjects)
     lease = None if journal is None or private else Lease.take(objects, root, journal)
     return ObjectWriter(store, objects, lease)
@@ -118,4 +121,4 @@ def _objects(store: FsspecStore) -> Objects:
         return found
     if "gs" in names:
         return GcsObjects(store.fs, store.patience)
-    raise UnsupportedError(f"stores of the kind {min(names)!r} cannot be written")
+    return PlainObjects(store)

@@ -7,10 +7,12 @@ import json
 import os
 import threading
 import time
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -535,7 +537,84 @@ def test_conditions_are_tried_out(heeds: frozenset[str], server: Server) -> None
     assert not server.objects
 
 
-def test_other_stores_are_refused() -> None:
-    store = FsspecStore(fsspec.filesystem("http"), "http://localhost")
-    with pytest.raises(UnsupportedError, match="http"):
+class Plain(MemoryFileSystem):  # type: ignore[misc]
+    """A store that keeps no conditions and has no tags; moving is copying."""
+
+    protocol = "plain"
+    cachable = False
+    torn = 0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.store: dict[str, Any] = {}
+        self.pseudo_dirs: list[str] = [""]
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value[: len(value) - self.torn], mode, **kwargs)
+
+
+class Moving(Plain):
+    """The same, as SFTP: a rename is one."""
+
+    protocol = "moving"
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self.store[path2] = self.store.pop(path1)
+
+
+@pytest.mark.parametrize("kind", [Plain, Moving])
+def test_any_store_can_be_written_if_asked_for(kind: type[Plain]) -> None:
+    fs = kind()
+    store = FsspecStore(fs, "/root")
+    with pytest.raises(UnsupportedError, match="conditions"):
         open_writer(store)
+    assert not fs.store
+    writer = open_writer(store, cas_none=True)
+    assert not writer.conditional
+    writer.put(KEY, b"0123")
+    with hooked(recorder := Recorder()):
+        writer.update(KEY, lambda old: [ByteRange(0, 4), b"56"])
+    assert recorder.names == ["put_object", "rename_object"][: 1 + (kind is Moving)]
+    assert fs.cat_file("/root/a/shard") == b"012356"
+    fs.torn = 1
+    with pytest.raises(OSError, match="something else is there"):
+        writer.put(KEY, b"0123456789")
+    fs.torn = 0
+    if kind is Moving:  # elsewhere it is written in place
+        assert fs.cat_file("/root/a/shard") == b"012356"
+    fs.pipe_file("/root/a/shard", b"012356")
+    writer.update(KEY, with_member_after_theirs(fs))
+    assert fs.cat_file("/root/a/shard") == b"theirs, ours"
+    writer.delete(KEY)
+    with pytest.raises(FileNotFoundError):
+        writer.delete(KEY)
+    assert all(".shardfs-" in name for name in fs.store)  # what was torn
+
+
+def with_member_after_theirs(fs: Plain) -> Callable[[Blob | None], Plan]:
+    """Somebody else writes while the first plan is made."""
+
+    def make(old: Blob | None) -> Plan:
+        if old is None or old.read([Suffix(9)]) != [b"theirs"]:
+            fs.pipe_file("/root/a/shard", b"theirs")
+            return [b"ours"]
+        return [ByteRange(0, 6), b", ours"]
+
+    return make
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a", b"1")
+    for store in (open_store(f"zip://::file://{tmp_path}/x.zip"), FsspecStore(Refusing(), "/root")):
+        with pytest.raises(UnsupportedError, match="conditions"):
+            open_writer(store)
+        with pytest.raises(UnsupportedError, match="cannot be written"):
+            open_writer(store, cas_none=True)
+
+
+class Refusing(Plain):
+    protocol = "refusing"
+
+    def pipe_file(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
