@@ -7,6 +7,7 @@ journal locks it first, and raises BusyError while somebody writes to it.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from contextlib import contextmanager, suppress
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from shardfs.journal import Position
     from shardfs.model import FilePart
+
+log = logging.getLogger("shardfs")
 
 MAINTENANCE_BYTES = 1 << 40
 """Limit of a journal that is only looked after: what is in it was let in before."""
@@ -96,12 +99,13 @@ def look(directory: str | Path) -> Left:
         entries = [_entry(path, version) for path, version in sorted(pending.versions.items())]
         unfinished = [str(meta.get("key", "")) for meta in pending.begun.values()]
         return Left(
-            peek.directory, peek.source, peek.owner, entries, unfinished, peek.problems + _losses(pending),
+            peek.directory, peek.source, peek.owner, entries, unfinished, peek.problems + losses(pending),
             [*peek.damaged_paths, *pending.lost], peek.nbytes,
         )  # fmt: skip
 
 
-def _losses(pending: Pending) -> list[str]:
+def losses(pending: Pending) -> list[str]:
+    """What a user should be told of paths that cannot be made out."""
     return [f"what was moved to {path} is lost" for path in pending.lost]
 
 
@@ -222,7 +226,7 @@ def salvage(directory: str | Path) -> list[str]:
     """
     with opened(directory) as (journal, pending):
         journal.renew()
-        return journal.problems + _losses(pending)
+        return journal.problems + losses(pending)
 
 
 def discard(directory: str | Path) -> Path | None:
@@ -251,15 +255,25 @@ def discard(directory: str | Path) -> Path | None:
 
 def park_scratch(journal: Journal, pending: Pending) -> list[str]:
     """After a crash: put files that programs had not finished aside, for seven days. Their paths."""
-    paths = [path for path, version in pending.versions.items() if version.scratch]
-    for path in paths:
+    parked = []
+    for path in [path for path, version in pending.versions.items() if version.scratch]:
         version = pending.versions[path]
-        if version.data is not None:
-            name = path.replace("%", "%25").replace("/", "%2f")
-            lost = journal.directory / LOST
-            lost.mkdir(mode=0o700, exist_ok=True)
-            with suppress(FileExistsError):  # from a time that ended before the record
-                _write_file(journal, version.data, lost, os.fsdecode(os.fsencode(f"{version.lsn}-{name}")[:255]))
-        record = journal.append(Kind.DROP, {"path": path, "lsn": version.lsn}, reserve=True)
+        try:
+            if version.data is not None:
+                _park(journal, version.data, f"{version.lsn}-{path}")
+            record = journal.append(Kind.DROP, {"path": path, "lsn": version.lsn}, reserve=True)
+        except OSError as e:
+            log.warning("%s: %s; unfinished files stay in the journal", journal.directory, e.strerror)
+            break
         journal.release(pending.apply(record))
-    return paths
+        parked.append(path)
+    return parked
+
+
+def _park(journal: Journal, position: Position, name: str) -> None:
+    lost = journal.directory / LOST
+    lost.mkdir(mode=0o700, exist_ok=True)
+    file = os.fsdecode(os.fsencode(name.replace("%", "%25").replace("/", "%2f"))[:255])
+    with suppress(FileNotFoundError):  # of a recovery that ended early
+        disk.unlink(str(lost / file))
+    _write_file(journal, position, lost, file)

@@ -266,7 +266,11 @@ class Overlay:
         if file.frozen is not None:
             return memoryview(file.frozen)[offset : offset + size]
         if version is not None and version.data is not None:
-            return self.pending.read(version.data, offset, size)
+            try:
+                return self.pending.read(version.data, offset, size)
+            except OSError as e:
+                if e.errno != errno.ESTALE or target is None:  # else it was published this moment
+                    raise
         if file.fd >= 0:
             return os.pread(file.fd, size, offset)
         if target is not None:

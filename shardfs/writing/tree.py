@@ -194,8 +194,10 @@ class WriteTree(OpenFiles):
             if spot.kind in JOURNALED:
                 scratch = spot.kind is Kind.SCRATCH
                 file.version = self.pending.move(
-                    old, new, spot.target, had if stored else None, data, file.mtime_ns, file.mode, scratch=scratch
-                )
+                    old, new, spot.target, had if stored else None, data, file.mtime_ns, file.mode, scratch=scratch,
+                    had=had,
+                )  # fmt: skip
+                stored = self.pending.holds(old)  # a tombstone
             elif was in JOURNALED and (stored or self.pending.holds(old)):
                 self.pending.drop(old, had if stored else None)
                 file.version = None

@@ -21,7 +21,7 @@ from shardfs.errors import CorruptShardError, ShardfsError, errno_of
 from shardfs.journal import Kind as Record
 from shardfs.model import FilePart
 from shardfs.pending import Pending
-from shardfs.recover import park_scratch
+from shardfs.recover import losses, park_scratch
 from shardfs.writers import Begun
 from shardfs.writing.failures import Failures
 from shardfs.writing.publishing import MAX_RETRY_S, RETRY_S, UNLOOKED, DirtyShard, Extent, Job, Publishing
@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 
 EARLY, SLOW, FULL = 0.5, 0.8, 0.95
 """How full the journal is when shards are published early, writers are slowed down, and have to wait."""
+
+EVERYTHING = 1 << 62
+"""Bytes: more than a file has."""
 
 LASTING = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG}
 """Errors that do not go away by trying again soon: it is tried when somebody asks, or after `LASTING_RETRY_S`."""
@@ -84,6 +87,8 @@ class WriteBuffer:
         self._recovered = max((record.lsn for record in journal.recovered), default=-1)
         for record in journal.recovered:
             self._journal.release(self._pending.apply(record))
+        self._damaged = [*journal.damaged_paths, *self._pending.lost]
+        journal.problems += losses(self._pending)
         park_scratch(journal, self._pending)
         for begun in self._pending.begun.values():
             writer.recover(Begun(*(begun[name] for name in Begun._fields)))
@@ -142,12 +147,15 @@ class WriteBuffer:
 
     def move(
         self, old: str, new: str, target: Target | None, gone: Target | None, data: bytes | None, mtime_ns: int,
-        mode: int, *, scratch: bool = False,
+        mode: int, *, scratch: bool = False, had: Target | None = None,
     ) -> Version:  # fmt: skip
         """Another name for a version; `data` if it is not pending so far. `gone` is given if the shard of the old name
-        must be told."""
+        must be told, `had` if it was a chunk: it may have been published since the caller looked."""
         with self._based(new, target) as base:
             version = self._pending.versions.get(old)
+            if data is None and version is None and had is not None:
+                gone, tree = had, had.tree
+                data = bytes(tree.read_chunk(tree.cached_as(had.coords), had.coords, 0, EVERYTHING))
             meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base}
             meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
             if data is None and version is not None:
@@ -209,10 +217,14 @@ class WriteBuffer:
                 self._lock.notify_all()
 
     def require_writable(self, target: Target) -> None:
-        """Raise OSError (EROFS) if chunks of this collection cannot be written."""
+        """Raise OSError (EROFS) if chunks of this collection cannot be written, or some that were are lost."""
+        path = target.tree.path
+        if any(not damaged or _is_below(damaged, path) for damaged in self._damaged):
+            told = "what was written to it before is damaged in the journal (shardfs recover --salvage)"
+            raise OSError(errno.EROFS, told, path)
         why = rewriting.unwritable(target.tree.collection)
         if why is not None:
-            raise OSError(errno.EROFS, why, target.tree.path)
+            raise OSError(errno.EROFS, why, path)
 
     def require_valid(self, target: Target, buffer: Buffer) -> None:
         """Raise OSError (EINVAL) if the array cannot hold a chunk of these bytes."""
