@@ -360,6 +360,10 @@ class ShardFormat(Protocol):
     def unwritable(self) -> str:
         """Why its shards cannot be rewritten; "" if they can."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether `rewrite` may put elsewhere what it keeps."""
+
     def rewrite(
         self,
         shard: int,

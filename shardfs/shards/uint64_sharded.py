@@ -281,6 +281,8 @@ class Uint64Sharded:
 
     # ---- writing ----
 
+    moves = False
+
     @property
     def unwritable(self) -> str:
         most = MAX_INDEX_BYTES // ENTRY

@@ -69,6 +69,7 @@ class Unsharded(SinglePage):
     # ---- writing ----
 
     unwritable = ""
+    moves = False
 
     def capacity(self, shard: int) -> int:
         return 1
