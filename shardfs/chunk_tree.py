@@ -279,6 +279,17 @@ class ChunkTree:
         """The path in the store of an outermost shard."""
         return self.outermost.source.key(shard)
 
+    def is_pair(self, coords: Coords) -> bool:
+        """Whether a chunk's outermost shard lies in two files, and in no single one."""
+        if self.collection.layers[0].pair is None:
+            return False
+        number = self.outermost_shard(coords)
+
+        def load() -> tuple[bool, int, float]:
+            return self.outermost.source.is_pair(number), 1, self._ttl
+
+        return self._cache.get((self.first, "pair", number), load)
+
     def shard_version(self, shard: int) -> Version:
         """Of an outermost shard as it is known here; None if there is none."""
         try:

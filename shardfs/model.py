@@ -139,6 +139,9 @@ class ShardSource(Protocol):
     def survey(self) -> tuple[U64, Sequence[CorruptShardError]]:
         """The numbers of `existing`; and all that is called as a shard is, but is none."""
 
+    def is_pair(self, shard: int) -> bool:
+        """Whether the shard lies in two files, and in no single one."""
+
     def reopen(self, shard: int) -> None:
         """Forget what is remembered of the shard object, so that `open` sees what is there now."""
 
@@ -359,10 +362,6 @@ class ShardFormat(Protocol):
     @property
     def unwritable(self) -> str:
         """Why its shards cannot be rewritten; "" if they can."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether `rewrite` may put elsewhere what it keeps."""
 
     def rewrite(
         self,

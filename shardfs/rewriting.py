@@ -61,18 +61,6 @@ def key(collection: Collection, shard: int) -> str:
     return collection.layers[0].format.key(shard)
 
 
-def elsewhere(collection: Collection, shard: int) -> tuple[str, ...]:
-    """Names of files that may hold the shard if there is none of its `key`; if one exists, it must not be written."""
-    pair, name = collection.layers[0].pair, key(collection, shard)
-    stem = name.rsplit(".", 1)[0]
-    return () if pair is None else (stem + pair.head, stem + pair.body)
-
-
-def moves(collection: Collection) -> bool:
-    """Whether chunks that stay as they are may lie elsewhere when others of their shard have changed."""
-    return len(collection.layers) > 1 or bool(collection.layers[0].codecs) or collection.layers[0].format.moves
-
-
 def shard_of(collection: Collection, coords: Coords) -> int:
     """The number of the outermost shard for a chunk. Raise UnfitChunkError if there is no place for such a chunk."""
     return _homes(collection, coords)[0][0]
@@ -138,15 +126,6 @@ def plan(
     """
     work = _Rewriting(collection, shard, old)
     return work.guarded(lambda: work.plan(puts, drops, pack, unfit))
-
-
-def holds(collection: Collection, shard: int, new: Blob, puts: Mapping[Coords, Put], drops: Set[Coords]) -> bool:
-    """Whether a shard has these chunks, byte for byte, where its index says, and not those.
-
-    Raise CorruptShardError if that cannot be told.
-    """
-    work = _Rewriting(collection, shard, new)
-    return work.guarded(lambda: work.holds(puts, drops))
 
 
 def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:
@@ -376,38 +355,17 @@ class _Rewriting:
     def entries(self, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
         self._homes = {c: _homes(self._collection, c) for c in coords}
         out: dict[Coords, tuple[int, int] | None] = {}
-        for found, _, start in self._innermost(0, self._stored, 0, list(self._homes)):
+        for found, start in self._innermost(0, self._stored, 0, list(self._homes)):
             out.update({c: None if e is None else (start + e[0], e[1]) for c, e in found.items()})
         return [out[c] for c in coords]
 
-    def holds(self, puts: Mapping[Coords, Put], drops: Set[Coords]) -> bool:
-        self._homes = {c: _homes(self._collection, c) for c in (*puts, *drops)}
-        return all(
-            self._is_held(c, puts.get(c), blob, extent)
-            for found, blob, _ in self._innermost(0, self._stored, 0, list(self._homes))
-            for c, extent in found.items()
-        )
-
-    def _is_held(self, coords: Coords, put: Put | None, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
-        if put is None or extent is None:
-            return put is None and (extent is None or (self._lead is not None and coords[-1] == 1))
-        data, transform = put.data, self._collection.transform
-        if self._lead is not None:
-            told = self._told(self._lead, extent)
-            if coords[-1] == 0:
-                return told.shown == bytes_of(data)
-            return _lies_at(data, blob, (extent[0] - told.lead, told.lead))
-        if transform is None:
-            return _lies_at(data, blob, extent)
-        return bytes_of(data) == transform.show(coords, bytes_of([ByteRange(extent[0], sum(extent))], blob))
-
     def _innermost(
         self, level: int, stored: Blob | None, start: int, members: list[Coords]
-    ) -> Iterator[tuple[dict[Coords, tuple[int, int] | None], Blob | None, int]]:
+    ) -> Iterator[tuple[dict[Coords, tuple[int, int] | None], int]]:
         """Where these chunks lie in innermost shards, each of which begins at `start` of the outermost one."""
         shard, blob = self._homes[members[0]][level][0], unwrapped(self._layers[level], stored)
         if level + 1 == len(self._layers):
-            yield self._found(level, shard, blob, members), blob, start
+            yield self._found(level, shard, blob, members), start
             return
         groups = self._grouped(level, members)
         found = self._found(level, shard, blob, [group[0] for group in groups.values()])

@@ -63,6 +63,18 @@ class StoreShards:
             return open_pair()
         return EitherBlob(blob, open_pair) if self._store.remote else blob
 
+    def is_pair(self, shard: int) -> bool:
+        """Whether the shard lies in two files, and in no single one."""
+        key, pair = self.key(shard), self.layer.pair
+        return pair is not None and not self._exists(key) and self._exists(key.rsplit(".", 1)[0] + pair.body)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._store.open(key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
     def reopen(self, shard: int) -> None:
         self._store.reopen(self.key(shard))
 
@@ -175,6 +187,9 @@ class NestedShards:
         if found is None:
             raise FileNotFoundError(self.key(shard))
         return SliceBlob(*found[:3])
+
+    def is_pair(self, shard: int) -> bool:
+        return False
 
     def reopen(self, shard: int) -> None:
         self._outer.forget(unravel(shard, self._grid))

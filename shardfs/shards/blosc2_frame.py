@@ -156,7 +156,6 @@ class Frames(Numbered):
     """A `model.ShardFormat`: all chunks in one file, a contiguous frame."""
 
     unwritable = "contiguous frames of Blosc2 are shown only"
-    moves = False
 
     def walk(self, blob: Blob) -> ShardIndex:
         return Frame(blob).index()

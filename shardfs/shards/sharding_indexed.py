@@ -257,7 +257,6 @@ class ShardingIndexed(SinglePage):
     # ---- writing ----
 
     unwritable = ""
-    moves = False
 
     def inside(self, shards: Sequence[range]) -> list[range]:
         """The chunks, along each axis, that lie in these shards and in the array."""

@@ -225,7 +225,6 @@ class Pack(Numbered):
     """A `model.ShardFormat`: all chunks in one file, a bloscpack file."""
 
     unwritable = ""
-    moves = True
 
     def walk(self, blob: Blob) -> ShardIndex:
         return Beginning(blob).index(self.per_file)

@@ -281,8 +281,6 @@ class Uint64Sharded:
 
     # ---- writing ----
 
-    moves = False
-
     @property
     def unwritable(self) -> str:
         most = MAX_INDEX_BYTES // ENTRY

@@ -69,7 +69,6 @@ class Unsharded(SinglePage):
     # ---- writing ----
 
     unwritable = ""
-    moves = False
 
     def capacity(self, shard: int) -> int:
         return 1

@@ -190,12 +190,14 @@ class Job:
         return found
 
     def _is_at(self, expected: Any, entry: tuple[int, int] | None, old: Blob | None) -> bool:
-        """Whether a chunk is where it is expected, and what it is."""
+        """Whether a chunk is what is expected, wherever it lies: others may have moved it to write its neighbours.
+        Where that does not show, whether it is where it is expected."""
         if expected is None or entry is None:
             return expected is entry
-        if tuple(expected[:2]) != entry:
-            return False
-        return len(expected) == 2 or self._sum(old, entry) in (None, expected[2])
+        summed = None if len(expected) == 2 else self._sum(old, entry)
+        if summed is None:
+            return tuple(expected[:2]) == entry
+        return tuple(expected[1:]) == (entry[1], summed)
 
     def _expected(self, path: str) -> list[Any]:
         """Where the chunk lies if nobody else has changed it: where it was when it was written here, or where we have

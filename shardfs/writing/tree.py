@@ -80,6 +80,8 @@ class WriteTree(OpenFiles):
         spot = self._spot_of(directory, name, found)
         if spot.kind is Kind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        if spot.target is not None:
+            self.pending.require_writable(spot.target)
         self._hold(found.number)
         if spot.kind is Kind.DOCUMENT:
             self.documents.remove(directory, os.fsdecode(name))

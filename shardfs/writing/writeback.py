@@ -223,6 +223,8 @@ class WriteBuffer:
             told = "what was written to it before is damaged in the journal (shardfs recover --salvage)"
             raise OSError(errno.EROFS, told, path)
         why = rewriting.unwritable(target.tree.collection)
+        if why is None and target.tree.is_pair(target.coords):
+            why = "shards in two files are shown only"  # a single file would take their place
         if why is not None:
             raise OSError(errno.EROFS, why, path)
 

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs import rewriting
-from shardfs.arrays import Codec
 from shardfs.cache import ByteLRU
 from shardfs.codecs import Gunzip
 from shardfs.errors import CorruptShardError, UnfitChunkError, UnsupportedError
@@ -159,12 +158,6 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
     assert rewriting.unwritable(other.collection) is not None
 
 
-def test_a_pair_of_files_is_not_overlooked() -> None:
-    spec = handmade.sharding(minishard=1, shard=5)
-    assert rewriting.elsewhere(precomputed({**handmade_ids.SKELETONS, "sharding": spec}), 3) == ("03.index", "03.data")
-    assert rewriting.elsewhere(zarr((4, 4), (4, 4), (2, 2)), 0) == ()
-
-
 def test_chunks_beyond_the_array_are_those_of_no_other() -> None:
     collection = zarr((5, 5), (4, 4), (2, 2))
     assert rewriting.shard_of(collection, (1, 3)) == 1  # a slot that is there
@@ -286,41 +279,6 @@ def test_a_manifest_and_its_fragments_move_together() -> None:
             assert _meshes(new) == wanted
             assert pack or new[32 : len(old)] == old[32:]
     assert published(_MESH, old, {}, {(n, file) for n in (4, 5) for file in (0, 1)}) is None
-
-
-def test_a_shard_that_holds_something_else_is_told() -> None:
-    nested = zarr((8, 8), (8, 8), (4, 4), codecs=[{"name": "sharding_indexed", "configuration": _sharding((2, 2))}])
-    around = replace(nested, layers=(replace(nested.layers[0], codecs=(Codec("gzip"),)), nested.layers[1]))
-    deflated = precomputed(
-        handmade.volume_info((8, 8, 1), (2, 2, 1), handmade.sharding(minishard=1, data="gzip"), encoding="opaque")
-    )
-    for collection in (nested, around, deflated):
-        a, b, c = ((0, i, 0)[: len(collection.layers[-1].format.grid)] for i in range(3))
-        kept: dict[Coords, bytes] = {a: b"first", b: b"second"}
-        new = published(collection, published(collection, None, {c: b"gone"}), kept, {c})
-        assert new is not None
-        asked: list[tuple[dict[Coords, bytes], set[Coords], bool]] = [
-            (kept, {c}, True),
-            ({a: b"First"}, set(), False),
-            ({a: b"first "}, set(), False),
-            ({c: b"gone"}, set(), False),
-            ({}, {b}, False),
-        ]
-        for puts, drops, wanted in asked:
-            placed = {cell: Put(data) for cell, data in puts.items()}
-            assert rewriting.holds(collection, 0, MemoryBlob(new), placed, drops) == wanted
-
-
-def test_meshes_that_are_held() -> None:
-    whole: dict[Coords, Put] = {(4, 0): Put(_THREE), (4, 1): Put(b"abc")}
-    asked: list[tuple[dict[Coords, Put], set[Coords], bool]] = [
-        (whole, {(6, 0), (6, 1)}, True),
-        ({**whole, (4, 1): Put(b"abd")}, set(), False),
-        ({(4, 0): Put(_FIVE)}, set(), False),
-        ({}, {(4, 0), (4, 1)}, False),
-    ]
-    for puts, drops, wanted in asked:
-        assert rewriting.holds(_MESH, 0, MemoryBlob(_mesh()), puts, drops) == wanted
 
 
 @pytest.mark.parametrize(
