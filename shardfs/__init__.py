@@ -26,7 +26,8 @@ def mounted(
             zarr.open_array(path)
 
     The mount is gone when the block is left, however it is left, and also if this process is killed. Programs that
-    still have files open are served for five seconds more.
+    still have files open are served for five seconds more. With `rw=True` it ends when all that was written is
+    published.
 
     Args:
         storage_options: for the fsspec file system of the source, as far as JSON can say it.
@@ -35,7 +36,7 @@ def mounted(
 
     Raises:
         ValueError: an option that does not exist, or a value it cannot have.
-        OSError: the source cannot be read, or the mount failed.
+        OSError: the source cannot be read, or the mount failed; or not all that was written could be published.
         shardfs.errors.UnsupportedError: the source is no sharded dataset that shardfs knows.
     """
     from shardfs import context

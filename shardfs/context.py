@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from shardfs import mount, unmount
+from shardfs import mount, options, unmount
+from shardfs.draining import HURRIED_S
 from shardfs.errors import MountError, NotADatasetError
 from shardfs.masking import public_name
 from shardfs.options import OptionError
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 ERRORS: dict[int, type[Exception]] = {2: OptionError, 4: NotADatasetError, 5: MountError}
 """Exit code of `shardfs mount` -> what is raised; else it is OSError."""
 
-END_S = mount.LAST_ANSWERS_S + 10
+END_S = mount.LAST_ANSWERS_S + HURRIED_S + 10
 """How long the daemon may take to end."""
+
+PUBLISH_S = 60.0
+"""How long nothing may happen while what was written is published."""
 
 # What was asked for comes through standard input, as there may be secrets in it, and everybody can read a command line.
 # Standard input ends when the program that mounts is gone, in whatever way; then the mount goes, too.
@@ -69,8 +73,18 @@ def mounted(
         os.mkdir(mountpoint)
         with _serving([*_arguments(given), "--", os.fspath(source), mountpoint], storage_options or {}, ready_timeout):
             yield Path(mountpoint)
+            if options.switch(str(given.get("rw", False))):
+                _publish(mountpoint)
     finally:
         _clear(mountpoint)
+
+
+def _publish(mountpoint: str) -> None:
+    """Unmount when all that was written is in the source; raise OSError if that cannot be."""
+    code = unmount.umount(mountpoint, timeout=PUBLISH_S, lazy=False, patient=True)
+    if code:
+        why = {unmount.LEFT: "files stay in the journal", unmount.BUSY: "a program uses the mount"}
+        raise OSError(errno.EIO, f"not all is published: {why.get(code, 'nothing happens any more')}", mountpoint)
 
 
 def _arguments(given: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from shardfs.cli.sources import (
     opened_to_write,
     source_options,
 )
+from shardfs.masking import public_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,8 @@ def mount(
 def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> int:
     """Mount it; the exit code. Raise OptionError, before anything else, if the options do not go together."""
     check(found)
+    if not found.rw:
+        _warn_of_journal(source, found)
     from shardfs.logs import Logs
     from shardfs.mount import mount as mount_tree
 
@@ -121,6 +124,21 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
         access_log=found.access_log,
         metrics_addr=found.metrics_addr,
     )
+
+
+def _warn_of_journal(source: str, found: Options) -> None:
+    """Of what was written to the source, and nobody publishes: a mount that only reads does not show it."""
+    from shardfs import recover
+    from shardfs.errors import ShardfsError
+
+    try:
+        left = recover.look(recover.find(absolute(source), found.journal))
+    except (OSError, ShardfsError):
+        return
+    n = sum(entry.state != "scratch" for entry in left.entries)
+    if n and left.owner is None:
+        told = f"{n} files that were written to it wait in a journal, and are not shown: shardfs recover --apply"
+        click.echo(f"shardfs: warning: {public_name(source)}: {told}", err=True)
 
 
 def check(found: Options) -> None:

@@ -59,6 +59,14 @@ class Changes(Survey):
         """What describes a directory, as it is stored."""
         return self._datasets.documents(path)
 
+    def is_closed(self, path: str) -> bool:
+        """Whether a directory, which need not exist, lies where no dataset is looked for: inside of an array."""
+        while path:
+            path = path.rpartition("/")[0]
+            with suppress(OSError, CorruptShardError):
+                return self._datasets.open(self._directory(self.resolve(path).number)).closed
+        return False
+
     def renew(self, path: str) -> None:
         """Look anew at what is in a directory and below: documents there were changed."""
         self.changed(path)

@@ -61,7 +61,8 @@ class Documents:
         found: list[tuple[Format, Sharding | Rule]] = [(format_of(known.format), known)] if known is not None else []
         rules = (rule for rule in self._rules.rules if self._rules.match(directory, rule.format) is rule)
         found += ((format_of(rule.format), rule) for rule in rules)
-        return [(f, sharding) for f, sharding in found if f.describes(name)]
+        fitting = [(f, sharding) for f, sharding in found if f.describes(name)]
+        return fitting if fitting and not self._base.is_closed(directory) else []
 
     def _may_be_chunk(self, directory: str, name: str) -> bool:
         """Whether it may be a chunk of an array whose document is yet to come."""
@@ -71,7 +72,7 @@ class Documents:
             for rule in self._rules.rules:
                 here = self._rules.match(above, rule.format)
                 if here is not None and format_of(here.format).chunk_like(below) and not self._is_described(above):
-                    return True
+                    return not self._base.is_closed(above)
             if not above:
                 return False
             above = above.rpartition("/")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from shardfs import mounted
 from tests.conftest import MountFailed, _start_time, mount_entry, read_with
 from tests.datasets import ROOT
 from tests.mount.programs import attempt, copy_tree, run, shardfs
 from tests.mount.test_lifecycle import wait_until
+from tests.mount.test_observing import parsed
 from tests.write.mounts import WritableMount, held, writable
 
 if TYPE_CHECKING:
@@ -161,6 +164,10 @@ def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source
         1,
         ["  nobody publishes them: mount it with --rw, or shardfs recover", "  c/0/0"],
     )
+    (mount.path.parent / "ro").mkdir()
+    done = shardfs("mount", "-o", f"journal={mount.journal}", source, mount.path.parent / "ro")
+    assert shardfs("umount", mount.path.parent / "ro").returncode == 0
+    assert (done.returncode, f"{source}: 1 files that were written to it wait in a journal" in done.stderr) == (0, True)
     mount.mount()
     with held(source / "c/0/0"):
         run("fusermount3", "-u", mount.path)
@@ -355,6 +362,57 @@ def test_the_source_of_a_mount_that_cannot_be_written_says_why(dataset: Get, tmp
         done = shardfs("mount", "--rw", "-o", words, source, tmp_path / "mnt")
         assert (done.returncode, why in done.stderr) == (code, True), done.stderr
     assert not (source / "j").exists()
+
+
+MAKE = "import sys, zarr; zarr.create_array(sys.argv[1], shape=(8, 8), chunks=(2, 2), dtype='u2')[:] = 5"
+READ = "import sys, zarr; assert (zarr.open_array(sys.argv[1], mode='r')[:] == 5).all()"
+
+
+@pytest.mark.parametrize("inside", ["group", "array"])
+def test_new_arrays_are_stored_sharded_where_a_rule_says_so(
+    inside: str, dataset: Get, source: Path, tmp_path: Path
+) -> None:
+    """But not inside of an array, where nobody looks for another one."""
+    if inside == "group":
+        source = copy_tree(dataset("zarr3", "group").path, tmp_path / "groups")
+    with writable(source, tmp_path / "m", "-o", "create=**/a=zarr3:chunks_per_shard=2x2;none") as mount:
+        mount.mount()
+        for name in ("a", "b"):
+            run(sys.executable, "-W", "ignore", "-c", MAKE, mount.path / "new" / name)
+        run(sys.executable, "-W", "ignore", "-c", READ, mount.path / "new/a")
+        assert (mount.path / "new/a/c/3/3").exists()
+        assert mount.umount().returncode == 0
+    found = {name: json.loads((source / "new" / name / "zarr.json").read_text()) for name in ("a", "b")}
+    sharded = inside == "group"
+    assert found["a"]["chunk_grid"]["configuration"]["chunk_shape"] == ([4, 4] if sharded else [2, 2])
+    assert found["a"]["codecs"][0]["name"] == ("sharding_indexed" if sharded else "bytes")
+    assert found["b"]["codecs"][0]["name"] == "bytes"
+    assert sorted(os.listdir(source / "new/a/c")) == ["0", "1", "2", "3"][: 2 if sharded else 4]
+    for name in ("a", "b"):
+        run(sys.executable, "-W", "ignore", "-c", READ, source / "new" / name)
+
+
+def test_for_the_length_of_a_block(
+    source: Path, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDFS_JOURNAL", str(tmp_path / "j"))
+    with mounted(source, rw=True, idle="1h", age="1h") as path:
+        write(path / "c/0/0", chunk(7))
+    assert first(stored(data, source)) == {7}
+    with pytest.raises(OSError, match="files stay in the journal"):  # noqa: SIM117
+        with mounted(source, rw=True) as path:
+            write(path / "c/99", b"orphan")
+
+
+def test_metrics(mount: WritableMount) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    found = parsed(run("cat", mount.path / ".shardfs/metrics"))
+    assert (found["shardfs_dirty_chunks"], found["shardfs_written_bytes_total"]) == (1, 12)
+    assert mount.flush().returncode == 0
+    found = parsed(run("cat", mount.path / ".shardfs/metrics"))
+    assert (found["shardfs_dirty_chunks"], found["shardfs_published_shards_total"]) == (0, 1)
+    assert (found["shardfs_read_only"], found["shardfs_orphans"]) == (0, 0)
+    assert mount.umount().returncode == 0
 
 
 # ----------------------------------------------------------------------------------------------------- many times
