@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from shardfs.fsspec_fs import ShardFileSystem
 from shardfs.model import Blob, ByteRange, Plan, Suffix
 from shardfs.store import LocalStore
 from shardfs.writers.local import LocalWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from pathlib import Path
 
     from shardfs.model import Stat
@@ -36,6 +38,16 @@ array = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": sys.ar
 for number in range(int(sys.argv[2])):
     chunk = 2 * (number % 32)
     array[16 * chunk : 16 * (chunk + 1)].write(np.full(16, number + 1, "<i4")).result()
+"""
+
+ZARR = """
+import sys
+import numpy as np
+import zarr
+array = zarr.open_array(sys.argv[1], mode="r+")
+for number in range(int(sys.argv[2])):
+    chunk = 2 * (number % 32)
+    array[16 * chunk : 16 * (chunk + 1)] = np.full(16, number + 1, "<i4")
 """
 
 COUNTER = """
@@ -63,8 +75,22 @@ for number in range(1, int(sys.argv[2]) + 1):
 """
 
 
-def native(program: str, *arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)])
+Native = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def native() -> Iterator[Native]:
+    """Starts a program, which ends with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(program: str, *arguments: object) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)]))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(10)
 
 
 class Mixed:
@@ -119,7 +145,7 @@ def with_chunk(slot: int, data: bytes) -> Callable[[Blob | None], Plan]:
     return make
 
 
-def test_tensorstore_writes_the_same_shard(tmp_path: Path) -> None:
+def test_tensorstore_writes_the_same_shard(native: Native, tmp_path: Path) -> None:
     """Even chunks are tensorstore's, odd ones ours, in one shard; 200 rounds of each."""
     sharded_array(tmp_path)
     writer = LocalWriter(LocalStore(str(tmp_path)))
@@ -137,7 +163,7 @@ def test_tensorstore_writes_the_same_shard(tmp_path: Path) -> None:
     assert mixed.foreign > 20
 
 
-def test_tensorstore_counts_along(tmp_path: Path) -> None:
+def test_tensorstore_counts_along(native: Native, tmp_path: Path) -> None:
     """Conditional writes of tensorstore's key-value store on the same object: the sum is exact."""
 
     def count(old: Blob | None) -> Plan:
@@ -152,7 +178,7 @@ def test_tensorstore_counts_along(tmp_path: Path) -> None:
     assert mixed.foreign > 20
 
 
-def test_who_renames_without_a_lock_loses_nothing_to_us(tmp_path: Path) -> None:
+def test_who_renames_without_a_lock_loses_nothing_to_us(native: Native, tmp_path: Path) -> None:
     """They may overwrite us, since they do not look; we never overwrite them."""
 
     def with_ours(number: int) -> Callable[[Blob | None], Plan]:
@@ -174,3 +200,31 @@ def test_who_renames_without_a_lock_loses_nothing_to_us(tmp_path: Path) -> None:
     assert seen == sorted(seen)
     assert json.loads((tmp_path / "shard").read_bytes()) == {"theirs": 200, "ours": rounds}
     assert [p.name for p in tmp_path.iterdir()] == ["shard"]
+
+
+@pytest.mark.parametrize("program", [NATIVE, ZARR], ids=["tensorstore", "zarr-python"])
+def test_the_engine_loses_nothing_of_theirs(program: str, native: Native, tmp_path: Path) -> None:
+    """Even chunks are theirs, odd ones go through the journal; 200 rounds of each, published every time.
+
+    zarr-python reads shards and writes them whole, without locks: what we published meanwhile is lost to it.
+    """
+    root, rounds = tmp_path / "array", 0
+    sharded_array(root)
+    fs = ShardFileSystem(
+        source=str(root), rw=True, write_options={"journal": str(tmp_path / "journals")}, skip_instance_cache=True
+    )
+    other = native(program, root, 200)
+    while other.poll() is None or rounds < 200:
+        chunk = 2 * (rounds % 32) + 1
+        fs.pipe_file(f"c/{chunk}", np.full(ELEMENTS, -1 - rounds, "<i4").tobytes())
+        fs.publish(timeout=30)
+        rounds += 1
+    assert other.returncode == 0
+    assert fs.close(30) == []
+    found = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(root)}}).result().read().result()
+    chunks = np.asarray(found).reshape(CHUNKS, ELEMENTS).tolist()
+    theirs, ours = ([max(n for n in range(count) if n % 32 == i) for i in range(32)] for count in (200, rounds))
+    assert chunks[::2] == [[n + 1] * ELEMENTS for n in theirs]
+    if program == NATIVE:
+        assert chunks[1::2] == [[-1 - n] * ELEMENTS for n in ours]
+    assert [p.name for p in (root / "c").iterdir()] == ["0"]
