@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardfs import disk
+from shardfs.errors import UnsupportedError, message
 from shardfs.journal import Journal, Kind, Peek, directory_for, state_directory
-from shardfs.journal.places import DISCARDED, LOCK, LOST, Lock, own_directory
+from shardfs.journal.places import DISCARDED, LOCK, LOST, Lock, is_locked, own_directory
 from shardfs.journal.reading import NAME
 from shardfs.pending import Pending, Version
 
@@ -83,6 +84,27 @@ def find(source: str, base: str | Path | None = None) -> Path:
         if "://" not in str(path) and _is_journal(path):
             return path
     raise FileNotFoundError(errno.ENOENT, "there is no journal of it", source)
+
+
+def unpublished(source: str, base: str | Path | None = None) -> str | None:
+    """What somebody who reads a source should be told: that it has a journal, and what is in there is not shown.
+
+    None if nothing waits to be published, or a mount sees to it.
+    """
+    directory = directory_for(source, base)
+    if not _is_journal(directory) or is_locked(str(directory / LOCK)):
+        return None
+    try:
+        left = look(directory)
+    except (OSError, UnsupportedError) as e:
+        return f"its journal cannot be read: {message(e)}"
+    count = sum(entry.state != "scratch" for entry in left.entries)
+    if not count and not left.problems:
+        return None
+    damage = ", and some of it is damaged" if left.problems else ""
+    return (
+        f"{count} files were written to it and are not published{damage}; they are not shown here. See shardfs recover"
+    )
 
 
 def _is_journal(path: Path) -> bool:

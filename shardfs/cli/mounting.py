@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from shardfs.options import Options, Setting
     from shardfs.tree import Tree
     from shardfs.writing.tree import WriteTree
+
+log = logging.getLogger(__name__)
 
 
 # Not click.Path: it looks at what it is given, and a mountpoint may hang whoever looks at it.
@@ -104,9 +107,12 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
         _warn_of_journal(source, found)
     from shardfs.logs import Logs
     from shardfs.mount import mount as mount_tree
+    from shardfs.recover import unpublished
 
     def open_tree(waiting: Callable[[], None]) -> tuple[Tree | WriteTree, WriteTree | None]:
         if not found.rw:
+            if (told := unpublished(absolute(source), found.journal)) is not None:
+                log.warning("%s: %s", public_name(source), told)
             return opened(source, found, waiting=waiting), None
         tree = opened_to_write(source, found, mountpoint, waiting)
         return tree, tree

@@ -88,7 +88,9 @@ class WriteBuffer:
         for record in journal.recovered:
             self._journal.release(self._pending.apply(record))
         self._damaged = [*journal.damaged_paths, *self._pending.lost]
-        journal.problems += losses(self._pending)
+        for loss in losses(self._pending):
+            log.warning("%s", loss)
+            journal.problems.append(loss)
         park_scratch(journal, self._pending)
         for begun in self._pending.begun.values():
             writer.recover(Begun(*(begun[name] for name in Begun._fields)))

@@ -81,6 +81,20 @@ def test_journals_are_found_by_source_and_by_themselves(
         recover.find("memory://other")
 
 
+def test_readers_are_told_of_what_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert recover.unpublished(SOURCE) is None
+    journal = open_journal(directory_for(SOURCE))
+    put(journal, "a")
+    assert recover.unpublished(SOURCE) is None  # a mount sees to it
+    kill(journal)
+    told = recover.unpublished(SOURCE)
+    assert told is not None
+    assert told.startswith("1 files were written")
+    recover.discard(directory_for(SOURCE))
+    assert recover.unpublished(SOURCE) is None
+
+
 def test_export_writes_plain_files(tmp_path: Path, directory: Path) -> None:
     done = recover.export(directory, tmp_path / "out")
     assert (done.files, done.deleted, done.failed) == (3, ["a/c/0/1"], {})
