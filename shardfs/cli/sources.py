@@ -122,7 +122,7 @@ def opened_to_write(source: str, found: Options, mountpoint: str, waiting: Calla
     """The tree, to be written: with its journal, which nobody else may have."""
     from shardfs.writable import open_writable
 
-    tree = opened(source, found, waiting=waiting)
+    tree = opened(source, found, waiting=waiting, may_be_empty=found.create is not None)
     return open_writable(tree, absolute(source), found, mountpoint=mountpoint, waiting=waiting)
 
 

@@ -43,16 +43,21 @@ def open_tree(
     skip_unsupported: bool = False,
     store_timeout_s: float = patience.TIMEOUT_S,
     store_retries: int = patience.RETRIES,
+    may_be_empty: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> Tree:
     """The unsharded tree of a path or fsspec URL.
 
     Raise FileNotFoundError or another OSError if the source cannot be read, NotADatasetError if it holds nothing
-    sharded, UnsupportedError if the layout cannot express something in it that is not to be skipped.
+    sharded (unless it may be empty so far), UnsupportedError if the layout cannot express something in it that is not
+    to be skipped.
     """
     patient = patience.Patience(store_timeout_s, store_retries)
     store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks, patience=patient)
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting)
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported)
-    tree.require_dataset()
+    if not may_be_empty:
+        tree.require_dataset()
+    elif not store.remote:  # a directory of an object store is not there before it holds something
+        store.entry("")
     return tree

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import posixpath
+import re
 from typing import TYPE_CHECKING
 
-from shardfs.create_rules import Rule, Rules
+from shardfs.create_rules import Rule, Rules, Sharding
 from shardfs.errors import CorruptShardError
 from shardfs.formats import MAX_DOCUMENT_BYTES, format_of, formats
 from shardfs.kinds import Kind, is_scratch
@@ -16,12 +18,18 @@ from shardfs.writing.files import join
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardfs.create_rules import Sharding
     from shardfs.formats import Format
     from shardfs.tree import Tree
     from shardfs.writers import Writer
 
 log = logging.getLogger(__name__)
+
+ALWAYS = ".json"
+"""How documents end that are looked at wherever they are written: nobody may describe shards that he then writes as
+chunks, nor repeat what others describe otherwise than it is stored. One called `info` may be of anything."""
+
+_TO_COME = re.compile(r"\.?(?:zarr|attributes|.+\.array)\.", re.DOTALL)
+"""How temporary files begin that will be renamed to such a document. Some are called as the locks of the writer are."""
 
 MAX_ABOVE = 8
 """A chunk's name has at most so many components that are looked at before there is a document."""
@@ -46,6 +54,10 @@ class Documents:
 
     def kind(self, directory: str, name: str) -> Kind:
         """What a name stands for that is nothing of a sharded dataset's, as far as can be seen now."""
+        if name.endswith(ALWAYS) and self._placed(directory, name) is not None:
+            return Kind.DOCUMENT
+        if _TO_COME.match(name) and is_scratch(name):
+            return Kind.SCRATCH
         if not self._rules.rules and directory not in self._deleted:
             return Kind.PLAIN
         if self._candidates(directory, name):
@@ -84,19 +96,34 @@ class Documents:
         except (OSError, CorruptShardError):
             return False
 
+    def _placed(self, directory: str, name: str) -> tuple[Format, str, str] | None:
+        """Which format a document may be of, the directory of its dataset, and its path below that; None if of none."""
+        above, _, last = directory.rpartition("/")
+        for path, below in ((directory, name), (above, join(last, name))):
+            known = next((f for f in self._formats if f.describes(below)), None)
+            if known is not None:
+                return known, path, below
+        return None
+
+    def _stored(self, form: Format, directory: str, name: str, data: bytes) -> Mapping[str, bytes]:
+        """All documents of the source that `Format.edit` wants to see."""
+        others = {posixpath.normpath(join(directory, n)): n for n in form.references(directory, name, data)}
+        wanted = [path for path in others if path.split("/")[0] != ".."]
+        found = self._base.store.documents("", wanted, MAX_DOCUMENT_BYTES) if wanted else {}
+        return {**self._base.stored_documents(directory), **{others[path]: raw for path, raw in found.items()}}
+
     def write(self, directory: str, name: str, data: bytes) -> bool:
         """Put a document into the store that was written as it is shown; False if it is none.
 
         Raise OSError: EINVAL, with the reason in the log, if it contradicts what is stored. Then nothing is changed.
         """
-        stored = self._base.stored_documents(directory)
-        known = next((f for f in self._formats if f.describes(name)), None)
-        if known is None:
+        placed = self._placed(directory, name)
+        if placed is None:
             return False
+        form, directory, name = placed
+        stored = self._stored(form, directory, name, data)
         try:
-            made = self._sharded(directory, name, data) if name not in stored else None
-            if made is None:
-                made = self._edited(known, directory, stored, name, data)
+            made = self._made(form, directory, stored, name, data)
         except ValueError as e:
             path = join(directory, name)
             log.warning("%s: is refused: %s", path, e)
@@ -104,8 +131,17 @@ class Documents:
         for below, content in made.items():
             if stored.get(below) != content:
                 self._writer.put(join(directory, below), content)
-        self._deleted.pop(directory, None)
+        self._forget(directory, name)
         return True
+
+    def _made(
+        self, form: Format, directory: str, stored: Mapping[str, bytes], name: str, data: bytes
+    ) -> Mapping[str, bytes]:
+        """The source's documents. Raise ValueError, with the reason."""
+        if name in stored:
+            rules = (r for f, r in self._candidates(directory, name) if f is form and isinstance(r, Rule))
+            return form.edit(directory, stored, name, data, next(rules, None))
+        return self._sharded(directory, name, data) or form.edit(directory, stored, name, data)
 
     def _sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:
         """What becomes of a document for which there is a rule, or shards from before; None if it stays as it is."""
@@ -119,28 +155,31 @@ class Documents:
                 return made
         return None
 
-    def _edited(
-        self, form: Format, directory: str, stored: Mapping[str, bytes], name: str, data: bytes
-    ) -> Mapping[str, bytes]:
-        wanted = form.references(directory, name, data)
-        others = self._base.store.documents(directory, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
-        rule = next((r for f, r in self._candidates(directory, name) if f is form and isinstance(r, Rule)), None)
-        return form.edit(directory, {**others, **stored}, name, data, rule)
-
     def remove(self, directory: str, name: str) -> None:
         """Delete a document; how its array was sharded is remembered."""
-        stored = self._base.stored_documents(directory)
-        if self._remembers and directory not in self._deleted:
-            for form in self._formats:
-                sharding = form.sharding(stored) if form.describes(name) else None
-                if sharding is not None:
-                    self._deleted[directory] = sharding
-                    break
+        placed = self._placed(directory, name)
+        stored: Mapping[str, bytes] = {}
+        if placed is not None:
+            form, directory, name = placed
+            stored = self._stored(form, directory, name, b"")
+            self._remember(form, directory, {name: stored[name]} if name in stored else {})
         try:
             self._writer.delete(join(directory, name))
         except FileNotFoundError:
             if name in stored:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM), join(directory, name)) from None
+
+    def _remember(self, form: Format, directory: str, documents: Mapping[str, bytes]) -> None:
+        sharding = form.sharding(documents) if self._remembers else None
+        if sharding is not None:
+            before = self._deleted.get(directory)
+            others = before.documents if before is not None and before.format == sharding.format else {}
+            self._deleted[directory] = Sharding(sharding.format, {**others, **sharding.documents})
+
+    def _forget(self, directory: str, name: str) -> None:
+        before = self._deleted.pop(directory, None)
+        if before is not None and (rest := {n: raw for n, raw in before.documents.items() if n != name}):
+            self._deleted[directory] = Sharding(before.format, rest)
 
     def removed(self, path: str) -> None:
         """A directory is gone; what was deleted in it is remembered, as tools delete an array to write it anew."""

@@ -194,7 +194,7 @@ class OpenFiles(Overlay):
         """Have the bytes of a file at hand, to change them."""
         if file.buffer is not None:
             return file.buffer
-        data = bytes(self._read(file, 0, max(file.size(), 1)))
+        data = self._whole(file)
         with self._lock:
             if file.buffer is None:
                 buffer = self._new_buffer(file)

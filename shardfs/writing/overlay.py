@@ -256,6 +256,9 @@ class Overlay:
             return self.base.read(number, offset, size)
         return self._read(file, offset, size)
 
+    def _whole(self, file: File) -> bytes:
+        return bytes(self._read(file, 0, max(self._attributes(file).size, 1)))
+
     def _read(self, file: File, offset: int, size: int) -> bytes | memoryview:
         if file.kind is Kind.DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, "is a directory", file.path)

@@ -180,11 +180,7 @@ class WriteTree(OpenFiles):
         source = file.parent or ""
         if was in JOURNALED:
             self._settle(file)
-        data = (
-            None
-            if file.version is not None and spot.kind in JOURNALED
-            else bytes(self._read(file, 0, max(file.size(), 1)))
-        )
+        data = None if file.version is not None and spot.kind in JOURNALED else self._whole(file)
         if spot.kind is Kind.DOCUMENT or spot.kind is Kind.PLAIN:
             self._replace_through(file, new, data or b"", spot)
         with self._lock:
@@ -213,7 +209,8 @@ class WriteTree(OpenFiles):
         if was is Kind.DOCUMENT:
             self.documents.remove(source, old.rpartition("/")[2])
         elif was is Kind.PLAIN:
-            self.writer.delete(old)
+            with suppress(FileNotFoundError):  # one that is called as a lock is, the writer has removed
+                self.writer.delete(old)
             self.base.changed(old)
 
     def _replace_through(self, file: File, new: str, data: bytes, spot: Spot) -> None:

@@ -1,0 +1,104 @@
+"""Arrays created, written, changed and made anew as if there were no shards: `create_anew TOOL PATH`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+DATA = np.arange(70 * 90, dtype="uint16").reshape(70, 90)
+
+
+def zarr3(path: str) -> None:
+    """`new`, `new/x`, `old` changed, `anew` in place of a sharded array, and all of it consolidated."""
+    import zarr
+
+    group = zarr.open_group(path, mode="a")
+    new = group.create_array("new/x", shape=DATA.shape, chunks=(10, 10), dtype="uint16")
+    new[:] = DATA
+    old = zarr.open_array(f"{path}/old", mode="r+")
+    assert old.shards is None
+    old.attrs["k"] = 1
+    old.append(np.ones((20, 90), "uint16"))
+    old.resize((100, 100))
+    old[90:] = 7
+    zarr.create_array(f"{path}/anew", shape=DATA.shape, chunks=(10, 10), dtype="uint16", overwrite=True)[:] = DATA + 1
+    zarr.consolidate_metadata(path).attrs["k"] = 2
+    assert dict(zarr.open_consolidated(path)["old"].attrs) == {"k": 1}
+
+
+def tensorstore(path: str) -> None:
+    """The same by tensorstore, which has no groups."""
+    import tensorstore as ts
+
+    def spec(name: str, **more: Any) -> dict[str, Any]:
+        return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/{name}/"}, **more}
+
+    chunks = {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [10, 10]}}}
+    metadata = {"shape": DATA.shape, "data_type": "uint16", **chunks}
+    ts.open(spec("new/x", metadata=metadata, create=True)).result().write(DATA).result()
+    old = ts.open(spec("old"), open=True).result()
+    old = old.resize(exclusive_max=(100, 100)).result()
+    old[70:90, :90].write(np.ones((20, 90), "uint16")).result()
+    old[90:].write(np.full((10, 100), 7, "uint16")).result()
+    anew = ts.open(spec("anew", metadata=metadata, create=True, delete_existing=True)).result()
+    anew.write(DATA + 1).result()
+    try:
+        sharding = {"name": "sharding_indexed", "configuration": {"chunk_shape": [5, 5]}}
+        ts.open(spec("sharded", metadata={**metadata, "codecs": [sharding]}, create=True)).result()
+    except ValueError:
+        return
+    raise AssertionError("a sharded array was created through the mount")
+
+
+def z5py(path: str) -> None:
+    import z5py
+
+    with z5py.File(f"{path}/f.n5", mode="a") as file:
+        made = file.create_dataset("x", shape=DATA.shape, chunks=(10, 10), dtype="uint16", compression="gzip")
+        made[:] = DATA
+        made.attrs["k"] = 1
+
+
+def n5store(path: str) -> None:
+    import zarr as library
+
+    zarr: Any = library  # of version 2
+    group = zarr.open_group(store=zarr.N5Store(f"{path}/f.n5"), mode="a")
+    group.create_dataset("x", shape=DATA.shape, chunks=(10, 10), dtype="uint16")[:] = DATA
+    group["x"].attrs["k"] = 1
+    group["x"].resize(80, 90)
+    group["x"].resize(70, 90)
+
+
+def draft(path: str) -> None:
+    from tests.clients.zarr_draft import zarr_of_the_draft
+
+    zarr = zarr_of_the_draft(sharding=False)
+    store = zarr.Store(f"{path}/h")
+    made = zarr.api.create(DATA.shape, chunks=(10, 10), dtype="uint16", store=store, path="g/x", zarr_version=3)
+    made[:] = DATA
+    made.attrs["k"] = 1
+
+
+def cloudvolume(path: str) -> None:
+    from cloudvolume import CloudVolume
+
+    info = CloudVolume.create_new_info(
+        num_channels=1, layer_type="image", data_type="uint16", encoding="raw", resolution=[1, 1, 1],
+        voxel_offset=[0, 0, 0], chunk_size=[10, 10, 1], volume_size=[*DATA.shape, 1],
+    )  # fmt: skip
+    volume = CloudVolume(f"file://{path}/v", info=info, progress=False)
+    volume.commit_info()
+    volume.commit_provenance()
+    volume[:] = DATA[:, :, None, None]
+    volume.add_scale((2, 2, 1))
+    volume.commit_info()
+    coarse = CloudVolume(f"file://{path}/v", mip=1, progress=False)
+    coarse[:] = DATA[::2, ::2, None, None]
+    np.testing.assert_array_equal(volume[:][..., 0, 0], DATA)
+
+
+if __name__ == "__main__":
+    {f.__name__: f for f in (zarr3, tensorstore, z5py, n5store, draft, cloudvolume)}[sys.argv[1]](sys.argv[2])

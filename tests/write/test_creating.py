@@ -1,0 +1,130 @@
+"""Real programs create, change and replace arrays on a mount; others read natively what is in the source then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+
+from tests.clients.create_anew import DATA
+from tests.conftest import need_fuse
+from tests.datasets import ROOT, client_python
+from tests.write.mounts import WritableMount, writable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+
+READ_N5 = """
+import sys
+import tensorstore as ts
+spec = {"driver": "n5", "kvstore": {"driver": "file", "path": sys.argv[1]}}
+print(ts.open(spec).result().read().result().sum(dtype="u8"))
+"""
+
+PYTHONS = {"n5store": "zarr2", "draft": "zarr2", "cloudvolume": "cv"}
+
+
+def create(mount: WritableMount, tool: str) -> None:
+    """All of it, and unmount."""
+    name: Any = PYTHONS.get(tool)
+    python = sys.executable if name is None else str(client_python(name))
+    mount.mount()
+    command = [python, "-W", "ignore", "-m", "tests.clients.create_anew", tool, str(mount.path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    left = mount.umount()
+    assert left.returncode == 0, left.stderr
+
+
+def as_zarr3(path: Path) -> Any:
+    return ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}).result()
+
+
+@pytest.mark.parametrize("tool", ["zarr3", "tensorstore"])
+@pytest.mark.parametrize("rule", ["", "zarr3:chunks_per_shard=4x4"])
+def test_arrays_of_zarr(tmp_path: Path, tool: str, rule: str) -> None:
+    need_fuse()
+    source = tmp_path / "source"
+    group = zarr.create_group(source)
+    for name in ("old", "anew"):
+        array = group.create_array(name, shape=DATA.shape, chunks=(10, 10), shards=(40, 40), dtype="uint16")
+        array[:] = DATA
+    with writable(source, tmp_path, *(["--create", rule] if rule else [])) as mount:
+        create(mount, tool)
+    grown = np.zeros((100, 100), "uint16")
+    grown[:70, :90], grown[70:90, :90], grown[90:] = DATA, 1, 7
+    for name, wanted, shards in (
+        ("new/x", DATA, (40, 40) if rule else None), ("old", grown, (40, 40)), ("anew", DATA + 1, (40, 40))
+    ):  # fmt: skip
+        array = zarr.open_array(source / name, mode="r")
+        assert (array.shards, array.chunks) == (shards, (10, 10))
+        np.testing.assert_array_equal(array[:], wanted)
+        np.testing.assert_array_equal(as_zarr3(source / name).read().result(), wanted)
+    if tool == "zarr3":
+        members = zarr.open_consolidated(source)
+        assert dict(members.attrs) == {"k": 2}
+        for name in ("new/x", "old", "anew"):
+            found = members[name]
+            assert isinstance(found, zarr.Array)
+            assert found.metadata.to_dict() == zarr.open_array(source / name, mode="r").metadata.to_dict()
+    assert not (source / "sharded" / "zarr.json").exists()
+
+
+@pytest.mark.parametrize("tool", ["z5py", "n5store"])
+def test_datasets_of_n5(tmp_path: Path, tool: str) -> None:
+    """No library of Python reads sharded N5: the blocks are compared with those written without shards."""
+    need_fuse()
+    source = tmp_path / "source"
+    source.mkdir()
+    with writable(source, tmp_path, "--create", "n5:chunks_per_shard=4x2") as mount:
+        create(mount, tool)
+        shards = {p.relative_to(source / "f.n5" / "x").as_posix() for p in (source / "f.n5" / "x").glob("*/*")}
+        assert shards == {f"{x}/{y}" for x in range(3) for y in range(4)}
+        mount.mount()
+        command = [sys.executable, "-c", READ_N5, f"{mount.path}/f.n5/x/"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert int(run.stdout) == int(DATA.sum(dtype="u8"))
+        assert mount.umount().returncode == 0
+
+
+def test_arrays_of_the_draft(tmp_path: Path) -> None:
+    need_fuse()
+    source = tmp_path / "source"
+    source.mkdir()
+    with writable(source, tmp_path, "--create", "zarr3-draft:chunks_per_shard=4x4") as mount:
+        create(mount, "draft")
+    shards = {p.relative_to(source / "h/data/root/g/x").as_posix() for p in (source / "h/data/root/g/x").glob("*/*")}
+    assert shards == {f"c{y}/{x}" for y in range(2) for x in range(3)}
+    program = (
+        "import sys; from tests.clients.zarr_draft import zarr_of_the_draft; z = zarr_of_the_draft(sharding=True);"
+        "a = z.api.open(z.Store(sys.argv[1]), path='g/x', mode='r', zarr_version=3);"
+        "print(int(a[:].sum(dtype='u8')), a.attrs['k'])"
+    )
+    command = [str(client_python("zarr2")), "-W", "ignore", "-c", program, str(source / "h")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split() == [str(DATA.sum(dtype="u8")), "1"]
+
+
+def test_volumes_of_cloud_volume(tmp_path: Path) -> None:
+    need_fuse()
+    source = tmp_path / "source"
+    source.mkdir()
+    with writable(source, tmp_path, "--create", "precomputed:chunks_per_shard=16") as mount:
+        create(mount, "cloudvolume")
+    for index, wanted in enumerate((DATA, DATA[::2, ::2])):
+        spec = {"driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": f"{source}/v/"}}
+        volume = ts.open({**spec, "scale_index": index}).result()
+        np.testing.assert_array_equal(volume.read().result()[..., 0, 0], wanted)
+    assert all(p.suffix == ".shard" for p in (source / "v" / "1_1_1").iterdir())
+    assert all(p.suffix == ".shard" for p in (source / "v" / "2_2_1").iterdir())
+    native = "import sys; from cloudvolume import CloudVolume as C; print(int(C(sys.argv[1], progress=False)[:].sum()))"
+    command = [str(client_python("cv")), "-W", "ignore", "-c", native, f"file://{source}/v"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert int(run.stdout) == int(DATA.sum(dtype="u8"))
