@@ -316,7 +316,9 @@ class WriteBuffer:
             while not self._stopping:
                 now = time.monotonic()
                 wait = max(self.settings.idle_s, LOOK_S)  # new ones are not due before
-                for shard in self._shards.values():
+                # A document that is written makes new shards of its array's, of the same objects.
+                busy = {shard.key for shard in self._shards.values() if shard.busy}
+                for shard in (s for s in self._shards.values() if s.key not in busy):
                     when = self._due_at(shard, now)
                     if when <= now:
                         shard.busy = True
@@ -398,7 +400,7 @@ class WriteBuffer:
             for path in done:
                 if path not in self._pending.versions:
                     shard.targets.pop(path, None)
-                    self._shard_at.pop(path, None)
+                    self.retarget(path, None)  # a document may have made it another shard's meanwhile
             self._set_aside(shard, job)
             self.counts["published_chunks"] += len(done)
             self.counts["published_shards"] += 1
