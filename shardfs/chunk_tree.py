@@ -10,6 +10,7 @@ import math
 import os
 from bisect import bisect_right
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +37,9 @@ ROWS = 4096
 LONG_ROW = 1 << 22
 LONG_WORK = 4096
 """A stored chunk of so many bytes may take longer to decode than it takes to let another thread lead meanwhile."""
+
+MAX_FORMER = 64
+"""Shapes of an array, from one that is known by its numbers still to the present one."""
 
 WINDOW = 8 << 20
 """Bytes that cannot be sent from a local file are fetched in windows of this size: a chunk of up to 8 MiB in one
@@ -129,7 +133,7 @@ class ChunkTree:
     ) -> None:
         self.path, self.collection, self.chunks, self._stored = path, collection, chunks, stored
         self.first, self.mtime_ns = first, mtime_ns
-        self.former: ChunkTree | None = None  # as its documents described it before; numbers of it are still known
+        self.former: ChunkTree | None = None  # of another shape, as it was before; numbers of it are still known
         self._cache, self._ttl = cache, ttl_s
         self._names = collection.names
         self._dims = self._names.dims
@@ -204,6 +208,24 @@ class ChunkTree:
         value = self._names.parse(0, name)
         return None if value is None else self._child(0, 0, value)
 
+    def find(self, names: Sequence[bytes]) -> Attributes | None:
+        """A directory or chunk by its path below the dataset's directory; None if nothing is called so.
+
+        Raise FileNotFoundError for a chunk that does not exist, and NotADirectoryError.
+        """
+        parent = self.root
+        if parent is not None:
+            if not names or names[0] != self._names.prefix:
+                return None
+            names = names[1:]
+        found = None if parent is None else self.attributes(parent)
+        for name in names:
+            found = self.lookup_top(name) if parent is None else self.lookup(parent, name)
+            if found is None:
+                return None
+            parent = found.number
+        return found
+
     def unnumbered(self, name: bytes) -> Coords | None:
         """The coordinates of a chunk called so in the dataset's directory that has no number by arithmetic."""
         return self._names.cell(name) if isinstance(self._names, IdNames) else None
@@ -233,11 +255,32 @@ class ChunkTree:
             return whole
         return Spot(Kind.CHUNK, whole.target._replace(suffix=suffix))
 
+    def other_names(self, name: bytes) -> list[bytes]:
+        """What else the chunk of this name may be called: first without a compression, then with any."""
+        if self.collection.format != "precomputed":
+            return []
+        text = os.fsdecode(name)
+        plain = text.removesuffix(next((s for s in COMPRESSIONS if text.endswith(s)), ""))
+        return [os.fsencode(plain + s) for s in ("", *COMPRESSIONS) if plain + s != text]
+
     def renew(self, coords: Sequence[Coords], *, moved: bool = False) -> None:
         """Forget what is remembered of the shards of these chunks, which were written anew.
 
         `moved` if other chunks may lie elsewhere now, too; pages of local shards have a version, which tells.
         """
+        self._renew(coords, moved=moved)
+        for tree in self.formers():
+            grid = tree.chunks.format.grid
+            tree._renew([c for c in coords if all(i < n for i, n in zip(c, grid, strict=False))], moved=moved)
+
+    def formers(self) -> Iterator[ChunkTree]:
+        """How it was described before, the latest first."""
+        tree, left = self.former, MAX_FORMER
+        while tree is not None and left:
+            yield tree
+            tree, left = tree.former, left - 1
+
+    def _renew(self, coords: Sequence[Coords], *, moved: bool) -> None:
         if not self._raw or not self.chunks.is_local:
             for c in coords:
                 number = self.cached_as(c)
@@ -253,10 +296,6 @@ class ChunkTree:
             if moved and not chunks.is_local:
                 chunks.forget_all()
             chunks = chunks.outer
-        if self.former is not None:
-            grid = self.former.chunks.format.grid
-            inside = [c for c in coords if all(i < n for i, n in zip(c, grid, strict=False))]
-            self.former.renew(inside, moved=moved)
 
     @property
     def outermost(self) -> ChunkStore:
@@ -338,6 +377,13 @@ class ChunkTree:
         mine = self.collection
         same = mine.facts == collection.facts and mine.codecs == collection.codecs and mine.format == collection.format
         return same and mine.names.dims == collection.names.dims and mine.names.prefix == collection.names.prefix
+
+    def is_former(self, collection: Collection) -> bool:
+        """Whether it is the same array, but for its shape."""
+        mine = self.collection
+        same = replace(mine.facts, shape=collection.facts.shape) == collection.facts
+        alike = mine.codecs == collection.codecs and mine.format == collection.format
+        return same and alike and mine.names.prefix == collection.names.prefix
 
     def cached_as(self, coords: Coords) -> int:
         """The number under which bytes of a chunk are kept."""

@@ -294,7 +294,7 @@ class Datasets:
             known = self._tree_at.get(path)
             if known is not None:
                 return known
-            former = self._former.get(path)
+            former = self._former.pop(path, None)
             if former is not None and former.is_like(collection):
                 self._tree_at[path] = former
                 return former
@@ -302,7 +302,7 @@ class Datasets:
             if count > MAX_NODES or count >= CREATED - first:
                 raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
             tree = ChunkTree(shown, collection, chunks, self._chunk_cache, first, mtime, self._ttl, stored=path)
-            tree.former = self._former.pop(path, None)
+            tree.former = former if former is not None and former.is_former(collection) else None
             self._next_first = first + count
             self._tree_at[path] = tree
             self._trees.append(tree)

@@ -6,7 +6,7 @@ import logging
 import os
 from contextlib import suppress
 
-from shardfs.chunk_tree import ChunkTree, Spot, Target
+from shardfs.chunk_tree import WINDOW, ChunkTree, Spot, Target
 from shardfs.errors import CorruptShardError
 from shardfs.inodes import TABLE_END
 from shardfs.kinds import Kind, is_scratch
@@ -90,14 +90,19 @@ class Changes(Survey):
     def changed(self, path: str) -> None:
         """A file or directory was made, removed or written in the store."""
         self.store.reopen(path)
+        stat = self._chunk_cache.peek((path, "stat"))
+        for window in range(-(-stat.size // WINDOW) if stat is not None else 0):
+            self._chunk_cache.drop((path, window))
         self._chunk_cache.drop((path, "stat"))
-        parent = path.rpartition("/")[0]
-        with suppress(OSError, CorruptShardError):
-            number = self.resolve(parent).number
-            self._index_cache.drop(("foreign", number))
-            if number >= TABLE_END:
-                chunks = self._chunks_of(number)
-                self._index_cache.drop(("stored", chunks.first, chunks.place(number)))
+        above = path
+        while above:  # directories may have come with it
+            above = above.rpartition("/")[0]
+            with suppress(OSError, CorruptShardError):
+                number = self.resolve(above).number
+                self._index_cache.drop(("foreign", number))
+                if number >= TABLE_END:
+                    chunks = self._chunks_of(number)
+                    self._index_cache.drop(("stored", chunks.first, chunks.place(number)))
 
     def is_virtual(self, number: int) -> bool:
         """Whether it is a directory or a chunk of a sharded collection."""

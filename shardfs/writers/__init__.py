@@ -16,6 +16,7 @@ from shardfs.writers.plain import PlainObjects
 from shardfs.writers.s3 import S3Objects
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
     from pathlib import Path
 
@@ -71,8 +72,11 @@ class Writer(Protocol):
     def delete(self, key: str) -> None:
         """Raise FileNotFoundError if there is none."""
 
-    def make_directory(self, key: str, mode: int = 0o777) -> None:
-        """Raise FileExistsError; FileNotFoundError without a directory to make it in."""
+    def make_directory(self, key: str, mode: int | None = None) -> None:
+        """Raise FileExistsError; FileNotFoundError without a directory to make it in.
+
+        `mode` None: as the umask has it.
+        """
 
     def remove_directory(self, key: str) -> None:
         """Raise OSError (ENOTEMPTY) if something is in it."""
@@ -84,7 +88,17 @@ class Writer(Protocol):
         """What was made, renamed or removed in a directory survives a power failure when this returns."""
 
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
-        """A descriptor, as of `os.open`. Only of local writers; others raise UnsupportedError."""
+        """A descriptor, as of `os.open`, but the umask does not count. This and those below are of local writers only;
+        others raise UnsupportedError."""
+
+    def stat(self, key: str) -> os.stat_result:
+        """Of a file or directory."""
+
+    def set_mode(self, key: str, mode: int) -> None:
+        """Permission bits of a file or directory."""
+
+    def set_times(self, key: str, mtime_ns: int) -> None:
+        """When a file or directory was changed last."""
 
 
 def open_writer(store: Store, *, cas_none: bool = False, journal: Path | None = None) -> Writer:

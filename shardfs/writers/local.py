@@ -141,9 +141,11 @@ class LocalWriter:
         with self._place(key) as place:
             disk.unlink(place.name, place.at)
 
-    def make_directory(self, key: str, mode: int = 0o777) -> None:
+    def make_directory(self, key: str, mode: int | None = None) -> None:
         with self._place(key) as place:
-            disk.mkdir(place.name, mode, place.at)
+            disk.mkdir(place.name, at=place.at)
+        if mode is not None:
+            self.set_mode(key, mode)
 
     def remove_directory(self, key: str) -> None:
         with self._place(key) as place:
@@ -169,20 +171,41 @@ class LocalWriter:
                 if not create:
                     raise
         with self._place(key) as place:  # a link that leads nowhere is something that exists
-            return disk.open(place.name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, place.at)
+            fd = disk.open(place.name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, place.at)
+        if stat_module.S_IMODE(os.fstat(fd).st_mode) != mode:  # the umask of whoever asked is in it already
+            disk.chmod(fd, mode)
+        return fd
 
-    def _open_existing(self, key: str, flags: int) -> int:
-        # Opened in name only, looked at, and only then for writing: that it is opened may itself do something.
+    def stat(self, key: str) -> os.stat_result:
+        with self._named(key) as fd:
+            return os.fstat(fd)
+
+    def set_mode(self, key: str, mode: int) -> None:
+        with self._named(key) as fd:
+            disk.chmod(f"/proc/self/fd/{fd}", mode)
+
+    def set_times(self, key: str, mtime_ns: int) -> None:
+        with self._named(key) as fd:
+            disk.utime(f"/proc/self/fd/{fd}", mtime_ns, mtime_ns)
+        self._store.reopen(key)
+
+    @contextmanager
+    def _named(self, key: str) -> Iterator[int]:
+        """A descriptor in name only: opening it does nothing to it, whatever it is."""
         fd = os.open(self._store.path(key), os.O_PATH | os.O_CLOEXEC)
         try:
             self._store.confined(fd, key)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open_existing(self, key: str, flags: int) -> int:
+        with self._named(key) as fd:  # looked at, and only then opened for writing
             mode = os.fstat(fd).st_mode
             if not stat_module.S_ISREG(mode):
                 number = errno.EISDIR if stat_module.S_ISDIR(mode) else errno.EACCES
                 raise OSError(number, os.strerror(number), key)
             return disk.open(f"/proc/self/fd/{fd}", flags & ~os.O_NOFOLLOW)
-        finally:
-            os.close(fd)
 
     # ---- where things lie
 

@@ -222,7 +222,7 @@ class ObjectWriter:
         if not any(found):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
-    def make_directory(self, key: str, mode: int = 0o777) -> None:
+    def make_directory(self, key: str, mode: int | None = None) -> None:
         """Nothing to do: a directory is there as long as something is in it."""
 
     def sync_directory(self, key: str) -> None:
@@ -247,6 +247,15 @@ class ObjectWriter:
 
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
         raise UnsupportedError("objects of a remote store are no files")
+
+    def stat(self, key: str) -> os.stat_result:
+        raise UnsupportedError("objects of a remote store are no files")
+
+    def set_mode(self, key: str, mode: int) -> None:
+        raise UnsupportedError("objects of a remote store have no mode")
+
+    def set_times(self, key: str, mtime_ns: int) -> None:
+        raise UnsupportedError("objects of a remote store have times of their own")
 
     def _path(self, key: str) -> str:
         if (key and {"", ".", ".."} & set(key.split("/"))) or "\0" in key:

@@ -25,13 +25,16 @@ MAX_SETTLED = 65_536
 class File:
     """An inode. It has at most one name; without one it lives for as long as somebody has it open.
 
+    `dirty`: something was written that nobody has put in a safe place; `refused`: and its writer was told that it
+    cannot be.
+
     Its bytes are, in this order: in `buffer`, being written; `frozen`, as they were; in the journal, `version`; on
     `fd`; or those that the tree shows of `target`, or of the number `base`.
     """
 
     __slots__ = (
         "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "mode", "mtime_ns",
-        "name", "number", "parent", "target", "version", "writers",
+        "name", "number", "parent", "refused", "target", "version", "writers",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: Kind, target: Target | None = None) -> None:
@@ -43,7 +46,7 @@ class File:
         self.frozen: bytes | None = None
         self.version: Version | None = None
         self.fd, self.base = -1, 0
-        self.dirty = False
+        self.dirty = self.refused = False
         self.handles = self.writers = self.lookups = 0
 
     @property
@@ -165,7 +168,7 @@ class Files:
             del old[file.name]
             if not old:
                 del self._directories[file.parent]
-        file.parent, file.name = parent, name
+        file.parent, file.name, file.base = parent, name, 0
         self.names(parent)[name] = file
 
     def let_go(self, file: File) -> None:

@@ -7,11 +7,15 @@ import logging
 import os
 import stat
 import time
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs import disk
 from shardfs.cache import nothing
+from shardfs.chunk_tree import Spot
+from shardfs.errors import CorruptShardError
+from shardfs.inodes import ROOT
 from shardfs.kinds import Kind
 from shardfs.writing.buffers import Budget, Buffer
 from shardfs.writing.files import File, join, shown_mode
@@ -20,7 +24,7 @@ from shardfs.writing.overlay import JOURNALED, KNOWN_PATHS, MAX_NAME, Overlay
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.chunk_tree import Attributes, Spot
+    from shardfs.chunk_tree import Attributes, ChunkTree, Target
     from shardfs.tree import Tree
     from shardfs.writers import Writer
     from shardfs.writing.documents import Documents
@@ -31,6 +35,10 @@ log = logging.getLogger(__name__)
 MAX_CHUNK = 2 << 30
 MAX_DOCUMENT = 16 << 20
 """Bytes of one file; more are refused."""
+
+
+PIECE = 8 << 20
+"""Bytes that are copied at once."""
 
 
 class Handle(NamedTuple):
@@ -76,7 +84,8 @@ class OpenFiles(Overlay):
         fd = -1
         if spot.kind is Kind.PLAIN and self.writer.local:
             self._waiting()
-            fd = self._create_plain(join(directory, name), flags, stat.S_IMODE(mode))
+            self._store_directory(directory)
+            fd = self._open_plain(join(directory, name), flags | os.O_CREAT, mode)
         with self._lock:
             file = self._files.new(directory, name, spot.kind, spot.target)
             file.mode, file.mtime_ns, file.fd = shown_mode(mode), time.time_ns(), fd
@@ -108,17 +117,17 @@ class OpenFiles(Overlay):
             self.pending.require_writable(spot.target)
         return spot
 
-    def _create_plain(self, path: str, flags: int, mode: int) -> int:
-        """Whoever asks has looked at his umask; ours is not to be looked at."""
-        try:
-            fd = self._open_plain(path, flags | os.O_CREAT | os.O_EXCL, mode)
-        except FileExistsError:  # somebody else has made it in this moment
-            if flags & os.O_EXCL:
-                raise
-            return self._open_plain(path, flags, mode)
-        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
-            disk.chmod(fd, mode)
-        return fd
+    def _store_directory(self, path: str) -> None:
+        """A virtual directory, or one outside the grid, is to have something in it that is the store's."""
+        if not path or not self.writer.local:
+            return
+        number = self._base_number(path)
+        if number is not None and not self.base.is_virtual(number):
+            return
+        self._store_directory(path.rpartition("/")[0])
+        with suppress(FileExistsError):
+            self.writer.make_directory(path)
+            self.base.changed(path)
 
     def _open_plain(self, path: str, flags: int, mode: int = 0o666) -> int:
         both = flags & ~(os.O_ACCMODE | os.O_APPEND | os.O_TRUNC) | os.O_RDWR
@@ -159,8 +168,8 @@ class OpenFiles(Overlay):
             self._opened[number] = self._opened.get(number, 0) + 1
         return handle
 
-    def _adopt(self, number: int) -> File:
-        """The file of a number, to be changed."""
+    def _adopt(self, number: int, flags: int | None = os.O_RDWR) -> File:
+        """The file of a number, to be changed; `flags`: how it is opened if it is passed through, None: not at all."""
         known = self._files.by_number.get(number)
         if known is None:
             path = self.path_of(number)
@@ -172,6 +181,9 @@ class OpenFiles(Overlay):
                 if found.directory:
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
                 spot = self._spot_to_write(parent, raw)
+                former = self.base.target_of(number) if spot.kind is Kind.ORPHAN else None
+                if former is not None:  # outside since its array was cut, but in its shard
+                    spot = Spot(Kind.CHUNK, former)
                 with self._lock:
                     known = self._files.by_number.get(number)
                     if known is None:
@@ -181,8 +193,8 @@ class OpenFiles(Overlay):
                         known.lookups = 1
         if known.kind is Kind.DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), known.path)
-        if known.kind is Kind.PLAIN and self.writer.local and known.fd < 0:
-            fd = self._open_plain(known.path or "", os.O_RDWR)
+        if known.kind is Kind.PLAIN and self.writer.local and known.fd < 0 and flags is not None:
+            fd = self.writer.open_file(known.path or "", flags)
             with self._lock:
                 if known.fd < 0:
                     known.fd, fd = fd, -1
@@ -194,13 +206,31 @@ class OpenFiles(Overlay):
         """Have the bytes of a file at hand, to change them."""
         if file.buffer is not None:
             return file.buffer
-        data = self._whole(file)
+        buffer, size, at = self._new_buffer(file), self._attributes(file).size, 0
+        while at < size and (piece := self._read(file, at, min(size - at, PIECE))):
+            buffer.write(at, piece)
+            at += len(piece)
         with self._lock:
             if file.buffer is None:
-                buffer = self._new_buffer(file)
-                buffer.write(0, data)
                 file.buffer = buffer
             return file.buffer
+
+    def _keep(self, number: int) -> None:
+        """Who has a file open goes on with its bytes: before its name is taken away, with no lock held."""
+        file = self._files.by_number.get(number)
+        if file is None and number in self._opened:
+            file = self._adopt(number, None)
+            with self._lock:  # they know it by the number the tree gave it
+                file.handles += self._opened.pop(number, 0)
+                for handle, opened in list(self._handles.items()):
+                    if opened.number == number and opened.file is None:
+                        self._handles[handle] = opened._replace(file=file)
+        if file is None or not file.handles:
+            return
+        if file.kind is Kind.PLAIN and self.writer.local:
+            self._adopt(number, os.O_RDONLY)
+        else:
+            self._load(file)
 
     def write(self, handle: int, offset: int, data: bytes | memoryview) -> int:
         """Put bytes at `offset` of an open file; how many."""
@@ -215,7 +245,7 @@ class OpenFiles(Overlay):
         with self._lock:
             buffer = file.buffer or buffer
             buffer.write(offset, data)
-            file.dirty, file.mtime_ns, file.frozen = True, time.time_ns(), None
+            file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
         return len(data)
 
     def _writable(self, handle: int) -> Handle:
@@ -232,7 +262,10 @@ class OpenFiles(Overlay):
                 self._waiting()
             self._resize(file, size)
             if not file.writers:  # nobody will close it
-                self._settle(file)
+                try:
+                    self._settle(file)
+                finally:
+                    self._drop_buffer(file)
 
     def _resize(self, file: File, size: int) -> None:
         if file.fd >= 0:
@@ -244,51 +277,62 @@ class OpenFiles(Overlay):
             if file.buffer is None:
                 file.buffer = self._new_buffer(file)
             file.buffer.truncate(size)
-            file.dirty, file.mtime_ns, file.frozen = True, time.time_ns(), None
+            file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
 
     def set_mode(self, number: int, mode: int) -> None:
         """Permission bits; those of chunks are kept until the end of the mount."""
-        file = self._files.by_number.get(number)
-        if self._is_plain(number) and self.writer.local:
-            file = self._adopt(number)
-            disk.chmod(file.fd, stat.S_IMODE(mode))
-            file.mode = shown_mode(mode)
-            self._close_plain(file)
+        file, mode = self._files.by_number.get(number), stat.S_IMODE(mode)
+        if file is not None and file.fd >= 0:
+            disk.chmod(file.fd, mode)
+        elif (path := self._stored_path(number)) is not None:
+            self.writer.set_mode(path, mode)
         elif file is not None:
             file.mode = shown_mode(mode, file.kind is Kind.DIRECTORY)
         else:
-            if len(self._modes) >= KNOWN_PATHS:
-                self._modes.clear()
-            self._modes[number] = shown_mode(mode, self.base.attributes(number).directory)
+            _remember(self._modes, number, shown_mode(mode, self.base.attributes(number).directory))
+        if self.writer.local and self._is_document(number):
+            with suppress(FileNotFoundError):
+                self.writer.set_mode(self.path_of(number), mode)
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
         """The time of the last change (None: now); that of chunks is kept until the end of the mount."""
         when = time.time_ns() if mtime_ns is None else mtime_ns
-        known = self._files.by_number.get(number)
-        if self.attributes(number).directory:
-            if known is not None:
-                known.mtime_ns = when
-                return
-            if len(self._times) >= KNOWN_PATHS:
-                self._times.clear()
-            self._times[number] = when
-            return
-        file = self._adopt(number)
-        if file.fd >= 0:
-            disk.utime(file.fd, when, when)
-            self._close_plain(file)
-            return
-        with self._lock:
-            file.mtime_ns = when
-            if file.is_settled:
-                self._files.settle(file)
-
-    def _is_plain(self, number: int) -> bool:
         file = self._files.by_number.get(number)
-        if file is not None:
-            return file.kind is Kind.PLAIN
+        if file is not None and file.fd >= 0:
+            disk.utime(file.fd, when, when)
+        elif (path := self._stored_path(number)) is not None:
+            self.writer.set_times(path, when)
+            self.base.changed(path)
+        elif file is not None and file.kind is Kind.DIRECTORY:
+            file.mtime_ns = when
+        elif file is None and self.base.attributes(number).directory:
+            _remember(self._times, number, when)
+        else:
+            file = self._adopt(number)
+            with self._lock:
+                file.mtime_ns = when
+                if file.is_settled:
+                    self._files.settle(file)
+
+    def _is_document(self, number: int) -> bool:
+        file = self._files.by_number.get(number)
+        if file is not None or self.base.attributes(number).directory:
+            return file is not None and file.kind is Kind.DOCUMENT and file.path is not None
         parent, _, name = self.path_of(number).rpartition("/")
-        return not self.base.attributes(number).directory and self.spot(parent, os.fsencode(name)).kind is Kind.PLAIN
+        return self.spot(parent, os.fsencode(name)).kind is Kind.DOCUMENT
+
+    def _stored_path(self, number: int) -> str | None:
+        """Where a file or directory lies in a local store that has a mode and times of its own there."""
+        file = self._files.by_number.get(number)
+        if not self.writer.local or (file is not None and (file.kind is not Kind.PLAIN or file.path is None)):
+            return None
+        path = self.path_of(number)
+        if file is None and (number == ROOT or self.base.is_virtual(number)):
+            return None
+        if file is None and not self.base.attributes(number).directory:
+            parent, _, name = path.rpartition("/")
+            return path if self.spot(parent, os.fsencode(name)).kind is Kind.PLAIN else None
+        return path
 
     def flush(self, handle: int) -> None:
         """A close: what was written is in the journal, or the store, when this returns. Old errors come up here."""
@@ -328,16 +372,19 @@ class OpenFiles(Overlay):
 
     def release(self, handle: int) -> None:
         """The last close of an open file. What was stored through a mapping since the flush is dealt with here."""
-        opened = self._handles[handle]
-        file = opened.file
-        if file is not None and opened.writes and file.dirty:
+        file = self._handles[handle].file
+        if file is not None and self._handles[handle].writes and file.dirty:
             self._waiting()
-        del self._handles[handle]
-        if file is None:
-            self._released(opened.number)
-            return
+        with self._lock:
+            opened = self._handles.pop(handle)
+            file = opened.file
+            if file is None:
+                left = self._opened.pop(opened.number) - 1
+                if left:
+                    self._opened[opened.number] = left
+                return
         try:
-            if opened.writes:
+            if opened.writes and file.writers == 1 and not file.refused:
                 self._settle(file)
         except OSError as e:
             self.pending.note_failure(file.path or "", e)
@@ -345,67 +392,41 @@ class OpenFiles(Overlay):
             with self._lock:
                 file.handles -= 1
                 file.writers -= opened.writes
-                if not file.writers and file.parent is not None:
-                    self._drop_buffer(file)
+                self._drop_buffer(file)
                 if file.parent is None:
                     self._files.let_go(file)
                 elif file.is_settled and file.kind is not Kind.PLAIN:
                     self._files.settle(file)
 
-    def _close_plain(self, file: File) -> None:
-        """What was opened to change it once is not kept open."""
+    def _drop_buffer(self, file: File) -> None:
+        """If nobody writes to it any more: its bytes are in a safe place."""
         with self._lock:
-            if not file.handles and file.fd >= 0:
+            path = file.path
+            if file.writers or path is None:
+                return
+            if file.fd >= 0:
                 os.close(file.fd)
                 file.fd = -1
-        self.base.changed(file.path or "")
-
-    def _drop_buffer(self, file: File) -> None:
-        if file.fd >= 0:
-            os.close(file.fd)
-            file.fd = -1
-            self.base.changed(file.path or "")
-        if file.buffer is not None:
-            file.buffer.close()
-            file.buffer = None
-        if file.dirty:  # its writer was told that it was refused: it is as it was before
-            file.dirty = False
-            path = file.path or ""
-            if file.version is None and not file.base and not self.pending.is_stored(path, file.target):
-                self._files.unname(file)
-
-    def _hold(self, number: int) -> None:
-        """The name of an open file is about to be given away: who has it open goes on with it as it is.
-
-        To be called before anything is changed.
-        """
-        file = self._files.by_number.get(number)
-        if number not in self._opened and (file is None or not file.handles):
-            return
-        if not (self.writer.local and self._is_plain(number)):
-            if file is None and number not in self._frozen:
-                size = self.base.attributes(number).size
-                self._frozen[number] = bytes(self.base.read(number, 0, max(size, 1)))
-            return
-        file = self._adopt(number)
-        with self._lock:
-            self._opened.pop(number, None)
-            for handle, opened in self._handles.items():
-                if opened.number == number and opened.file is None:
-                    self._handles[handle] = opened._replace(file=file)
-                    file.handles += 1
-
-    def _released(self, number: int) -> None:
-        with self._lock:
-            left = self._opened.get(number, 1) - 1
-            if left:
-                self._opened[number] = left
-            else:
-                self._opened.pop(number, None)
-                self._frozen.pop(number, None)
+                self.base.changed(path)
+            if file.buffer is not None:
+                file.buffer.close()
+                file.buffer = None
+            if file.dirty:  # its writer was told that it was refused: it is as it was before
+                file.dirty = False
+                file.mtime_ns = time.time_ns()
+                self.invalidate_content(file.number)
+                if file.version is None and not file.base and not self.pending.is_stored(path, file.target):
+                    self._files.unname(file)
 
     def _settle(self, file: File) -> None:
         """Put what was written where it is safe."""
+        try:
+            self._save(file)
+        except OSError:
+            file.refused = True
+            raise
+
+    def _save(self, file: File) -> None:
         unsaved = file.unsaved()
         if unsaved is None:
             return
@@ -422,7 +443,8 @@ class OpenFiles(Overlay):
                 mode, scratch = file.mode, file.kind is Kind.SCRATCH
                 content, when = buffer.content(), file.mtime_ns
                 file.version = self.pending.put(path, content, file.target, when, mode, scratch=scratch)
-                file.dirty = False
+                file.dirty, file.frozen = False, None
+                self._supersede(file)
                 return
             data = buffer.read(0, buffer.size)
             file.dirty = False
@@ -432,9 +454,36 @@ class OpenFiles(Overlay):
             file.dirty = True
             raise
 
+    def _supersede(self, file: File) -> None:
+        """A chunk has one name: what else it may be called stands for nothing any more. The lock is held."""
+        directory, target = file.parent or "", file.target
+        others = target.tree.other_names(file.name) if target is not None else []
+        for name in others:
+            path, known = join(directory, name), (self._files.directory(directory) or {}).get(name)
+            if known is not None:
+                if known.handles:
+                    self._load(known)
+                if self.pending.holds(path):
+                    self.pending.drop(path, None)
+                self._files.unname(known)
+            if known is not None and directory in self._numbers:
+                self.invalidate(self._numbers[directory], name)
+        if target is not None and target.suffix:
+            self._files.hide(directory, others[0])
+            if directory in self._numbers:
+                self.invalidate(self._numbers[directory], others[0])
+
+    def _reveal(self, directory: str, name: bytes, target: Target | None) -> None:
+        """The chunk is shown as it is stored again. The lock is held."""
+        self._files.reveal(directory, name)
+        for other in target.tree.other_names(name) if target is not None else []:
+            self._files.reveal(directory, other)
+
     def _write_through(self, file: File, path: str, data: bytes) -> None:
         """A document, or a file of a store that is not local."""
         directory, _, name = path.rpartition("/")
+        if file.kind is Kind.DOCUMENT:
+            self.pending.drain(directory)  # chunks were written for the document that was there before
         if file.kind is Kind.DOCUMENT and self.documents.write(directory, name, data):
             with self._lock:
                 file.frozen = data
@@ -450,15 +499,31 @@ class OpenFiles(Overlay):
     def _described_anew(self, directory: str) -> None:
         """Documents of a directory were changed: names in it may stand for something else now."""
         self._renewed(directory)
+        former = self._former(directory)
         with self._lock:
             for parent, name, file in self._files.below(directory):
                 if file is not None and file.kind not in (Kind.CHUNK, Kind.ORPHAN):
                     continue
                 spot = self.spot(parent, name)
                 path = join(parent, name)
+                known = self.pending.target(path) if file is None else file.target
+                if spot.target is None and known is not None and known.tree in former:
+                    continue  # it lies outside now: it can still be read, and deleted
                 if file is not None and spot.kind in (Kind.CHUNK, Kind.ORPHAN):
-                    if spot.target is None and file.target is not None and file.is_settled:
-                        continue  # it lies outside now: it can still be read, and deleted
                     file.kind, file.target = spot.kind, spot.target
                     self._make_parents(parent)
                 self.pending.retarget(path, spot.target)
+
+    def _former(self, directory: str) -> set[ChunkTree]:
+        """How an array in a directory was described while it had other shapes."""
+        found: set[ChunkTree] = set()
+        with suppress(OSError, CorruptShardError):
+            found.update(self.base.collection(directory).formers())
+        (self._cut.add if found else self._cut.discard)(directory)
+        return found
+
+
+def _remember(what: dict[int, int], number: int, value: int) -> None:
+    if len(what) >= KNOWN_PATHS:
+        what.clear()
+    what[number] = value

@@ -21,8 +21,9 @@ from shardfs.errors import CorruptShardError
 from shardfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.kinds import OWN, Kind, is_scratch
 from shardfs.model import Batch
+from shardfs.tree.calls import REST
 from shardfs.writing.directories import Directories
-from shardfs.writing.files import File, Files, shown_mode
+from shardfs.writing.files import File, Files, join, shown_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,12 +60,12 @@ class Overlay:
         self._waiting = waiting
         self._lock = threading.RLock()
         self._files = Files()
-        self._frozen: dict[int, bytes] = {}  # bytes of numbers of the tree whose names have got others since
         self._paths: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
         self._base_numbers: dict[str, int | None] = {}
         self._modes: dict[int, int] = {}  # of numbers of the tree, as they were set; kept until the end of the mount
         self._times: dict[int, int] = {}  # the same of directories, until something in them changes
+        self._cut: set[str] = set()  # arrays whose shape was changed
         self._directories = Directories()
 
     # ---- numbers and paths ----
@@ -126,11 +127,16 @@ class Overlay:
         while (number := self._base_number(above)) is None:
             above = above.rpartition("/")[0]
         below = directory[len(above) :].strip("/").split("/")
+        if any(is_scratch(n) or n.startswith(".") for n in below) and self._has_scratch(above):
+            return Kind.SCRATCH
         first = self.base.spot(number, os.fsencode(below[0])).kind
         if first is Kind.PLAIN:  # of a store that has no directories
             return self.documents.kind(directory, name)
-        temporary = first is Kind.SCRATCH or any(map(is_scratch, below)) or is_scratch(name)
-        return Kind.SCRATCH if temporary else Kind.ORPHAN
+        return Kind.SCRATCH if first is Kind.SCRATCH or is_scratch(name) else Kind.ORPHAN
+
+    def _has_scratch(self, directory: str) -> bool:
+        """Whether temporary names are kept from the store there: it is part of a sharded dataset."""
+        return self.spot(directory, b"x.partial").kind is Kind.SCRATCH
 
     def remember(self, number: int) -> None:
         """As `Tree.remember`; files that were made here are counted, too."""
@@ -176,10 +182,42 @@ class Overlay:
         if number is not None:
             with suppress(FileNotFoundError):
                 shown = self._if_shown(self.base.lookup(number, name))
-                return None if shown is None else self._as_set(shown)
-        if CREATED > parent != number:  # as it was described before: what lies outside now can still be deleted
-            with suppress(OSError):
-                return self.base.lookup(parent, name)
+                if shown is None or self._is_foreign_scratch(shown, directory, name):
+                    return None
+                return self._numbered_anew(self._with_mode(shown, join(directory, name)), directory, name)
+        return self._outside(directory, name)
+
+    def _is_foreign_scratch(self, found: Attributes, directory: str, name: bytes) -> bool:
+        """Whether it is a temporary file of a program that works on the source itself; or a lock of our own."""
+        plain = found.number < TABLE_END and not found.directory
+        return plain and is_scratch(os.fsdecode(name)) and self.spot(directory, name).kind is Kind.SCRATCH
+
+    def _numbered_anew(self, found: Attributes, directory: str, name: bytes) -> Attributes:
+        """Who has an earlier file of this name open knows that by its number still: this one gets another."""
+        if found.number not in self._files.by_number:
+            return found
+        spot = self.spot(directory, name)
+        with self._lock:
+            known = (self._files.directory(directory) or {}).get(name)
+            if known is None:
+                known = self._files.new(directory, name, spot.kind, spot.target)
+                known.known_size, known.mtime_ns, known.mode = found.size, found.mtime_ns, found.mode
+        return self._attributes(known)
+
+    def _outside(self, directory: str, name: bytes) -> Attributes | None:
+        """What lies outside of an array since that was cut: it can still be read, and deleted."""
+        array = directory if self._cut else ""
+        while array and array not in self._cut:
+            array = array.rpartition("/")[0]
+        if array not in self._cut:
+            return None
+        names = [os.fsencode(part) for part in join(directory, name)[len(array) :].strip("/").split("/")]
+        with suppress(OSError, CorruptShardError):
+            for tree in self.base.collection(array).formers():
+                with suppress(FileNotFoundError):
+                    found = tree.find(names)
+                    if found is not None:
+                        return self._if_shown(found)
         return None
 
     def _if_shown(self, found: Attributes) -> Attributes | None:
@@ -190,24 +228,24 @@ class Overlay:
         with self._lock:
             return found if self._directories.shows(tree, found.number) else None
 
-    def _as_set(self, found: Attributes) -> Attributes:
-        """With the mode and time that somebody has given it."""
-        mode, mtime_ns = self._modes.get(found.number), self._times.get(found.number)
-        if mode is None and mtime_ns is None:
+    def _with_mode(self, found: Attributes, path: str) -> Attributes:
+        """With mode and time as they were set here, or as a local store has them."""
+        mode, when = self._modes.get(found.number, 0), self._times.get(found.number)
+        if not mode and path and self.writer.local and found.number < TABLE_END:
+            with suppress(OSError):
+                mode = shown_mode(self.writer.stat(path).st_mode, found.directory)
+        if not mode and when is None:
             return found
-        return found._replace(mode=mode or 0, mtime_ns=found.mtime_ns if mtime_ns is None else mtime_ns)
+        return found._replace(mode=mode, mtime_ns=found.mtime_ns if when is None else when)
 
     def attributes(self, number: int) -> Attributes:
         """As `Tree.attributes`."""
         file = self._files.by_number.get(number)
         if file is not None:
             return self._attributes(file)
-        frozen = self._frozen.get(number)
-        if frozen is not None:
-            return Attributes(number, False, len(frozen), time.time_ns())
         if number >= CREATED:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
-        return self._as_set(self.base.attributes(number))
+        return self._with_mode(self.base.attributes(number), self.shown_path(number))
 
     def _attributes(self, file: File) -> Attributes:
         if file.kind is Kind.DIRECTORY:
@@ -217,14 +255,11 @@ class Overlay:
         return Attributes(file.number, False, file.size(), file.mtime_ns, None, file.mode)
 
     def _plain_attributes(self, file: File) -> Attributes:
-        if file.fd >= 0:
-            info = os.fstat(file.fd)
-            mode = shown_mode(info.st_mode)
-            return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, mode)
-        stat = self.store.entry(file.path or "").stat
-        if stat is None:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", file.path)
-        return Attributes(file.number, False, stat.size, stat.mtime_ns, None, file.mode)
+        with self._lock:
+            info = os.fstat(file.fd) if file.fd >= 0 else None
+        if info is None:
+            info = self.writer.stat(file.path or "")
+        return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, shown_mode(info.st_mode))
 
     def resolve(self, path: str) -> Attributes:
         """As `Tree.resolve`."""
@@ -246,9 +281,6 @@ class Overlay:
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         """As `Tree.read`."""
-        frozen = self._frozen.get(number)
-        if frozen is not None:
-            return memoryview(frozen)[offset : offset + size]
         file = self._files.by_number.get(number)
         if file is None:
             if number >= CREATED:
@@ -278,7 +310,9 @@ class Overlay:
             return os.pread(file.fd, size, offset)
         if target is not None:
             return target.tree.read_chunk(target.tree.cached_as(target.coords), target.coords, offset, size)
-        return self.base.read(file.base or self.base.resolve(file.path or "").number, offset, size)
+        # By its name: the tree may have forgotten the number by which the kernel knew it.
+        number = file.base if file.path is None else self.base.resolve(file.path).number
+        return self.base.read(number, offset, size)
 
     def read_many(self, requests: list[tuple[int, int, int]]) -> list[bytes | Exception]:
         """As `Tree.read_many`."""
@@ -295,7 +329,8 @@ class Overlay:
         path = self.path_of(number)
         if number >= CREATED or self._files.directory(path) is not None or self._base_number(path) != number:
             return None
-        return self.base.few(number, most)
+        found = self.base.few(number, most)
+        return None if found and found[0][2] else found  # directories that are not shown may be among them
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """As `Tree.scan`: first what was changed, as it is at the first call; then the others."""
@@ -312,8 +347,12 @@ class Overlay:
         base = self._base_number(path)
         if base is None:
             return
+        has_scratch = self._has_scratch(path)
         for batch in self.base.scan(base, max(cookie - OVERLAID, 0)):
-            shown = self._only_shown(_without(batch, names))
+            others = batch.cookies >= np.uint64(REST)
+            if self.writer.local and others.any():  # each has a mode of its own
+                batch = batch._replace(sizes=np.where(others & ~batch.directories, -1, batch.sizes))
+            shown = self._only_shown(_without(batch, names, has_scratch=has_scratch))
             if len(shown.names):
                 if self._modes or self._times:
                     shown = _asked_singly(shown, {*self._modes, *self._times})
@@ -410,9 +449,15 @@ def _asked_singly(batch: Batch, numbers: set[int]) -> Batch:
     return batch._replace(sizes=np.where(found, -1, batch.sizes)) if found.any() else batch
 
 
-def _without(batch: Batch, names: dict[bytes, File | None]) -> Batch:
-    """What is left of a batch without these names, and without those of shardfs's own."""
-    keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in batch.names.tolist()], np.bool_)
+def _without(batch: Batch, names: dict[bytes, File | None], *, has_scratch: bool) -> Batch:
+    """What is left of a batch without these names, and without those of shardfs's own and, where they are kept from the
+    store, temporary ones."""
+    listed = batch.names.tolist()
+    keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in listed], np.bool_)
+    if has_scratch:
+        others = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~batch.directories).tolist()
+        for i in others:
+            keep[i] &= not is_scratch(os.fsdecode(listed[i]))
     return _kept(batch, keep)
 
 

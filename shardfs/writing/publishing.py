@@ -80,7 +80,7 @@ class DirtyShard:
     retry_at: float = 0.0
     pause: float = RETRY_S
     version: Any = None
-    """Of the shard object as it was when the first of these was written, or as we left it."""
+    """Of the shard object as it was when the first of these was written, or as we left it; or `UNLOOKED`."""
 
 
 class Job:

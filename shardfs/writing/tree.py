@@ -30,6 +30,7 @@ from shardfs.writing.writeback import WriteBuffer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shardfs.chunk_tree import Target
     from shardfs.create_rules import Rules
     from shardfs.journal import Journal
     from shardfs.pending import Version
@@ -45,8 +46,8 @@ class WriteTree(OpenFiles):
     def __init__(self, *parts: Any, **more: Any) -> None:
         """The arguments of `OpenFiles`."""
         super().__init__(*parts, **more)
-        self.pending.attach(self._published, self._is_held)
         self._recover()
+        self.pending.attach(self._published, self._is_held)
 
     def _recover(self) -> None:
         """Show what the journal holds."""
@@ -56,12 +57,13 @@ class WriteTree(OpenFiles):
             spot = self.spot(parent, raw)
             if version.data is None:
                 if spot.target is not None:
-                    self._files.hide(parent, raw)
+                    self._hide(parent, raw, spot.target)
                 self.pending.retarget(path, spot.target)
                 continue
             kind = spot.kind if spot.kind in JOURNALED else Kind.ORPHAN
             file = self._files.new(parent, raw, kind, spot.target)
             file.version, file.mode, file.mtime_ns = version, version.mode, version.mtime_ns
+            self._supersede(file)
             self.pending.retarget(path, spot.target)
             self._make_parents(parent)
 
@@ -82,7 +84,7 @@ class WriteTree(OpenFiles):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
         if spot.target is not None:
             self.pending.require_writable(spot.target)
-        self._hold(found.number)
+        self._keep(found.number)
         if spot.kind is Kind.DOCUMENT:
             self.documents.remove(directory, os.fsdecode(name))
         elif spot.kind is Kind.PLAIN:
@@ -109,19 +111,21 @@ class WriteTree(OpenFiles):
         path = join(directory, name)
         with self._lock:
             file = self._files.at(path)
-            if file is not None:
-                self._keep_for_handles(file)
             stored = self.pending.is_stored(path, spot.target)
             if spot.kind in JOURNALED and (stored or self.pending.holds(path)):
                 self.pending.drop(path, spot.target if stored else None)
             if file is not None:
                 self._files.unname(file)
             if stored or spot.kind is Kind.DOCUMENT:
-                self._files.hide(directory, name)
+                self._hide(directory, name, spot.target)
+            else:
+                self._reveal(directory, name, spot.target)
 
-    def _keep_for_handles(self, file: File) -> None:
-        if file.handles and file.fd < 0:
-            self._load(file)
+    def _hide(self, directory: str, name: bytes, target: Target | None) -> None:
+        """The source has it, and the mount shall not, whatever it may be called. The lock is held."""
+        self._files.hide(directory, name)
+        if target is not None and target.suffix:
+            self._files.hide(directory, target.tree.other_names(name)[0])
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
         """Give a file another name; what was called so is gone, in one step for whoever looks."""
@@ -144,28 +148,23 @@ class WriteTree(OpenFiles):
         spot = self._spot_to_write(directory, new_name)
         if there is not None:
             spot = self._spot_of(directory, new_name, there)
-            self._hold(there.number)
+            self._keep(there.number)
         if spot.kind is Kind.PLAIN and self._spot_of(source, name, found).kind is Kind.PLAIN:
             self._rename_plain(found.number, old, new)
             return
-        self._replace(self._adopt(found.number), old, directory, new_name, spot)
+        self._replace(self._adopt(found.number, None), old, directory, new_name, spot)
 
     def _rename_plain(self, number: int, old: str, new: str) -> None:
-        file = self._adopt(number) if self.writer.local else self._files.by_number.get(number)
-        if file is not None and not self.writer.local:
-            self._settle(file)
-        self.writer.rename(old, new)
-        replaced = self._files.at(new)
+        file = self._adopt(number, None)
+        self._settle(file)
         directory, _, name = new.rpartition("/")
+        self._store_directory(directory)
+        self.writer.rename(old, new)
         with self._lock:
+            replaced = self._files.at(new)
             if replaced is not None:
-                self._keep_for_handles(replaced)
                 self._files.unname(replaced)
-            if file is not None:
-                self._files.rename(file, directory, os.fsencode(name))
-                if not file.handles and file.fd >= 0:
-                    os.close(file.fd)
-                    file.fd = -1
+            self._files.rename(file, directory, os.fsencode(name))
         for path in (old, new):
             self.base.changed(path)
         for path in (old, new):
@@ -187,7 +186,6 @@ class WriteTree(OpenFiles):
             stored = self.pending.is_stored(old, had)
             replaced = self._files.at(new)
             if replaced is not None:
-                self._keep_for_handles(replaced)
                 self._files.unname(replaced)
             if spot.kind in JOURNALED:
                 scratch = spot.kind is Kind.SCRATCH
@@ -201,8 +199,11 @@ class WriteTree(OpenFiles):
                 file.version = None
             self._files.rename(file, directory, name)
             file.kind, file.target = spot.kind, spot.target
+            self._supersede(file)
+            if spot.kind is not Kind.DOCUMENT:
+                file.frozen = None
             if stored or was is Kind.DOCUMENT:
-                self._files.hide(source, os.fsencode(old.rpartition("/")[2]))
+                self._hide(source, os.fsencode(old.rpartition("/")[2]), had)
             if file.fd >= 0:
                 os.close(file.fd)
                 file.fd = -1
@@ -228,14 +229,14 @@ class WriteTree(OpenFiles):
 
     def _rename_directory(self, found: Attributes, old: str, new: str, there: Attributes | None) -> None:
         """Whole trees are renamed in the store; what is pending in them is published before."""
+        if there is not None and not there.directory:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), new)
         parents = (self._base_number(old.rpartition("/")[0]), self._base_number(new.rpartition("/")[0]))
         if found.number >= CREATED or None in parents or self.base.is_virtual(found.number):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
         if any(number is not None and self.base.is_virtual(number) for number in parents):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
         if there is not None:
-            if not there.directory:
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), new)
             self._remove_directory(there.number, new)
         self.pending.flush(old)
         if any(path.startswith(f"{old}/") for path in self.pending.versions()):
@@ -275,6 +276,7 @@ class WriteTree(OpenFiles):
                 scratch = spot.kind is Kind.SCRATCH
                 file.version = self.pending.put(path, data, spot.target, now, mode, scratch=scratch)
             self._files.name(file, directory, new_name)
+            self._supersede(file)
         return self._attributes(file)
 
     def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
@@ -289,18 +291,17 @@ class WriteTree(OpenFiles):
         if spot.kind is Kind.DIRECTORY:
             self._show(path)
             return self.lookup(parent, name)
-        if spot.kind is not Kind.PLAIN or self._base_number(directory) is None or not self.writer.local:
+        hidden = name.startswith(b".") and self._has_scratch(directory)
+        if spot.kind is not Kind.PLAIN or hidden or self._base_number(directory) is None or not self.writer.local:
             with self._lock:
                 file = self._files.new(directory, name, Kind.DIRECTORY)
                 file.mode, file.mtime_ns = shown_mode(mode, True), time.time_ns()
             return self._attributes(file)
         self._waiting()
+        self._store_directory(directory)
         self.writer.make_directory(path, stat.S_IMODE(mode))
         self.base.changed(path)
-        made = self.lookup(parent, name)
-        if shown_mode(mode, True):
-            self._modes[made.number] = shown_mode(mode, True)
-        return self._as_set(made)
+        return self.lookup(parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove a directory in which nothing is shown any more."""
@@ -375,7 +376,8 @@ class WriteTree(OpenFiles):
                 file = self._files.at(path)
                 if file is None:
                     if version.data is None:
-                        self._files.reveal(parent, os.fsencode(name))
+                        raw = os.fsencode(name)
+                        self._reveal(parent, raw, self.spot(parent, raw).target)
                     continue
                 if file.version is not None and file.version.lsn == version.lsn:
                     gone += self._has_arrived(file, version)
@@ -385,6 +387,7 @@ class WriteTree(OpenFiles):
     def _has_arrived(self, file: File, version: Version) -> list[tuple[int, bytes]]:
         if file.target is not None and file.target.suffix:  # shown by its plain name from now on
             victims = [file]
+            self._reveal(file.parent or "", file.name, file.target)
         else:
             file.known_size = version.data.size if version.data is not None else 0
             file.version = None
@@ -394,7 +397,8 @@ class WriteTree(OpenFiles):
             number = self._numbers.get(old.parent or "")
             if number is not None:
                 out.append((number, old.name))
-            self._keep_for_handles(old)
+            if old.handles:
+                self._load(old)
             self._files.unname(old)
         return out
 

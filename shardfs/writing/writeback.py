@@ -115,6 +115,12 @@ class WriteBuffer:
         """Whether something is pending for a path."""
         return path in self._pending.versions
 
+    def target(self, path: str) -> Target | None:
+        """Of which chunk a version is pending for a path."""
+        with self._lock:
+            shard = self._shard_at.get(path)
+            return None if shard is None else shard.targets[path]
+
     def is_stored(self, path: str, target: Target | None) -> bool:
         """Whether the chunk's shard has it, or is just being given it."""
         if target is None:
@@ -205,11 +211,13 @@ class WriteBuffer:
             now = time.monotonic()
             if shard is None:
                 key = target.tree.outermost_key(number)
-                shard = DirtyShard(target.tree, number, key, first=now, version=target.tree.shard_version(number))
+                shard = DirtyShard(target.tree, number, key, first=now)
                 shard.slots = rewriting.slots(target.tree.collection, number)
                 self._shards[target.tree.first, number] = shard
             if not shard.targets:
                 shard.first = now
+                if not shard.busy:
+                    shard.version = target.tree.shard_version(number)
             if self._pending.versions[path].lsn <= self._recovered:
                 shard.version = UNLOOKED
             shard.targets[path], shard.last = target, now
@@ -465,6 +473,12 @@ class WriteBuffer:
 
     def flush(self, path: str = "", timeout: float | None = None) -> None:
         """Publish what is pending at and below a path. Raise OSError if something of it cannot be, or not in time."""
+        self.drain(path, timeout)
+        with self._lock:
+            self._raise_conflicts(path)
+
+    def drain(self, path: str, timeout: float | None = None) -> None:
+        """As `flush`, but what waits for somebody to decide (conflicts, chunks that do not fit) is passed over."""
         self._waiting()
         end = time.monotonic() + (timeout if timeout is not None else 1e9)
         with self._lock:
@@ -482,7 +496,6 @@ class WriteBuffer:
                 if time.monotonic() >= end:
                     raise TimeoutError(errno.ETIMEDOUT, "not all was published in time")
                 self._lock.wait(min(end - time.monotonic(), 1.0))
-            self._raise_conflicts(path)
 
     def _waits_for(self, shard: DirtyShard, lsns: Mapping[str, int]) -> bool:
         """Whether versions are pending that could be published."""

@@ -1,0 +1,266 @@
+"""The system calls that cases make: those of a mount, or the same of a tree in this process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from shardfs.inodes import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardfs.chunk_tree import Attributes
+    from shardfs.writing.tree import WriteTree
+
+
+class Calls(Protocol):
+    """Paths are relative to the mount. What fails raises OSError."""
+
+    def open(self, path: str, flags: int, mode: int = 0o644) -> int: ...
+    def close(self, fd: int) -> None: ...
+    def pread(self, fd: int, size: int, offset: int) -> bytes: ...
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int: ...
+    def write(self, fd: int, data: bytes) -> int: ...
+    def ftruncate(self, fd: int, size: int) -> None: ...
+    def truncate(self, path: str, size: int) -> None: ...
+    def fsync(self, fd: int) -> None: ...
+    def stat(self, path: str) -> os.stat_result: ...
+    def fstat(self, fd: int) -> os.stat_result: ...
+    def listdir(self, path: str) -> list[str]: ...
+    def rename(self, old: str, new: str) -> None: ...
+    def link(self, old: str, new: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def mkdir(self, path: str, mode: int = 0o755) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def chmod(self, path: str, mode: int) -> None: ...
+    def utime(self, path: str, ns: int) -> None: ...
+    def getxattr(self, path: str, name: str) -> bytes: ...
+    def setxattr(self, path: str, name: str, value: bytes) -> None: ...
+
+
+class OnMount:
+    """Those of the kernel, below a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
+        return os.open(self.root / path, flags, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def write(self, fd: int, data: bytes) -> int:
+        return os.write(fd, data)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def truncate(self, path: str, size: int) -> None:
+        os.truncate(self.root / path, size)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def stat(self, path: str) -> os.stat_result:
+        return os.lstat(self.root / path)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def listdir(self, path: str) -> list[str]:
+        return os.listdir(self.root / path)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.root / old, self.root / new)
+
+    def link(self, old: str, new: str) -> None:
+        os.link(self.root / old, self.root / new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(self.root / path)
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        os.mkdir(self.root / path, mode)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(self.root / path)
+
+    def chmod(self, path: str, mode: int) -> None:
+        os.chmod(self.root / path, mode)
+
+    def utime(self, path: str, ns: int) -> None:
+        os.utime(self.root / path, ns=(ns, ns))
+
+    def getxattr(self, path: str, name: str) -> bytes:
+        return os.getxattr(self.root / path, name)
+
+    def setxattr(self, path: str, name: str, value: bytes) -> None:
+        os.setxattr(self.root / path, name, value)
+
+
+@dataclass
+class _Open:
+    number: int
+    handle: int
+    flags: int
+    offset: int = 0
+
+
+def _failed(number: int, path: object) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
+
+
+class InProcess:
+    """What the kernel makes of them, for a tree: no more than cases need."""
+
+    def __init__(self, tree: WriteTree) -> None:
+        self.tree = tree
+        self._open: dict[int, _Open] = {}
+
+    def _at(self, path: str) -> tuple[int, bytes]:
+        """The directory of a name, and the name."""
+        *above, name = path.split("/")
+        number = ROOT
+        for part in above:
+            found = self.tree.lookup(number, os.fsencode(part))
+            if not found.directory:
+                raise _failed(errno.ENOTDIR, path)
+            number = found.number
+        return number, os.fsencode(name)
+
+    def _find(self, path: str) -> Attributes:
+        return self.tree.lookup(*self._at(path)) if path else self.tree.attributes(ROOT)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._find(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
+        parent, name = self._at(path)
+        try:
+            found = self.tree.lookup(parent, name)
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+            found, handle = self.tree.create(parent, name, flags, mode)
+        else:
+            if flags & os.O_CREAT and flags & os.O_EXCL:
+                raise _failed(errno.EEXIST, path)
+            if found.directory:
+                raise _failed(errno.EISDIR, path)
+            handle = self.tree.open(found.number, flags)
+        self.tree.remember(found.number)
+        fd = next(n for n in range(3, 1000) if n not in self._open)
+        self._open[fd] = _Open(found.number, handle, flags)
+        return fd
+
+    def close(self, fd: int) -> None:
+        opened = self._open.pop(fd)
+        try:
+            self.tree.flush(opened.handle)
+        finally:
+            self.tree.release(opened.handle)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        if self._open[fd].flags & os.O_ACCMODE == os.O_WRONLY:
+            raise _failed(errno.EBADF, fd)
+        return bytes(self.tree.read(self._open[fd].number, offset, size))
+
+    def _writing(self, fd: int) -> _Open:
+        if self._open[fd].flags & os.O_ACCMODE == os.O_RDONLY:
+            raise _failed(errno.EBADF, fd)
+        return self._open[fd]
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        return self.tree.write(self._writing(fd).handle, offset, data)
+
+    def write(self, fd: int, data: bytes) -> int:
+        opened = self._writing(fd)
+        if opened.flags & os.O_APPEND:
+            opened.offset = self.tree.attributes(opened.number).size
+        done = self.pwrite(fd, data, opened.offset)
+        opened.offset += done
+        return done
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        if self._open[fd].flags & os.O_ACCMODE == os.O_RDONLY:
+            raise _failed(errno.EINVAL, fd)
+        self.tree.truncate(self._open[fd].number, size, self._open[fd].handle)
+
+    def truncate(self, path: str, size: int) -> None:
+        found = self._find(path)
+        if found.directory:
+            raise _failed(errno.EISDIR, path)
+        self.tree.truncate(found.number, size, None)
+
+    def fsync(self, fd: int) -> None:
+        self.tree.fsync(self._open[fd].handle)
+
+    def _told(self, found: Attributes) -> os.stat_result:
+        kind = stat.S_IFDIR if found.directory else stat.S_IFREG
+        mode = kind | (found.mode & 0o7777 or (0o755 if found.directory else 0o644))
+        seconds = found.mtime_ns / 1e9
+        plain = (mode, found.number, 0, 1, os.getuid(), os.getgid(), found.size, 0, seconds, seconds)
+        return os.stat_result(plain, {"st_mtime_ns": found.mtime_ns})
+
+    def stat(self, path: str) -> os.stat_result:
+        return self._told(self._find(path))
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return self._told(self.tree.attributes(self._open[fd].number))
+
+    def listdir(self, path: str) -> list[str]:
+        found = self._find(path)
+        if not found.directory:
+            raise _failed(errno.ENOTDIR, path)
+        return [os.fsdecode(name) for batch in self.tree.scan(found.number) for name in batch.names.tolist()]
+
+    def rename(self, old: str, new: str) -> None:
+        self.tree.rename(*self._at(old), *self._at(new), noreplace=False)
+
+    def link(self, old: str, new: str) -> None:
+        if self._find(old).directory:
+            raise _failed(errno.EPERM, old)
+        self.tree.link(self._find(old).number, *self._at(new))
+
+    def unlink(self, path: str) -> None:
+        self.tree.unlink(*self._at(path))
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        with suppress(FileNotFoundError):
+            self.tree.lookup(*self._at(path))
+            raise _failed(errno.EEXIST, path)
+        self.tree.mkdir(*self._at(path), mode)
+
+    def rmdir(self, path: str) -> None:
+        self.tree.rmdir(*self._at(path))
+
+    def chmod(self, path: str, mode: int) -> None:
+        self.tree.set_mode(self._find(path).number, mode)
+
+    def utime(self, path: str, ns: int) -> None:
+        self.tree.set_times(self._find(path).number, ns)
+
+    def getxattr(self, path: str, name: str) -> bytes:
+        found = self.tree.xattrs(self._find(path).number)
+        if name not in found:
+            raise _failed(errno.ENODATA, path)
+        return found[name]
+
+    def setxattr(self, path: str, name: str, value: bytes) -> None:
+        self.tree.set_xattr(self._find(path).number, name, value)
