@@ -88,6 +88,9 @@ class Format(Protocol):
     def describes(self, name: str) -> bool:
         """Whether a file of this name may be a document that `edit` and `shard` know what to do with."""
 
+    def described_by(self, path: str, name: str) -> str:
+        """The directory that the document `name` of the dataset in directory `path` tells about."""
+
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
         """Documents of the source that `edit` needs to see besides those of its own directory, by path below it."""
 
@@ -123,6 +126,9 @@ class Fixed:
 
     def describes(self, name: str) -> bool:
         return False
+
+    def described_by(self, path: str, name: str) -> str:
+        return path
 
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
         return ()

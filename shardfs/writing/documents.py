@@ -105,6 +105,11 @@ class Documents:
                 return known, path, below
         return None
 
+    def described_by(self, directory: str, name: str) -> str:
+        """The directory that a document tells about; it may be another than its own."""
+        placed = self._placed(directory, name)
+        return directory if placed is None else placed[0].described_by(*placed[1:])
+
     def _stored(self, form: Format, directory: str, name: str, data: bytes) -> Mapping[str, bytes]:
         """All documents of the source that `Format.edit` wants to see."""
         others = {posixpath.normpath(join(directory, n)): n for n in form.references(directory, name, data)}

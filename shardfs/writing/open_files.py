@@ -482,12 +482,14 @@ class OpenFiles(Overlay):
     def _write_through(self, file: File, path: str, data: bytes) -> None:
         """A document, or a file of a store that is not local."""
         directory, _, name = path.rpartition("/")
+        described = self.documents.described_by(directory, name)
         if file.kind is Kind.DOCUMENT:
-            self.pending.drain(directory)  # chunks were written for the document that was there before
+            self.pending.drain(described)  # chunks were written for the document that was there before
         if file.kind is Kind.DOCUMENT and self.documents.write(directory, name, data):
             with self._lock:
                 file.frozen = data
-            self._described_anew(directory)
+            for path in {directory, described}:
+                self._described_anew(path)
             return
         self.writer.put(path, data)
         file.frozen = data if file.kind is Kind.DOCUMENT else None

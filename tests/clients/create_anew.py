@@ -80,6 +80,8 @@ def draft(path: str) -> None:
     made = zarr.api.create(DATA.shape, chunks=(10, 10), dtype="uint16", store=store, path="g/x", zarr_version=3)
     made[:] = DATA
     made.attrs["k"] = 1
+    made.resize(80, 90)
+    made[70:] = 5
 
 
 def cloudvolume(path: str) -> None:

@@ -126,6 +126,22 @@ def test_an_array_that_is_made_anew_is_sharded_as_before(name: str) -> None:
         ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SHARDED) | {"shape": [1]}), remembered)
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "directory"),
+    [
+        ("meta/root", NAME, "data/root/a"),
+        ("x/meta/root/g", "b.array.doc", "x/data/root/g/b"),
+        ("x/meta/root/g", "b.array", "x/data/root/g/b"),
+        ("x/meta", "root.array.json", "x/data/root"),
+        ("meta", "root.array.json", "data/root"),
+        ("meta/root/meta/root", NAME, "meta/root/data/root/a"),
+        ("meta/root/consolidated", ".zmetadata", "meta/root/consolidated"),
+    ],
+)
+def test_what_a_document_describes_lies_elsewhere(path: str, name: str, directory: str) -> None:
+    assert ZARR_TRANSFORMER.described_by(path, name) == directory
+
+
 # ---- the tool itself ----
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.errors import CorruptShardError
 from shardfs.formats import Fixed, Pairing, System
+from shardfs.formats.bcolz import edits
 from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
 from shardfs.formats.bcolz.values import parsed, problem_of
@@ -20,7 +21,10 @@ from shardfs.shards.superchunk import Beginning, is_superchunk, read_head
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardfs.create_rules import Rule
     from shardfs.model import Blob
+
+_CHUNK = re.compile(r"(?:.*/)?data/__(?:0|[1-9][0-9]{0,18})\.blp", re.DOTALL)
 
 
 class Bcolz(Fixed):
@@ -85,6 +89,17 @@ class Bcolz(Fixed):
     def open_file(self, path: str, blob: Blob) -> Dataset | None:
         head = read_head(blob)
         return open_packed(Beginning(blob, head)) if is_superchunk(head) else None
+
+    def describes(self, name: str) -> bool:
+        return name in edits.EDITABLE
+
+    def edit(
+        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+    ) -> Mapping[str, bytes]:
+        return edits.edited(self.open(path, stored), stored, name, new)
+
+    def chunk_like(self, name: str) -> bool:
+        return _CHUNK.fullmatch(name) is not None
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return ()

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from shardfs.create_rules import Rule, Sharding
 from shardfs.formats import OfDocuments, System, parse_json
 from shardfs.formats.zarr_transformer import edits
-from shardfs.formats.zarr_transformer.stored import CONSOLIDATED, DOCUMENT, FORMAT, META, ArrayDocuments, Hierarchy
+from shardfs.formats.zarr_transformer.stored import (
+    CONSOLIDATED,
+    DATA,
+    DOCUMENT,
+    FORMAT,
+    META,
+    ArrayDocuments,
+    Hierarchy,
+)
 from shardfs.model import Dataset, Problem
 
 if TYPE_CHECKING:
@@ -63,6 +71,13 @@ class ZarrTransformer(OfDocuments):
     def describes(self, name: str) -> bool:
         return _ARRAY.fullmatch(name) is not None
 
+    def described_by(self, path: str, name: str) -> str:
+        if not self.describes(name):
+            return path
+        root = _root(path)
+        node = f"/{path}/{name}".removeprefix(f"{root}/{META}")
+        return f"{root}/{DATA}{node[: node.rindex('.array')]}".lstrip("/")
+
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
         if name != CONSOLIDATED:
             return (name,)
@@ -93,8 +108,10 @@ class ZarrTransformer(OfDocuments):
 
 
 def _root(path: str) -> str:
-    """The directory of the hierarchy to which a directory of documents belongs."""
-    return f"/{path}/".rpartition(f"/{META}/")[0]
+    """The directory of the hierarchy to which a directory of documents belongs, behind a slash."""
+    top = META.partition("/")[0]
+    inside = f"/{path}/".rpartition(f"/{META}/")
+    return inside[0] if inside[1] else f"/{path}".removesuffix(f"/{top}")
 
 
 ZARR_TRANSFORMER = ZarrTransformer()

@@ -1,0 +1,123 @@
+"""Documents of superchunks as bcolz writes them on a mount, and what becomes of the source's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shardfs.create_rules import Rule
+from shardfs.formats.bcolz import BCOLZ
+from tests import data_bcolz
+from tests.conftest import need_fuse
+from tests.datasets import ROOT, client_python
+from tests.write.mounts import writable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DATA = np.arange(50, dtype="int32")
+SIZES, STORAGE, ATTRS, ATTRIBUTES = "meta/sizes", "meta/storage", "__attrs__", "meta/attributes"
+
+
+def stored(path: Path, *, as_json: bool, attributes: str = "") -> dict[str, bytes]:
+    data_bcolz.write_array(path, DATA, 8, 3, as_json=as_json, attributes=attributes or None)
+    return {name: (path / name).read_bytes() for name in (SIZES, STORAGE, ATTRIBUTES) if (path / name).exists()}
+
+
+def shown(documents: dict[str, bytes]) -> dict[str, Any]:
+    found = BCOLZ.open("a", documents)
+    assert found is not None
+    assert found.collections
+    return {name: json.loads(raw) for name, raw in found.documents.items()}
+
+
+def edited(documents: dict[str, bytes], name: str, new: Any) -> dict[str, bytes]:
+    return dict(BCOLZ.edit("a", documents, name, json.dumps(new).encode()))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_array_grows(tmp_path: Path, as_json: bool) -> None:
+    source = stored(tmp_path, as_json=as_json)
+    before = shown(source)
+    new = before[SIZES] | {"shape": [75], "nbytes": 300, "cbytes": 123}
+    made = edited(source, SIZES, new)
+    assert shown(source | made) == before | {SIZES: new, STORAGE: before[STORAGE] | {"expectedlen": 75}}
+    if as_json:
+        assert list(json.loads(made[SIZES])) == list(json.loads(source[SIZES]))
+    assert edited(source, SIZES, before[SIZES] | {"cbytes": 1}) == {}
+    for name in (SIZES, STORAGE, ATTRS):
+        assert edited(source, name, before[name]) == {}
+    assert edited(source, STORAGE, before[STORAGE] | {"expectedlen": 99}) == {}
+
+
+def test_attributes_that_did_not_change_keep_their_types(tmp_path: Path) -> None:
+    source = stored(tmp_path, as_json=False, attributes="a: {value: 1, type: int}\nb: {value: x}\nc: [1]\n")
+    assert shown(source)[ATTRS] == {"a": 1, "b": "x", "c": [1]}
+    made = edited(source, ATTRS, {"a": 1, "b": "y", "d": {"e": 1.5}})
+    assert json.loads(made[ATTRIBUTES]) == {"a": {"value": 1, "type": "int"}, "b": "y", "d": {"e": 1.5}}
+    assert shown(source | made)[ATTRS] == {"a": 1, "b": "y", "d": {"e": 1.5}}
+    assert json.loads(edited(stored(tmp_path / "x", as_json=True), ATTRS, {"a": 1})[ATTRIBUTES]) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "why"),
+    [
+        (SIZES, {"shape": [50, 2]}, "the shape of a row"),
+        (SIZES, {"shape": "x"}, "shape should be a list"),
+        (STORAGE, {"chunklen": 4}, "chunklen"),
+        (STORAGE, {"dtype": "int64"}, "dtype"),
+    ],
+)
+def test_what_contradicts_the_chunks_is_refused(tmp_path: Path, name: str, members: Any, why: str) -> None:
+    source = stored(tmp_path, as_json=False)
+    with pytest.raises(ValueError, match=why):
+        edited(source, name, shown(source)[name] | members)
+    with pytest.raises(ValueError, match=name):
+        BCOLZ.edit("a", source, name, b"{")
+
+
+def test_tables_keep_their_rows(tmp_path: Path) -> None:
+    columns = {"x": DATA, "y": DATA.astype("float64")}
+    data_bcolz.write_columns(tmp_path, columns, 8, 3, data_bcolz.Superchunk())
+    source = {name: (tmp_path / name).read_bytes() for name in (SIZES, STORAGE)}
+    with pytest.raises(ValueError, match="keeps its rows"):
+        edited(source, SIZES, shown(source)[SIZES] | {"shape": [51]})
+
+
+def test_arrays_of_bcolz_are_their_writers() -> None:
+    assert BCOLZ.edit("a", {}, SIZES, b"?") == {SIZES: b"?"}
+    assert BCOLZ.shard("a", SIZES, b"{}", Rule("zarr3")) is None
+    assert BCOLZ.sharding({}) is None
+    assert [BCOLZ.chunk_like(n) for n in ("data/__0.blp", "a/data/__12.blp", "data/__01.blp", "x.blp")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.fuse
+@pytest.mark.interop
+def test_bcolz_lengthens_an_array_on_a_mount(tmp_path: Path) -> None:
+    need_fuse()
+    source, python = tmp_path / "source", str(client_python("bcolz"))
+    stored(source / "a", as_json=False)
+    with writable(source, tmp_path) as mount:
+        mount.mount()
+        command = [python, "-W", "ignore", "-m", "tests.clients.edit_bcolz", str(mount.path / "a")]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert run.returncode == 0, run.stderr
+        assert mount.umount().returncode == 0
+        mount.mount()
+        out = tmp_path / "out.npy"
+        read = [python, "-m", "tests.clients.read_bcolz", str(mount.path / "a"), str(out), "--attributes"]
+        run = subprocess.run(
+            [*read, '{"k": {"a": [1.5]}}'], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert mount.umount().returncode == 0
+    assert run.returncode == 0, run.stderr
+    wanted = np.concatenate([DATA, np.arange(100, 125, dtype="int32")])
+    wanted[3:5] = 7
+    np.testing.assert_array_equal(np.load(out), wanted)
+    assert sorted(p.name for p in (source / "a" / "data").iterdir()) == [f"__{k}__.bin" for k in (1, 2, 3, 4)]
