@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -78,8 +79,12 @@ def open_writable(
 ) -> WriteTree:
     """The tree of a source, to be written; with what the journal has of it, which begins to be published.
 
-    Raise UnsupportedError if the store is none that can be written safely, and as `open_journal`.
+    Raise UnsupportedError if the store is none that can be written safely, OSError (EROFS) if it can only be read, and
+    as `open_journal`.
     """
+    stored = tree.store.statvfs()
+    if stored is not None and stored.f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
     journal = open_journal(source, found, directory=directory, mountpoint=mountpoint, waiting=waiting)
     publishing = Publishing(
         idle_s=found.idle,
