@@ -34,6 +34,9 @@ that zarr-python arrived at for object stores."""
 
 MAX_DESCRIPTORS = 1024
 
+OWN = ".shardfs"
+"""What begins so is how shardfs writes: locks, and new versions on their way. It is not listed."""
+
 LARGE = 256 << 10
 """To let another thread lead costs less than the copy that it takes to ask the page cache alone for so many bytes."""
 
@@ -238,7 +241,8 @@ class LocalStore:
             self._waiting()
             with os.scandir(fd) as entries:
                 for e in entries:
-                    yield self._listed(key, e)
+                    if not e.name.startswith(OWN):
+                        yield self._listed(key, e)
         finally:
             os.close(fd)
 
@@ -402,6 +406,8 @@ class FsspecStore:
             name = info["name"].rstrip("/").rsplit("/", 1)[-1]
             if info["name"].rstrip("/") == path or not name:
                 continue  # some stores list the directory's own marker object
+            if name.startswith(OWN):
+                continue
             if self.blind:
                 if "?" in name or "#" in name:
                     continue  # a page's own links, as to sort it otherwise

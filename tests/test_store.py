@@ -353,3 +353,13 @@ def test_waiting_is_called_before_a_directory_is_read(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path), lambda: calls.append(1))
     list(store.scan(""))
     assert calls
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_what_is_being_written_is_not_listed(scheme: str, tmp_path: Path) -> None:
+    names = ["a", ".b", ".shardfs.lock", ".shardfs-0123456789abcdef.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"1")
+        fsspec.filesystem("memory").pipe_file(f"{tmp_path}/{name}", b"1")
+    assert {entry.name for entry in open_store(f"{scheme}{tmp_path}").scan("")} == {"a", ".b"}
+    fsspec.filesystem("memory").rm(str(tmp_path), recursive=True)
