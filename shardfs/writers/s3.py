@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import secrets
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.writers.common import PlannedBlob
+
+log = logging.getLogger(__name__)
 
 MIN_PART = 5 << 20
 """Bytes; S3 takes no smaller part but as the last one."""
@@ -68,6 +72,8 @@ class S3Objects:
 
     def __init__(self, fs: Any, patience: Patience, limits: Limits = Limits()) -> None:  # noqa: B008 - a tuple
         self.conditional = self.removes = True
+        self._parts_hold: bool | None = None
+        self._trying = threading.Lock()
         self._fs, self._limits = fs, limits
         self._reading = patience
         self._writing = Patience(max(PUT_S, patience.timeout_s), patience.retries)
@@ -102,6 +108,29 @@ class S3Objects:
         except OSError as e:
             if http_status(e) not in (400, 501):
                 raise
+        return False
+
+    def _may_send_parts(self, path: str) -> bool:
+        """Whether conditions hold for uploads in parts, too; tried out once, when there is something large to send."""
+        with self._trying:
+            if self._parts_hold is None:
+                self._parts_hold = not self.conditional or self._parts_are_refused(path)
+            return self._parts_hold
+
+    def _parts_are_refused(self, path: str) -> bool:
+        path = f"{path.rpartition('/')[0]}/.shardfs-{secrets.token_hex(8)}.tmp"
+        tag = self._change("put_object", path, Body=b"1", IfNoneMatch="*")["ETag"]
+        upload = self._change("create_multipart_upload", path)["UploadId"]
+        part = self._change("upload_part", path, UploadId=upload, PartNumber=1, Body=b"2")["ETag"]
+        told = {"UploadId": upload, "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": part}]}}
+        try:
+            self._change("complete_multipart_upload", path, IfMatch='"0"', **told)
+        except Changed:
+            self.abandon(path, upload)
+            self._change("delete_object", path, **({"IfMatch": tag} if self.removes else {}))
+            return True
+        log.warning("uploads in parts keep no conditions on this store: large shards are sent whole, from memory")
+        self._change("delete_object", path)
         return False
 
     # ---- reading
@@ -171,7 +200,7 @@ class S3Objects:
             condition = {}
         words = _marked(base.facts if base is not None else {}, mark)
         try:
-            if new.size <= self._limits.max_whole:
+            if new.size <= self._limits.max_whole or not self._may_send_parts(path):
                 data = new.bytes(new.plan)
                 begun("")
                 answer = self._change("put_object", path, Body=data, **words, **condition)

@@ -75,6 +75,13 @@ def s3_bench(server: Server, limits: Limits = Limits(), patience: Patience | Non
     return Bench(store, ObjectWriter(store, S3Objects(store.fs, store.patience, limits)), server)
 
 
+def knows_of_parts(bench: Bench) -> Bench:
+    """One that has found out already whether conditions hold for them."""
+    bench.writer.put("large", bytes(100))
+    bench.writer.delete("large")
+    return bench
+
+
 def memory_bench() -> Bench:
     store = open_store("memory://write-tests/root")
     assert isinstance(store, FsspecStore)
@@ -120,7 +127,8 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     elif request.param == "moto":
         yield request.getfixturevalue("moto_bench")()
     else:
-        yield s3_bench(request.getfixturevalue("server"), SMALL if "parts" in request.param else Limits())
+        limits = SMALL if "parts" in request.param else Limits()
+        yield knows_of_parts(s3_bench(request.getfixturevalue("server"), limits))
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +329,8 @@ def test_large_objects_stay_where_they_are(server: Server) -> None:
     server.min_part = 10
     bench = s3_bench(server, SMALL)
     old = os.urandom(100)
+    bench.writer.put("large", bytes(100))  # finds out whether conditions hold for parts
+    assert list(server.objects) == ["data/root/large"]
     server.put("data/root/a/shard", old)
     server.requests.clear()
     bench.writer.update(KEY, lambda blob: [b"index", ByteRange(0, 100), b"chunk"])
@@ -331,6 +341,18 @@ def test_large_objects_stay_where_they_are(server: Server) -> None:
     assert sorted(asked[2:7]) == sorted(parts)
     assert asked[7:] == ["complete_multipart_upload"]
     assert not server.uploads
+
+
+def test_parts_are_sent_only_where_conditions_hold_for_them(server: Server) -> None:
+    server.heeds = ALL - {"complete"}
+    bench = s3_bench(server, SMALL)
+    server.put("data/root/a/shard", bytes(100))
+    bench.writer.update(KEY, lambda old: [ByteRange(0, 100), b"1"])
+    bench.writer.update(KEY, lambda old: [ByteRange(0, 101), b"2"])
+    assert server.requests.count("create_multipart_upload") == 1
+    assert server.requests.count("put_object") == 3
+    assert list(server.objects) == ["data/root/a/shard"]
+    assert server.objects["data/root/a/shard"].data == bytes(100) + b"12"
 
 
 def test_what_belongs_to_an_object_stays(server: Server) -> None:
@@ -406,7 +428,7 @@ def test_a_planned_blob_reads_as_the_object_will(drawn: list[tuple[str, int, int
 @pytest.mark.parametrize("limits", [Limits(), SMALL], ids=["whole", "in parts"])
 def test_a_fault_at_every_request(limits: Limits, fault: str, server: Server) -> None:
     """Answers lost, connections reset, 503, bodies cut off: in the end it has happened exactly once."""
-    bench = s3_bench(server, limits)
+    bench = knows_of_parts(s3_bench(server, limits))
     start = b"0123456789" * 5
     server.put("data/root/a/shard", start)
     server.requests.clear()
