@@ -173,7 +173,7 @@ def export_from(peek: Peek, pending: Pending, out: Path) -> Exported:
             _write_file(peek, version.data, out, path)
             os.utime(out / path, ns=(version.mtime_ns, version.mtime_ns))
             done = done._replace(files=done.files + 1)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, OverflowError) as e:
             done.failed[path] = (e.strerror if isinstance(e, OSError) else None) or str(e)
     return done
 

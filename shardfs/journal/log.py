@@ -20,7 +20,7 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from google_crc32c import extend as crc32c_extend
 
@@ -522,12 +522,15 @@ class Journal:
                 if segment not in broken:
                     disk.fdatasync(segment.fd)
         except OSError as e:
-            self.read_only = f"the journal cannot be written to disk: {e.strerror}"
-            log.critical("%s: %s; nothing more is written", self.directory, self.read_only)
-            raise OSError(errno.EIO, self.read_only) from e
+            self._give_up(e)
         self._dirty.clear()
         self._fresh.clear()
         self._durable = self._sequence
+
+    def _give_up(self, error: OSError) -> NoReturn:
+        self.read_only = f"the journal cannot be written to disk: {error.strerror}"
+        log.critical("%s: %s; nothing more is written", self.directory, self.read_only)
+        raise OSError(errno.EIO, self.read_only) from error
 
     def _copy_record(self, lsn: int, place: Place) -> None:
         """Write a record again, behind the others, as the same version. Raise EIO if it is damaged."""
@@ -600,9 +603,12 @@ class Journal:
 
     def _renew(self) -> None:
         with self._lock:  # lest something is superseded in between
-            self._roll(_AROUND, helpful=not self._live)
-            for lsn in sorted(self._live):
-                self._copy_record(lsn, self._live[lsn])
+            self._roll(self._live_bytes + (len(self._live) + 1) * _AROUND, helpful=not self._live)
+            try:
+                for lsn in sorted(self._live):
+                    self._copy_record(lsn, self._live[lsn])
+            except OSError as e:  # half of it would not be in order
+                self._give_up(e)
         self._free_all()
 
     def _is_mostly_dead(self, *, hard: bool) -> bool:

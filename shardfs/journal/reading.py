@@ -32,6 +32,7 @@ from shardfs.journal.records import (
     decode_header,
     decode_meta,
     encode_tail,
+    is_sound,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
     from shardfs.model import FilePart
 
-_KINDS = frozenset(map(int, Kind))
+MOST = 1_000_000
+"""Numbers that are looked for in one gap; there are never so many records in a segment."""
+
 NAME = re.compile(r"[0-9a-f]{16}\.wal")
 
 
@@ -187,7 +190,7 @@ class _Scan:
                 at = self._skip(at)
                 continue
             stop = found.head.stop
-            if stop <= file.size and self._whole(found.head):
+            if stop <= file.size and is_sound(found.head.kind, found.meta) and self._whole(found.head):
                 file.found.append(found)
             elif (after := self._next(at + ALIGN)) is not None and after < stop:
                 # Its end was overwritten: a record that could not be written, and others in its place.
@@ -217,8 +220,6 @@ class _Scan:
         return Found(head, meta)
 
     def _whole(self, head: Head) -> bool:
-        if head.kind not in _KINDS:
-            return False
         crc, at, left = 0, head.data_start, head.data_size
         while left:
             data = os.pread(self._file.fd, min(left, CRC_STEP), at)
@@ -349,7 +350,7 @@ class _Judge:
             for found in [*file.found, *(g.found for g in file.gaps if g.found)]:
                 epoch, durable = found.head.epoch, found.head.durable
                 self._durable[epoch] = max(durable, self._durable.get(epoch, 0))
-                if found.head.kind == Kind.REWRITTEN:
+                if found.head.kind == Kind.REWRITTEN and is_sound(Kind.REWRITTEN, found.meta):
                     self._rewritten.append(range(found.meta["first"], found.meta["last"] + 1))
             self._seen.update(g.found.head.sequence for g in file.gaps if g.found)
         for i, file in enumerate(self._files):
@@ -383,7 +384,7 @@ class _Judge:
         elif after is None:
             lost = first if first not in self._reading.places and not self._is_rewritten(first) else None
         else:
-            lost = next((n for n in range(first, after) if not self._is_there(n)), None)
+            lost = next((n for n in range(first, min(after, first + MOST)) if not self._is_there(n)), None)
         epoch = file.header.epoch if file.header else file.found[0].head.epoch if file.found else None
         at_end = gap.tail and after is None
         if lost is not None and epoch is not None and lost > self._durable.get(epoch, 0):

@@ -75,6 +75,28 @@ to be unlinked. REWRITTEN: records with sequence numbers from `first` to `last` 
 they have been written again since."""
 
 
+_NEEDED: dict[int, tuple[str, ...]] = {
+    Kind.PUT: ("path",), Kind.DOC: ("path",), Kind.DEL: ("path",), Kind.MKDIR: ("path",), Kind.RMDIR: ("path",),
+    Kind.MOVE: ("to",), Kind.LINK: ("to",), Kind.BEGIN: ("key",), Kind.DONE: ("key", "lsns", "entries"),
+    Kind.CONFLICT: ("path", "lsn"), Kind.DROP: ("path", "lsn"), Kind.CLEAN: (), Kind.FREE: (),
+    Kind.REWRITTEN: ("first", "last"),
+}  # fmt: skip
+_TYPES: dict[str, tuple[type, ...]] = {
+    "path": (str,), "from": (str,), "to": (str,), "key": (str,), "why": (str,), "lsn": (int,), "first": (int,),
+    "last": (int,), "mtime_ns": (int,), "mode": (int,), "lsns": (list,), "entries": (dict,),
+}  # fmt: skip
+
+
+def is_sound(kind: int, meta: dict[str, Any]) -> bool:
+    """Whether a record has what its kind must have, of the right types; a journal may be somebody else's copy."""
+    return (
+        kind in _NEEDED
+        and all(name in meta for name in _NEEDED[kind])
+        and all(isinstance(meta[name], types) for name, types in _TYPES.items() if name in meta)
+        and all(isinstance(lsn, int) for lsn in meta.get("lsns", ()))
+    )
+
+
 class Position(NamedTuple):
     """Where data lie: `size` bytes from `start` of a segment, and their crc32c."""
 
@@ -199,6 +221,6 @@ def decode_meta(data: bytes) -> dict[str, Any] | None:
         return None
     try:
         meta = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return meta if isinstance(meta, dict) else None

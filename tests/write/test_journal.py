@@ -460,6 +460,24 @@ def test_one_old_record_does_not_keep_the_whole_journal(tmp_path: Path) -> None:
     journal.close(clean=False)
 
 
+@pytest.mark.parametrize("call", ["fallocate", "pwrite"])
+def test_room_that_cannot_be_made_costs_nothing(tmp_path: Path, call: str) -> None:
+    journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
+    kept = [put(journal, str(i), bytes([i]) * 5000).lsn for i in range(5)]
+    for _ in range(8):
+        journal.release([put(journal, "x", bytes(50_000)).lsn])
+    failed = fail(call, errno.ENOSPC, after=2 if call == "pwrite" else 0)
+    with pytest.raises(OSError, match=r"No space|cannot be written"):
+        journal.tidy(hard=True)
+    assert failed()
+    assert (journal.read_only is not None) == (call == "pwrite")  # where room was allocated that should not fail
+    disk.hook = None
+    kill(journal)
+    with Journal.peek(tmp_path / "j") as peek:
+        assert set(kept) <= {r.lsn for r in peek.recovered}
+        assert peek.problems == []
+
+
 def test_readers_keep_a_segment_until_they_are_done(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
     old = put(journal, "a", b"o" * 60000)

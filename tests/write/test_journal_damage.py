@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from google_crc32c import value as crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from shardfs import recover
 from shardfs.errors import UnsupportedError
 from shardfs.journal import Journal, Kind
-from shardfs.journal.records import ALIGN, HEADER_SIZE
+from shardfs.journal.records import ALIGN, HEADER_SIZE, Head, Header, encode_head, encode_header, encode_meta
 from tests.write.journals import SOURCE, content, kill, open_journal, put
 
 if TYPE_CHECKING:
@@ -268,6 +271,40 @@ def test_a_newer_format_is_refused_and_not_touched(tmp_path: Path) -> None:
         Journal.peek(tmp_path / "j")
     after = {name: (tmp_path / "j" / name).read_bytes() for name in os.listdir(tmp_path / "j") if name != "lock"}
     assert after == before
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_whatever_is_in_a_segment_only_declared_errors_come_of_it(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Bytes of no meaning, and records with sound checksums that make no sense, as in a copy made by somebody else."""
+    directory = tmp_path_factory.mktemp("any")
+    whole = bytearray(encode_header(Header(bytes(16), 7, 1, 1, 0, "x")))
+    numbers = st.sampled_from((0, 1, 2, 5, 2**32, 2**63, 2**64 - 1))
+    values = st.recursive(
+        st.none() | st.integers() | st.text(max_size=3), lambda v: st.lists(v, max_size=2), max_leaves=3
+    )
+    names = st.sampled_from(
+        ("path", "from", "to", "lsn", "lsns", "entries", "key", "first", "last", "base", "mtime_ns")
+    )
+    for _ in range(data.draw(st.integers(0, 6))):
+        if data.draw(st.booleans()):
+            whole += data.draw(st.binary(max_size=100)).ljust(ALIGN, b"\0")[:ALIGN]
+            continue
+        meta = encode_meta(data.draw(st.dictionaries(names, values, max_size=4)))
+        meta = data.draw(st.sampled_from((meta, meta, meta, b"[" * 100_000)))
+        kind, flags, size = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 1)), data.draw(numbers)
+        sequence, lsn, durable, oldest = (data.draw(numbers) for _ in range(4))
+        at = -(-len(whole) // ALIGN) * ALIGN
+        whole = whole.ljust(at, b"\0")
+        whole += encode_head(Head(kind, flags, len(meta), size, sequence, lsn, 7, 1, at, durable, oldest, 0), meta)
+        whole += bytes(data.draw(st.sampled_from((0, 24, 200))))
+    (directory / "0000000000000001.wal").write_bytes(whole)
+    left = recover.look(directory)
+    for entry in left.entries:
+        assert entry.lsn >= 0
+    recover.export(directory, directory / "out")
 
 
 @pytest.mark.parametrize("release", sorted(path.name for path in GOLDEN.iterdir() if (path / "content.json").exists()))
