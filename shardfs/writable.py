@@ -5,15 +5,19 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import socket
 import subprocess
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs import create_rules
 from shardfs.cache import nothing
-from shardfs.errors import message
+from shardfs.errors import BusyError, message
 from shardfs.journal import Journal, directory_for
+from shardfs.journal.places import LOCK, read_owner
+from shardfs.mounts import FS_TYPE, mount_type
 from shardfs.writing.publishing import Publishing
 from shardfs.writing.tree import open_write_tree
 
@@ -30,6 +34,11 @@ log = logging.getLogger(__name__)
 COMMAND_S = 60.0
 """How long a command that is told of errors may take."""
 
+ENDING_S = 30.0
+"""How long a mount of the source is waited for that is gone, and still publishes."""
+
+LOOK_S = 0.2
+
 MOST_BYTES = 10 << 30
 """Of a journal for which nothing is said; but never more than half of what is free."""
 
@@ -44,11 +53,12 @@ def open_journal(
 ) -> Journal:
     """The journal of a source, which nobody else may write to from now on; what is wrong with it is logged.
 
-    It lies where the options say, if no `directory` is given. Raise BusyError, or OSError if it cannot lie there; both
-    are told before anything is changed.
+    It lies where the options say, if no `directory` is given. A mount that was taken away and still publishes is waited
+    for. Raise BusyError, or OSError if it cannot lie there; both are told before anything is changed.
     """
     directory = directory or directory_for(source, found.journal)
-    journal = Journal.open(
+    opened = partial(
+        Journal.open,
         directory,
         source,
         limit_bytes=found.journal_limit or _half_of_free(directory),
@@ -56,9 +66,25 @@ def open_journal(
         mountpoint=mountpoint,
         waiting=waiting,
     )
+    end = time.monotonic() + ENDING_S
+    while True:
+        try:
+            journal = opened()
+            break
+        except BusyError:
+            if time.monotonic() > end or not _is_ending(directory):
+                raise
+        time.sleep(LOOK_S)
     for problem in journal.problems:
         log.warning("%s", problem)
     return journal
+
+
+def _is_ending(directory: Path) -> bool:
+    """Whether who has the journal is a mount of this machine that is mounted no more."""
+    owner = read_owner(str(directory / LOCK))
+    here = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
+    return bool(here and owner.get("mountpoint")) and mount_type(owner["mountpoint"]) != FS_TYPE
 
 
 def _half_of_free(directory: Path) -> int:

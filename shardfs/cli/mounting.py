@@ -114,7 +114,7 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
             if (told := unpublished(absolute(source), found.journal)) is not None:
                 log.warning("%s: %s", public_name(source), told)
             return opened(source, found, waiting=waiting), None
-        tree = opened_to_write(source, found, mountpoint, waiting)
+        tree = opened_to_write(source, found, os.path.realpath(mountpoint), waiting)
         return tree, tree
 
     return mount_tree(

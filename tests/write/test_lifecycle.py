@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -301,6 +302,23 @@ def test_who_has_it_mounted_is_told_to_the_second(mount: WritableMount, source: 
         mount.kill()
         other.mount()  # at once: nobody has it any more
         assert other.umount().returncode == 0
+
+
+def test_a_mount_waits_for_one_that_still_publishes(mount: WritableMount, source: Path, data: Dataset) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    before = mount.pid
+    with held(source / "c/0/0"):
+        run("fusermount3", "-u", mount.path)
+        began = time.monotonic()
+        again = threading.Thread(target=mount.mount)
+        again.start()
+        again.join(2)
+        assert again.is_alive()
+    again.join(30)
+    assert mount.pid not in (0, before)
+    assert time.monotonic() - began > 2
+    assert first(stored(data, source)) == {7}
+    assert mount.umount().returncode == 0
 
 
 # -------------------------------------------------------------------------------------------------------- options
