@@ -14,7 +14,7 @@ import numpy as np
 from shardfs import codecs
 from shardfs.blobs import BytesBlob, SliceBlob
 from shardfs.errors import CorruptShardError, UnfitChunkError, UnsupportedError
-from shardfs.grid import unravel
+from shardfs.grid import unravel, unravel_many
 from shardfs.model import ByteRange, Put, Suffix
 from shardfs.plans import SPAN, bytes_of, chunks_of, is_same, pieces_of, shifted, size_of, unchanged
 from shardfs.shards.sharding_indexed import ShardingIndexed
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
     from shardfs.model import (
+        U64,
         Blob,
+        Bool,
         Collection,
         Content,
         Coords,
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
         Lead,
         Leads,
         Placement,
+        Placements,
         Plan,
+        ShardFormat,
         ShardIndex,
         Usage,
     )
@@ -63,7 +67,7 @@ def key(collection: Collection, shard: int) -> str:
 
 def shard_of(collection: Collection, coords: Coords) -> int:
     """The number of the outermost shard for a chunk. Raise UnfitChunkError if there is no place for such a chunk."""
-    return _homes(collection, coords)[0][0]
+    return _homes_of(collection, [coords])[coords][0][0]
 
 
 def slots(collection: Collection, shard: int) -> int | None:
@@ -81,19 +85,45 @@ def slots(collection: Collection, shard: int) -> int | None:
     return math.prod(map(len, along))
 
 
-def _homes(collection: Collection, coords: Coords) -> list[Placement]:
-    """Where a chunk is placed in each layer, outermost first."""
-    out: list[Placement] = []
+def _homes(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
+    """Where chunks are placed in each layer, outermost first. Those that have a place nowhere are left out."""
+    if not cells:
+        return {}
+    at = np.array(cells, np.uint64).reshape(len(cells), len(cells[0]))
+    fit = np.ones(len(cells), np.bool_)
+    levels: list[list[Placement]] = []
     for n, layer in reversed(list(enumerate(collection.layers))):
-        shard, page, slot = home = layer.format.place(coords)
-        found = layer.format.coords(shard, page, np.array([slot], np.uint64))[0][0].tolist()
-        if collection.lead is not None:
-            found[-1] = coords[-1]  # both files of a chunk have the same place
-        if found != list(coords):  # beyond the edge, numbers would be those of other chunks
-            raise UnfitChunkError(coords, "no shard has a place for it")
-        out.append(home)
-        coords = unravel(shard, collection.layers[n - 1].format.grid) if n else ()
-    return out[::-1]
+        places = layer.format.place_many(at)
+        # Both files of a chunk have the same place. Beyond the edge of a grid numbers would be those of other chunks.
+        fit &= _are_at(layer.format, places, at[:, :-1] if collection.lead is not None else at)
+        levels.append(list(zip(*(column.tolist() for column in places), strict=True)))
+        if n:
+            at = unravel_many(places.shard, collection.layers[n - 1].format.grid)
+    homes = map(list, zip(*reversed(levels), strict=True))
+    return {c: home for c, home, is_fit in zip(cells, homes, fit.tolist(), strict=True) if is_fit}
+
+
+def _homes_of(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
+    """The same of all. Raise UnfitChunkError."""
+    homes = _homes(collection, cells)
+    for c in cells if len(homes) < len(cells) else ():
+        if c not in homes:
+            raise UnfitChunkError(c, NO_PLACE)
+    return homes
+
+
+NO_PLACE = "no shard has a place for it"
+
+
+def _are_at(format: ShardFormat, places: Placements, cells: U64) -> Bool:
+    """Which of the cells are those of the chunks in these places."""
+    out = np.zeros(len(cells), np.bool_)
+    pages, inverse = np.unique(np.stack(places[:2], axis=1), axis=0, return_inverse=True)
+    for i, (shard, page) in enumerate(pages.tolist()):
+        at = np.flatnonzero(inverse.ravel() == i) if len(pages) > 1 else slice(None)
+        found, _ = format.coords(shard, page, places.slot[at])
+        out[at] = (found[:, : cells.shape[1]] == cells[at]).all(axis=1)
+    return out
 
 
 # ---- what the engine asks for ----
@@ -195,6 +225,7 @@ class _Rewriting:
         members: dict[Coords, set[Coords]] = {}
         for c in (*puts, *drops):  # both files of a chunk have the first one's coordinates
             members.setdefault(c if self._lead is None else (*c[:-1], 0), set()).add(c)
+        self._homes = _homes(self._collection, list(members))
         for coords, files in list(members.items()):
             try:
                 self._join(coords, {c: puts[c] for c in files if c in puts}, files & drops)
@@ -207,9 +238,11 @@ class _Rewriting:
 
     def _join(self, coords: Coords, puts: Mapping[Coords, Put], drops: Set[Coords]) -> None:
         """Find out what becomes of one chunk. Raise UnfitChunkError."""
-        self._homes[coords] = homes = _homes(self._collection, coords)
-        if homes[0][0] != self._shard:
-            raise UnfitChunkError(coords, f"belongs in shard {homes[0][0]}, not {self._shard}")
+        if coords not in self._homes:
+            raise UnfitChunkError(coords, NO_PLACE)
+        home = self._homes[coords][0][0]
+        if home != self._shard:
+            raise UnfitChunkError(coords, f"belongs in shard {home}, not {self._shard}")
         if self._lead is not None:
             put = self._with_lead(self._lead, coords, puts, drops)
         else:
@@ -341,19 +374,25 @@ class _Rewriting:
         self, level: int, shard: int, blob: Blob | None, members: Sequence[Coords]
     ) -> dict[Coords, tuple[int, int] | None]:
         """What the index of a shard says of these; each page is read once, and kept until the work is done."""
-        out: dict[Coords, tuple[int, int] | None] = {}
-        for coords in members:
-            _, page, slot = self._homes[coords][level]
+        out: dict[Coords, tuple[int, int] | None] = dict.fromkeys(members)
+        pages: dict[int, list[Coords]] = {}
+        for c in members:
+            pages.setdefault(self._homes[c][level][1], []).append(c)
+        for page, cells in pages.items():
             at = level, shard, page
             if at not in self._pages:
                 self._pages[at] = None if blob is None else read_page(self._layers[level], shard, page, blob)
             index = self._pages[at]
-            i = -1 if index is None else index.position(slot)
-            out[coords] = None if index is None or i < 0 else (int(index.starts[i]), int(index.sizes[i]))
+            if index is None or not len(index):
+                continue
+            positions = index.positions(np.array([self._homes[c][level][2] for c in cells], np.uint64))
+            columns = (positions, index.starts[positions], index.sizes[positions])
+            rows = zip(cells, *(column.tolist() for column in columns), strict=True)
+            out |= {c: (start, size) for c, i, start, size in rows if i >= 0}
         return out
 
     def entries(self, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
-        self._homes = {c: _homes(self._collection, c) for c in coords}
+        self._homes = _homes_of(self._collection, coords)
         out: dict[Coords, tuple[int, int] | None] = {}
         for found, start in self._innermost(0, self._stored, 0, list(self._homes)):
             out.update({c: None if e is None else (start + e[0], e[1]) for c, e in found.items()})

@@ -333,8 +333,9 @@ class _Table:
     @property
     def present(self) -> Bool:
         """Rows that stand for something."""
-        full = np.count_nonzero(self.rows != np.uint64(MISSING), axis=1)
-        found: Bool = full >= (2 if self._encoding.either_is_empty else 1)
+        starts, sizes = self.rows[:, 0] != np.uint64(MISSING), self.rows[:, 1] != np.uint64(MISSING)
+        combine = np.logical_and if self._encoding.either_is_empty else np.logical_or
+        found: Bool = combine(starts, sizes)
         return found
 
     def told(self, slot: int) -> str:
