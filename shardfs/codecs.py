@@ -114,12 +114,15 @@ class Gunzip:
             raise ValueError(f"{wanted} bytes expected after decompression, {len(data)} found")
         return data
 
-    def store(self, coords: Coords, shown: bytes) -> bytes:
+    def require(self, coords: Coords, shown: bytes) -> None:
         wanted = None if self._known is None else int(self._known(np.array([coords], np.uint64))[0])
         if wanted not in (None, len(shown)):
             raise ValueError(f"should have {wanted} bytes, not {len(shown)}")
         if len(shown) > MAX_DECODED:
             raise ValueError(f"{len(shown)} bytes; {MAX_DECODED} is the limit")
+
+    def store(self, coords: Coords, shown: bytes) -> bytes:
+        self.require(coords, shown)
         return _to_gzip(shown, {"level": PRECOMPUTED_LEVEL})
 
 

@@ -413,6 +413,9 @@ class Transform(Protocol):
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         """Raise ValueError, with the reason, for bytes that cannot be this chunk."""
 
+    def require(self, coords: Coords, shown: bytes) -> None:
+        """Raise as `store` would, without its work."""
+
     def store(self, coords: Coords, shown: bytes) -> bytes:
         """What `show` shows so. Raise ValueError, with the reason, for bytes that cannot be this chunk;
         UnsupportedError if chunks shown so cannot be written at all."""

@@ -258,6 +258,9 @@ class Transcoder:
             raise ValueError(f"{len(stored)} bytes are none of a chunk of {shape} {self._array.data_type}")
         return shown
 
+    def require(self, coords: Coords, shown: bytes) -> None:
+        self.store(coords, shown)
+
     def store(self, coords: Coords, shown: bytes) -> bytes:
         raise UnsupportedError("other layouts than the stored one are shown only")
 

@@ -247,7 +247,7 @@ class WriteBuffer:
         try:
             data = decompressed(data, target.suffix) if target.suffix else data
             if transform is not None:
-                transform.store(target.coords, data)
+                transform.require(target.coords, data)
         except ValueError as e:
             log.warning("%s: chunk %s is refused: %s", target.tree.path or "/", target.coords, e)
             raise OSError(errno.EINVAL, str(e)) from e

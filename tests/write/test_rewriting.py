@@ -420,8 +420,9 @@ def test_what_is_deflated_is_shown_as_it_was(data: bytes) -> None:
 def test_a_chunk_of_the_wrong_size_is_refused() -> None:
     transform = Gunzip(lambda coords: np.full(len(coords), 12, np.uint64))
     assert transform.show((0,), transform.store((0,), bytes(12))) == bytes(12)
-    with pytest.raises(ValueError, match="12 bytes"):
-        transform.store((0,), bytes(22))
+    for refuse in (transform.store, transform.require):
+        with pytest.raises(ValueError, match="12 bytes"):
+            refuse((0,), bytes(22))
 
 
 @given(st.binary(max_size=60))

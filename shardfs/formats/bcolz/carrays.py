@@ -46,6 +46,9 @@ class BlpHeader:
             raise ValueError(f"a Blosc chunk that says another size than {len(stored)} bytes")
         return self.head + stored
 
+    def require(self, coords: Coords, shown: bytes) -> None:
+        self.store(coords, shown)
+
     def store(self, coords: Coords, shown: bytes) -> bytes:
         if not shown.startswith(self.head[:4]):
             raise ValueError(f"no chunk of bcolz: it begins {shown[:4].hex()}")

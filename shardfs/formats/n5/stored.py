@@ -234,6 +234,9 @@ class PlainBlocks:
             payload = np.frombuffer(payload, f"<u{self.swap}").astype(f">u{self.swap}").tobytes()
         return self.header + payload
 
+    def require(self, coords: Coords, shown: bytes) -> None:
+        self.store(coords, shown)
+
     def store(self, coords: Coords, shown: bytes) -> bytes:
         start = _header_size(shown)
         if not self.header:
