@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardfs.fuse import control, lowlevel
 from shardfs.fuse.listings import Listed, OpenDirectories
-from shardfs.inodes import ROOT, TABLE_END
+from shardfs.inodes import CREATED, ROOT, TABLE_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +35,11 @@ PERMISSIONS = 0o1777
 """Bits that may be set: nobody becomes somebody else by a file of a mount."""
 
 
+OPEN_FLAGS = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND
+"""What a tree is told of how a file is opened. The rest is the kernel's work: O_SYNC comes as FSYNC after each WRITE,
+and O_DIRECT must not be asked of another file in turn."""
+
+
 class WriteTree(Listed, Protocol):
     """What a writable mount shows. Thread-safe; what may fail raises OSError.
 
@@ -43,6 +48,10 @@ class WriteTree(Listed, Protocol):
     a rename carries it. `Attributes` of a file that was changed have no `extent`, or one in which nothing changes. A
     mode of 0 is that of all files; who wants no permission at all sets the bits of the file's type. Entries of `scan`
     that have a mode have a size of -1, so that they are asked for one by one.
+
+    The kernel's look-ups of numbers below `TABLE_END` and from `CREATED` on are counted by `remember`; `forget` comes
+    for all numbers. `open` of a number whose file has no name any more, and that nobody has open, may fail with ESTALE:
+    the kernel then looks for the name anew.
 
     The hook `waiting` may drop a request to have it begun anew (docs/concurrency.md). So it is called before anything
     is changed, and not between two changes.
@@ -289,7 +298,7 @@ class Changes:
 
     def _send_node(self, number: int, reply: bytes | bytearray) -> bool:
         """Send a reply with which the kernel gets to know a number."""
-        if number >= TABLE_END:
+        if TABLE_END <= number < CREATED:
             return self._send(reply)
         self._tree.remember(number)
         if self._send(reply):
@@ -359,13 +368,20 @@ class Changes:
 
     def _open(self, unique: int, number: int, _size: int) -> None:
         (flags,) = lowlevel.OPEN_IN.unpack_from(self._request, lowlevel.BODY)
+        flags &= OPEN_FLAGS
         reads = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
         if number >= control.DIRECTORY:
             if not reads:
                 raise PermissionError(errno.EPERM, "belongs to the mount itself", control.NAME)
             self._send(lowlevel.opened(unique, lowlevel.OPEN_KEEP_CACHE | lowlevel.OPEN_NO_FLUSH))
             return
-        handle = self._tree.open(number, flags)
+        try:
+            handle = self._tree.open(number, flags)
+        except OSError as failure:
+            if failure.errno != errno.ESTALE:
+                raise
+            self._send(lowlevel.error(unique, errno.ESTALE))  # nothing is wrong: the kernel asks again by name
+            return
         if flags & os.O_TRUNC:
             self._recent.changed(number)
         how = lowlevel.OPEN_KEEP_CACHE | lowlevel.OPEN_NO_FLUSH if reads else lowlevel.OPEN_KEEP_CACHE
@@ -376,7 +392,7 @@ class Changes:
         flags, mode, _ = lowlevel.CREATE_IN.unpack_from(self._request, lowlevel.BODY)
         name = self._name(parent, lowlevel.BODY + lowlevel.CREATE_IN.size, size - 1)
         try:
-            found, handle = self._tree.create(parent, name, flags, mode & PERMISSIONS)
+            found, handle = self._tree.create(parent, name, flags & OPEN_FLAGS, mode & PERMISSIONS)
         finally:
             self._recent.changed()
         reply = lowlevel.created(self._entry(unique, found), lowlevel.OPEN_KEEP_CACHE, handle)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from shardfs.fuse import lowlevel
-from shardfs.inodes import TABLE_END
+from shardfs.inodes import CREATED, TABLE_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shardfs.model import Batch, Entry
+    from shardfs.model import U64, Batch, Bool, Entry
 
 
 class Listed(Protocol):
@@ -56,7 +56,7 @@ class Listings:
     def page(
         self, tree: ListedFrom, number: int, offset: int, size: int, *, plus: bool
     ) -> tuple[memoryview | bytes, list[int]]:
-        """At most `size` bytes of records from position `offset`, and which table nodes they tell the kernel of."""
+        """At most `size` bytes of records from position `offset`, and which counted nodes they tell the kernel of."""
         # Taking the stream out makes this thread its only user.
         stream = self._streams.pop((number, offset, plus), None)
         if stream is None:
@@ -118,7 +118,7 @@ class Stream:
         self._ends, self._offsets = np.empty(0, np.int64), np.empty(0, np.uint64)
         self._at, self._sent = 0, 0  # records and bytes of this body that were sent
         self._offset = max(offset, DOTS)
-        self._has_table_nodes = False
+        self._has_counted_nodes = False
         self._stamp, self._began = stamp, stamp() if stamp is not None else 0
 
     def seek(self, offset: int) -> bool:
@@ -130,7 +130,7 @@ class Stream:
         return True
 
     def take(self, size: int) -> tuple[memoryview | bytes, list[int], int]:
-        """The next records that fit into `size` bytes, the table nodes among them, and the position behind them."""
+        """The next records that fit into `size` bytes, the counted nodes among them, and the position behind them."""
         # With the first entries, or each small directory would cost a request more.
         dots, self._dots = self._dots, b""
         if self._at == len(self._ends) and not self._build():
@@ -144,7 +144,7 @@ class Stream:
         self._at, self._sent = last, end
         if last == len(self._ends) and self._stamp is None:
             self._body = memoryview(b"")
-        remembered = nodes[(nodes != 0) & (nodes < TABLE_END)].tolist() if self._has_table_nodes else []
+        remembered = nodes[(nodes != 0) & _are_counted(nodes)].tolist() if self._has_counted_nodes else []
         return dots + page if dots else page, remembered, self._offset
 
     def _strip(self) -> None:
@@ -165,11 +165,15 @@ class Stream:
             self._nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
             self._nodes[self._room :] = 0
         self._room = max(self._room - len(self._nodes), 0)
-        self._has_table_nodes = bool(self._nodes.min() < TABLE_END)
+        self._has_counted_nodes = bool(_are_counted(self._nodes).any())
         self._offsets = batch.cookies + np.uint64(DOTS)
         self._body, self._ends = self._encoder.records(batch, self._nodes, self._offsets, plus=self._plus)
         self._at = self._sent = 0
         return True
+
+
+def _are_counted(nodes: U64) -> Bool:
+    return (nodes < np.uint64(TABLE_END)) | (nodes >= np.uint64(CREATED))
 
 
 class Opened:

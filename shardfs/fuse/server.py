@@ -459,7 +459,8 @@ class _Worker:
         (count,) = lowlevel.BATCH_FORGET_IN.unpack_from(self._request, lowlevel.BODY)
         start = lowlevel.BODY + lowlevel.BATCH_FORGET_IN.size
         pairs = np.frombuffer(self._request, np.uint64, 2 * count, start).reshape(-1, 2)
-        for number, times in pairs[pairs[:, 0] < TABLE_END].tolist():
+        end = TABLE_END if self._changes is None else control.DIRECTORY
+        for number, times in pairs[pairs[:, 0] < np.uint64(end)].tolist():
             self._tree.forget(number, times)
         for number in pairs[pairs[:, 0] >= control.DIRECTORY, 0].tolist():
             self._control.forget(number)
