@@ -209,5 +209,5 @@ def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted:
             timeout=options.finite_seconds(timeout),
             lazy=lazy,
             patient=patient,
-            tell=lambda n: tell(f"{human_bytes(n)} in the journal"),
+            tell=lambda n: tell(f"at most {human_bytes(n)} left"),
         )

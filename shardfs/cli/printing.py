@@ -41,12 +41,13 @@ def waiting(doing: str) -> Iterator[Callable[[str], object]]:
         return
     from rich.console import Console
 
-    # Nothing is shown until there is something to tell: most of what may take long does not.
-    with Console(stderr=True).status("") as status:
-        status.stop()
+    status = Console(stderr=True).status(doing)
 
-        def tell(how_far: str) -> None:
-            status.update(f"{doing}: {how_far}")
-            status.start()
+    def tell(how_far: str) -> None:
+        status.update(f"{doing}: {how_far}")
+        status.start()  # not before there is something to tell: most of what may take long does not
 
+    try:
         yield tell
+    finally:
+        status.stop()

@@ -35,21 +35,24 @@ def flush(path: str, timeout: str) -> int:
     mountpoint = mounts.mount_of(path)
     if mountpoint is None:
         raise click.UsageError(f"{path} is on no mount of shardfs")
-    with waiting("publishing") as tell:
-
-        def look() -> None:
-            for mount in mounts.mounts(mountpoint) if sys.stderr.isatty() else ():
-                if mount.told and mount.told["writing"]:
-                    tell(f"{mount.told['writing']['dirty_chunks']} chunks left")
-
-        try:
-            mounts.flush(path, options.positive_seconds(timeout), look)
-        except OSError as e:
-            if e.errno in (errno.EROFS, errno.ENOTSUP):
-                raise click.UsageError(f"{mountpoint} is mounted read-only") from None
-            click.echo(f"shardfs: {path}: {e.strerror}", err=True)
-            return LATE if e.errno == errno.ETIMEDOUT else LEFT
+    try:
+        with waiting("publishing") as tell:
+            mounts.flush(path, options.positive_seconds(timeout), lambda: _tell(mountpoint, tell))
+    except OSError as e:
+        if e.errno in (errno.EROFS, errno.ENOTSUP):
+            raise click.UsageError(f"{mountpoint} is mounted read-only") from None
+        click.echo(f"shardfs: {path}: {e.strerror}", err=True)
+        return LATE if e.errno == errno.ETIMEDOUT else LEFT
     return 0
+
+
+def _tell(mountpoint: str, tell: Callable[[str], object]) -> None:
+    """How much is left, if somebody looks."""
+    from shardfs import mounts
+
+    for mount in mounts.mounts(mountpoint) if sys.stderr.isatty() else ():
+        if mount.told and mount.told["writing"]:
+            tell(f"{mount.told['writing']['dirty_chunks']} chunks left")
 
 
 @click.command()
