@@ -20,23 +20,18 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
-
-from google_crc32c import extend as crc32c_extend
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from shardfs import disk
 from shardfs.journal import places
 from shardfs.journal.peek import Peek
-from shardfs.journal.reading import Place, Reading, read, read_part, segment_name
+from shardfs.journal.reading import Place, Reading, read, read_part
 from shardfs.journal.records import (
-    ALIGN,
     BLOCK,
-    CRC_STEP,
     HAS_DATA,
     HEAD_SIZE,
     HEADER_SIZE,
     OWN,
-    TAIL_SIZE,
     Head,
     Header,
     Kind,
@@ -45,11 +40,9 @@ from shardfs.journal.records import (
     aligned,
     decode_head,
     decode_meta,
-    encode_head,
-    encode_header,
     encode_meta,
-    encode_tail,
 )
+from shardfs.journal.segments import AROUND, SPARE, Content, Data, Segment, content_of, crc_of, keep_spare
 from shardfs.masking import public_name
 from shardfs.model import FilePart
 
@@ -60,12 +53,6 @@ log = logging.getLogger("shardfs")
 
 SEGMENT_BYTES = 64 << 20
 RESERVE_BYTES = 64 << 20
-SPARE = "spare"
-"""A file that keeps room on the disk for tombstones and the like, so that a full disk can be emptied again."""
-
-JOINED = 1 << 20
-"""Bytes. Records up to that size are written by one call, which costs one more copy."""
-
 MAX_COPIED = 256 << 20
 """Bytes. More are not copied to make room, for appending waits meanwhile."""
 
@@ -78,8 +65,6 @@ HELPFUL = frozenset({Kind.BEGIN, Kind.DONE, Kind.CONFLICT, Kind.CLEAN, Kind.DROP
 ON_FULL_DISK = HELPFUL | {Kind.DEL, Kind.RMDIR}
 """Kinds of records that may use the spare file."""
 
-Data: TypeAlias = "bytes | bytearray | memoryview | FilePart | Sequence[bytes]"
-
 
 class _Limits(NamedTuple):
     """In bytes and seconds."""
@@ -88,16 +73,6 @@ class _Limits(NamedTuple):
     reserve: int
     segment: int
     commit_s: float
-
-
-class _Segment:
-    """A file of the journal: room for `size` bytes, the next record goes to `end`; live records and readers in it."""
-
-    __slots__ = ("damaged", "end", "fd", "live", "name", "number", "pins", "size", "spare")
-
-    def __init__(self, number: int, name: str, fd: int, size: int, end: int, *, damaged: bool = False) -> None:
-        self.number, self.name, self.fd, self.size, self.end = number, name, fd, size, end
-        self.live, self.pins, self.damaged, self.spare = 0, 0, damaged, False
 
 
 class _Fresh(NamedTuple):
@@ -132,14 +107,14 @@ class Journal:
         self._lock = threading.Lock()
         self._led = threading.Condition(self._lock)
         self._leading = False
-        self._segments: dict[int, _Segment] = {}  # oldest first
-        self._current: _Segment | None = None
+        self._segments: dict[int, Segment] = {}  # oldest first
+        self._current: Segment | None = None
         self._live: dict[int, Place] = {}
         self._used = self._live_bytes = 0
         self._moved: dict[tuple[int, int], Position] = {}  # segment and start when it was written: where it is now
         self._origins: dict[tuple[int, int], tuple[int, int]] = {}  # the inverse
         self._fresh: deque[_Fresh] = deque()
-        self._dirty: dict[int, _Segment] = {}
+        self._dirty: dict[int, Segment] = {}
         last = max(reading.sequence, reading.lsn) + (AFTER_DAMAGE if reading.damaged_paths else 0)
         self._sequence = self._durable = last
         self._number = max(max(reading.files, default=0), reading.oldest - 1, 0)
@@ -209,9 +184,9 @@ class Journal:
 
     def _take_over(self, reading: Reading) -> None:
         for file in sorted(reading.files.values(), key=lambda file: (file.number < 0, abs(file.number))):
-            self._add(_Segment(file.number, file.name, file.fd, file.end, file.end, damaged=file.damaged))
+            self._add(Segment(file.number, file.name, file.fd, file.end, file.end, damaged=file.damaged))
         for file in reading.torn:
-            self._cut(self._segments[file.number], file.size)
+            self._segments[file.number].cut(self.directory, file.size)
         for file in reading.files.values():
             if file.size > file.end and not file.damaged:
                 disk.ftruncate(file.fd, file.end)
@@ -226,20 +201,6 @@ class Journal:
                 self._fresh.append(_Fresh(head.sequence, head.lsn, place))
             self._durable = self._sequence - 1
 
-    def _cut(self, segment: _Segment, stop: int) -> None:
-        """Take what is no record off the end of a segment. A copy is kept."""
-        at = segment.end
-        copy = disk.open(str(self.directory / f"{segment.name[:16]}.torn"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        try:
-            while at < stop and (data := os.pread(segment.fd, min(CRC_STEP, stop - at), at).rstrip(b"\0")):
-                disk.write_all(copy, data)
-                at += CRC_STEP
-            disk.fsync(copy)
-        finally:
-            disk.close(copy)
-        disk.ftruncate(segment.fd, segment.end)
-        segment.damaged = False
-
     # ------------------------------------------------------------------------------------------------ appending
 
     def append(self, kind: Kind, meta: dict[str, Any], data: Data | None = None, *, reserve: bool = False) -> Record:
@@ -252,8 +213,8 @@ class Journal:
         text = encode_meta(meta)
         if data is None and kind in (Kind.PUT, Kind.DOC):
             data = b""
-        content, size = _content(data)
-        crc = None if isinstance(content, FilePart) else _crc_of(content)
+        content, size = content_of(data)
+        crc = None if isinstance(content, FilePart) else crc_of(content)
         flags = 0 if data is None else HAS_DATA
         if not self._fits(kind, size + len(text), reserve=reserve):
             self.tidy(hard=True)
@@ -268,16 +229,16 @@ class Journal:
         if reserve and kind in HELPFUL:
             return True
         limit = self._limits.journal - (0 if reserve else self._limits.reserve)
-        return self._used + size + _AROUND <= limit
+        return self._used + size + AROUND <= limit
 
-    def _write(self, head: Head, meta: bytes, content: _Content, crc: int | None) -> Head:
+    def _write(self, head: Head, meta: bytes, content: Content, crc: int | None) -> Head:
         """Write a record behind the others; the lock is held. LSN 0: a new one. Raise EIO if the data are not of `crc`.
 
         Whatever fails, the next record takes the same place.
         """
         if self.read_only:
             raise OSError(errno.EROFS, self.read_only)
-        segment, need = self._current, head.meta_size + head.data_size + _AROUND
+        segment, need = self._current, head.meta_size + head.data_size + AROUND
         helpful = head.kind in ON_FULL_DISK
         if segment is None or segment.end + need > segment.size or (segment.spare and not helpful):
             segment = self._roll(need, helpful=helpful)
@@ -286,13 +247,7 @@ class Journal:
             sequence=number, lsn=head.lsn or number, epoch=self._epoch, segment=segment.number, offset=segment.end,
             durable=self._durable, oldest=self._oldest,
         )  # fmt: skip
-        if isinstance(content, FilePart):
-            found = _copy(content, segment.fd, head.data_start)
-            if crc is not None and crc != found:
-                raise OSError(errno.EIO, f"record {head.lsn} of the journal cannot be read any more")
-            head = head._replace(data_crc=found)
-            content = ()
-        _write_record(segment.fd, head, meta, content)
+        head = segment.write(head, meta, content, crc)
         stop = aligned(head.stop)
         self._used += stop - segment.end
         self._sequence, segment.end = number, stop
@@ -316,91 +271,32 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------- segments
 
-    def _roll(self, need: int, *, helpful: bool) -> _Segment:
+    def _roll(self, need: int, *, helpful: bool) -> Segment:
         """Begin a segment with room for `need` bytes behind its header; on a full disk only for helpful records."""
-        number = self._number + 1
+        id_, name = self._source
+        header = Header(id_, self._epoch, self._number + 1, self._sequence + 1, time.time_ns(), name)
         try:
-            segment = self._create(number, max(self._limits.segment, HEADER_SIZE + need))
+            segment = Segment.create(self.directory, header, max(self._limits.segment, HEADER_SIZE + need))
         except OSError as e:
             if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not helpful:
                 raise
-            segment = self._from_spare(number, HEADER_SIZE + need, e)
-            segment.spare = True
-        self._number = number
+            segment = Segment.from_spare(self.directory, header, HEADER_SIZE + need)
+        self._number = header.number
         self._add(segment)
         self._current = segment
         return segment
 
-    def _add(self, segment: _Segment) -> None:
+    def _add(self, segment: Segment) -> None:
         self._segments[segment.number] = segment
         self._used += segment.end
 
-    def _create(self, number: int, size: int) -> _Segment:
-        name = segment_name(number)
-        path = str(self.directory / name)
-        fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-        try:
-            disk.fallocate(fd, 0, size)
-            return self._begin(number, fd, size)
-        except BaseException:
-            disk.close(fd)
-            with suppress(OSError):
-                disk.unlink(path)
-            raise
-
-    def _begin(self, number: int, fd: int, size: int) -> _Segment:
-        """Write the header, and have it and the name on disk before anything counts on them."""
-        id_, name = self._source
-        header = Header(id_, self._epoch, number, self._sequence + 1, time.time_ns(), name)
-        disk.pwrite_all(fd, encode_header(header), 0)
-        disk.fsync(fd)
-        disk.fsync_directory(str(self.directory))
-        return _Segment(number, segment_name(number), fd, size, HEADER_SIZE)
-
-    def _from_spare(self, number: int, need: int, error: OSError) -> _Segment:
-        spare, path = str(self.directory / SPARE), str(self.directory / segment_name(number))
-        try:
-            fd = disk.open(spare, os.O_RDWR | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            raise error from None
-        try:
-            size = os.fstat(fd).st_size
-            if size < need:
-                raise error
-            disk.rename(spare, path)
-            return self._begin(number, fd, size)
-        except BaseException:
-            disk.close(fd)
-            raise
-
-    def _keep_spare(self) -> None:
-        """Have a spare file, if there is room for one."""
-        path = str(self.directory / SPARE)
-        size = min(self._limits.reserve, self._limits.segment)
-        if os.path.exists(path) or size < _AROUND + HEADER_SIZE:
-            return
-        fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-        try:
-            disk.fallocate(fd, 0, size)
-        except OSError:
-            disk.unlink(path)
-            raise
-        finally:
-            disk.close(fd)
-
-    def _unlink(self, segment: _Segment) -> None:
-        """The segment is not needed any more; of one with damage the file is kept for a while, under another name."""
-        path = str(self.directory / segment.name)
-        if segment.damaged:
-            disk.rename(path, path.removesuffix(".wal") + ".damaged")
-        else:
-            disk.unlink(path)
+    def _unlink(self, segment: Segment) -> None:
         self._segments.pop(segment.number, None)
         self._dirty.pop(segment.number, None)
         self._used -= segment.end
         for key in [key for key in self._origins if key[0] == segment.number]:
             del self._moved[self._origins.pop(key)]
-        disk.close(segment.fd)
+        segment.remove(self.directory)
 
     # -------------------------------------------------------------------------------------------------- reading
 
@@ -428,7 +324,7 @@ class Journal:
         with self._lock:
             self._of(part).pins -= 1
 
-    def _of(self, part: FilePart) -> _Segment:
+    def _of(self, part: FilePart) -> Segment:
         return next(segment for segment in reversed(self._segments.values()) if segment.fd == part.fd)
 
     @contextmanager
@@ -491,7 +387,7 @@ class Journal:
             while self._fresh and self._fresh[0].sequence <= sequence:
                 self._fresh.popleft()
 
-    def _sync_segments(self, segments: Iterable[_Segment]) -> list[_Segment]:
+    def _sync_segments(self, segments: Iterable[Segment]) -> list[Segment]:
         """Those that could not be synced."""
         broken = []
         for segment in segments:
@@ -502,7 +398,7 @@ class Journal:
                 broken.append(segment)
         return broken
 
-    def _rescue(self, broken: Sequence[_Segment]) -> None:
+    def _rescue(self, broken: Sequence[Segment]) -> None:
         """Write anew what may be missing on disk; the lock is held.
 
         After an error the kernel takes the pages for clean, so another fdatasync of the same file would prove nothing.
@@ -589,7 +485,7 @@ class Journal:
             if self._is_mostly_dead(hard=hard):
                 self._renew()
             with suppress(OSError):  # a full disk
-                self._keep_spare()
+                keep_spare(self.directory, min(self._limits.reserve, self._limits.segment))
         finally:
             self._end_leading()
 
@@ -603,7 +499,7 @@ class Journal:
 
     def _renew(self) -> None:
         with self._lock:  # lest something is superseded in between
-            self._roll(self._live_bytes + (len(self._live) + 1) * _AROUND, helpful=not self._live)
+            self._roll(self._live_bytes + (len(self._live) + 1) * AROUND, helpful=not self._live)
             try:
                 for lsn in sorted(self._live):
                     self._copy_record(lsn, self._live[lsn])
@@ -686,61 +582,5 @@ class Journal:
             lock.free()
 
 
-_Content: TypeAlias = "Sequence[bytes] | FilePart"
-
-_AROUND = HEAD_SIZE + BLOCK + TAIL_SIZE + ALIGN
-"""Bytes that a record takes at most beside its meta and data."""
-
-
 def _own(kind: Kind, meta: bytes) -> Head:
     return Head(kind, 0, len(meta), 0, 0, 0, 0, 0, 0, 0, 0, 0)
-
-
-def _content(data: Data | None) -> tuple[_Content, int]:
-    if isinstance(data, FilePart):
-        return data, data.size
-    if data is None:
-        return (), 0
-    if isinstance(data, bytes):
-        return (data,), len(data)
-    if isinstance(data, bytearray | memoryview):
-        return (bytes(data),), len(data)
-    return data, sum(map(len, data))
-
-
-def _crc_of(parts: Sequence[bytes]) -> int:
-    crc = 0
-    for part in parts:
-        crc = crc32c_extend(crc, part)
-    return crc
-
-
-def _write_record(fd: int, head: Head, meta: bytes, content: Sequence[bytes]) -> None:
-    """All but data that are there already."""
-    front, tail = encode_head(head, meta), encode_tail(head)
-    if not content and head.data_size:
-        disk.pwrite_all(fd, tail, head.stop - TAIL_SIZE)
-        disk.pwrite_all(fd, front, head.offset)
-        return
-    gap = bytes(head.data_start - head.offset - len(front))
-    if head.data_size <= JOINED:
-        disk.pwrite_all(fd, b"".join((front, gap, *content, tail)), head.offset)
-        return
-    at = head.data_start
-    for part in content:
-        disk.pwrite_all(fd, part, at)
-        at += len(part)
-    disk.pwrite_all(fd, tail, at)
-    disk.pwrite_all(fd, front, head.offset)
-
-
-def _copy(part: FilePart, target: int, at: int) -> int:
-    """The crc32c of what was copied. Raise EIO if the file is shorter than the part."""
-    crc, start, left = 0, part.start, part.size
-    while left:
-        data = os.pread(part.fd, min(left, CRC_STEP), start)
-        if not data:
-            raise OSError(errno.EIO, f"a file ends {left} bytes early")
-        disk.pwrite_all(target, data, at)
-        crc, start, at, left = crc32c_extend(crc, data), start + len(data), at + len(data), left - len(data)
-    return crc
