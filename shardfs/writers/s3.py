@@ -45,8 +45,8 @@ MAX_COPY = 256 << 20
 
 MAX_PARTS = 10_000
 
-MAX_WHOLE = 64 << 20
-"""Bytes. What is larger goes in parts."""
+MAX_WHOLE = 32 << 20
+"""Bytes. What is larger goes in parts: in memory are two copies of what is sent whole, at worst."""
 
 AT_ONCE = 4
 """Parts on their way at the same time: with `MAX_PART`, what an update needs of memory."""
