@@ -163,7 +163,8 @@ def test_native_readers_see_whole_versions_during_publishes(
         assert writer.poll() is None, writer.communicate()[1]
         writer.kill()
         writer.wait(10)
-        assert mount.umount().returncode == 0
+        # 3: it was killed between cutting a chunk and writing it, and an empty chunk is not published.
+        assert mount.umount().returncode in (0, 3)
     assert [f["wrong"] for f in found] == [[] for _ in found]
     assert sum(f["reads"] for f in found) > 100 * seconds
     assert oracle.wrong(target, array, log, held, "closed") == []
