@@ -49,6 +49,8 @@ class Outcome:
 
     def add(self, where: str, found: list[str]) -> None:
         self.points += 1
+        for what in found:
+            print(f"{where}: {what}", file=sys.stderr, flush=True)
         self.wrong += [f"{where}: {what}" for what in found]
 
 
