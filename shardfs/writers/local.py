@@ -65,6 +65,8 @@ class LocalWriter:
         self._store, self._lock_s, self._race_s = store, lock_s, race_s
         self._swept: set[str] | None = None
         self._sweeping = threading.Lock()
+        self._lasting = {""}  # directories of which the names are on disk, as those of all above
+        self._unsettled: dict[str, Begun] = {}  # by key: an error came after the switch, and another one after that
 
     def update(
         self,
@@ -81,7 +83,9 @@ class LocalWriter:
             at, name = self._directory_of(key, make=True)
         place = Place(key, at, name)
         try:
-            self._sweep_once(key.rpartition("/")[0])
+            directory = key.rpartition("/")[0]
+            self._sweep_once(directory)
+            self._make_last(directory)
             with self._locked(place):
                 return self._updated(place, make, begun, check)
         finally:
@@ -114,6 +118,20 @@ class LocalWriter:
             if self._swept is not None and directory not in self._swept:
                 self._swept.add(directory)
                 self.sweep(directory)
+
+    def _make_last(self, directory: str) -> None:
+        """Whoever made a directory may have been killed, or told of an error, before its name was on disk."""
+        if self._store.follow_symlinks:
+            return
+        above, _, _ = directory.rpartition("/")
+        if directory not in self._lasting:
+            self._make_last(above)
+            at = self._directory(above)
+            try:
+                disk.fsync_directory(at)
+            finally:
+                os.close(at)
+            self._lasting.add(directory)
 
     def sweep(self, directory: str) -> int:
         """Remove what updates have left in a directory that a crash ended before they began; how many.
@@ -288,14 +306,17 @@ class LocalWriter:
         self, place: Place, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
     ) -> Stat | None:
         deadline = time.monotonic() + self._race_s
+        if place.key in self._unsettled:
+            _settle(place, self._unsettled[place.key])
+            del self._unsettled[place.key]
         while time.monotonic() < deadline:
             old = _open_old(place)
             plan = make(old)
             if is_same(plan, None if old is None else old.stat().size):
-                return None if old is None else old.stat()
+                return _made_last(place, old)
             note = Begun(place.key, _identity(old), f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
             if plan is None:
-                if _switched(place, note, begun):
+                if self._switched(place, note, begun):
                     return None
                 continue
             try:
@@ -306,11 +327,26 @@ class LocalWriter:
                 raise
             try:
                 new = os.fstat(fd)
-                if _switched(place, note._replace(temp_ino=new.st_ino), begun):
+                if self._switched(place, note._replace(temp_ino=new.st_ino), begun):
                     return stat_of(new)
             finally:
                 os.close(fd)
         raise StaleShardError(f"{place.key}: others do not stop replacing it")
+
+    def _switched(self, place: Place, note: Begun, begun: Callable[[Begun], None]) -> bool:
+        """Whether the object is now what it shall be. If not, somebody else was there first, and no trace of us is
+        left."""
+        try:
+            if _identity_at(place.name, place.at) != note.base:
+                return _settle(place, note)
+            begun(note)
+            return _switch(place, note)
+        except BaseException:
+            try:
+                _settle(place, note)
+            except OSError:
+                self._unsettled[place.key] = note
+            raise
 
 
 def is_temporary(name: str) -> bool:
@@ -417,17 +453,12 @@ def _make_alike(fd: int, old: int) -> None:
 # ---- the switch
 
 
-def _switched(place: Place, note: Begun, begun: Callable[[Begun], None]) -> bool:
-    """Whether the object is now what it shall be. If not, somebody else was there first, and no trace of us is left."""
-    try:
-        if _identity_at(place.name, place.at) != note.base:
-            return _settle(place, note)
-        begun(note)
-        return _switch(place, note)
-    except BaseException:
-        with suppress(OSError):
-            _settle(place, note)
-        raise
+def _made_last(place: Place, old: LocalBlob | None) -> Stat | None:
+    """What is as it should be may be so since a moment ago, when a crash or an error kept it from being synced."""
+    if old is not None:
+        disk.fsync(old.fd)
+    disk.fsync_directory(place.at)
+    return None if old is None else old.stat()
 
 
 def _switch(place: Place, note: Begun) -> bool:
