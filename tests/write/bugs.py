@@ -148,8 +148,8 @@ BUGS = [
     bug(
         "deleted chunks are shown again after a crash",
         "shardfs/writing/tree.py",
-        "                    self._files.hide(parent, raw)\n                self.pending",
-        "                    pass\n                self.pending",
+        "                    self._hide(parent, raw, spot.target)\n",
+        "                    pass\n",
         KILLS,
         MODEL,
     ),
@@ -216,8 +216,8 @@ BUGS = [
     bug(
         "what is stored through a mapping after the close is lost",
         OPEN,
-        "            if opened.writes:\n                self._settle(file)\n        except OSError as e:",
-        "            pass\n        except OSError as e:",
+        "                self._settle(file)\n        except OSError as e:",
+        "                pass\n        except OSError as e:",
         MODEL,
         "tests/write",
     ),
