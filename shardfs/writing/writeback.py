@@ -203,8 +203,8 @@ class WriteBuffer:
             before = self._shard_at.pop(path, None)
             if before is not None:
                 before.targets.pop(path, None)
+                self._lock.notify_all()  # somebody may wait for it
             if target is None or path not in self._pending.versions:
-                self._lock.notify_all()
                 return
             number = target.tree.outermost_shard(target.coords)
             shard = self._shards.get((target.tree.first, number))
