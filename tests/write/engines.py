@@ -146,12 +146,15 @@ class Whole:
 
     level = "closed"
 
+    def __init__(self, publishing: Publishing | None = None) -> None:
+        self._publishing = publishing or Publishing(idle_s=NEVER, age_s=NEVER)
+
     @contextmanager
     def open(self, target: Target, root: Path, journal: Path) -> Iterator[TreeFiles]:
         base = open_tree(str(root))
         # Small, so that segments come and go.
         held = Journal.open(journal, str(root), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
-        tree = open_write_tree(base, held, publishing=Publishing(idle_s=NEVER, age_s=NEVER))
+        tree = open_write_tree(base, held, publishing=self._publishing)
         files = TreeFiles(tree, held)
         try:
             yield files

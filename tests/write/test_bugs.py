@@ -8,6 +8,7 @@ from tests.datasets import ROOT
 from tests.write.bugs import BUGS, Bug
 
 
+@pytest.mark.torture  # not quick: whoever changes the sources has other worries
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_seeded_bug_fits_the_sources(bug: Bug) -> None:
     for name, old, new in bug.edits:

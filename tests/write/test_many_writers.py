@@ -169,3 +169,18 @@ def test_native_readers_see_whole_versions_during_publishes(
     assert sum(f["reads"] for f in found) > 100 * seconds
     assert oracle.wrong(target, array, log, held, "closed") == []
     assert sum(line.startswith("ack") for line in log.read_text().splitlines()) > 10
+
+
+# ------------------------------------------------------------------------------------------------------------ T5
+
+
+@pytest.mark.timeout(110 + 20 * times())
+@pytest.mark.parametrize("lock", ["os", "lockfile"])
+def test_compare_and_swap_counts_exactly(lock: str, tmp_path: Path) -> None:
+    """tensorstore tells versions of a file by its inode number and time; four of its threads increment one number."""
+    made(TARGETS["zarr_end"], tmp_path / "store", {})
+    with writable(tmp_path / "store", tmp_path, "-o", "idle=0.01,age=0.1") as mount:
+        mount.mount()
+        with client("count_tensorstore", mount.path / "array/c/0", "0", 4, 25 * times(), lock) as counting:
+            assert succeeded([counting], 60 + 20 * times()) == [100 * times()]
+        assert mount.umount().returncode == 0

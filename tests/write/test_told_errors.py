@@ -1,0 +1,112 @@
+"""No error vanishes: one that came up while publishing is told at the next close of each who has the file open, and by
+`flush`; what was written stays readable and is published when the cause is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardfs.writing.publishing import Publishing
+from tests.write.engines import TreeFiles, Whole
+from tests.write.faults import Args, Calls, Function, hooked
+from tests.write.oracle import found_by
+from tests.write.targets import TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TARGET = TARGETS["zarr_end"]
+
+
+class Broken(Calls):
+    """Calls of this name fail until it is mended."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.mended = name, False
+
+    def do(self, number: int, name: str, function: Function, args: Args) -> Any:
+        if name == self.name and not self.mended:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return function(*args)
+
+
+@pytest.fixture
+def broken() -> Iterator[Broken]:
+    hook = Broken("exchange")
+    with hooked(hook):
+        yield hook
+
+
+@pytest.fixture
+def files(tmp_path: Path, broken: Broken) -> Iterator[TreeFiles]:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "journal").mkdir(mode=0o700)
+    TARGET.create(tmp_path / "store")
+    TARGET.fill(tmp_path / "store", TARGET.array({number: 100 + number for number in range(16)}))
+    with Whole(Publishing(idle_s=0.01, age_s=0.01)).open(TARGET, tmp_path / "store", tmp_path / "journal") as opened:
+        yield opened
+        broken.mended = True
+
+
+def failed_in_background(files: TreeFiles) -> None:
+    """Write a chunk, and wait until it could not be published."""
+    files.write(TARGET.path(0), TARGET.shown(1000))
+    end = time.monotonic() + 10
+    while not files.tree.pending.state()["errors"]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def opened(files: TreeFiles, number: int) -> int:
+    return files.tree.open(files.tree.resolve(TARGET.path(number)).number, os.O_RDWR)
+
+
+def told(files: TreeFiles, handle: int) -> int | None:
+    try:
+        files.tree.flush(handle)
+    except OSError as e:
+        return e.errno
+    return None
+
+
+def test_who_has_the_file_open_is_told_once(files: TreeFiles) -> None:
+    early, other = opened(files, 1), opened(files, 10)
+    failed_in_background(files)
+    assert [told(files, early), told(files, early)] == [errno.EDQUOT, None]
+    assert [told(files, other), told(files, other)] == [errno.EDQUOT, None]  # of the same array, in another shard
+    for handle in (early, other):
+        files.tree.release(handle)
+
+
+def test_who_opens_it_later_is_told_unless_somebody_was(files: TreeFiles) -> None:
+    failed_in_background(files)
+    first = opened(files, 0)
+    with pytest.raises(OSError, match="quota") as caught:
+        files.tree.fsync(first)
+    assert caught.value.errno == errno.EDQUOT
+    second = opened(files, 0)
+    assert told(files, second) is None
+    for handle in (first, second):
+        files.tree.release(handle)
+
+
+def test_flush_tells_it_again_and_again_and_all_is_well_in_the_end(
+    files: TreeFiles, broken: Broken, tmp_path: Path
+) -> None:
+    failed_in_background(files)
+    for _ in range(3):
+        with pytest.raises(OSError, match="quota"):
+            files.publish()
+        assert files.read(TARGET.path(0)) == TARGET.shown(1000)
+        assert found_by(TARGET, "tensorstore", tmp_path / "store")[0][0] == 100
+    broken.mended = True
+    files.publish()
+    assert files.tree.pending.state()["errors"] == {}
+    assert found_by(TARGET, "tensorstore", tmp_path / "store")[0][0] == 1000
