@@ -383,6 +383,35 @@ def test_only_what_is_needed_of_a_large_object(server: Server, monkeypatch: pyte
     assert bench.get() == data[:3] + b"."
 
 
+@pytest.mark.parametrize("kind", ["memory", "s3", "gcs"])
+def test_no_plan_is_made_of_two_versions(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody replaces an object of which only the first bytes have come: what is made of it is made anew."""
+    monkeypatch.setattr("shardfs.writers.objects.FIRST", 4)
+    if kind == "memory":
+        bench = memory_bench()
+    elif kind == "gcs":
+        bench = gcs_bench(request.getfixturevalue("gcs_server"))
+    else:
+        bench = s3_bench(request.getfixturevalue("server"))
+    bench.put(b"old-old-old-")
+    got: list[bytes] = []
+
+    def make(old: Blob | None) -> Plan:
+        assert old is not None
+        if not got:
+            got.append(b"")
+            bench.put(b"new-new-new-")
+        got.extend(old.read([ByteRange(0, 4)]) + old.read([ByteRange(4, 8), Suffix(4)]))
+        return [ByteRange(0, 12), b"."]
+
+    bench.writer.update(KEY, make)
+    assert got == [b"", b"new-", b"new-", b"new-"]
+    assert bench.get() == b"new-new-new-."
+    bench.writer.delete(KEY)
+
+
 pieces = st.lists(st.tuples(st.sampled_from(["old", "new"]), st.integers(0, 120), st.integers(0, 120)), max_size=8)
 
 
