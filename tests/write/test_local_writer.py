@@ -539,6 +539,7 @@ def test_links_inside_are_followed_to_directories(tmp_path: Path, outside: Path)
 def test_a_directory_swapped_for_a_link_meanwhile(tmp_path: Path, outside: Path) -> None:
     """At every call in turn: whatever happens, it happens in the source."""
     source = tmp_path / "a"
+
     def prepare() -> None:
         for name in ("sub", "was"):
             path = source / name
