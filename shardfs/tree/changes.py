@@ -10,10 +10,15 @@ from shardfs.chunk_tree import WINDOW, ChunkTree, Spot, Target
 from shardfs.errors import CorruptShardError
 from shardfs.inodes import TABLE_END
 from shardfs.kinds import Kind, is_scratch
-from shardfs.nodes import Chunk, Content, Directory, Document
+from shardfs.nodes import Chunk, Content, Directory, Document, Placed
 from shardfs.tree.survey import Survey
 
 log = logging.getLogger(__name__)
+
+
+def is_in(path: str, directory: str) -> bool:
+    """Whether a path is a directory, or lies below it."""
+    return path == directory or path.startswith(f"{directory}/")
 
 
 class Changes(Survey):
@@ -54,6 +59,22 @@ class Changes(Survey):
         if dataset.consolidation is not None and dataset.consolidation.name == name:
             return True
         return dataset.rewriter is not None and dataset.rewriter.applies(name)
+
+    def is_implied(self, directory: int, name: str) -> bool:
+        """Whether a directory of chunks is there only because documents name it: one of a local store that has none."""
+        if directory >= TABLE_END or self.store.remote:
+            return False
+        node = self._directory(directory)
+        below, path = self._datasets.open(node).below.get(name, ()), node.child_path(name)
+        if not below or not all(isinstance(what, Placed) and is_in(what.shards, path) for _, what in below):
+            return False
+        try:
+            self.store.entry(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def stored_documents(self, path: str) -> dict[str, bytes]:
         """What describes a directory, as it is stored."""

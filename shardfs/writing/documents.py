@@ -7,6 +7,7 @@ import logging
 import os
 import posixpath
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardfs.create_rules import Rule, Rules, Sharding
@@ -16,7 +17,7 @@ from shardfs.kinds import Kind, is_scratch
 from shardfs.writing.files import join
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from shardfs.formats import Format
     from shardfs.tree import Tree
@@ -117,14 +118,15 @@ class Documents:
         found = self._base.store.documents("", wanted, MAX_DOCUMENT_BYTES) if wanted else {}
         return {**self._base.stored_documents(directory), **{others[path]: raw for path, raw in found.items()}}
 
-    def write(self, directory: str, name: str, data: bytes) -> bool:
-        """Put a document into the store that was written as it is shown; False if it is none.
+    def write(self, directory: str, name: str, data: bytes) -> set[str] | None:
+        """Put a document into the store that was written as it is shown; None if it is none.
 
-        Raise OSError: EINVAL, with the reason in the log, if it contradicts what is stored. Then nothing is changed.
+        The directories of which documents are changed. Raise OSError: EINVAL, with the reason in the log, if it
+        contradicts what is stored. Then nothing is changed.
         """
         placed = self._placed(directory, name)
         if placed is None:
-            return False
+            return None
         form, directory, name = placed
         stored = self._stored(form, directory, name, data)
         try:
@@ -137,7 +139,22 @@ class Documents:
             if stored.get(below) != content:
                 self._writer.put(join(directory, below), content)
         self._forget(directory, name)
-        return True
+        return {directory, *self._repeated(form, directory, name, made.get(name))}
+
+    def _repeated(self, form: Format, directory: str, name: str, made: bytes | None) -> Iterator[str]:
+        """Put it into documents of groups above, too, that repeated it before it was there to be sharded."""
+        above = directory
+        while above and made is not None:
+            above = above.rpartition("/")[0]
+            below = join(directory.removeprefix(above).lstrip("/"), name)
+            raw = self._base.stored_documents(above).get(name)
+            if raw is None or below not in form.references(above, name, raw):
+                continue
+            with suppress(ValueError):  # it was none to begin with
+                new = form.edit(above, {name: raw, below: made}, name, raw)[name]
+                if new != raw:
+                    self._writer.put(join(above, name), new)
+                    yield above
 
     def _made(
         self, form: Format, directory: str, stored: Mapping[str, bytes], name: str, data: bytes

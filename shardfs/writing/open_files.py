@@ -485,11 +485,12 @@ class OpenFiles(Overlay):
         described = self.documents.described_by(directory, name)
         if file.kind is Kind.DOCUMENT:
             self.pending.drain(described)  # chunks were written for the document that was there before
-        if file.kind is Kind.DOCUMENT and self.documents.write(directory, name, data):
+        changed = self.documents.write(directory, name, data) if file.kind is Kind.DOCUMENT else None
+        if changed is not None:
             with self._lock:
                 file.frozen = data
-            for path in {directory, described}:
-                self._described_anew(path)
+            for changed_path in {directory, described, *changed}:
+                self._described_anew(changed_path)
             return
         self.writer.put(path, data)
         file.frozen = data if file.kind is Kind.DOCUMENT else None

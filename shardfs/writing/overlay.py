@@ -184,6 +184,8 @@ class Overlay:
                 shown = self._if_shown(self.base.lookup(number, name))
                 if shown is None or self._is_foreign_scratch(shown, directory, name):
                     return None
+                if shown.directory and self.base.is_implied(number, os.fsdecode(name)):
+                    return None
                 return self._numbered_anew(self._with_mode(shown, join(directory, name)), directory, name)
         return self._outside(directory, name)
 
@@ -352,14 +354,19 @@ class Overlay:
             others = batch.cookies >= np.uint64(REST)
             if self.writer.local and others.any():  # each has a mode of its own
                 batch = batch._replace(sizes=np.where(others & ~batch.directories, -1, batch.sizes))
-            shown = self._only_shown(_without(batch, names, has_scratch=has_scratch))
+            shown = self._only_shown(_without(batch, names, has_scratch=has_scratch), base)
             if len(shown.names):
                 if self._modes or self._times:
                     shown = _asked_singly(shown, {*self._modes, *self._times})
                 yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
 
-    def _only_shown(self, batch: Batch) -> Batch:
+    def _only_shown(self, batch: Batch, directory: int) -> Batch:
         """Without the virtual directories that are not shown."""
+        if directory < TABLE_END and batch.directories.any():
+            names, made = batch.names.tolist(), ~batch.directories
+            for i in np.flatnonzero(batch.directories).tolist():
+                made[i] = not self.base.is_implied(directory, os.fsdecode(names[i]))
+            batch = batch if made.all() else _kept(batch, made)
         virtual = batch.numbers[batch.directories & (batch.numbers >= np.uint64(TABLE_END))]
         tree = self.base.chunk_tree(int(virtual[0])) if len(virtual) else None
         if tree is None:

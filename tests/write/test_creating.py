@@ -94,6 +94,65 @@ def test_datasets_of_n5(tmp_path: Path, tool: str) -> None:
         assert mount.umount().returncode == 0
 
 
+def unsharded(path: Path) -> None:
+    """A group with consolidated metadata of two arrays, a volume, and a dataset of N5."""
+    group = zarr.create_group(path)
+    for name, keys in (("a", "default"), ("g/b", "v2")):
+        encoding: Any = {"name": keys, "separator": "/"}
+        array = group.create_array(
+            name, shape=DATA.shape, chunks=(10, 10), dtype="uint16", chunk_key_encoding=encoding, attributes={"k": 1}
+        )
+        array[:] = DATA
+    zarr.consolidate_metadata(path)
+    scale = {"size": [*DATA.shape, 1], "chunk_size": [10, 10, 1], "encoding": "raw", "resolution": [1, 1, 1]}
+    multiscale = {"data_type": "uint16", "num_channels": 1, "type": "image"}
+    spec: Any = {"driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": f"{path}/v/"}}
+    spec |= {"multiscale_metadata": multiscale, "scale_metadata": scale, "create": True}
+    ts.open(spec).result().write(DATA[:, :, None, None]).result()
+    metadata = {"dimensions": DATA.shape, "blockSize": [10, 10], "dataType": "uint16", "compression": {"type": "raw"}}
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}/n/"}, "metadata": metadata, "create": True}
+    ts.open(spec).result().write(DATA).result()
+
+
+@pytest.mark.filterwarnings("ignore:Object at [nv] is not recognized")
+@pytest.mark.parametrize("command", ["cp -r", "rsync -a", "documents last", "documents first"])
+def test_copies_of_arrays_are_sharded(tmp_path: Path, command: str) -> None:
+    """Whatever is copied first: chunks wait for their document, groups are put right when the arrays come."""
+    need_fuse()
+    source, plain, rules = tmp_path / "source", tmp_path / "plain", "zarr3:chunks_per_shard=4x4;precomputed;n5"
+    source.mkdir()
+    unsharded(plain)
+    with writable(source, tmp_path, "--create", rules) as mount:
+        mount.mount()
+        commands = {
+            "documents last": "rsync -a --exclude zarr.json --exclude info --exclude attributes.json {0}/ {1}/"
+            " && rsync -a {0}/ {1}/",
+            "documents first": "rsync -a --include */ --include zarr.json --include info --include attributes.json"
+            " --exclude * {0}/ {1}/ && rsync -a {0}/ {1}/",
+        }
+        script = "set -f; " + commands.get(command, command + " {0}/. {1}/").format(plain, mount.path)
+        for line in (script, f"diff -r {plain} {mount.path}"):
+            run = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, check=False)
+            assert (run.returncode, run.stderr) == (0, ""), line
+        assert mount.umount().returncode == 0
+        assert len([p for p in source.rglob("*") if p.is_file()]) == 3 + 2 + 2 * 6 + 1 + 1 + 4
+        mount.mount()
+        run = subprocess.run(
+            f"diff -r -x zarr.json -x info -x attributes.json {plain} {mount.path}", shell=True, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (run.returncode, run.stdout) == (0, "")
+        assert mount.umount().returncode == 0
+    members = zarr.open_consolidated(source)
+    for name in ("a", "g/b"):
+        array = members[name]
+        assert isinstance(array, zarr.Array)
+        assert (array.shards, dict(array.attrs)) == ((40, 40), {"k": 1})
+        np.testing.assert_array_equal(array[:], DATA)
+    volume: Any = {"driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": f"{source}/v/"}}
+    np.testing.assert_array_equal(ts.open(volume).result().read().result()[..., 0, 0], DATA)
+
+
 def test_arrays_of_the_draft(tmp_path: Path) -> None:
     need_fuse()
     source = tmp_path / "source"
