@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.create_rules import Rule, Rules, Sharding
 from shardfs.errors import CorruptShardError
-from shardfs.formats import MAX_DOCUMENT_BYTES, format_of, formats
+from shardfs.formats import MAX_DOCUMENT_BYTES, format_of, formats, parse_written
 from shardfs.kinds import Kind, is_scratch
 from shardfs.writing.files import join
 
@@ -121,8 +121,8 @@ class Documents:
     def write(self, directory: str, name: str, data: bytes) -> set[str] | None:
         """Put a document into the store that was written as it is shown; None if it is none.
 
-        The directories of which documents are changed. Raise OSError: EINVAL, with the reason in the log, if it
-        contradicts what is stored. Then nothing is changed.
+        The directories about which documents say something else now: none if it says nothing (yet). Raise OSError:
+        EINVAL, with the reason in the log, if it contradicts what is stored. Then nothing is changed.
         """
         placed = self._placed(directory, name)
         if placed is None:
@@ -138,8 +138,11 @@ class Documents:
         for below, content in made.items():
             if stored.get(below) != content:
                 self._writer.put(join(directory, below), content)
+        if not _says_something(data):
+            return set()
         self._forget(directory, name)
-        return {directory, *self._repeated(form, directory, name, made.get(name))}
+        described = form.described_by(directory, name)
+        return {directory, described, *self._repeated(form, directory, name, made.get(name))}
 
     def _repeated(self, form: Format, directory: str, name: str, made: bytes | None) -> Iterator[str]:
         """Put it into documents of groups above, too, that repeated it before it was there to be sharded."""
@@ -206,3 +209,11 @@ class Documents:
     def removed(self, path: str) -> None:
         """A directory is gone; what was deleted in it is remembered, as tools delete an array to write it anew."""
         self._base.store.reopen(path)
+
+
+def _says_something(data: bytes) -> bool:
+    """Whether it is a document, and not what some program tries names with."""
+    try:
+        return bool(parse_written("", data))
+    except ValueError:
+        return False

@@ -482,14 +482,13 @@ class OpenFiles(Overlay):
     def _write_through(self, file: File, path: str, data: bytes) -> None:
         """A document, or a file of a store that is not local."""
         directory, _, name = path.rpartition("/")
-        described = self.documents.described_by(directory, name)
-        if file.kind is Kind.DOCUMENT:
-            self.pending.drain(described)  # chunks were written for the document that was there before
+        if file.kind is Kind.DOCUMENT:  # chunks were written for the one that was there before
+            self.pending.drain(self.documents.described_by(directory, name))
         changed = self.documents.write(directory, name, data) if file.kind is Kind.DOCUMENT else None
         if changed is not None:
             with self._lock:
                 file.frozen = data
-            for changed_path in {directory, described, *changed}:
+            for changed_path in changed:
                 self._described_anew(changed_path)
             return
         self.writer.put(path, data)
