@@ -76,7 +76,7 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
         packer = None
         if not dry_run:
             journal = open_journal(absolute(source), found)
-            stack.callback(journal.close, clean=True)
+            stack.callback(lambda: journal.close(clean=packer is not None))  # without one, something is left in it
             writer = open_writer(tree.store, cas_none=found.cas == "none", journal=journal.directory)
             stack.callback(writer.close)
             packer = compacting.Packer(writer, journal)

@@ -20,6 +20,7 @@ from shardfs.writers import open_writer
 from tests.conftest import read_with
 from tests.datasets import same
 from tests.mount.programs import copy_tree, shardfs
+from tests.write.object_store import object_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -207,3 +208,26 @@ def test_a_crash_in_between_is_cleared_away(dataset: Get, tmp_path: Path, monkey
     assert shardfs("compact", path).returncode == 0
     assert works(path) == []
     assert not [p for p in path.rglob(".shardfs-*")]
+
+
+@pytest.mark.s3
+def test_on_an_object_store(dataset: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    data = dataset("zarr3", "default")
+    path = copy_tree(data.path, tmp_path / "x")
+    n = waste(path)
+    names = [str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()]
+    with object_store() as server:
+        for name in names:
+            server.put(f"data/x/{name}", (path / name).read_bytes())
+        monkeypatch.setenv("SHARDFS_STORAGE_OPTIONS", json.dumps(server.options()))
+        done = shardfs("compact", "--json", "s3://data/x")
+        assert (done.returncode, done.stderr) == (0, "")
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert (told["shards"], told["saved"] > 0) == (n, True)
+        assert sorted(server.objects) == sorted(f"data/x/{name}" for name in names)  # no lock is left
+        for name in names:
+            (path / name).write_bytes(server.objects[f"data/x/{name}"].data)
+    assert shardfs("verify", "--deep", path).returncode == 0
+    assert works(path) == []
+    assert same(read_with("zarr3", data, path, ""), data.arrays[""])
