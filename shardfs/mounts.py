@@ -32,6 +32,7 @@ class Entry(NamedTuple):
     mountpoint: str
     type: str
     source: str
+    options: frozenset[str] = frozenset()
 
 
 class Mount(NamedTuple):
@@ -49,12 +50,18 @@ def entries() -> Iterator[Entry]:
         for line in lines:
             words = line.split()
             at = words.index("-", 6)
-            yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]))
+            yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]), frozenset(words[5].split(",")))
 
 
 def mount_type(mountpoint: str) -> str | None:
     """The type of the topmost file system mounted exactly there; None if there is none. Does not touch the path."""
-    return next((e.type for e in reversed(list(entries())) if e.mountpoint == mountpoint), None)
+    found = mounted_at(mountpoint)
+    return None if found is None else found.type
+
+
+def mounted_at(mountpoint: str) -> Entry | None:
+    """What is mounted topmost exactly there. Does not touch the path."""
+    return next((e for e in reversed(list(entries())) if e.mountpoint == mountpoint), None)
 
 
 def _unescaped(path: str) -> str:

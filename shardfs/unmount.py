@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.errors import MountError
-from shardfs.mounts import FS_TYPE, mount_type
+from shardfs.mounts import FS_TYPE, mount_type, mounted_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +79,8 @@ def umount(
         tell: is told every now and then how many bytes the journal has.
     """
     mountpoint = _mounted_path(mountpoint)
-    if mount_type(mountpoint) != FS_TYPE:
+    mounted = mounted_at(mountpoint)
+    if mounted is None or mounted.type != FS_TYPE:
         raise MountError(errno.EINVAL, "is not a mount of shardfs", mountpoint)
     daemon = None if lazy else daemon_of(mountpoint, ANSWER_S)
     process = _process(daemon.pid if daemon else 0)
@@ -90,6 +91,9 @@ def umount(
             raise
         sys.stderr.write(f"shardfs: {mountpoint}: busy: {_users(mountpoint)}\n")
         return BUSY
+    if daemon is None and not lazy and "rw" in mounted.options:
+        sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but its daemon does not say whether all is published\n")
+        return LATE
     if daemon is None or process < 0:
         return 0
     if not _await_end(process, timeout, daemon.journal, tell):

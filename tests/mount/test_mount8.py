@@ -12,6 +12,7 @@ import pytest
 from shardfs.cli.helper import helper
 from tests.datasets import ROOT
 from tests.mount.namespace import Namespace, namespace
+from tests.mount.programs import copy_tree
 
 if TYPE_CHECKING:
     import subprocess
@@ -63,6 +64,24 @@ def test_mount_of_each_type(kind: str, installed: Namespace, source: Path, mount
     assert installed.run("stat", "-c", "%u", mountpoint / "zarr.json") == "7\n"
     installed.run("umount", mountpoint)
     assert installed.mounts(mountpoint) == []
+
+
+@fuse
+def test_a_mount_is_writable_by_its_own_word(
+    installed: Namespace, source: Path, mountpoint: Path, tmp_path: Path
+) -> None:
+    own = copy_tree(source, tmp_path / "own")
+    refused = installed.attempt("mount", "-t", "shardfs", own, mountpoint)  # to which mount(8) adds rw
+    assert (refused.returncode, "say ro, or writable" in refused.stderr) == (1, True)
+    words = f"writable,_netdev,journal={tmp_path / 'j'}"
+    told = installed.attempt("mount", "-t", "shardfs", "-o", words, own, mountpoint)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert {"rw", "nosuid", "nodev"} <= options_of(installed, mountpoint)
+    installed.run("sh", "-c", f"printf 123456789012 >{mountpoint}/c/0/0")
+    installed.run("umount", mountpoint)
+    installed.wait_until(lambda: b"123456789012" in (own / "c/0/0").read_bytes())
+    done = installed.run("shardfs", "status", "--wait", "-o", f"journal={tmp_path / 'j'}", own)
+    assert done == f"{own}: all is published\n"
 
 
 @fuse

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardfs import mounted
+from shardfs import mounted, unmount
 from tests.conftest import MountFailed, _start_time, mount_entry, read_with
 from tests.datasets import ROOT
 from tests.mount.programs import attempt, copy_tree, run, shardfs
@@ -182,6 +182,21 @@ def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source
             waiting.wait(2)
     out, _ = waiting.communicate(timeout=30)
     assert (waiting.returncode, '"files": 0' in out) == (0, True)
+
+
+def test_a_daemon_that_says_nothing_is_not_taken_for_done(
+    mount: WritableMount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    monkeypatch.setattr(unmount, "ANSWER_S", 0.5)
+    os.kill(mount.pid, signal.SIGSTOP)
+    try:
+        assert unmount.umount(str(mount.path), timeout=1, lazy=False) == 5
+        assert "does not say whether all is published" in capsys.readouterr().err
+        assert mount_entry(mount.path) is None
+    finally:
+        os.kill(mount.pid, signal.SIGCONT)
+    wait_until(lambda: gone(mount.pid))
 
 
 @pytest.mark.parametrize("command", [["fusermount3", "-u"], ["umount", "-l"]])
