@@ -290,11 +290,11 @@ def _daemon(what: _Mount, send: int, told: Logs) -> None:
     try:
         tail = logs.set_up(told, daemon=True)
 
-        def ready(_status: Status) -> None:
+        def ready(status: Status) -> None:
             # Not before: while an automount is under way, autofs lets only the process group
             # of the automounter look at the mountpoint, and the helper of mount(8) belongs to it.
             os.setsid()
-            _report(send, 0, "")
+            _report(send, 0, "".join(f"warning: {problem}\n" for problem in status.problems()))
             _detach()
 
         code = _serve(what, tail, ready)
@@ -346,6 +346,6 @@ def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str) -> in
     with open(receive) as pipe:
         told = pipe.read()
     code, text = json.loads(told) if told else (1, "the daemon ended without a word")
-    if text:
-        sys.stderr.write(f"shardfs: {text}\n")
+    for line in text.splitlines():
+        sys.stderr.write(f"shardfs: {line}\n")
     return int(code)

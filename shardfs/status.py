@@ -54,6 +54,10 @@ class Status:
             "writing": None if self._writing is None else self._writing.state(),
         }
 
+    def problems(self) -> list[str]:
+        """What is wrong with the journal, for whoever mounts."""
+        return [] if self._writing is None else self._writing.state()["problems"]
+
     def as_json(self) -> bytes:
         """The document `status.json`."""
         return json.dumps(self.told(), indent=1).encode() + b"\n"

@@ -302,6 +302,23 @@ def test_after_kill_9_the_next_mount_has_it_and_publishes_it(mount: WritableMoun
     assert (first(now), (now[6:, 9:] == 0).all()) == ({7}, True)
 
 
+def test_damage_of_the_journal_is_told_by_who_mounts(mount: WritableMount, source: Path) -> None:
+    for number, name in enumerate(("c/0/0", "c/0/1", "c/0/2")):
+        write(mount.path / name, chunk(70 + number))
+    mount.kill()
+    mount.clear()
+    (segment,) = mount.journal.rglob("*.wal")
+    data = bytearray(segment.read_bytes())
+    data[data.index(chunk(71))] ^= 255
+    segment.write_bytes(data)
+    done = shardfs("mount", "--rw", "-o", f"journal={mount.journal}", source, mount.path)
+    assert done.returncode == 0
+    assert done.stderr.startswith("shardfs: warning: ")
+    assert shardfs("status", mount.path).stdout.count(done.stderr.splitlines()[0].removeprefix("shardfs: warning: "))
+    assert bytes.fromhex(run("xxd", "-p", mount.path / "c/0/2").strip()) == chunk(72)
+    assert mount.umount().returncode in (0, 3)
+
+
 def test_who_has_it_mounted_is_told_to_the_second(mount: WritableMount, source: Path, tmp_path: Path) -> None:
     with writable(source, tmp_path / "2") as other:
         other.journal = mount.journal
