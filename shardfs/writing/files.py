@@ -34,7 +34,7 @@ class File:
 
     __slots__ = (
         "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "mode", "mtime_ns",
-        "name", "number", "parent", "refused", "target", "version", "writers",
+        "name", "number", "parent", "refused", "spent", "target", "version", "writers",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: Kind, target: Target | None = None) -> None:
@@ -46,6 +46,7 @@ class File:
         self.frozen: bytes | None = None
         self.version: Version | None = None
         self.fd, self.base = -1, 0
+        self.spent: list[int] = []
         self.dirty = self.refused = False
         self.handles = self.writers = self.lookups = 0
 
@@ -58,6 +59,12 @@ class File:
     def is_settled(self) -> bool:
         """Whether the source shows the same file by itself."""
         return self.version is None and self.buffer is None and not self.writers
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its name was given away, and its bytes are nowhere."""
+        version = self.version is not None and self.version.data is not None
+        return self.parent is None and self.buffer is None and self.frozen is None and self.fd < 0 and not version
 
     def unsaved(self) -> tuple[Buffer, str] | None:
         """What was written and nobody has put in a safe place yet, and the path; None if there is no such thing."""
@@ -78,9 +85,15 @@ class File:
         if self.buffer is not None:
             self.buffer.close()
             self.buffer = None
+        self.leave_disk()
+
+    def leave_disk(self) -> None:
+        """`fd` is not where its bytes are any more. It is closed as soon as nobody can be using it."""
         if self.fd >= 0:
-            os.close(self.fd)
+            self.spent.append(self.fd)
             self.fd = -1
+        while self.spent and not self.handles:
+            os.close(self.spent.pop())
 
 
 def shown_mode(mode: int, directory: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import stat
@@ -19,7 +20,7 @@ from shardfs.inodes import ROOT
 from shardfs.kinds import Kind
 from shardfs.writing.buffers import Budget, Buffer
 from shardfs.writing.files import File, join, shown_mode
-from shardfs.writing.overlay import JOURNALED, KNOWN_PATHS, MAX_NAME, Overlay
+from shardfs.writing.overlay import JOURNALED, KNOWN_PATHS, MAX_NAME, Overlay, stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,20 +82,26 @@ class OpenFiles(Overlay):
             handle = self.open(found.number, flags)
             return self.attributes(found.number), handle
         spot = self._spot_to_write(directory, name)
-        fd = -1
         if spot.kind is Kind.PLAIN and self.writer.local:
             self._waiting()
-            self._store_directory(directory)
-            fd = self._open_plain(join(directory, name), flags | os.O_CREAT, mode)
+            with self._naming():
+                self._store_directory(directory)
+                fd = self._open_plain(join(directory, name), flags | os.O_CREAT, mode)
+                file, handle = self._created(directory, name, spot, flags, mode, fd)
+                self.base.changed(join(directory, name))
+        else:
+            file, handle = self._created(directory, name, spot, flags, mode)
+        return self._attributes(file), handle
+
+    def _created(
+        self, directory: str, name: bytes, spot: Spot, flags: int, mode: int, fd: int = -1
+    ) -> tuple[File, int]:
         with self._lock:
             file = self._files.new(directory, name, spot.kind, spot.target)
             file.mode, file.mtime_ns, file.fd = shown_mode(mode), time.time_ns(), fd
             if fd < 0:
                 file.buffer, file.dirty = self._new_buffer(file), True
-            handle = self._handle(file, flags)
-        if fd >= 0:
-            self.base.changed(join(directory, name))
-        return self._attributes(file), handle
+            return file, self._handle(file, flags)
 
     def _directory(self, number: int) -> str:
         """The path of a directory, in which something is to be changed."""
@@ -137,6 +144,10 @@ class OpenFiles(Overlay):
         return Buffer(self._budget, MAX_DOCUMENT if file.kind is Kind.DOCUMENT else MAX_CHUNK)
 
     def _handle(self, file: File, flags: int) -> int:
+        if file.is_lost:
+            raise stale(file.number)
+        if file.parent is None and not file.handles and file.fd < 0 and file.frozen is None:
+            self._load(file)  # its name was given away just now: the journal may not keep it for long
         handle = next(self._next_handle)
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         seen = self.pending.failures.seen(file.path or "")
@@ -149,9 +160,7 @@ class OpenFiles(Overlay):
         """A handle. O_TRUNC and the access mode are looked at."""
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if writes or flags & os.O_TRUNC:
-            file = self._adopt(number)
-            with self._lock:
-                handle = self._handle(file, flags)
+            file, handle = self._open_known(number, flags)
             if flags & os.O_TRUNC:
                 try:
                     self._resize(file, 0)
@@ -159,48 +168,73 @@ class OpenFiles(Overlay):
                     self.release(handle)
                     raise
             return handle
+        known = self._files.by_number.get(number)
+        if known is not None and known.kind is Kind.PLAIN and self.writer.local:
+            return self._open_known(number, flags)[1]
         with self._lock:
             known = self._files.by_number.get(number)
             if known is not None:
                 return self._handle(known, flags)
+            self._require_shown(number)
             handle = next(self._next_handle)
             self._handles[handle] = Handle(number, None, False, 0)
             self._opened[number] = self._opened.get(number, 0) + 1
         return handle
 
+    def _require_shown(self, number: int) -> None:
+        """Raise OSError (ESTALE) if a number of the tree stands for a name that was removed, or given away, since."""
+        parent, _, name = self.path_of(number).rpartition("/")
+        names = self._files.directory(parent)
+        if names is not None and os.fsencode(name) in names:
+            raise stale(number)
+
+    def _open_known(self, number: int, flags: int) -> tuple[File, int]:
+        """A file that was changed or is to be, and a handle of it; one that is passed through is open on the disk."""
+        how = os.O_RDWR if flags & (os.O_ACCMODE | os.O_TRUNC) else os.O_RDONLY
+        while True:
+            file = self._adopt(number, how)
+            with self._lock:
+                if file.kind is not Kind.PLAIN or file.fd >= 0 or not self.writer.local:
+                    return file, self._handle(file, flags)
+
     def _adopt(self, number: int, flags: int | None = os.O_RDWR) -> File:
         """The file of a number, to be changed; `flags`: how it is opened if it is passed through, None: not at all."""
         known = self._files.by_number.get(number)
         if known is None:
-            path = self.path_of(number)
+            self._require_shown(number)
+            found, path = self.base.attributes(number), self.path_of(number)
             parent, _, name = path.rpartition("/")
             raw = os.fsencode(name)
-            known = (self._files.directory(parent) or {}).get(raw)
-            if known is None:
-                found = self.base.attributes(number)
-                if found.directory:
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-                spot = self._spot_to_write(parent, raw)
-                former = self.base.target_of(number) if spot.kind is Kind.ORPHAN else None
-                if former is not None:  # outside since its array was cut, but in its shard
-                    spot = Spot(Kind.CHUNK, former)
-                with self._lock:
-                    known = self._files.by_number.get(number)
-                    if known is None:
-                        known = self._files.new(parent, raw, spot.kind, spot.target, number)
-                        known.known_size, known.mtime_ns, known.base = found.size, found.mtime_ns, number
-                        known.mode = self._modes.get(number, 0)
-                        known.lookups = 1
+            if found.directory:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            spot = self._spot_to_write(parent, raw)
+            former = self.base.target_of(number) if spot.kind is Kind.ORPHAN else None
+            if former is not None:  # outside since its array was cut, but in its shard
+                spot = Spot(Kind.CHUNK, former)
+            with self._lock:
+                known = self._files.by_number.get(number)
+                if known is None:
+                    self._require_shown(number)
+                    known = self._files.new(parent, raw, spot.kind, spot.target, number)
+                    known.known_size, known.mtime_ns, known.base = found.size, found.mtime_ns, number
+                    known.mode = self._modes.get(number, 0)
+                    known.lookups = 1
         if known.kind is Kind.DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), known.path)
-        if known.kind is Kind.PLAIN and self.writer.local and known.fd < 0 and flags is not None:
-            fd = self.writer.open_file(known.path or "", flags)
-            with self._lock:
-                if known.fd < 0:
-                    known.fd, fd = fd, -1
-            if fd >= 0:
-                os.close(fd)
+        if known.kind is Kind.PLAIN and self.writer.local and flags is not None:
+            self._open_on_disk(known, flags)
         return known
+
+    def _open_on_disk(self, file: File, flags: int) -> None:
+        with self._naming():
+            if file.fd >= 0 and (flags == os.O_RDONLY or _may_write(file.fd)):
+                return
+            if file.path is None:
+                raise stale(file.number)
+            fd = self.writer.open_file(file.path, flags)
+            with self._lock:
+                file.leave_disk()
+                file.fd = fd
 
     def _load(self, file: File) -> Buffer:
         """Have the bytes of a file at hand, to change them."""
@@ -215,8 +249,11 @@ class OpenFiles(Overlay):
                 file.buffer = buffer
             return file.buffer
 
-    def _keep(self, number: int) -> None:
-        """Who has a file open goes on with its bytes: before its name is taken away, with no lock held."""
+    def _keep(self, number: int, *, replaced: bool = False) -> None:
+        """Who has a file open goes on with its bytes: before its name is taken away, with no lock held.
+
+        If another file is to get the name, also who may be about to open this one, since he has looked for it before.
+        """
         file = self._files.by_number.get(number)
         if file is None and number in self._opened:
             file = self._adopt(number, None)
@@ -225,11 +262,12 @@ class OpenFiles(Overlay):
                 for handle, opened in list(self._handles.items()):
                     if opened.number == number and opened.file is None:
                         self._handles[handle] = opened._replace(file=file)
-        if file is None or not file.handles:
+        if file is None:
             return
         if file.kind is Kind.PLAIN and self.writer.local:
-            self._adopt(number, os.O_RDONLY)
-        else:
+            if file.handles or (replaced and file.lookups):
+                self._adopt(number, os.O_RDONLY)
+        elif file.handles:
             self._load(file)
 
     def write(self, handle: int, offset: int, data: bytes | memoryview) -> int:
@@ -404,9 +442,8 @@ class OpenFiles(Overlay):
             path = file.path
             if file.writers or path is None:
                 return
-            if file.fd >= 0:
-                os.close(file.fd)
-                file.fd = -1
+            if not file.handles and (file.fd >= 0 or file.spent):
+                file.leave_disk()
                 self.base.changed(path)
             if file.buffer is not None:
                 file.buffer.close()
@@ -523,6 +560,10 @@ class OpenFiles(Overlay):
             found.update(self.base.collection(directory).formers())
         (self._cut.add if found else self._cut.discard)(directory)
         return found
+
+
+def _may_write(fd: int) -> bool:
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _remember(what: dict[int, int], number: int, value: int) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,6 +59,7 @@ class Overlay:
         self.invalidate_content: Callable[[int], None] = lambda number: None
         self._waiting = waiting
         self._lock = threading.RLock()
+        self._names_lock = threading.RLock()
         self._files = Files()
         self._paths: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
@@ -67,6 +68,20 @@ class Overlay:
         self._times: dict[int, int] = {}  # the same of directories, until something in them changes
         self._cut: set[str] = set()  # arrays whose shape was changed
         self._directories = Directories()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Of files that are passed through, what the mount calls them and what the disk calls them changes together.
+
+        While this is held a disk may be waited for. `_lock` may be taken inside, never around it.
+        """
+        if not self._names_lock.acquire(blocking=False):
+            self._waiting()
+            self._names_lock.acquire()
+        try:
+            yield
+        finally:
+            self._names_lock.release()
 
     # ---- numbers and paths ----
 
@@ -246,7 +261,7 @@ class Overlay:
         if file is not None:
             return self._attributes(file)
         if number >= CREATED:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
+            raise stale(number)
         return self._with_mode(self.base.attributes(number), self.shown_path(number))
 
     def _attributes(self, file: File) -> Attributes:
@@ -260,7 +275,9 @@ class Overlay:
         with self._lock:
             info = os.fstat(file.fd) if file.fd >= 0 else None
         if info is None:
-            info = self.writer.stat(file.path or "")
+            if file.path is None:
+                raise stale(file.number)
+            info = self.writer.stat(file.path)
         return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, shown_mode(info.st_mode))
 
     def resolve(self, path: str) -> Attributes:
@@ -286,7 +303,7 @@ class Overlay:
         file = self._files.by_number.get(number)
         if file is None:
             if number >= CREATED:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
+                raise stale(number)
             return self.base.read(number, offset, size)
         return self._read(file, offset, size)
 
@@ -312,9 +329,10 @@ class Overlay:
             return os.pread(file.fd, size, offset)
         if target is not None:
             return target.tree.read_chunk(target.tree.cached_as(target.coords), target.coords, offset, size)
+        if file.path is None:
+            raise stale(file.number)
         # By its name: the tree may have forgotten the number by which the kernel knew it.
-        number = file.base if file.path is None else self.base.resolve(file.path).number
-        return self.base.read(number, offset, size)
+        return self.base.read(self.base.resolve(file.path).number, offset, size)
 
     def read_many(self, requests: list[tuple[int, int, int]]) -> list[bytes | Exception]:
         """As `Tree.read_many`."""
@@ -353,7 +371,7 @@ class Overlay:
         for batch in self.base.scan(base, max(cookie - OVERLAID, 0)):
             others = batch.cookies >= np.uint64(REST)
             if self.writer.local and others.any():  # each has a mode of its own
-                batch = batch._replace(sizes=np.where(others & ~batch.directories, -1, batch.sizes))
+                batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
             shown = self._only_shown(_without(batch, names, has_scratch=has_scratch), base)
             if len(shown.names):
                 if self._modes or self._times:
@@ -432,6 +450,11 @@ class Overlay:
     def patience(self) -> Patience | None:
         """As `Tree.patience`."""
         return self.base.patience
+
+
+def stale(number: int) -> OSError:
+    """Of a number that stands for nothing any more: the kernel shall look for the name anew."""
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
 
 
 OVERLAID = 1 << 61

@@ -11,7 +11,7 @@ import logging
 import os
 import stat
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from shardfs import disk
@@ -84,14 +84,17 @@ class WriteTree(OpenFiles):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
         if spot.target is not None:
             self.pending.require_writable(spot.target)
-        self._keep(found.number)
-        if spot.kind is Kind.DOCUMENT:
-            self.documents.remove(directory, os.fsdecode(name))
-        elif spot.kind is Kind.PLAIN:
-            self.writer.delete(path)
-        self._remove(directory, name, found.number, spot)
-        if spot.kind is Kind.PLAIN:
-            self.base.changed(path)
+        if spot.kind is not Kind.PLAIN:
+            self._keep(found.number)
+            if spot.kind is Kind.DOCUMENT:
+                self.documents.remove(directory, os.fsdecode(name))
+            self._remove(directory, name, found.number, spot)
+        else:
+            with self._naming():
+                self._keep(found.number)
+                self.writer.delete(path)
+                self._remove(directory, name, found.number, spot)
+                self.base.changed(path)
             if self.documents.is_document(os.fsdecode(name)):
                 self._described_anew(directory)
 
@@ -148,11 +151,18 @@ class WriteTree(OpenFiles):
         spot = self._spot_to_write(directory, new_name)
         if there is not None:
             spot = self._spot_of(directory, new_name, there)
-            self._keep(there.number)
-        if spot.kind is Kind.PLAIN and self._spot_of(source, name, found).kind is Kind.PLAIN:
-            self._rename_plain(found.number, old, new)
-            return
-        self._replace(self._adopt(found.number, None), old, directory, new_name, spot)
+        kinds = {spot.kind, self._spot_of(source, name, found).kind}
+        with self._naming() if Kind.PLAIN in kinds else nullcontext():
+            if there is not None:
+                self._keep(there.number, replaced=True)
+            if kinds == {Kind.PLAIN}:
+                self._rename_plain(found.number, old, new)
+            else:
+                self._replace(self._adopt(found.number, None), old, directory, new_name, spot)
+        if kinds == {Kind.PLAIN}:
+            for above, last in ((source, name), (directory, new_name)):
+                if self.documents.is_document(os.fsdecode(last)):
+                    self._described_anew(above)
 
     def _rename_plain(self, number: int, old: str, new: str) -> None:
         file = self._adopt(number, None)
@@ -167,10 +177,6 @@ class WriteTree(OpenFiles):
             self._files.rename(file, directory, os.fsencode(name))
         for path in (old, new):
             self.base.changed(path)
-        for path in (old, new):
-            above, _, last = path.rpartition("/")
-            if self.documents.is_document(last):
-                self._described_anew(above)
 
     def _replace(self, file: File, old: str, directory: str, name: bytes, spot: Spot) -> None:
         """Rename of a file where the bytes move, from the journal, from a shard, to one or to a document."""
@@ -204,9 +210,7 @@ class WriteTree(OpenFiles):
                 file.frozen = None
             if stored or was is Kind.DOCUMENT:
                 self._hide(source, os.fsencode(old.rpartition("/")[2]), had)
-            if file.fd >= 0:
-                os.close(file.fd)
-                file.fd = -1
+            file.leave_disk()
         if was is Kind.DOCUMENT:
             self.documents.remove(source, old.rpartition("/")[2])
         elif was is Kind.PLAIN:
@@ -266,7 +270,7 @@ class WriteTree(OpenFiles):
         else:
             data = bytes(self.base.read(number, 0, max(self.base.attributes(number).size, 1)))
         self.pending.make_room(len(data))
-        path, mode, now = join(directory, new_name), source.mode if source is not None else 0, time.time_ns()
+        path, mode, now = join(directory, new_name), self.attributes(number).mode, time.time_ns()
         file = self._files.unnamed(spot.kind, spot.target)
         file.mode, file.mtime_ns = mode, now
         if spot.kind not in JOURNALED:
@@ -277,6 +281,8 @@ class WriteTree(OpenFiles):
                 file.version = self.pending.put(path, data, spot.target, now, mode, scratch=scratch)
             self._files.name(file, directory, new_name)
             self._supersede(file)
+        if mode and spot.kind is Kind.PLAIN:
+            self.set_mode(file.number, mode)
         return self._attributes(file)
 
     def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
