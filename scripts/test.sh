@@ -10,7 +10,8 @@ cd "$(dirname "$0")/.."
 . scripts/setup.sh
 
 debian_packages python3:python3 venv:python3-venv fusermount3:fuse3 rsync:rsync nginx:nginx-light chromium:chromium \
-    getfattr:attr tar:tar find:findutils systemctl:systemd zsh:zsh fish:fish
+    getfattr:attr tar:tar find:findutils systemctl:systemd zsh:zsh fish:fish \
+    fio:fio stress-ng:stress-ng
 need_python
 need_fuse
 
