@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.datasets import ROOT
 from tests.write.history import History
-from tests.write.targets import TARGETS, Target
+from tests.write.targets import TARGETS, Target, token_in
 from tests.write.tokens import token_of
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def found_by(target: Target, reader: str, root: Path) -> tuple[dict[int, int | N
             found[number] = token_of(block)
         except ValueError as e:
             wrong.append(f"{reader}: chunk {number}: {e}")
+    found[target.described_as] = token_in((root / target.document).read_bytes(), target)
     return found, wrong
 
 
@@ -51,7 +52,7 @@ def judge(target: Target, root: Path, history: History, level: str | None, reade
 
 def _answer(command: Mapping[str, Any]) -> list[str]:
     target = TARGETS[command["target"]]
-    history = History({int(n): int(t) for n, t in command["initial"]}, len(target.chunks))
+    history = History({int(n): int(t) for n, t in command["initial"]}, len(target.chunks) + 1)
     log = Path(command["log"])
     history.read(log.read_text().splitlines() if log.exists() else [])
     return judge(target, Path(command["root"]), history, command["level"], command["readers"])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tests.write.targets import described
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -109,6 +111,22 @@ class Session:
             self.files.sync_directory(path.rpartition("/")[0])
         self.log.ack(number, "synced" if sync else "closed")
 
+    def describe(self, *, beside: bool = False, sync: bool = False) -> None:
+        """Change the metadata document, directly or by a rename onto it."""
+        number, name = self.target.described_as, self.target.document
+        token = self.token(number)
+        data = described(self.files.read(name) or b"", self.target, token)
+        place = f"{name.rpartition('.')[0] or name}.0123456789abcdef0123456789abcdef.partial" if beside else name
+        if not beside:
+            self.log.issue(number, token)
+        self.files.write(place, data, sync=sync)
+        if beside:
+            self.log.issue(number, token)
+            self.files.rename(place, name)
+            if sync:
+                self.files.sync_directory("")
+        self.log.ack(number, "synced" if sync else "closed")
+
     def move(self, old: int, new: int, token: int) -> None:
         """A chunk onto another."""
         self.log.issue(old, None)
@@ -134,11 +152,12 @@ class Session:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`before`: which chunks are there at first; the others are not."""
+    """`before`: which chunks are there at first; the others are not. `documents`: whether one is written."""
 
     name: str
     run: Callable[[Session], None] = field(repr=False)
     before: Callable[[Target], list[int]] = field(repr=False)
+    documents: bool = False
 
     def initial(self, target: Target) -> dict[int, int]:
         """The tokens of the chunks that are there at first."""
@@ -160,9 +179,11 @@ def every_second(target: Target) -> list[int]:
     return list(range(0, len(target.chunks), 2))
 
 
-def _scenario(before: Callable[[Target], list[int]]) -> Callable[[Callable[[Session], None]], None]:
+def _scenario(
+    before: Callable[[Target], list[int]], *, documents: bool = False
+) -> Callable[[Callable[[Session], None]], None]:
     def keep(run: Callable[[Session], None]) -> None:
-        SCENARIOS[run.__name__] = Scenario(run.__name__, run, before)
+        SCENARIOS[run.__name__] = Scenario(run.__name__, run, before, documents)
 
     return keep
 
@@ -272,6 +293,18 @@ def patched(s: Session) -> None:
     s.publish()
     s.patch(0)
     s.publish()
+
+
+@_scenario(every_second, documents=True)
+def document(s: Session) -> None:
+    """The document is written between chunks, twice."""
+    s.write(0)
+    s.describe(sync=True)
+    s.write(1)
+    s.describe(beside=True, sync=True)
+    s.publish()
+    s.describe()
+    s.write(2)
 
 
 @_scenario(every_second)

@@ -55,6 +55,11 @@ class Target:
     readers: Mapping[str, Callable[[Path], Array]] = field(repr=False)
 
     @property
+    def described_as(self) -> int:
+        """Stands for the document where chunks are told by their numbers."""
+        return len(self.chunks)
+
+    @property
     def chunks(self) -> list[Coords]:
         """All of the grid, in C order; a chunk's number is its position here."""
         return tokens.grid_of(self.grid)
@@ -327,6 +332,15 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def document_of(root: Path, target: Target) -> Json:
-    """The native document as it lies in the store."""
-    return json.loads((root / target.document).read_bytes())
+def described(document: bytes, target: Target, token: int) -> bytes:
+    """A metadata document with one member more or changed, which is the user's own."""
+    parsed = json.loads(document)
+    (parsed["attributes"] if target.document == "zarr.json" else parsed)["token"] = token
+    return json.dumps(parsed).encode()
+
+
+def token_in(document: bytes, target: Target) -> int | None:
+    """The inverse; None if it has no such member. Raise ValueError for what is no document."""
+    parsed = json.loads(document)
+    found: int | None = (parsed["attributes"] if target.document == "zarr.json" else parsed).get("token")
+    return found

@@ -71,7 +71,7 @@ def test_stress_beside_chunks_that_are_written(tmp_path: Path) -> None:
         bounds = ["--hdd-bytes", "4m", "--mmap-bytes", "1m", "--cpu", "1", "--vm", "1", "--vm-bytes", "32m"]
         with client("write_tokens", "direct", mount.path / "array", TARGET.name, log, 0, 1, 10 * times()) as writer:
             run(
-                "stress-ng", *words, *bounds, "--temp-path", mount.path / "notes", "--timeout", f"{seconds}s", "--quiet",
+                "stress-ng", *words, *bounds, "--temp-path", mount.path / "notes", "--timeout", f"{seconds}s", "-q",
                 timeout=60 + 10 * seconds,
             )  # fmt: skip
             succeeded([writer], 60 + 10 * seconds)
