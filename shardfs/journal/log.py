@@ -564,6 +564,7 @@ class Journal:
             self._committer.join()
         try:
             if clean and (self._current or self._live or len(self._segments) > 1) and not self.read_only:
+                self.sync()  # or the power fails with CLEAN on disk, and not what came before it
                 self.release([self.append(Kind.CLEAN, {}, reserve=True).lsn])
             self.tidy()
             if self._current is not None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ARRAYS = [name for name in TARGETS if name != "zarr_one_shard"]  # which is for many writers
 
-SOME = ["come_and_go", "delete_shard", "renamed", "two_shards"]
+SOME = ["come_and_go", "delete_shard", "document", "first_chunk", "renamed"]
 
 
 def outcome(how: str, target: str, engine: str, *more: str, timeout: float) -> int:
