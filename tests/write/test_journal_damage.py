@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from shardfs import recover
 from shardfs.errors import UnsupportedError
 from shardfs.journal import Journal, Kind
-from shardfs.journal.records import ALIGN, HEADER_SIZE, Head, Header, encode_head, encode_header, encode_meta
+from shardfs.journal.records import (
+    ALIGN,
+    HEADER_SIZE,
+    RECORD_MAGIC,
+    Head,
+    Header,
+    encode_head,
+    encode_header,
+    encode_meta,
+)
 from tests.write.journals import SOURCE, content, kill, open_journal, put
 
 if TYPE_CHECKING:
@@ -192,6 +201,7 @@ def test_a_copy_of_a_torn_tail_is_kept(tmp_path: Path) -> None:
     assert "not whole" in journal.problems[0]
     (torn,) = (tmp_path / "j").glob("*.torn")
     assert data[:-30].endswith(torn.read_bytes())
+    assert RECORD_MAGIC in torn.read_bytes()
     kill(journal)
     assert peek(tmp_path / "j")[1] == []
 

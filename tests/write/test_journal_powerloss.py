@@ -39,10 +39,14 @@ class History:
     """What was written to a journal by now, in order."""
 
     def __init__(self, journal: Journal, chance: random.Random) -> None:
-        self.journal, self.chance = journal, chance
+        self.chance = chance
+        self.recover(journal)
+        self.changes = [Change(0, path, value) for path, value in found(journal, self.pending).items()]
+
+    def recover(self, journal: Journal) -> None:
+        self.journal = journal
         self.pending, free = Pending.of(journal.recovered)
         journal.release(free)
-        self.changes = [Change(0, path, value) for path, value in found(journal, self.pending).items()]
 
     def apply(self, kind: Kind, meta: dict[str, Any], data: bytes | None = None) -> int:
         record = self.journal.append(kind, meta, data, reserve=True)
@@ -86,7 +90,7 @@ def allowed(changes: list[Change], synced: int, path: str) -> list[Value]:
 
 
 def run(directory: Path, seed: int, failing: float) -> tuple[Recorder, list[Change]]:
-    """Some steps of a mount that is killed at the end."""
+    """Some steps of a mount that is killed at the end, and maybe before."""
     chance = random.Random(seed)
     recorder = Recorder([directory], failing=lambda n, name: name == "fdatasync" and chance.random() < failing)
     with hooked(recorder):
@@ -97,6 +101,10 @@ def run(directory: Path, seed: int, failing: float) -> tuple[Recorder, list[Chan
             if journal.read_only:
                 break
             history.step()
+            if chance.random() < 0.1:  # kill -9: what was not synced is in the page cache, and no power is lost yet
+                kill(journal)
+                journal = open_again(directory)
+                history.recover(journal)
             if chance.random() < 0.4:
                 synced = journal._sequence
                 try:
