@@ -272,7 +272,7 @@ def test_what_is_left_after_a_signal_is_an_exit_code(unmounted: WritableMount) -
         assert "1 files stay in the journal: c/99" in told
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_after_a_signal_publishing_has_half_a_minute(unmounted: WritableMount, data: Dataset, source: Path) -> None:
     with held(source / "c/0/0"), foreground(unmounted) as process:
         write(unmounted.path / "c/0/0", chunk(7))
