@@ -163,12 +163,17 @@ SCRIPTS = {
 }
 
 
+def can_run(name: str) -> bool:
+    """Whether the programs of a script are there."""
+    needed = {"git": "git", "patch": "patch", "sed -i": "perl"}.get(name, "sh")
+    return shutil.which(needed) is not None
+
+
 @pytest.mark.interop
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_tools_leave_what_they_leave_on_a_plain_directory(memory_mount: Path, plain: Path, name: str) -> None:
-    for needed in {"git": ["git"], "patch": ["patch"], "sed -i": ["perl"]}.get(name, []):
-        if shutil.which(needed) is None:
-            pytest.skip(f"no {needed}")
+    if not can_run(name):
+        pytest.skip("a program is missing")
     for directory in (memory_mount, plain):
         shell(SOURCE, directory)
         shell(SCRIPTS[name], directory)

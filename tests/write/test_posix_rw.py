@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import need_fuse
 from tests.write.mounts import writable
 from tests.write.posix.chunks import COUNT
-from tests.write.test_changes import UNSUPPORTED, program
+from tests.write.test_changes import SCRIPTS, SOURCE, UNSUPPORTED, can_run, content, program, shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,3 +65,22 @@ def test_random_operations_with_publishing_between(rw: WritableMount, path: str)
 
     flush = f"{executable} -m shardfs flush {rw.path}"
     program("fsx", rw.path / path, "--seed", "2", "--operations", "1500", "--fresh", flush)
+
+
+@pytest.mark.parametrize("place", ["plain", "a/c"])
+@pytest.mark.parametrize("mode", ["os", "lockfile"])
+def test_conditional_writes_of_tensorstore(rw: WritableMount, place: str, mode: str) -> None:
+    """To keys that are no chunks: files of the source, and files that are kept for chunks to come."""
+    (rw.path / place / "t").mkdir()
+    program("clients", f"counters-{mode}", rw.path / place / "t")
+
+
+@pytest.mark.slow
+def test_tools_leave_what_they_leave_on_a_plain_directory(rw: WritableMount, plain: Path) -> None:
+    for number, name in enumerate(filter(can_run, SCRIPTS)):
+        mounted, wanted = rw.path / "plain" / str(number), plain / str(number)
+        for directory in (mounted, wanted):
+            directory.mkdir()
+            shell(SOURCE, directory)
+            shell(SCRIPTS[name], directory)
+        assert content(mounted, times=False) == content(wanted, times=False), name
