@@ -1,0 +1,172 @@
+"""Threads that write, rename and remove chunks of the same shards while these are published all the time.
+
+Each has chunks of its own, and finds them as it left them whenever it looks: by a name, by an open file, in a listing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs.writing.publishing import Publishing
+from tests.write.engines import TreeFiles, Whole
+from tests.write.oracle import found_by
+from tests.write.scale import times
+from tests.write.targets import TARGETS, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+THREADS = 4
+SECONDS = 4 * times()
+
+
+class Worker:
+    """One thread's chunks, and what they should be."""
+
+    def __init__(self, target: Target, files: TreeFiles, number: int) -> None:
+        self.target, self.files = target, files
+        self.chance = random.Random(number)
+        self.numbers = list(range(number, len(target.chunks), THREADS))
+        self.tokens: dict[int, int | None] = {n: 100 + n for n in self.numbers}
+        self.token = 1000 + number
+        self.turns, self.wrong = 0, ""
+
+    def run(self, end: float) -> None:
+        try:
+            while time.monotonic() < end:
+                self.turns += 1
+                self.chance.choice(
+                    [self.write, self.write, self.beside, self.patch, self.unlink, self.swap, self.hold]
+                )()
+                for number in self.chance.sample(self.numbers, 2):
+                    self.look(number)
+                if self.turns % 20 == 0:
+                    self.list()
+        except Exception:  # noqa: BLE001 - whatever it is, the test must hear of it
+            self.wrong = traceback.format_exc()
+
+    # ---- what it does ----
+
+    def new(self) -> int:
+        self.token += 1000
+        return self.token
+
+    def write(self) -> None:
+        number = self.chance.choice(self.numbers)
+        self.tokens[number] = self.new()
+        self.files.write(self.target.path(number), self.target.shown(self.token), sync=self.chance.random() < 0.1)
+
+    def beside(self) -> None:
+        number = self.chance.choice(self.numbers)
+        path, token = self.target.path(number), self.new()
+        self.files.write(f"{path}.{token:032x}.partial", self.target.shown(token))
+        self.files.rename(f"{path}.{token:032x}.partial", path)
+        self.tokens[number] = token
+
+    def patch(self) -> None:
+        number = self.chance.choice(self.numbers)
+        if self.tokens[number] is not None:
+            self.tokens[number] = self.new()
+            self.files.patch(self.target.path(number), 0, self.target.shown(self.token))
+
+    def unlink(self) -> None:
+        number = self.chance.choice(self.numbers)
+        if self.tokens[number] is not None:
+            self.files.unlink(self.target.path(number))
+            self.tokens[number] = None
+
+    def swap(self) -> None:
+        """Rename one onto another."""
+        old, new = self.chance.sample(self.numbers, 2)
+        if self.tokens[old] is not None:
+            self.files.rename(self.target.path(old), self.target.path(new))
+            self.tokens[new], self.tokens[old] = self.tokens[old], None
+
+    def hold(self) -> None:
+        """Have it open while it is replaced: the open file stays as it was."""
+        number = self.chance.choice(self.numbers)
+        token = self.tokens[number]
+        if token is None:
+            return
+        tree, path = self.files.tree, self.target.path(number)
+        found = tree.resolve(path).number
+        tree.remember(found)
+        handle = tree.open(found, os.O_RDONLY)
+        self.beside_this(number)
+        time.sleep(self.chance.random() * 0.01)
+        wanted = self.target.shown(token)
+        assert bytes(tree.read(found, 0, len(wanted) + 1)) == wanted, f"open file of chunk {number}"
+        tree.flush(handle)
+        tree.release(handle)
+        tree.forget(found, 1)
+
+    def beside_this(self, number: int) -> None:
+        path, token = self.target.path(number), self.new()
+        self.files.write(f"{path}.{token:032x}.partial", self.target.shown(token))
+        self.files.rename(f"{path}.{token:032x}.partial", path)
+        self.tokens[number] = token
+
+    # ---- what it sees ----
+
+    def look(self, number: int) -> None:
+        token = self.tokens[number]
+        found = self.files.read(self.target.path(number))
+        assert found == (None if token is None else self.target.shown(token)), f"chunk {number}, token {token}"
+
+    def list(self) -> None:
+        number = self.chance.choice(self.numbers)
+        directory, _, name = self.target.path(number).rpartition("/")
+        with suppress(FileNotFoundError):
+            parent = self.files.tree.resolve(directory).number
+            listed = [os.fsdecode(n) for batch in self.files.tree.scan(parent) for n in batch.names.tolist()]
+            assert len(listed) == len(set(listed)), f"listed twice: {sorted(listed)}"
+            assert (name in listed) == (self.tokens[number] is not None), f"{name} in {sorted(listed)}"
+
+
+@pytest.fixture(params=["zarr_end", "zarr_nested", "precomputed_gzip"])
+def target(request: pytest.FixtureRequest) -> Target:
+    return TARGETS[request.param]
+
+
+@pytest.fixture
+def files(target: Target, tmp_path: Path) -> Iterator[TreeFiles]:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "journal").mkdir(mode=0o700)
+    target.create(tmp_path / "store")
+    target.fill(tmp_path / "store", target.array({number: 100 + number for number in range(len(target.chunks))}))
+    with Whole(Publishing(idle_s=0.0, age_s=0.005)).open(target, tmp_path / "store", tmp_path / "journal") as opened:
+        yield opened
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(110 + SECONDS)
+def test_each_thread_finds_what_it_wrote(target: Target, files: TreeFiles, tmp_path: Path) -> None:
+    workers = [Worker(target, files, number) for number in range(THREADS)]
+    end = time.monotonic() + SECONDS
+    threads = [threading.Thread(target=worker.run, args=(end,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS + 60)
+        assert not thread.is_alive()
+    assert [worker.wrong for worker in workers if worker.wrong] == []
+    assert sum(worker.turns for worker in workers) > 20 * SECONDS
+    files.publish()
+    assert files.tree.pending.state()["published_shards"] > 10
+    assert files.tree.pending.state()["conflicts"] == 0
+    for worker in workers:
+        for number in worker.numbers:
+            worker.look(number)
+    found, torn = found_by(target, "tensorstore", tmp_path / "store")
+    assert torn == []
+    wanted = {number: token for worker in workers for number, token in worker.tokens.items()}
+    assert {number: found[number] for number in wanted} == wanted
