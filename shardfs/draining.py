@@ -35,11 +35,11 @@ class Writing(Protocol):
         journal: its directory.
         journal_bytes, journal_limit
         dirty_chunks, dirty_shards: written, and not published yet.
-        orphans: paths of what belongs to no array.
+        orphans, orphan_paths: what belongs to no array; the first of them.
         written_bytes, published_bytes, published_chunks, published_shards: since the mount began. What is published of
             a shard is what is not shared with the old one.
         conflicts, failures: how often that was so.
-        errors: what cannot be published now -> why.
+        failing, errors: what cannot be published now; the first of it, with why.
         problems: what is wrong with the journal.
         read_only: why nothing can be written any more, or None.
         """

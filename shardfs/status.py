@@ -78,7 +78,7 @@ class Status:
         words += [f"{store['bytes_fetched'] / 2**20:.1f} MiB fetched"] if store else []
         if (writing := told["writing"]) is not None:
             words += [f"{writing['dirty_chunks']} chunks to be published"] if writing["dirty_chunks"] else []
-            words += [f"{len(writing['errors'])} SHARDS CANNOT BE PUBLISHED"] if writing["errors"] else []
+            words += [f"{writing['failing']} SHARDS CANNOT BE PUBLISHED"] if writing["failing"] else []
         return ", ".join([*words, *(["the store does not answer"] if store and store["silent"] else [])])
 
 
@@ -153,8 +153,8 @@ def _metrics(told: Mapping[str, Any], times: Mapping[int, Histogram]) -> Iterato
 def _writing_metrics(writing: Mapping[str, Any]) -> Iterator[str]:
     for name, (kind, words) in _WRITING.items():
         yield from _metric(name, kind, words, [({}, writing[name.removesuffix("_total").removeprefix("publish_")])])
-    yield from _metric("orphans", "gauge", "Files that belong to no array.", [({}, len(writing["orphans"]))])
-    yield from _metric("unpublishable_shards", "gauge", "Shards that fail now.", [({}, len(writing["errors"]))])
+    yield from _metric("orphans", "gauge", "Files that belong to no array.", [({}, writing["orphans"])])
+    yield from _metric("unpublishable_shards", "gauge", "Shards that fail now.", [({}, writing["failing"])])
     yield from _metric("read_only", "gauge", "1 if the journal has failed.", [({}, int(bool(writing["read_only"])))])
 
 

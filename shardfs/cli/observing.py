@@ -163,10 +163,10 @@ def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
     shards = f"{human_bytes(w['published_bytes'])} in {w['published_shards']} shards"
     yield f"  written: {human_bytes(w['written_bytes'])}; published: {shards}{per}"
     told = [f"NOT PUBLISHED: {path}: {why}" for path, why in w["errors"].items()]
-    told += [f"belongs to no array: {path}" for path in w["orphans"]]
+    told += [f"belongs to no array: {path}" for path in w["orphan_paths"]]
     yield from (f"  {line}" for line in [*w["problems"], *told[:NAMED]])
-    if len(told) > NAMED:
-        yield f"  and {len(told) - NAMED} more"
+    if (n := w["failing"] + w["orphans"]) > NAMED:
+        yield f"  and {n - NAMED} more"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shardfs import rewriting
@@ -51,6 +52,9 @@ LASTING_RETRY_S = 30.0
 
 LOOK_S = 0.5
 
+
+NAMED = 100
+"""So many orphans and errors are told by name: there may be as many as chunks."""
 
 EMPTY_NS = 60 * 10**9
 """How old an empty chunk is when it counts as an error."""
@@ -533,16 +537,19 @@ class WriteBuffer:
             failing |= {path: why for s in self._shards.values() for path, why in s.unfit.items()}
             failing |= {path: v.conflict for path, v in self._pending.versions.items() if v.conflict}
             failing |= {path: "has no bytes, which readers take for damage" for path in self._long_empty()}
+            orphans = [p for p, v in self._pending.versions.items() if not v.scratch and p not in self._shard_at]
             return {
                 "dirty_chunks": len(self._shard_at),
                 "dirty_shards": len([s for s in self._shards.values() if s.targets]),
-                "orphans": [p for p, v in self._pending.versions.items() if not v.scratch and p not in self._shard_at],
+                "orphans": len(orphans),
+                "orphan_paths": orphans[:NAMED],
                 "journal": str(self._journal.directory),
                 "journal_bytes": self._journal.nbytes,
                 "journal_limit": self._journal.limit_bytes,
                 "problems": list(self._journal.problems),
                 "read_only": self._journal.read_only,
-                "errors": failing,
+                "failing": len(failing),
+                "errors": dict(islice(failing.items(), NAMED)),
                 **self.counts,
             }
 
