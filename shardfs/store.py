@@ -172,6 +172,7 @@ class LocalStore:
         self._inside = self.root.rstrip("/") + "/"
         self.follow_symlinks, self._waiting = follow_symlinks, waiting
         self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
+        self._reopened = 0  # how often something was forgotten
         self._lock = threading.Lock()
 
     def path(self, key: str) -> str:
@@ -193,8 +194,11 @@ class LocalStore:
             with suppress(KeyError):
                 self._blobs.move_to_end(key)
             return blob
+        before = self._reopened
         blob = self._open(key)
         with self._lock:
+            if self._reopened != before:
+                return blob  # it may be what had to be forgotten meanwhile
             self._blobs[key] = blob
             while len(self._blobs) > MAX_DESCRIPTORS:
                 self._blobs.popitem(last=False)
@@ -217,6 +221,7 @@ class LocalStore:
     def reopen(self, key: str) -> None:
         """Forget the descriptor of `key`, so that the next `open` sees what is there now."""
         with self._lock:
+            self._reopened += 1
             self._blobs.pop(key, None)
 
     def entry(self, key: str) -> DirEntry:

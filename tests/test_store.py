@@ -363,3 +363,20 @@ def test_what_is_being_written_is_not_listed(scheme: str, tmp_path: Path) -> Non
         fsspec.filesystem("memory").pipe_file(f"{tmp_path}/{name}", b"1")
     assert {entry.name for entry in open_store(f"{scheme}{tmp_path}").scan("")} == {"a", ".b"}
     fsspec.filesystem("memory").rm(str(tmp_path), recursive=True)
+
+
+def test_what_is_replaced_while_it_is_opened_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, {"shard": b"old"})
+    store = LocalStore(str(tmp_path))
+
+    def replaced(key: str) -> Any:
+        blob = LocalStore._open(store, key)
+        write_files(tmp_path, {"new": b"newer"})
+        os.replace(tmp_path / "new", tmp_path / "shard")
+        store.reopen(key)
+        return blob
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_open", replaced)
+        assert store.open("shard").stat().size == 3
+    assert store.open("shard").stat().size == 5
