@@ -32,6 +32,9 @@ chunks, nor repeat what others describe otherwise than it is stored. One called 
 _TO_COME = re.compile(r"\.?(?:zarr|attributes|.+\.array)\.", re.DOTALL)
 """How temporary files begin that will be renamed to such a document. Some are called as the locks of the writer are."""
 
+FOREIGN = ".zarray"
+"""Zarr v2's."""
+
 MAX_ABOVE = 8
 """A chunk's name has at most so many components that are looked at before there is a document."""
 
@@ -85,11 +88,22 @@ class Documents:
             for rule in self._rules.rules:
                 here = self._rules.match(above, rule.format)
                 if here is not None and format_of(here.format).chunk_like(below) and not self._is_described(above):
-                    return not self._base.is_closed(above)
+                    return not self._base.is_closed(above) and not self._is_in_foreign(directory)
             if not above:
                 return False
             above = above.rpartition("/")[0]
         return False
+
+    @staticmethod
+    def is_foreign(name: str) -> bool:
+        """Whether a file of this name describes an array that has no shards, whatever its chunks are called."""
+        return name == FOREIGN
+
+    def _is_in_foreign(self, directory: str) -> bool:
+        above = [directory]
+        while above[-1] and len(above) < MAX_ABOVE:
+            above.append(above[-1].rpartition("/")[0])
+        return any(self._base.store.documents(path, [FOREIGN], 1) for path in above)
 
     def _is_described(self, path: str) -> bool:
         try:

@@ -81,16 +81,19 @@ class OpenFiles(Overlay):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(name))
             handle = self.open(found.number, flags)
             return self.attributes(found.number), handle
-        spot = self._spot_to_write(directory, name)
-        if spot.kind is Kind.PLAIN and self.writer.local:
-            self._waiting()
-            with self._naming():
-                self._store_directory(directory)
-                fd = self._open_plain(join(directory, name), flags | os.O_CREAT, mode)
-                file, handle = self._created(directory, name, spot, flags, mode, fd)
-                self.base.changed(join(directory, name))
-        else:
-            file, handle = self._created(directory, name, spot, flags, mode)
+        with self._gate.shared():
+            spot = self._spot_to_write(directory, name)
+            if spot.kind is Kind.PLAIN and self.writer.local:
+                self._waiting()
+                with self._naming():
+                    self._store_directory(directory)
+                    fd = self._open_plain(join(directory, name), flags | os.O_CREAT, mode)
+                    file, handle = self._created(directory, name, spot, flags, mode, fd)
+                    self.base.changed(join(directory, name))
+            else:
+                file, handle = self._created(directory, name, spot, flags, mode)
+        if spot.kind is Kind.PLAIN and self.documents.is_foreign(os.fsdecode(name)):
+            self._described_anew(directory)
         return self._attributes(file), handle
 
     def _created(
@@ -521,12 +524,7 @@ class OpenFiles(Overlay):
         directory, _, name = path.rpartition("/")
         if file.kind is Kind.DOCUMENT:  # chunks were written for the one that was there before
             self.pending.drain(self.documents.described_by(directory, name))
-        changed = self.documents.write(directory, name, data) if file.kind is Kind.DOCUMENT else None
-        if changed is not None:
-            with self._lock:
-                file.frozen = data
-            for changed_path in changed:
-                self._described_anew(changed_path)
+        if file.kind is Kind.DOCUMENT and self._write_document(file, directory, name, data):
             return
         self.writer.put(path, data)
         file.frozen = data if file.kind is Kind.DOCUMENT else None
@@ -535,10 +533,22 @@ class OpenFiles(Overlay):
         if self.documents.is_document(name):
             self._described_anew(directory)
 
+    def _write_document(self, file: File, directory: str, name: str, data: bytes) -> bool:
+        """Nobody makes a file meanwhile that the document might describe."""
+        with self._gate.alone():
+            changed = self.documents.write(directory, name, data)
+            if changed is None:
+                return False
+            with self._lock:
+                file.frozen = data
+            for path in changed:
+                self._described_anew(path)
+        return True
+
     def _described_anew(self, directory: str) -> None:
         """Documents of a directory were changed: names in it may stand for something else now."""
         self._renewed(directory)
-        former = self._former(directory)
+        former, strays = self._former(directory), []
         with self._lock:
             for parent, name, file in self._files.below(directory):
                 if file is not None and file.kind not in (Kind.CHUNK, Kind.ORPHAN):
@@ -551,7 +561,44 @@ class OpenFiles(Overlay):
                 if file is not None and spot.kind in (Kind.CHUNK, Kind.ORPHAN):
                     file.kind, file.target = spot.kind, spot.target
                     self._make_parents(parent)
+                if file is not None and file.kind is Kind.ORPHAN and spot.kind is Kind.PLAIN:
+                    strays.append(file)
                 self.pending.retarget(path, spot.target)
+        for file in strays:
+            self._pass_through(file)
+
+    def _pass_through(self, file: File) -> None:
+        """What looked like a chunk of an array to come is none, and goes where it would have gone at once."""
+        path = file.path
+        if path is None:
+            return
+        try:
+            data = self._whole(file)
+            self._store_directory(path.rpartition("/")[0])
+            self.writer.put(path, data)
+        except OSError as e:
+            log.warning("%s: stays in the journal: %s", path, e)
+            return
+        with self._lock:
+            file.kind, file.known_size, file.version = Kind.PLAIN, len(data), None
+            if self.pending.holds(path):
+                self.pending.drop(path, None)
+        if file.mtime_ns and self.writer.local:
+            self.writer.set_times(path, file.mtime_ns)
+        self.base.changed(path)
+
+    def _pass_orphans_through(self) -> None:
+        """At the end: nothing has come that would describe them, and no shards have names that these could take."""
+        for parent, name, file in list(self._files.below("")):
+            if file is None or file.kind is not Kind.ORPHAN or not self.pending.holds(join(parent, name)):
+                continue
+            above, below = parent, [os.fsdecode(name)]
+            while (number := self._base_number(above)) is None:
+                above, _, last = above.rpartition("/")
+                below.insert(0, last)
+            with suppress(OSError, CorruptShardError):
+                if self.base.spot(number, os.fsencode(below[0])).kind is Kind.PLAIN:
+                    self._pass_through(file)
 
     def _former(self, directory: str) -> set[ChunkTree]:
         """How an array in a directory was described while it had other shapes."""

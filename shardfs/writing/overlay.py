@@ -24,6 +24,7 @@ from shardfs.model import Batch
 from shardfs.tree.calls import REST
 from shardfs.writing.directories import Directories
 from shardfs.writing.files import File, Files, join, shown_mode
+from shardfs.writing.gate import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Overlay:
         self._waiting = waiting
         self._lock = threading.RLock()
         self._names_lock = threading.RLock()
+        self._gate = Gate()
         self._files = Files()
         self._paths: dict[int, str] = {}
         self._numbers: dict[str, int] = {}

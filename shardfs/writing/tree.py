@@ -148,6 +148,26 @@ class WriteTree(OpenFiles):
             return
         if there is not None and there.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
+        self._settle_named(found.number)
+        while True:
+            describes = self.spot(directory, new_name).kind is Kind.DOCUMENT
+            if describes:
+                self.pending.drain(self.documents.described_by(directory, os.fsdecode(new_name)))
+            with self._gate.alone() if describes else self._gate.shared():
+                if describes is (self.spot(directory, new_name).kind is Kind.DOCUMENT):
+                    self._rename_file(found, there, source, name, directory, new_name)
+                    return
+
+    def _settle_named(self, number: int) -> None:
+        """What was written to it is where it belongs; nobody waits for the journal to have room after that."""
+        file = self._files.by_number.get(number)
+        if file is not None and file.kind in JOURNALED:
+            self._settle(file)
+
+    def _rename_file(
+        self, found: Attributes, there: Attributes | None, source: str, name: bytes, directory: str, new_name: bytes
+    ) -> None:
+        old, new = join(source, name), join(directory, new_name)
         spot = self._spot_to_write(directory, new_name)
         if there is not None:
             spot = self._spot_of(directory, new_name, there)
@@ -161,7 +181,7 @@ class WriteTree(OpenFiles):
                 self._replace(self._adopt(found.number, None), old, directory, new_name, spot)
         if kinds == {Kind.PLAIN}:
             for above, last in ((source, name), (directory, new_name)):
-                if self.documents.is_document(os.fsdecode(last)):
+                if self.documents.is_document(text := os.fsdecode(last)) or self.documents.is_foreign(text):
                     self._described_anew(above)
 
     def _rename_plain(self, number: int, old: str, new: str) -> None:
@@ -426,6 +446,7 @@ class WriteTree(OpenFiles):
                 self.release(handle)
             except OSError as e:
                 log.warning("what is open when the mount ends: %s", e)
+        self._pass_orphans_through()
         try:
             return self.pending.close(timeout)
         finally:

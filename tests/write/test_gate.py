@@ -1,0 +1,54 @@
+"""Many at a time, or one alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from shardfs.writing.gate import Gate
+
+
+def test_who_is_alone_meets_nobody() -> None:
+    gate, inside, alone, seen = Gate(), [0], [0], []
+    lock, end = threading.Lock(), time.monotonic() + 0.5
+
+    def together() -> None:
+        while time.monotonic() < end:
+            with gate.shared(), gate.shared():
+                with lock:
+                    inside[0] += 1
+                seen.append((inside[0], alone[0]))
+                with lock:
+                    inside[0] -= 1
+
+    def by_itself() -> None:
+        while time.monotonic() < end:
+            with gate.alone():
+                alone[0] += 1
+                seen.append((inside[0], alone[0]))
+                with gate.shared():
+                    time.sleep(0.0001)
+                alone[0] -= 1
+            with gate.shared(), gate.alone(), gate.alone():
+                seen.append((inside[0], alone[0] + 1))
+
+    threads = [threading.Thread(target=f) for f in (together, together, together, by_itself, by_itself)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert {s for s in seen if s[1]} == {(0, 1)}
+    assert any(s[1] == 0 for s in seen)
+
+
+def test_an_error_opens_it_again() -> None:
+    gate = Gate()
+    for way in (gate.alone, gate.shared):
+        try:
+            with way():
+                raise OSError
+        except OSError:
+            pass
+    with gate.alone():
+        pass
