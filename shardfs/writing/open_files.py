@@ -162,6 +162,9 @@ class OpenFiles(Overlay):
     def open(self, number: int, flags: int) -> int:
         """A handle. O_TRUNC and the access mode are looked at."""
         writes = flags & os.O_ACCMODE != os.O_RDONLY
+        gone = self._files.by_number.get(number)
+        if gone is not None and gone.parent is None and not gone.handles:  # the kernel will look for the name anew
+            raise stale(number)
         if writes or flags & os.O_TRUNC:
             file, handle = self._open_known(number, flags)
             if flags & os.O_TRUNC:
@@ -455,8 +458,18 @@ class OpenFiles(Overlay):
                 file.dirty = False
                 file.mtime_ns = time.time_ns()
                 self.invalidate_content(file.number)
-                if file.version is None and not file.base and not self.pending.is_stored(path, file.target):
+                if not self._was_there(file, path):
+                    directory = self._numbers.get(file.parent or "")
                     self._files.unname(file)
+                    if directory is not None:
+                        self.invalidate(directory, file.name)
+
+    def _was_there(self, file: File, path: str) -> bool:
+        """Whether there was such a file before what was written to it was refused."""
+        if file.version is not None or file.frozen is not None or file.base:
+            return True
+        target = file.target
+        return target is not None and not target.suffix and self.pending.is_stored(path, target)
 
     def _settle(self, file: File) -> None:
         """Put what was written where it is safe."""
