@@ -1,0 +1,127 @@
+"""Chunks that come before their document, at the same time, or that are none after all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardfs.inodes import ROOT
+from shardfs.options import Options
+from shardfs.tree import open_tree
+from shardfs.writable import open_writable
+from tests import handmade
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from shardfs.writing.tree import WriteTree
+
+PLAIN: dict[str, Any] = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [8, 8],
+    "data_type": "uint8",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]}},
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+    "codecs": [{"name": "bytes"}],
+    "fill_value": 0,
+}
+NAMES = [f"c.{y}.{x}" for y in range(4) for x in range(4)]
+
+
+@contextmanager
+def tree_of(tmp_path: Path, rules: str) -> Iterator[WriteTree]:
+    source = tmp_path / "source"
+    source.mkdir(exist_ok=True)
+    options = Options(rw=True, journal=str(tmp_path / "journals"), create=rules, idle=60, age=60)
+    tree = open_writable(open_tree(str(source), may_be_empty=True), str(source), options)
+    try:
+        yield tree
+    finally:
+        tree.close(20)
+
+
+def put(tree: WriteTree, directory: int, name: str, data: bytes, *, by_rename: bool = False) -> None:
+    temporary = f"{name}.0123abcd.partial" if by_rename else name
+    _, handle = tree.create(directory, temporary.encode(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        tree.write(handle, 0, data)
+        tree.flush(handle)
+    finally:
+        tree.release(handle)
+    if by_rename:
+        tree.rename(directory, temporary.encode(), directory, name.encode(), False)
+
+
+def files(source: Path) -> dict[str, bytes]:
+    return {p.relative_to(source).as_posix(): p.read_bytes() for p in source.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("by_rename", [False, True])
+def test_no_chunk_slips_past_its_document(tmp_path: Path, by_rename: bool) -> None:
+    before, rounds = sys.getswitchinterval(), 12
+    sys.setswitchinterval(1e-5)
+    try:
+        with tree_of(tmp_path, "zarr3:chunks_per_shard=4x4") as tree:
+            for n in range(rounds):
+                directory = tree.mkdir(ROOT, f"a{n}".encode(), 0o755).number
+                threads = [
+                    threading.Thread(
+                        target=put, args=(tree, directory, name, name.encode()[-4:]), kwargs={"by_rename": by_rename}
+                    )
+                    for name in NAMES
+                ]
+                document = threading.Thread(target=put, args=(tree, directory, "zarr.json", json.dumps(PLAIN).encode()))
+                for thread in (*threads[:8], document, *threads[8:]):
+                    thread.start()
+                for thread in (*threads, document):
+                    thread.join(30)
+                    assert not thread.is_alive()
+            tree.pending.flush()
+            assert tree.left() == []
+    finally:
+        sys.setswitchinterval(before)
+    for n in range(rounds):
+        found = files(tmp_path / "source" / f"a{n}")
+        assert set(found) == {"zarr.json", "c.0.0"}
+        assert found["c.0.0"] != b""
+        assert all(name.encode()[-4:] in found["c.0.0"] for name in NAMES)
+
+
+def test_what_is_no_chunk_goes_where_it_belongs(tmp_path: Path) -> None:
+    """Those of Zarr v2, of an array that cannot be sharded, and files that are nobody's."""
+    rectilinear = PLAIN | {
+        "chunk_grid": {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [2, 2]}}
+    }
+    with tree_of(tmp_path, "zarr3") as tree:
+        for name, document, data in (
+            ("v2", ".zarray", b'{"zarr_format": 2}'),
+            ("odd", "zarr.json", json.dumps(rectilinear).encode()),
+        ):
+            directory = tree.mkdir(ROOT, name.encode(), 0o755).number
+            put(tree, directory, "0.1", b"first")
+            assert not (tmp_path / "source" / name / "0.1").exists()
+            put(tree, directory, document, data)
+            put(tree, directory, "0.2", b"second", by_rename=True)
+            assert files(tmp_path / "source" / name) == {document: data, "0.1": b"first", "0.2": b"second"}
+            assert bytes(tree.read(tree.resolve(f"{name}/0.1").number, 0, 99)) == b"first"
+        scans = tree.mkdir(ROOT, b"7", 0o755).number
+        put(tree, scans, "1", b"scan")
+        assert tree.left() == ["7/1"]
+    assert files(tmp_path / "source")["7/1"] == b"scan"
+
+
+def test_what_lies_outside_of_an_array_stays_in_the_journal(tmp_path: Path) -> None:
+    handmade.write_json(tmp_path / "source" / "a" / "zarr.json", handmade.zarr_metadata((8, 8), (4, 4), (2, 2)))
+    with tree_of(tmp_path, "zarr3") as tree:
+        array = tree.lookup(ROOT, b"a").number
+        put(tree, tree.mkdir(tree.mkdir(array, b"c", 0o755).number, b"0", 0o755).number, "9", b"far")
+        assert tree.left() == ["a/c/0/9"]
+    assert "a/c/0/9" not in files(tmp_path / "source")
