@@ -61,13 +61,16 @@ class Changes(Survey):
         return dataset.rewriter is not None and dataset.rewriter.applies(name)
 
     def is_implied(self, directory: int, name: str) -> bool:
-        """Whether a directory of chunks is there only because documents name it: one of a local store that has none."""
-        if directory >= TABLE_END or self.store.remote:
+        """Whether a directory of chunks is there only because documents name it: there is none, or no shard in it."""
+        if directory >= TABLE_END:
             return False
         node = self._directory(directory)
         below, path = self._datasets.open(node).below.get(name, ()), node.child_path(name)
         if not below or not all(isinstance(what, Placed) and is_in(what.shards, path) for _, what in below):
             return False
+        if self.store.remote:  # which has no directories
+            chunks = self._datasets.open(self._directory(self.lookup(directory, os.fsencode(name)).number)).chunks
+            return chunks is not None and chunks.is_empty()
         try:
             self.store.entry(path)
         except FileNotFoundError:

@@ -9,6 +9,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 
 from shardfs.inodes import ROOT
@@ -116,6 +117,26 @@ def test_what_is_no_chunk_goes_where_it_belongs(tmp_path: Path) -> None:
         put(tree, scans, "1", b"scan")
         assert tree.left() == ["7/1"]
     assert files(tmp_path / "source")["7/1"] == b"scan"
+
+
+def test_an_object_store_has_no_directories(tmp_path: Path) -> None:
+    """A scale is there when somebody makes its directory, or has put a chunk there."""
+    info = handmade.volume_info((4, 4, 2), (2, 2, 1), None)
+    del info["scales"][0]["sharding"]
+    source, store = f"memory://{tmp_path.name}", fsspec.filesystem("memory")
+    options = Options(rw=True, journal=str(tmp_path / "journals"), create="precomputed;zarr3", idle=60, age=60)
+    for again in (False, True):
+        tree = open_writable(open_tree(source, may_be_empty=True), source, options)
+        if not again:
+            volume = tree.mkdir(ROOT, b"v", 0o755).number
+            put(tree, volume, "info", json.dumps(info).encode())
+            with pytest.raises(FileNotFoundError):
+                tree.lookup(volume, b"s")
+            put(tree, tree.mkdir(volume, b"s", 0o755).number, "0-2_0-2_0-1", b"abcd")
+        found = tree.resolve("v/s/0-2_0-2_0-1").number
+        assert bytes(tree.read(found, 0, 9)) == b"abcd"
+        assert tree.close(20) == []
+    assert store.find(tmp_path.name) == [f"/{tmp_path.name}/v/info", f"/{tmp_path.name}/v/s/0.shard"]
 
 
 def test_what_lies_outside_of_an_array_stays_in_the_journal(tmp_path: Path) -> None:
