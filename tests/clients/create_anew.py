@@ -9,6 +9,8 @@ import numpy as np
 
 DATA = np.arange(70 * 90, dtype="uint16").reshape(70, 90)
 
+SEGMENTS = (1, 2, 3, 2**63 + 7)
+
 
 def zarr3(path: str) -> None:
     """`new`, `new/x`, `old` changed, `anew` in place of a sharded array, and all of it consolidated."""
@@ -102,5 +104,22 @@ def cloudvolume(path: str) -> None:
     np.testing.assert_array_equal(volume[:][..., 0, 0], DATA)
 
 
+def skeletons(path: str) -> None:
+    from cloudvolume import CloudVolume, Skeleton
+
+    info = CloudVolume.create_new_info(
+        num_channels=1, layer_type="segmentation", data_type="uint64", encoding="raw", resolution=[1, 1, 1],
+        voxel_offset=[0, 0, 0], chunk_size=[10, 10, 1], volume_size=[10, 10, 1], skeletons="skeletons",
+    )  # fmt: skip
+    volume = CloudVolume(f"file://{path}/v", info=info, progress=False)
+    volume.commit_info()
+    volume.skeleton.meta.commit_info()
+    for segment in SEGMENTS:
+        vertices = np.full((3, 3), segment % 1000, np.float32)
+        volume.skeleton.upload(Skeleton(vertices, np.array([[0, 1], [1, 2]], np.uint32), segid=segment))
+
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (zarr3, tensorstore, z5py, n5store, draft, cloudvolume)}[sys.argv[1]](sys.argv[2])
+    {f.__name__: f for f in (zarr3, tensorstore, z5py, n5store, draft, cloudvolume, skeletons)}[sys.argv[1]](
+        sys.argv[2]
+    )

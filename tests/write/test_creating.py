@@ -11,7 +11,7 @@ import pytest
 import tensorstore as ts
 import zarr
 
-from tests.clients.create_anew import DATA
+from tests.clients.create_anew import DATA, SEGMENTS
 from tests.conftest import need_fuse
 from tests.datasets import ROOT, client_python
 from tests.write.mounts import WritableMount, writable
@@ -28,7 +28,7 @@ spec = {"driver": "n5", "kvstore": {"driver": "file", "path": sys.argv[1]}}
 print(ts.open(spec).result().read().result().sum(dtype="u8"))
 """
 
-PYTHONS = {"n5store": "zarr2", "draft": "zarr2", "cloudvolume": "cv"}
+PYTHONS = {"n5store": "zarr2", "draft": "zarr2", "cloudvolume": "cv", "skeletons": "cv"}
 
 
 def create(mount: WritableMount, tool: str) -> None:
@@ -187,3 +187,20 @@ def test_volumes_of_cloud_volume(tmp_path: Path) -> None:
     command = [str(client_python("cv")), "-W", "ignore", "-c", native, f"file://{source}/v"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert int(run.stdout) == int(DATA.sum(dtype="u8"))
+
+
+def test_skeletons_of_cloud_volume(tmp_path: Path) -> None:
+    """They are sharded if somebody says into how many; cloud-volume names them `.gz`."""
+    need_fuse()
+    source = tmp_path / "source"
+    source.mkdir()
+    with writable(source, tmp_path, "--create", "**/skeletons=precomputed:minishard_bits=1,shard_bits=1") as mount:
+        create(mount, "skeletons")
+    assert {p.name for p in (source / "v" / "skeletons").iterdir()} == {"info", "0.shard", "1.shard"}
+    native = (
+        "import sys; from cloudvolume import CloudVolume as C; v = C(sys.argv[1], progress=False);"
+        "print([int(v.skeleton.get(int(s)).vertices[0, 0]) for s in sys.argv[2:]])"
+    )
+    command = [str(client_python("cv")), "-W", "ignore", "-c", native, f"file://{source}/v", *map(str, SEGMENTS)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split("\n")[0] == str([s % 1000 for s in SEGMENTS])

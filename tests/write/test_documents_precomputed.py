@@ -300,7 +300,10 @@ def test_tensorstore_adds_a_scale(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "like"),
-    [(n, True) for n in ("0-64_0-64_0-16", "k/-3-1_100-104_7-11", "k/0-1_0-1_0-1.gz", "12", "12.index", "s/1_2_3")]
+    [
+        (n, True)
+        for n in ("0-64_0-64_0-16", "k/-3-1_100-104_7-11", "k/0-1_0-1_0-1.gz", "12", "12.index", "s/1_2_3", "12.gz")
+    ]
     + [(n, False) for n in ("info", "0.shard", "12:0", "0-64_0-64", "12.gz.tmp", "provenance", "")],
 )
 def test_names_of_chunks(name: str, like: bool) -> None:

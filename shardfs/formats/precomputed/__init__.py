@@ -25,8 +25,9 @@ _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_
 """How a document begins that is all data and describes no shards; it may be too large to be parsed."""
 
 _BOX = r"-?[0-9]{1,19}--?[0-9]{1,19}"
-_CHUNK = re.compile(rf"{_BOX}_{_BOX}_{_BOX}(?:\.(?:gz|br|zstd|xz|bz2))?|[0-9]{{1,20}}(?:\.index|(?:_[0-9]{{1,20}})*)")
-"""Boxes of voxels, as cloud-volume calls their files, too; ids and manifests of meshes; cells of annotations."""
+_ID = r"[0-9]{1,20}(?:\.index|(?:_[0-9]{1,20})*)"
+_CHUNK = re.compile(rf"(?:{_BOX}_{_BOX}_{_BOX}|{_ID})(?:\.(?:gz|br|zstd|xz|bz2))?")
+"""Boxes of voxels; ids, manifests of meshes, cells of annotations; and as cloud-volume calls them, compressed."""
 
 
 class Precomputed(OfDocuments):
