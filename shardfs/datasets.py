@@ -88,11 +88,12 @@ class Datasets:
         """Those of a directory, as they are stored."""
         return self.store.documents(path, list(self.document_names), MAX_DOCUMENT_BYTES)
 
-    def forget(self, path: str) -> None:
-        """Chunks at a path and below are described anew: those that are still alike keep their numbers."""
-        for at in list(self._tree_at):
-            if at == path or at.startswith(f"{path}/") or not path:
-                self._former[at] = self._tree_at.pop(at)
+    def forget(self, path: str) -> list[str]:
+        """Chunks at a path and below are described anew: those that are still alike keep their numbers. Their paths."""
+        found = [at for at in self._tree_at if at == path or at.startswith(f"{path}/") or not path]
+        for at in found:
+            self._former[at] = self._tree_at.pop(at)
+        return found
 
     def open(self, directory: Directory) -> Content:
         """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""

@@ -91,11 +91,11 @@ class Changes(Survey):
                 return self._datasets.open(self._directory(self.resolve(path).number)).closed
         return False
 
-    def renew(self, path: str) -> None:
-        """Look anew at what is in a directory and below: documents there were changed."""
+    def renew(self, path: str) -> list[str]:
+        """Look anew at what is in a directory and below: documents there were changed. The paths of the collections."""
         self.changed(path)
         nodes = self._nodes.below(path)
-        self._datasets.forget(path)
+        forgotten = self._datasets.forget(path)
         for node in nodes:
             if isinstance(node, Directory):
                 self._index_cache.drop(("damage", node.number))
@@ -110,6 +110,7 @@ class Changes(Survey):
                     node.inherited = self._datasets.open(above).inherited(name)
                 elif isinstance(node, Document) or name in self._datasets.document_names:
                     self._lookup_in(above, os.fsencode(name))
+        return forgotten
 
     def changed(self, path: str) -> None:
         """A file or directory was made, removed or written in the store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import posixpath
@@ -37,6 +38,10 @@ FOREIGN = ".zarray"
 
 MAX_ABOVE = 8
 """A chunk's name has at most so many components that are looked at before there is a document."""
+
+
+COMPRESSED = "cbytes"
+"""Of bcolz: bytes of all chunks, as they are compressed."""
 
 
 class Documents:
@@ -142,6 +147,9 @@ class Documents:
         if placed is None:
             return None
         form, directory, name = placed
+        if self._is_in_a_file(directory):
+            self._require_alike(directory, name, data)
+            return set()
         stored = self._stored(form, directory, name, data)
         try:
             made = self._made(form, directory, stored, name, data)
@@ -157,6 +165,27 @@ class Documents:
         self._forget(directory, name)
         described = form.described_by(directory, name)
         return {directory, described, *self._repeated(form, directory, name, made.get(name))}
+
+    def _is_in_a_file(self, directory: str) -> bool:
+        """Whether a dataset is one file, whose documents are made from its header."""
+        name = directory.rpartition("/")[2]
+        if not any(f.may_hold(name) for f in self._formats):
+            return False
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return not self._base.store.entry(directory).directory
+        return False
+
+    def _require_alike(self, directory: str, name: str, data: bytes) -> None:
+        """Raise OSError (EINVAL) if a document says something else than before, but for how well it was compressed."""
+        path = join(directory, name)
+        try:
+            before = json.loads(bytes(self._base.read(self._base.resolve(path).number, 0, MAX_DOCUMENT_BYTES)))
+            if {**json.loads(data), COMPRESSED: 0} == {**before, COMPRESSED: 0}:
+                return
+        except (ValueError, TypeError, OSError) as e:
+            raise OSError(errno.EINVAL, str(e), path) from e
+        log.warning("%s: is refused: the file that holds the array has a shape and attributes of its own", path)
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
     def _repeated(self, form: Format, directory: str, name: str, made: bytes | None) -> Iterator[str]:
         """Put it into documents of groups above, too, that repeated it before it was there to be sharded."""

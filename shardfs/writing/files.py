@@ -25,6 +25,7 @@ MAX_SETTLED = 65_536
 class File:
     """An inode. It has at most one name; without one it lives for as long as somebody has it open.
 
+    `twin`: the file with the compressed bytes of this chunk, which can be read, but is not listed, and has no name.
     `dirty`: something was written that nobody has put in a safe place; `refused`: and its writer was told that it
     cannot be.
 
@@ -34,7 +35,7 @@ class File:
 
     __slots__ = (
         "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "mode", "mtime_ns",
-        "name", "number", "parent", "refused", "spent", "target", "version", "writers",
+        "name", "number", "parent", "refused", "spent", "target", "twin", "version", "writers",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: Kind, target: Target | None = None) -> None:
@@ -42,6 +43,7 @@ class File:
         self.parent: str | None = None
         self.name = b""
         self.mode = self.mtime_ns = self.known_size = 0
+        self.twin: File | None = None
         self.buffer: Buffer | None = None
         self.frozen: bytes | None = None
         self.version: Version | None = None
@@ -64,7 +66,8 @@ class File:
     def is_lost(self) -> bool:
         """Whether its name was given away, and its bytes are nowhere."""
         version = self.version is not None and self.version.data is not None
-        return self.parent is None and self.buffer is None and self.frozen is None and self.fd < 0 and not version
+        held = self.buffer is not None or self.frozen is not None or self.fd >= 0 or self.twin is not None
+        return self.parent is None and not held and not version
 
     def unsaved(self) -> tuple[Buffer, str] | None:
         """What was written and nobody has put in a safe place yet, and the path; None if there is no such thing."""

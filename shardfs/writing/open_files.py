@@ -16,14 +16,14 @@ from shardfs import disk
 from shardfs.cache import nothing
 from shardfs.chunk_tree import Spot
 from shardfs.errors import CorruptShardError
-from shardfs.inodes import ROOT
+from shardfs.inodes import CREATED, ROOT
 from shardfs.kinds import Kind
 from shardfs.writing.buffers import Budget, Buffer
 from shardfs.writing.files import File, join, shown_mode
 from shardfs.writing.overlay import JOURNALED, KNOWN_PATHS, MAX_NAME, Overlay, stale
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardfs.chunk_tree import Attributes, ChunkTree, Target
     from shardfs.tree import Tree
@@ -149,6 +149,8 @@ class OpenFiles(Overlay):
     def _handle(self, file: File, flags: int) -> int:
         if file.is_lost:
             raise stale(file.number)
+        if file.twin is not None and file.frozen is None:
+            file.frozen = self._plain_bytes(file)
         if file.parent is None and not file.handles and file.fd < 0 and file.frozen is None:
             self._load(file)  # its name was given away just now: the journal may not keep it for long
         handle = next(self._next_handle)
@@ -163,7 +165,9 @@ class OpenFiles(Overlay):
         """A handle. O_TRUNC and the access mode are looked at."""
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         gone = self._files.by_number.get(number)
-        if gone is not None and gone.parent is None and not gone.handles:  # the kernel will look for the name anew
+        if (
+            gone is not None and gone.parent is None and gone.twin is None and not gone.handles
+        ):  # the kernel will look for the name anew
             raise stale(number)
         if writes or flags & os.O_TRUNC:
             file, handle = self._open_known(number, flags)
@@ -189,6 +193,8 @@ class OpenFiles(Overlay):
 
     def _require_shown(self, number: int) -> None:
         """Raise OSError (ESTALE) if a number of the tree stands for a name that was removed, or given away, since."""
+        if number >= CREATED:
+            raise stale(number)
         parent, _, name = self.path_of(number).rpartition("/")
         names = self._files.directory(parent)
         if names is not None and os.fsencode(name) in names:
@@ -227,6 +233,8 @@ class OpenFiles(Overlay):
                     known.lookups = 1
         if known.kind is Kind.DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), known.path)
+        if known.twin is not None:
+            self._promote(known)
         if known.kind is Kind.PLAIN and self.writer.local and flags is not None:
             self._open_on_disk(known, flags)
         return known
@@ -241,6 +249,18 @@ class OpenFiles(Overlay):
             with self._lock:
                 file.leave_disk()
                 file.fd = fd
+
+    def _promote(self, file: File) -> None:
+        """A chunk of which the compressed bytes are pending is to be changed: it takes its place."""
+        with self._lock:
+            twin = file.twin
+            if twin is None or twin.target is None or twin.parent is None:
+                return
+            file.buffer, file.mode = self._new_buffer(file), twin.mode
+            file.buffer.write(0, self._plain_bytes(file))
+            file.dirty, file.mtime_ns, file.frozen = True, twin.mtime_ns, None
+            self._part_from_twin(twin)
+            self._files.name(file, twin.parent, twin.name.removesuffix(twin.target.suffix.encode()))
 
     def _load(self, file: File) -> Buffer:
         """Have the bytes of a file at hand, to change them."""
@@ -326,6 +346,8 @@ class OpenFiles(Overlay):
     def set_mode(self, number: int, mode: int) -> None:
         """Permission bits; those of chunks are kept until the end of the mount."""
         file, mode = self._files.by_number.get(number), stat.S_IMODE(mode)
+        if file is not None and file.twin is not None:
+            file = file.twin
         if file is not None and file.fd >= 0:
             disk.chmod(file.fd, mode)
         elif (path := self._stored_path(number)) is not None:
@@ -342,6 +364,9 @@ class OpenFiles(Overlay):
         """The time of the last change (None: now); that of chunks is kept until the end of the mount."""
         when = time.time_ns() if mtime_ns is None else mtime_ns
         file = self._files.by_number.get(number)
+        if file is not None and file.twin is not None:
+            file = file.twin
+            number = file.number
         if file is not None and file.fd >= 0:
             disk.utime(file.fd, when, when)
         elif (path := self._stored_path(number)) is not None:
@@ -436,6 +461,8 @@ class OpenFiles(Overlay):
             with self._lock:
                 file.handles -= 1
                 file.writers -= opened.writes
+                if file.twin is not None and not file.handles:
+                    file.frozen = None
                 self._drop_buffer(file)
                 if file.parent is None:
                     self._files.let_go(file)
@@ -518,6 +545,7 @@ class OpenFiles(Overlay):
                     self._load(known)
                 if self.pending.holds(path):
                     self.pending.drop(path, None)
+                self._part_from_twin(known)
                 self._files.unname(known)
             if known is not None and directory in self._numbers:
                 self.invalidate(self._numbers[directory], name)
@@ -560,8 +588,7 @@ class OpenFiles(Overlay):
 
     def _described_anew(self, directory: str) -> None:
         """Documents of a directory were changed: names in it may stand for something else now."""
-        self._renewed(directory)
-        former, strays = self._former(directory), []
+        former, strays = self._former(self._renewed(directory)), list[File]()
         with self._lock:
             for parent, name, file in self._files.below(directory):
                 if file is not None and file.kind not in (Kind.CHUNK, Kind.ORPHAN):
@@ -613,13 +640,16 @@ class OpenFiles(Overlay):
                 if self.base.spot(number, os.fsencode(below[0])).kind is Kind.PLAIN:
                     self._pass_through(file)
 
-    def _former(self, directory: str) -> set[ChunkTree]:
-        """How an array in a directory was described while it had other shapes."""
-        found: set[ChunkTree] = set()
-        with suppress(OSError, CorruptShardError):
-            found.update(self.base.collection(directory).formers())
-        (self._cut.add if found else self._cut.discard)(directory)
-        return found
+    def _former(self, paths: Iterable[str]) -> set[ChunkTree]:
+        """How arrays were described while they had other shapes."""
+        every: set[ChunkTree] = set()
+        for path in paths:
+            found: set[ChunkTree] = set()
+            with suppress(OSError, CorruptShardError):
+                found.update(self.base.collection(path).formers())
+            (self._cut.add if found else self._cut.discard)(path)
+            every |= found
+        return every
 
 
 def _may_write(fd: int) -> bool:

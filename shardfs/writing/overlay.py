@@ -17,9 +17,10 @@ import numpy as np
 
 from shardfs.cache import nothing
 from shardfs.chunk_tree import Attributes, Spot
+from shardfs.codecs import decompressed
 from shardfs.errors import CorruptShardError
 from shardfs.inodes import CREATED, ROOT, TABLE_END
-from shardfs.kinds import OWN, Kind, is_scratch
+from shardfs.kinds import COMPRESSIONS, OWN, Kind, is_scratch
 from shardfs.model import Batch
 from shardfs.tree.calls import REST
 from shardfs.writing.directories import Directories
@@ -27,7 +28,7 @@ from shardfs.writing.files import File, Files, join, shown_mode
 from shardfs.writing.gate import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from shardfs.model import Bool, Entry
     from shardfs.patience import Patience
@@ -68,6 +69,7 @@ class Overlay:
         self._base_numbers: dict[str, int | None] = {}
         self._modes: dict[int, int] = {}  # of numbers of the tree, as they were set; kept until the end of the mount
         self._times: dict[int, int] = {}  # the same of directories, until something in them changes
+        self._twins: dict[int, File] = {}  # see `_uncompressed`; by the number of the compressed file
         self._cut: set[str] = set()  # arrays whose shape was changed
         self._directories = Directories()
 
@@ -93,7 +95,7 @@ class Overlay:
             return ""
         file = self._files.by_number.get(number)
         path = file.path if file is not None else self._paths.get(number)
-        if path is None and file is None:
+        if path is None and file is None and number < CREATED:
             path = self.base.shown_path(number) or None
             if path is not None:
                 if len(self._paths) >= KNOWN_PATHS:
@@ -118,11 +120,12 @@ class Overlay:
             self._base_numbers[path] = number
         return number
 
-    def _renewed(self, path: str) -> None:
-        """The documents of a directory were changed, or it was renamed."""
-        self.base.renew(path)
+    def _renewed(self, path: str) -> list[str]:
+        """The documents of a directory were changed, or it was renamed. The paths of the collections there."""
+        found = self.base.renew(path)
         self._paths.clear()
         self._base_numbers.clear()
+        return found
 
     def spot(self, directory: str, name: bytes) -> Spot:
         """What a name stands for, in a directory of this path."""
@@ -191,8 +194,14 @@ class Overlay:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
         names = self._files.directory(directory)
         if names is not None and name in names:
-            file = names[name]
-            return None if file is None else self._attributes(file)
+            with self._lock:
+                file = names.get(name) or self._uncompressed(names, name)
+                hidden = name in names
+            try:
+                if file is not None or hidden:
+                    return None if file is None else self._attributes(file)
+            except ValueError:  # it is just being written
+                return None
         if name.startswith(OWN.encode()):
             return None
         number = self._base_number(directory)
@@ -205,6 +214,37 @@ class Overlay:
                     return None
                 return self._numbered_anew(self._with_mode(shown, join(directory, name)), directory, name)
         return self._outside(directory, name)
+
+    def _uncompressed(self, names: Mapping[bytes, File | None], name: bytes) -> File | None:
+        """A chunk that waits under a compressed name can be read by its plain one, too.
+
+        Programs try one name after the other. Without this those that do so while it is published would find none.
+        """
+        twins = (names.get(name + suffix.encode()) for suffix in COMPRESSIONS)
+        twin = next((t for t in twins if t is not None and t.target is not None and t.target.suffix), None)
+        if twin is None or twin.target is None:
+            return None
+        with self._lock:
+            file = self._twins.get(twin.number)
+            if file is None:
+                file = self._twins[twin.number] = self._files.unnamed(Kind.CHUNK, twin.target._replace(suffix=""))
+                file.twin = twin
+                self._files.by_number[file.number] = file
+        return file
+
+    def _plain_bytes(self, file: File) -> bytes:
+        """Of one that has a twin. Raise ValueError if that is no compressed data."""
+        twin = file.twin
+        if twin is None or twin.target is None:
+            raise ValueError("nothing compressed")
+        return file.frozen or decompressed(self._whole(twin), twin.target.suffix)
+
+    def _part_from_twin(self, twin: File) -> None:
+        """It is not what it was: its chunk is stored, removed, or has another name. The lock is held."""
+        file = self._twins.pop(twin.number, None)
+        if file is not None:  # who has it open goes on with its bytes; the kernel looks the name up once more
+            file.twin, file.lookups = None, 0
+            self._files.let_go(file)
 
     def _is_foreign_scratch(self, found: Attributes, directory: str, name: bytes) -> bool:
         """Whether it is a temporary file of a program that works on the source itself; or a lock of our own."""
@@ -271,6 +311,8 @@ class Overlay:
             return Attributes(file.number, True, 0, file.mtime_ns, None, file.mode)
         if file.kind is Kind.PLAIN and self.writer.local:
             return self._plain_attributes(file)
+        if file.twin is not None and file.buffer is None:
+            return self._attributes(file.twin)._replace(number=file.number, size=len(self._plain_bytes(file)))
         return Attributes(file.number, False, file.size(), file.mtime_ns, None, file.mode)
 
     def _plain_attributes(self, file: File) -> Attributes:
@@ -319,6 +361,8 @@ class Overlay:
             if file.buffer is not None:
                 return file.buffer.read(offset, size)
             version, target = file.version, file.target
+        if file.twin is not None:
+            return memoryview(self._plain_bytes(file))[offset : offset + size]
         if file.frozen is not None:
             return memoryview(file.frozen)[offset : offset + size]
         if version is not None and version.data is not None:

@@ -79,6 +79,10 @@ class WriteTree(OpenFiles):
         if found.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._waiting()
+        opened = self._files.by_number.get(found.number)
+        if opened is not None and opened.twin is not None:
+            self.unlink(parent, opened.twin.name)
+            return
         spot = self._spot_of(directory, name, found)
         if spot.kind is Kind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
@@ -118,6 +122,7 @@ class WriteTree(OpenFiles):
             if spot.kind in JOURNALED and (stored or self.pending.holds(path)):
                 self.pending.drop(path, spot.target if stored else None)
             if file is not None:
+                self._part_from_twin(file)
                 self._files.unname(file)
             if stored or spot.kind is Kind.DOCUMENT:
                 self._hide(directory, name, spot.target)
@@ -148,6 +153,9 @@ class WriteTree(OpenFiles):
             return
         if there is not None and there.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
+        moved = self._files.by_number.get(found.number)
+        if moved is not None and moved.twin is not None:
+            raise OSError(errno.EXDEV, "has a compressed form, which would stay", old)
         self._settle_named(found.number)
         while True:
             describes = self.spot(directory, new_name).kind is Kind.DOCUMENT
@@ -210,6 +218,7 @@ class WriteTree(OpenFiles):
             self._replace_through(file, new, data or b"", spot)
         with self._lock:
             stored = self.pending.is_stored(old, had)
+            self._part_from_twin(file)
             replaced = self._files.at(new)
             if replaced is not None:
                 self._files.unname(replaced)
@@ -246,10 +255,19 @@ class WriteTree(OpenFiles):
         except BaseException:
             file.kind = before
             raise
+        self._dress(file, new)
         with self._lock:
             if file.buffer is not None and not file.writers:
                 file.buffer.close()
                 file.buffer = None
+
+    def _dress(self, file: File, path: str) -> None:
+        """Give a file of a local store the mode and time that it was given here."""
+        if self.writer.local:
+            with suppress(FileNotFoundError):  # a document of which the source has another
+                self.writer.set_mode(path, stat.S_IMODE(file.mode) or 0o644)
+                self.writer.set_times(path, file.mtime_ns)
+            self.base.changed(path)
 
     def _rename_directory(self, found: Attributes, old: str, new: str, there: Attributes | None) -> None:
         """Whole trees are renamed in the store; what is pending in them is published before."""
@@ -295,6 +313,7 @@ class WriteTree(OpenFiles):
         file.mode, file.mtime_ns = mode, now
         if spot.kind not in JOURNALED:
             self._write_through(file, path, data)
+            self._dress(file, path)
         with self._lock:
             if spot.kind in JOURNALED:
                 scratch = spot.kind is Kind.SCRATCH
@@ -377,7 +396,8 @@ class WriteTree(OpenFiles):
         self.pending.sync()
         path = self.path_of(number)
         if self.writer.local and number < CREATED and not self.base.is_virtual(number):
-            self.writer.sync_directory(path)
+            with suppress(FileNotFoundError):  # it is shown since it is described, and nothing is in it yet
+                self.writer.sync_directory(path)
 
     def set_xattr(self, number: int, name: str, value: bytes) -> None:
         """`user.shardfs.flush`: publish what is at or below, within so many seconds. Nothing else can be set."""
@@ -413,6 +433,7 @@ class WriteTree(OpenFiles):
     def _has_arrived(self, file: File, version: Version) -> list[tuple[int, bytes]]:
         if file.target is not None and file.target.suffix:  # shown by its plain name from now on
             victims = [file]
+            self._part_from_twin(file)
             self._reveal(file.parent or "", file.name, file.target)
         else:
             file.known_size = version.data.size if version.data is not None else 0

@@ -381,9 +381,9 @@ class WriteBuffer:
             job.published = [b.get("entries", {}) for b in self._pending.begun.values() if b["key"] == shard.key]
         try:
             stat = self._writer.update(shard.key, job.make, job.begun, job.check)
-        finally:
+            self._arrived(shard, job, stat)
+        finally:  # by now nobody reads from the journal what is in the shard
             job.close()
-        self._arrived(shard, job, stat)
 
     def _begun(self, note: Begun, lsns: list[int], entries: Mapping[str, Extent]) -> None:
         with self._lock:

@@ -679,19 +679,24 @@ def _(x: Place) -> None:
 A, B = "s/0-2_0-2_0-2", "s/2-4_0-2_0-2"
 
 
+def listed(x: Place, prefix: str) -> list[str]:
+    """Chunks of the scale; its directory may be gone with the last one, if the store has none that are empty."""
+    return [n for n in x.names("s") if "-" in n and n.startswith(prefix)] if x.exists("s") else []
+
+
 @case("volumes/chunks and info", source="precomputed")
 def _(x: Place) -> None:
     info = x.json("info")
     x.put(B, b"abcdefgh")
     x.publish()
     same((x.get(A), x.get(B)), (bytes(8), b"abcdefgh"))
-    same(sorted(n for n in x.names("s") if "-" in n), [A[2:], B[2:]])
+    same(listed(x, ""), [A[2:], B[2:]])
     fails(errno.EINVAL, x.put_json, {**info, "data_type": "uint64"}, "info")
     x.put_json({**info, "mesh": "mesh"}, "info")
     same(x.json("info")["mesh"], "mesh")
     x.unlink(A)
     x.publish()
-    same(sorted(n for n in x.names("s") if "-" in n), [B[2:]])
+    same(listed(x, ""), [B[2:]])
 
 
 @case("volumes/a chunk that the array cannot hold: EINVAL", source="precomputed")
@@ -708,9 +713,9 @@ def _(x: Place) -> None:
 def _(x: Place) -> None:
     data = gzip.compress(b"abcdefgh")
     x.put(f"{B}.gz", data)
-    same((x.get(f"{B}.gz"), [n for n in x.names("s") if n.startswith(B[2:])]), (data, [f"{B[2:]}.gz"]))
+    same((x.get(f"{B}.gz"), listed(x, B[2:])), (data, [f"{B[2:]}.gz"]))
     x.publish()
-    named = [n for n in x.names("s") if n.startswith(B[2:])]
+    named = listed(x, B[2:])
     same(len(named), 1)
     same(x.get(f"s/{named[0]}"), data if named[0].endswith(".gz") else b"abcdefgh")
 
@@ -718,13 +723,13 @@ def _(x: Place) -> None:
 @case("volumes/a compressed chunk takes the place of a stored one", source="precomputed")
 def _(x: Place) -> None:
     x.put(f"{A}.gz", gzip.compress(b"abcdefgh"))
-    same([n for n in x.names("s") if n.startswith(A[2:])], [f"{A[2:]}.gz"])
+    same(listed(x, A[2:]), [f"{A[2:]}.gz"])
     x.publish()
-    named = [n for n in x.names("s") if n.startswith(A[2:])]
+    named = listed(x, A[2:])
     same(len(named), 1)
     x.unlink(f"s/{named[0]}")
     x.publish()
-    same([n for n in x.names("s") if n.startswith(A[2:])], [])
+    same(listed(x, A[2:]), [])
 
 
 @case("volumes/a plain chunk takes the place of a compressed one", source="precomputed")
@@ -745,7 +750,7 @@ def _(x: Place) -> None:
         x.unlink(f"{name}.gz")
         same((x.exists(f"{name}.gz"), x.exists(name)), (False, False))
     x.publish()
-    same([n for n in x.names("s") if "-" in n], [])
+    same(listed(x, ""), [])
 
 
 @case("objects/by id", source="ids")

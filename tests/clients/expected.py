@@ -1,0 +1,25 @@
+"""What a client expects to find where it has written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Expected:
+    """Arrays, by the paths of what is to hold them at last."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Any] = {}
+
+    def __call__(self, path: str, found: Any, data: Any) -> None:
+        """Look whether it reads so here and now, and note it."""
+        np.testing.assert_array_equal(np.asarray(found[:]), data, err_msg=path)
+        self.arrays[path] = np.array(data)
+
+    def save(self, out: Path) -> None:
+        np.savez(out, **self.arrays)
