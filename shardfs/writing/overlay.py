@@ -70,6 +70,7 @@ class Overlay:
         self._modes: dict[int, int] = {}  # of numbers of the tree, as they were set; kept until the end of the mount
         self._times: dict[int, int] = {}  # the same of directories, until something in them changes
         self._twins: dict[int, File] = {}  # see `_uncompressed`; by the number of the compressed file
+        self._inhabited: set[str] = set()  # directories of an object store that were seen
         self._cut: set[str] = set()  # arrays whose shape was changed
         self._directories = Directories()
 
@@ -210,7 +211,7 @@ class Overlay:
                 shown = self._if_shown(self.base.lookup(number, name))
                 if shown is None or self._is_foreign_scratch(shown, directory, name):
                     return None
-                if shown.directory and self.base.is_implied(number, os.fsdecode(name)):
+                if shown.directory and self._is_implied(number, directory, name):
                     return None
                 return self._numbered_anew(self._with_mode(shown, join(directory, name)), directory, name)
         return self._outside(directory, name)
@@ -245,6 +246,17 @@ class Overlay:
         if file is not None:  # who has it open goes on with its bytes; the kernel looks the name up once more
             file.twin, file.lookups = None, 0
             self._files.let_go(file)
+
+    def _is_implied(self, number: int, directory: str, name: bytes) -> bool:
+        """As `Tree.is_implied`. Of an object store, one that was shown is not gone with what was in it."""
+        path = join(directory, name)
+        if path in self._inhabited:
+            return False
+        if self.base.is_implied(number, os.fsdecode(name)):
+            return True
+        if not self.writer.local:
+            self._inhabited.add(path)
+        return False
 
     def _is_foreign_scratch(self, found: Attributes, directory: str, name: bytes) -> bool:
         """Whether it is a temporary file of a program that works on the source itself; or a lock of our own."""
@@ -429,7 +441,7 @@ class Overlay:
         if directory < TABLE_END and batch.directories.any():
             names, made = batch.names.tolist(), ~batch.directories
             for i in np.flatnonzero(batch.directories).tolist():
-                made[i] = not self.base.is_implied(directory, os.fsdecode(names[i]))
+                made[i] = not self._is_implied(directory, self.path_of(directory), names[i])
             batch = batch if made.all() else _kept(batch, made)
         virtual = batch.numbers[batch.directories & (batch.numbers >= np.uint64(TABLE_END))]
         tree = self.base.chunk_tree(int(virtual[0])) if len(virtual) else None

@@ -368,6 +368,7 @@ class WriteTree(OpenFiles):
             with self._lock:
                 self._files.forget_below(path)
                 self._files.unname(made)
+        self._inhabited.discard(path)
         base = self._base_number(path)
         if base is None:
             return
