@@ -115,7 +115,10 @@ def unsharded(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Object at [nv] is not recognized")
-@pytest.mark.parametrize("command", ["cp -r", "rsync -a", "documents last", "documents first"])
+@pytest.mark.parametrize(
+    "command",
+    ["cp -r", "documents first", *(pytest.param(c, marks=pytest.mark.torture) for c in ("rsync -a", "documents last"))],
+)
 def test_copies_of_arrays_are_sharded(tmp_path: Path, command: str) -> None:
     """Whatever is copied first: chunks wait for their document, groups are put right when the arrays come."""
     need_fuse()
