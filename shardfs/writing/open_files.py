@@ -23,7 +23,7 @@ from shardfs.writing.files import File, join, shown_mode
 from shardfs.writing.overlay import JOURNALED, KNOWN_PATHS, MAX_NAME, stale
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardfs.chunk_tree import Attributes, Target
     from shardfs.tree import Tree
@@ -137,8 +137,8 @@ class OpenFiles(Descriptions):
     def _handle(self, file: File, flags: int) -> int:
         if file.is_lost:
             raise stale(file.number)
-        if file.twin is not None and file.frozen is None:
-            file.frozen = self._plain_bytes(file)
+        if file.twin is not None:
+            file.frozen, file.version = self._plain_bytes(file), file.twin.version
         if file.parent is None and not file.handles and file.fd < 0 and file.frozen is None:
             self._load(file)  # its name was given away just now: the journal may not keep it for long
         handle = next(self._next_handle)
@@ -246,7 +246,7 @@ class OpenFiles(Descriptions):
                 return
             file.buffer, file.mode = self._new_buffer(file), twin.mode
             file.buffer.write(0, self._plain_bytes(file))
-            file.dirty, file.mtime_ns, file.frozen = True, twin.mtime_ns, None
+            file.dirty, file.mtime_ns, file.frozen, file.version = True, twin.mtime_ns, None, None
             self._part_from_twin(twin)
             self._files.name(file, twin.parent, twin.name.removesuffix(twin.target.suffix.encode()))
 
@@ -369,7 +369,7 @@ class OpenFiles(Descriptions):
             with self._lock:
                 file.mtime_ns = when
                 if file.is_settled:
-                    self._files.settle(file)
+                    self._rest(file)
 
     def _is_document(self, number: int) -> bool:
         file = self._files.by_number.get(number)
@@ -450,12 +450,29 @@ class OpenFiles(Descriptions):
                 file.handles -= 1
                 file.writers -= opened.writes
                 if file.twin is not None and not file.handles:
-                    file.frozen = None
+                    file.frozen = file.version = None
                 self._drop_buffer(file)
                 if file.parent is None:
                     self._files.let_go(file)
                 elif file.is_settled and file.kind is not Kind.PLAIN:
-                    self._files.settle(file)
+                    self._rest(file)
+
+    def _rest(self, file: File) -> None:
+        """The source has it as it is. The lock is held."""
+        for number, name in self._let_out(self._files.settle(file)):
+            self.invalidate(number, name)
+
+    def _let_out(self, files: Iterable[File]) -> list[tuple[int, bytes]]:
+        """Files of which nothing is kept any more, as the source shows them: what the kernel is to be told."""
+        out = []
+        for file in files:
+            number = self._numbers.get(file.parent or "")
+            if number is not None:
+                out.append((number, file.name))
+            if file.handles:
+                self._load(file)
+            self._files.unname(file)
+        return out
 
     def _drop_buffer(self, file: File) -> None:
         """If nobody writes to it any more: its bytes are in a safe place."""

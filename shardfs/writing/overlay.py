@@ -201,8 +201,9 @@ class Overlay:
             try:
                 if file is not None or hidden:
                     return None if file is None else self._attributes(file)
-            except ValueError:  # it is just being written
-                return None
+            except OSError as e:
+                if e.errno != errno.ESTALE:
+                    raise  # else it was published this moment
         if name.startswith(OWN.encode()):
             return None
         number = self._base_number(directory)
@@ -227,18 +228,21 @@ class Overlay:
             return None
         with self._lock:
             file = self._twins.get(twin.number)
-            if file is None:
+            if file is None or file.number not in self._files.by_number:  # the kernel has forgotten it
                 file = self._twins[twin.number] = self._files.unnamed(Kind.CHUNK, twin.target._replace(suffix=""))
                 file.twin = twin
                 self._files.by_number[file.number] = file
         return file
 
     def _plain_bytes(self, file: File) -> bytes:
-        """Of one that has a twin. Raise ValueError if that is no compressed data."""
+        """Of one that has a twin: of the version that was closed last. Raise OSError (ESTALE) if that has gone."""
         twin = file.twin
-        if twin is None or twin.target is None:
-            raise ValueError("nothing compressed")
-        return file.frozen or decompressed(self._whole(twin), twin.target.suffix)
+        version = twin.version if twin is not None else None
+        if file.frozen is not None and file.version is version:
+            return file.frozen
+        if twin is None or twin.target is None or version is None or version.data is None:
+            raise stale(file.number)
+        return decompressed(self.pending.read(version.data, 0, version.data.size), twin.target.suffix)
 
     def _part_from_twin(self, twin: File) -> None:
         """It is not what it was: its chunk is stored, removed, or has another name. The lock is held."""

@@ -50,8 +50,8 @@ class WriteTree(OpenFiles):
         self.pending.attach(self._published, self._is_held)
 
     def _recover(self) -> None:
-        """Show what the journal holds."""
-        for path, version in self.pending.versions().items():
+        """Show what the journal holds; of the names of one chunk the last one that was given to it."""
+        for path, version in sorted(self.pending.versions().items(), key=lambda item: item[1].lsn):
             parent, _, name = path.rpartition("/")
             raw = os.fsencode(name)
             spot = self.spot(parent, raw)
@@ -440,15 +440,7 @@ class WriteTree(OpenFiles):
             file.known_size = version.data.size if version.data is not None else 0
             file.version = None
             victims = self._files.settle(file) if file.is_settled else []
-        out = []
-        for old in victims:
-            number = self._numbers.get(old.parent or "")
-            if number is not None:
-                out.append((number, old.name))
-            if old.handles:
-                self._load(old)
-            self._files.unname(old)
-        return out
+        return self._let_out(victims)
 
     # ---- the end ----
 

@@ -25,6 +25,7 @@ from shardfs.pending import Pending
 from shardfs.recover import losses, park_scratch
 from shardfs.writers import Begun
 from shardfs.writing.failures import Failures
+from shardfs.writing.files import join
 from shardfs.writing.publishing import MAX_RETRY_S, RETRY_S, UNLOOKED, DirtyShard, Extent, Job, Publishing
 
 if TYPE_CHECKING:
@@ -205,30 +206,36 @@ class WriteBuffer:
         """Say of which shard a path is a chunk; None: of none, as far as is known now."""
         with self._lock:
             before = self._shard_at.pop(path, None)
-            if before is not None:
+            shard = None
+            if target is not None and path in self._pending.versions:
+                shard = self._shard_at[path] = self._dirty(target)
+            if before is not None and before is not shard:
                 before.targets.pop(path, None)
+                if not before.targets and not before.busy:
+                    self._shards.pop((before.tree.first, before.number), None)
                 self._lock.notify_all()  # somebody may wait for it
-            if target is None or path not in self._pending.versions:
+            if target is None or shard is None:
                 return
-            number = target.tree.outermost_shard(target.coords)
-            shard = self._shards.get((target.tree.first, number))
-            now = time.monotonic()
-            if shard is None:
-                key = target.tree.outermost_key(number)
-                shard = DirtyShard(target.tree, number, key, first=now)
-                shard.slots = rewriting.slots(target.tree.collection, number)
-                self._shards[target.tree.first, number] = shard
-            if not shard.targets:
-                shard.first = now
-                if not shard.busy:
-                    shard.version = target.tree.shard_version(number)
             if self._pending.versions[path].lsn <= self._recovered:
                 shard.version = UNLOOKED
-            shard.targets[path], shard.last = target, now
+            shard.targets[path], shard.last = target, time.monotonic()
             shard.unfit.clear()
-            self._shard_at[path] = shard
             if self._is_complete(shard) or self._journal.nbytes > self._early:  # others are due in a while
                 self._lock.notify_all()
+
+    def _dirty(self, target: Target) -> DirtyShard:
+        """The shard of a chunk, of which something is pending from now on."""
+        number = target.tree.outermost_shard(target.coords)
+        shard = self._shards.get((target.tree.first, number))
+        if shard is None:
+            shard = DirtyShard(target.tree, number, target.tree.outermost_key(number))
+            shard.slots = rewriting.slots(target.tree.collection, number)
+            self._shards[target.tree.first, number] = shard
+        if not shard.targets:
+            shard.first = time.monotonic()
+            if not shard.busy:
+                shard.version = target.tree.shard_version(number)
+        return shard
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (EROFS) if chunks of this collection cannot be written, or some that were are lost."""
@@ -394,11 +401,13 @@ class WriteBuffer:
         """All that was published; and where it lies now, if a newer version is pending already."""
         out: dict[str, tuple[int, ...] | None] = dict.fromkeys(done)
         for path, version in done.items():
-            newest = self._pending.versions.get(path)
-            if newest is not None and newest.lsn != version.lsn:
-                target = job.taken[path][0]
-                with suppress(OSError, CorruptShardError):
-                    out[path] = self._found(target)
+            target, (directory, _, name) = job.taken[path][0], path.rpartition("/")
+            others = (join(directory, other) for other in target.tree.other_names(os.fsencode(name)))
+            for known in (path, *others):
+                newest = self._pending.versions.get(known)
+                if newest is not None and newest.lsn != version.lsn:
+                    with suppress(OSError, CorruptShardError):
+                        out[known] = self._found(target)
         return out
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:

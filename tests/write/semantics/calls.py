@@ -7,6 +7,7 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from shardfs.inodes import ROOT
@@ -128,6 +129,7 @@ class InProcess:
     def __init__(self, tree: WriteTree) -> None:
         self.tree = tree
         self._open: dict[int, _Open] = {}
+        self._descriptors = count(3)
 
     def _at(self, path: str) -> tuple[int, bytes]:
         """The directory of a name, and the name."""
@@ -151,6 +153,14 @@ class InProcess:
         return True
 
     def open(self, path: str, flags: int, mode: int = 0o644) -> int:
+        try:
+            return self._open_once(path, flags, mode)
+        except OSError as e:
+            if e.errno != errno.ESTALE:
+                raise
+        return self._open_once(path, flags, mode)
+
+    def _open_once(self, path: str, flags: int, mode: int) -> int:
         parent, name = self._at(path)
         try:
             found = self.tree.lookup(parent, name)
@@ -165,7 +175,7 @@ class InProcess:
                 raise _failed(errno.EISDIR, path)
             handle = self.tree.open(found.number, flags)
         self.tree.remember(found.number)
-        fd = next(n for n in range(3, 1000) if n not in self._open)
+        fd = next(self._descriptors)
         self._open[fd] = _Open(found.number, handle, flags)
         return fd
 

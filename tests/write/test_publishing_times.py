@@ -1,0 +1,109 @@
+"""When shards are published: however often a chunk is written, and whoever has it open."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs.journal import Journal
+from shardfs.tree import open_tree
+from shardfs.writing.publishing import Publishing
+from shardfs.writing.tree import open_write_tree
+from tests import handmade
+from tests.write.semantics import cases
+from tests.write.semantics.calls import InProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.write.semantics.cases import Place
+
+IDLE_S, AGE_S = 0.3, 1.0
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[[str], Place]]:
+    """The array of a source of this kind, below `a`."""
+    trees = []
+
+    def make(kind: str) -> Place:
+        root = tmp_path / "source"
+        handmade.write_files(root, {f"a/{path}": data for path, data in cases.SOURCES[kind]().items()})
+        journal = Journal.open(tmp_path / "journal", str(root), limit_bytes=64 << 20)
+        tree = open_write_tree(open_tree(str(root)), journal, publishing=Publishing(idle_s=IDLE_S, age_s=AGE_S))
+        trees.append(tree)
+        calls = InProcess(tree)
+        return cases.Place(calls, "a", lambda path: (root / path).read_bytes() if (root / path).exists() else None)
+
+    yield make
+    for tree in trees:
+        assert tree.close(20) == []
+
+
+def test_a_chunk_that_is_written_all_the_time_is_published_when_it_is_old(opened: Callable[[str], Place]) -> None:
+    x = opened("zarr")
+    end, n = time.monotonic() + 4 * AGE_S, 0
+    while x.source("c/1/1") is None:
+        assert time.monotonic() < end
+        x.put("c/3/3", b"%04d" % (n := n + 1))
+        time.sleep(IDLE_S / 6)
+
+
+def test_a_chunk_that_somebody_holds_open_waits(opened: Callable[[str], Place]) -> None:
+    x = opened("zarr")
+    with x.opened("c/3/3", cases.NEW) as fd:
+        x.calls.write(fd, b"half")
+        x.calls.fsync(fd)
+        x.put("c/2/2", b"abcd")
+        cases.until(lambda: x.source("c/1/1") is not None)
+        assert b"half" not in (x.source("c/1/1") or b"")
+        x.calls.pwrite(fd, b"full", 0)
+    cases.until(lambda: b"full" in (x.source("c/1/1") or b""))
+
+
+def test_names_of_one_chunk_take_turns_while_it_is_published(opened: Callable[[str], Place]) -> None:
+    """Plain and compressed, written, read and removed by threads: whoever has written last is right."""
+    import gzip
+
+    x, stop, wrong = opened("precomputed"), threading.Event(), list[str]()
+    name, written = "s/2-4_0-2_0-2", [b""]
+
+    def read() -> None:
+        while not stop.is_set():
+            before = written[0]
+            try:
+                found = x.get(name)
+            except OSError as e:
+                wrong.append(str(e))
+                continue
+            if len(found) != 8 or found < before:
+                wrong.append(f"{found!r} after {before!r}")
+
+    x.put(name, b"%08d" % 0)
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    for n in range(1, 120):
+        data = b"%08d" % n
+        if n % 3:
+            x.put(f"{name}.gz", gzip.compress(data))
+        else:
+            temporary = "s/x.partial"
+            x.put(temporary, data)
+            x.rename(temporary, name)
+        written[0] = data
+        if n % 5 == 0:
+            x.publish()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert sorted(set(wrong)) == []
+    x.publish()
+    assert x.get(name) == b"%08d" % 119
+    assert b"%08d" % 119 in (x.source("s/0.shard") or b"")
+    assert os.fsdecode(name) == name
