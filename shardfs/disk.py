@@ -189,9 +189,14 @@ def utime(path: str | int, atime_ns: int, mtime_ns: int) -> None:
     call("utime", lambda p, a, m: os.utime(p, ns=(a, m)), path, atime_ns, mtime_ns)
 
 
-def setxattr(path: str | int, name: str, value: bytes) -> None:
-    """Of a path or descriptor."""
-    call("setxattr", os.setxattr, path, name, value)
+def setxattr(path: str | int, name: str, value: bytes, flags: int = 0) -> None:
+    """Of a path or descriptor. `flags`: `os.XATTR_CREATE` or `os.XATTR_REPLACE`."""
+    call("setxattr", os.setxattr, path, name, value, flags)
+
+
+def removexattr(path: str | int, name: str) -> None:
+    """Of a path or descriptor. Raise OSError (ENODATA) if there is none."""
+    call("removexattr", os.removexattr, path, name)
 
 
 def lock(fd: int, *, exclusive: bool = True, wait: float = 0.0) -> None:

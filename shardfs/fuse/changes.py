@@ -120,8 +120,13 @@ class WriteTree(Listed, Protocol):
     def sync_directory(self, number: int) -> None:
         """Names in the directory are on disk at the return."""
 
-    def set_xattr(self, number: int, name: str, value: bytes) -> None:
-        """`user.shardfs.flush` publishes what is at or below within so many seconds; EOPNOTSUPP for others."""
+    def set_xattr(self, number: int, name: str, value: bytes, flags: int) -> None:
+        """`user.shardfs.flush` publishes what is at or below within so many seconds; EOPNOTSUPP for what cannot be set.
+
+        `flags` are those of setxattr(2).
+        """
+
+    def remove_xattr(self, number: int, name: str) -> None: ...
 
 
 class Recent:
@@ -242,7 +247,7 @@ class Changes:
             lowlevel.LINK: self._link,
             lowlevel.SYMLINK: self._refuse(errno.EPERM),
             lowlevel.SETXATTR: self._setxattr,
-            lowlevel.REMOVEXATTR: self._refuse(errno.EOPNOTSUPP),
+            lowlevel.REMOVEXATTR: self._removexattr,
             lowlevel.RELEASEDIR: self._releasedir,
             lowlevel.FSYNCDIR: self._fsyncdir,
         }
@@ -481,15 +486,26 @@ class Changes:
                 raise PermissionError(errno.EPERM, "all files belong to who has mounted")
 
     def _setxattr(self, unique: int, number: int, size: int) -> None:
-        length, _ = lowlevel.SETXATTR_IN.unpack_from(self._request, lowlevel.BODY)
+        length, flags = lowlevel.SETXATTR_IN.unpack_from(self._request, lowlevel.BODY)
         start = lowlevel.BODY + lowlevel.SETXATTR_IN.size
         raw, _, value = bytes(self._request[start:size]).partition(b"\0")
+        name = self._attribute(number, raw)
+        self._waiting()
+        self._tree.set_xattr(number, name, value[:length], flags)
+        self._done(unique)
+
+    def _removexattr(self, unique: int, number: int, size: int) -> None:
+        name = self._attribute(number, bytes(self._request[lowlevel.BODY : size - 1]))
+        self._waiting()
+        self._tree.remove_xattr(number, name)
+        self._done(unique)
+
+    def _attribute(self, number: int, raw: bytes) -> str:
+        """The name of an extended attribute. Raise OSError if none of this name can be set or removed."""
         name = os.fsdecode(raw)
         if number >= control.DIRECTORY or not name.startswith("user."):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
-        self._waiting()
-        self._tree.set_xattr(number, name, value[:length])
-        self._done(unique)
+        return name
 
     # ---- directories
 

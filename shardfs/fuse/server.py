@@ -558,7 +558,7 @@ class _Worker:
             self._tally.errors[lowlevel.GETXATTR, errno.EOPNOTSUPP] += 1
             self._send(lowlevel.error(unique, errno.EOPNOTSUPP))
             return
-        name = str(self._request[start : size - 1], "utf8", "surrogateescape")
+        name = os.fsdecode(bytes(self._request[start : size - 1]))
         if not name.startswith("user."):
             # ENODATA would be true as well, but on this answer `ls -l` stops asking every file for its ACL.
             raise OSError(errno.EOPNOTSUPP, name)
@@ -569,7 +569,7 @@ class _Worker:
         self._send_xattr(unique, value)
 
     def _listxattr(self, unique: int, number: int, _size: int) -> None:
-        self._send_xattr(unique, b"".join(name.encode() + b"\0" for name in self._xattrs(number)))
+        self._send_xattr(unique, b"".join(os.fsencode(name) + b"\0" for name in self._xattrs(number)))
 
     def _xattrs(self, number: int) -> dict[str, bytes]:
         own = {}

@@ -18,6 +18,7 @@ from shardfs.writers.s3 import S3Objects
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from shardfs.model import Blob, Stat
@@ -99,6 +100,9 @@ class Writer(Protocol):
 
     def set_times(self, key: str, mtime_ns: int) -> None:
         """When a file or directory was changed last."""
+
+    def named(self, key: str) -> AbstractContextManager[int]:
+        """A descriptor of a file or directory that is good for its path in /proc alone: see O_PATH."""
 
 
 def open_writer(store: Store, *, cas_none: bool = False, journal: Path | None = None) -> Writer:

@@ -195,20 +195,20 @@ class LocalWriter:
         return fd
 
     def stat(self, key: str) -> os.stat_result:
-        with self._named(key) as fd:
+        with self.named(key) as fd:
             return os.fstat(fd)
 
     def set_mode(self, key: str, mode: int) -> None:
-        with self._named(key) as fd:
+        with self.named(key) as fd:
             disk.chmod(f"/proc/self/fd/{fd}", mode)
 
     def set_times(self, key: str, mtime_ns: int) -> None:
-        with self._named(key) as fd:
+        with self.named(key) as fd:
             disk.utime(f"/proc/self/fd/{fd}", mtime_ns, mtime_ns)
         self._store.reopen(key)
 
     @contextmanager
-    def _named(self, key: str) -> Iterator[int]:
+    def named(self, key: str) -> Iterator[int]:
         """A descriptor in name only: opening it does nothing to it, whatever it is."""
         fd = os.open(self._store.path(key), os.O_PATH | os.O_CLOEXEC)
         try:
@@ -218,7 +218,7 @@ class LocalWriter:
             os.close(fd)
 
     def _open_existing(self, key: str, flags: int) -> int:
-        with self._named(key) as fd:  # looked at, and only then opened for writing
+        with self.named(key) as fd:  # looked at, and only then opened for writing
             mode = os.fstat(fd).st_mode
             if not stat_module.S_ISREG(mode):
                 number = errno.EISDIR if stat_module.S_ISDIR(mode) else errno.EACCES

@@ -23,6 +23,7 @@ from shardfs.writers.common import Begun, Make, PlannedBlob, nobody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from shardfs.model import Blob, ByteRange, ByteRequest, Stat
     from shardfs.store import FsspecStore
@@ -256,6 +257,9 @@ class ObjectWriter:
 
     def set_times(self, key: str, mtime_ns: int) -> None:
         raise UnsupportedError("objects of a remote store have times of their own")
+
+    def named(self, key: str) -> AbstractContextManager[int]:
+        raise UnsupportedError("objects of a remote store are no files")
 
     def _path(self, key: str) -> str:
         if (key and {"", ".", ".."} & set(key.split("/"))) or "\0" in key:

@@ -269,7 +269,7 @@ class OpenFiles(Descriptions):
         If another file is to get the name, also who may be about to open this one, since he has looked for it before.
         """
         file = self._files.by_number.get(number)
-        if file is None and number in self._opened:
+        if number in self._opened:  # also if it was renamed since
             file = self._adopt(number, None)
             with self._lock:  # they know it by the number the tree gave it
                 file.handles += self._opened.pop(number, 0)

@@ -23,8 +23,8 @@ from shardfs.writers import open_writer
 from shardfs.writing.buffers import Budget
 from shardfs.writing.documents import Documents
 from shardfs.writing.files import File, join, shown_mode
-from shardfs.writing.open_files import OpenFiles
 from shardfs.writing.overlay import JOURNALED
+from shardfs.writing.passing import PassedThrough
 from shardfs.writing.writeback import WriteBuffer
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class WriteTree(OpenFiles):
+class WriteTree(PassedThrough):
     """Thread-safe. Begins with what the journal holds."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
@@ -400,10 +400,11 @@ class WriteTree(OpenFiles):
             with suppress(FileNotFoundError):  # it is shown since it is described, and nothing is in it yet
                 self.writer.sync_directory(path)
 
-    def set_xattr(self, number: int, name: str, value: bytes) -> None:
-        """`user.shardfs.flush`: publish what is at or below, within so many seconds. Nothing else can be set."""
+    def set_xattr(self, number: int, name: str, value: bytes, flags: int = 0) -> None:
+        """`user.shardfs.flush`: publish what is at or below, within so many seconds. Others are those of a file."""
         if name != "user.shardfs.flush":
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
+            super().set_xattr(number, name, value, flags)
+            return
         self._waiting()
         self.pending.flush(self.path_of(number), float(value or b"0") or None)
 

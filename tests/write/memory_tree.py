@@ -42,6 +42,7 @@ class Inode:
     linked: bool = True
     opened: int = 0
     known: int = 0
+    xattrs: dict[str, bytes] = field(default_factory=dict)
 
     def attributes(self) -> Attributes:
         mode = self.mode | (stat.S_IFDIR if self.directory else stat.S_IFREG)
@@ -110,7 +111,7 @@ class MemoryTree:
             self._inodes.pop(inode.number, None)
 
     def xattrs(self, number: int) -> dict[str, bytes]:
-        return {"user.shardfs.state": b"clean"}
+        return {"user.shardfs.state": b"clean", **self._inode(number).xattrs}
 
     def usage(self, number: int) -> dict[str, bytes]:
         return {}
@@ -292,10 +293,22 @@ class MemoryTree:
         with self._lock:
             self._inode(number).mtime_ns = time.time_ns() if mtime_ns is None else mtime_ns
 
-    def set_xattr(self, number: int, name: str, value: bytes) -> None:
-        if name != ACCEPTED_XATTR:
-            raise error(errno.EOPNOTSUPP)
-        self.flushes.append(value)
+    def set_xattr(self, number: int, name: str, value: bytes, flags: int) -> None:
+        if name == ACCEPTED_XATTR:
+            self.flushes.append(value)
+            return
+        with self._lock:
+            known = self._inode(number).xattrs
+            if flags & os.XATTR_CREATE and name in known:
+                raise error(errno.EEXIST)
+            if flags & os.XATTR_REPLACE and name not in known:
+                raise error(errno.ENODATA)
+            known[name] = value
+
+    def remove_xattr(self, number: int, name: str) -> None:
+        with self._lock:
+            if self._inode(number).xattrs.pop(name, None) is None:
+                raise error(errno.ENODATA)
 
 
 def _usual(a: Attributes) -> int:

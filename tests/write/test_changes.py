@@ -40,7 +40,6 @@ UNSUPPORTED = {
     "symlink/unlink removes the link alone",
     "unlink/an open file has no links",
     "utimensat/atime of its own",
-    "xattr/user attributes",
 }
 """Cases of `tests.write.posix` that no mount passes. The list may only shrink."""
 

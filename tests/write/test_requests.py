@@ -138,6 +138,21 @@ def test_modes_and_owners(writer: Writer) -> None:
     assert struct.unpack("=QQQQII" + ATTR, writer.kernel.lookup(b"plain").body)[15] == 0o100644
 
 
+def test_extended_attributes(writer: Writer) -> None:
+    number, _ = writer.create(b"f")
+    name = b"user.\xff"
+    for flags, wanted in ((os.XATTR_REPLACE, errno.ENODATA), (os.XATTR_CREATE, 0), (os.XATTR_CREATE, errno.EEXIST)):
+        body = struct.pack("=II", 3, flags) + name + b"\0" + b"a\0b"
+        assert writer.ask(lowlevel.SETXATTR, number, body).error == wanted
+    assert writer.ask(lowlevel.GETXATTR, number, struct.pack("=I4x", 100) + name + b"\0").body == b"a\0b"
+    assert name + b"\0" in writer.ask(lowlevel.LISTXATTR, number, struct.pack("=I4x", 100)).body
+    assert writer.ask(lowlevel.REMOVEXATTR, number, name + b"\0").error == 0
+    assert writer.ask(lowlevel.REMOVEXATTR, number, name + b"\0").error == errno.ENODATA
+    for refused in (b"trusted.x\0", b"system.posix_acl_access\0"):
+        assert writer.ask(lowlevel.REMOVEXATTR, number, refused).error == errno.EOPNOTSUPP
+    assert writer.ask(lowlevel.REMOVEXATTR, control.DIRECTORY, name + b"\0").error == errno.EOPNOTSUPP
+
+
 def test_nothing_is_done_by_half(writer: Writer) -> None:
     """Who may not change the owner changes nothing else in the same request."""
     number, handle = writer.create(b"f")
@@ -191,7 +206,7 @@ def test_what_the_kernel_does_without_us(writer: Writer) -> None:
     assert writer.ask(lowlevel.MKNOD, ROOT, node).error == errno.EPERM
 
 
-@pytest.mark.parametrize("name", [b"user.other", b"system.posix_acl_access", b"security.selinux"])
+@pytest.mark.parametrize("name", [b"system.posix_acl_access", b"security.selinux"])
 def test_extended_attributes_are_not_kept(writer: Writer, name: bytes) -> None:
     body = struct.pack("=II", 5, 0) + name + b"\0value"
     assert writer.ask(lowlevel.SETXATTR, ROOT, body).error == errno.EOPNOTSUPP

@@ -569,3 +569,34 @@ def _(d: Path) -> None:
     same(os.getxattr(d / "f", "user.some"), b"value")
     os.removexattr(d / "f", "user.some")
     fails(errno.ENODATA, os.getxattr, d / "f", "user.some")
+    fails(errno.ENODATA, os.removexattr, d / "f", "user.some")
+
+
+@case("xattr/XATTR_CREATE and XATTR_REPLACE")
+def _(d: Path) -> None:
+    fails(errno.ENODATA, os.setxattr, file(d / "f"), "user.some", b"1", os.XATTR_REPLACE)
+    os.setxattr(d / "f", "user.some", b"2", os.XATTR_CREATE)
+    fails(errno.EEXIST, os.setxattr, d / "f", "user.some", b"3", os.XATTR_CREATE)
+    os.setxattr(d / "f", "user.some", b"4", os.XATTR_REPLACE)
+    same(os.getxattr(d / "f", "user.some"), b"4")
+
+
+@case("xattr/any names and bytes, listed; also of directories, and along with a new name")
+def _(d: Path) -> None:
+    wanted = {"user.empty": b"", "user.\xe4 \udcff": bytes(range(256)), "user." + "x" * 250: b"long"}
+    (d / "x").mkdir()
+    for path in (file(d / "f"), d / "x"):
+        for name, value in wanted.items():
+            os.setxattr(path, name, value)
+        os.rename(path, path := d / f"{path.name}2")
+        listed = {name for name in os.listxattr(path) if name in wanted}
+        same({name: os.getxattr(path, name) for name in listed}, wanted)
+
+
+@case("xattr/of an open file without a name")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDWR)
+    os.unlink(d / "f")
+    os.setxattr(fd, "user.some", b"value")
+    same(os.getxattr(fd, "user.some"), b"value")
+    os.close(fd)

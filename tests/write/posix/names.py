@@ -155,6 +155,15 @@ def _(d: Path) -> None:
     os.close(fd)
 
 
+@case("unlink/an open file that was renamed is there until it is closed")
+def _(d: Path) -> None:
+    fd = os.open(file(d / "f"), os.O_RDONLY)
+    os.rename(d / "f", d / "g")
+    os.unlink(d / "g")
+    same((os.fstat(fd).st_size, os.pread(fd, 10, 0)), (7, b"content"))
+    os.close(fd)
+
+
 @case("unlink/an open file has no links")
 def _(d: Path) -> None:
     fd = os.open(file(d / "f"), os.O_RDONLY)

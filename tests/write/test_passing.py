@@ -1,0 +1,126 @@
+"""What files of a local source have, and the mount passes through: extended attributes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs.journal import Journal
+from shardfs.tree import open_tree
+from shardfs.writing.tree import WriteTree, open_write_tree
+from tests import handmade
+from tests.write.semantics.cases import SOURCES, fails
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NOTE = "user.note"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An array, a file beside it, and a directory with another one."""
+    array = {f"a/{path}": data for path, data in SOURCES["zarr"]().items()}
+    handmade.write_files(tmp_path / "source", {**array, "d/file": b"content"})
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def tree(source: Path, tmp_path: Path) -> Iterator[WriteTree]:
+    journal = Journal.open(tmp_path / "journal", str(source), limit_bytes=64 << 20)
+    tree = open_write_tree(open_tree(str(source)), journal)
+    yield tree
+    assert tree.close(20) == []
+
+
+def number(tree: WriteTree, path: str) -> int:
+    found = tree.resolve(path).number
+    tree.remember(found)
+    return found
+
+
+def of_users(path: Path) -> dict[str, bytes]:
+    return {name: os.getxattr(path, name) for name in os.listxattr(path) if name.startswith("user.")}
+
+
+# ---- extended attributes
+
+
+@pytest.mark.parametrize("path", ["d/file", "a/README", "d", "a"])
+def test_attributes_are_those_of_the_source(tree: WriteTree, source: Path, path: str) -> None:
+    os.setxattr(source / path, "user.before", b"1")
+    os.setxattr(source / path, "user.shardfs.shard", b"a lie")
+    there = number(tree, path)
+    tree.set_xattr(there, NOTE, b"text")
+    assert of_users(source / path) == {"user.before": b"1", NOTE: b"text", "user.shardfs.shard": b"a lie"}
+    told = tree.xattrs(there)
+    assert {**told, "user.before": b"1", NOTE: b"text"} == told
+    assert "user.shardfs.shard" not in told
+    tree.remove_xattr(there, "user.before")
+    fails(errno.ENODATA, tree.remove_xattr, there, "user.before")
+    assert of_users(source / path).keys() == {NOTE, "user.shardfs.shard"}
+
+
+def test_a_file_has_no_attributes_of_ours(tree: WriteTree, source: Path) -> None:
+    """Who copies it with its attributes, as `rsync -X` does, could not set them on the copy."""
+    handle = tree.open(there := number(tree, "d/file"), os.O_RDWR)
+    tree.write(handle, 0, b"new")
+    assert tree.xattrs(there) == {}
+    tree.release(handle)
+
+
+def test_one_may_be_made_or_replaced_alone(tree: WriteTree, source: Path) -> None:
+    there = number(tree, "d/file")
+    fails(errno.ENODATA, tree.set_xattr, there, NOTE, b"1", os.XATTR_REPLACE)
+    tree.set_xattr(there, NOTE, b"2", os.XATTR_CREATE)
+    fails(errno.EEXIST, tree.set_xattr, there, NOTE, b"3", os.XATTR_CREATE)
+    tree.set_xattr(there, NOTE, b"4", os.XATTR_REPLACE)
+    assert of_users(source / "d/file") == {NOTE: b"4"}
+
+
+@pytest.mark.parametrize("path", ["a/c/0/0", "a/zarr.json", "a/c", "a/c/0", ""])
+def test_what_the_formats_have_no_room_for(tree: WriteTree, source: Path, path: str) -> None:
+    there = number(tree, path)
+    fails(errno.EOPNOTSUPP, tree.set_xattr, there, NOTE, b"1")
+    fails(errno.EOPNOTSUPP, tree.remove_xattr, there, NOTE)
+    assert NOTE not in tree.xattrs(there)
+
+
+@pytest.mark.parametrize("name", ["user.shardfs.state", "user.shardfs.new", "trusted.note", "security.note"])
+def test_names_that_are_not_for_programs(tree: WriteTree, source: Path, name: str) -> None:
+    there = number(tree, "d/file")
+    fails(errno.EOPNOTSUPP, tree.set_xattr, there, name, b"1")
+    fails(errno.EOPNOTSUPP, tree.remove_xattr, there, name)
+    assert not any(n.startswith(("user.", "trusted.")) for n in os.listxattr(source / "d/file"))
+
+
+def test_an_open_file_has_them_whatever_its_name_is(tree: WriteTree, source: Path) -> None:
+    there = number(tree, "d/file")
+    handle = tree.open(there, os.O_RDONLY)
+    tree.rename(number(tree, "d"), b"file", number(tree, ""), b"other", False)
+    (source / "d/file").write_bytes(b"another one")
+    tree.set_xattr(there, NOTE, b"1")
+    tree.unlink(number(tree, ""), b"other")
+    assert tree.read(there, 0, 100) == b"content"
+    tree.set_xattr(there, NOTE, b"2")
+    assert tree.xattrs(there) == {NOTE: b"2"}
+    assert of_users(source / "d/file") == {}
+    tree.release(handle)
+
+
+def test_nothing_is_set_outside_of_the_source(tree: WriteTree, source: Path, tmp_path: Path) -> None:
+    """A directory is swapped for a link when its file is known already."""
+    there = number(tree, "d/file")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_bytes(b"secret")
+    os.setxattr(tmp_path / "outside/file", NOTE, b"secret")
+    (source / "d").rename(source / "was")
+    (source / "d").symlink_to(tmp_path / "outside")
+    fails(errno.EACCES, tree.set_xattr, there, NOTE, b"1")
+    fails(errno.EACCES, tree.remove_xattr, there, NOTE)
+    fails(errno.EACCES, tree.xattrs, there)
+    assert of_users(tmp_path / "outside/file") == {NOTE: b"secret"}
