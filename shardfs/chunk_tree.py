@@ -26,7 +26,7 @@ from shardfs.kinds import COMPRESSIONS, Kind
 from shardfs.model import U64, Batch, Blob, Bool, ByteRange, Collection, Coords, Entry, Placement, Sizes, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from shardfs.cache import ByteLRU
     from shardfs.chunks import ChunkBatch, ChunkStore, Found
@@ -506,30 +506,13 @@ class ChunkTree:
         if self.chunks.is_local:
             return self._part(coords, ByteRange(offset, offset + size))
         size = min(size, max(self._found(coords).size - offset, 0))
-        return self._windowed(number, coords, offset, size)
+        return windowed(self._cache, number, self._ttl, partial(self._part, coords), offset, size)
 
     def _part(self, coords: Coords, part: ByteRange) -> bytes:
         data = self.chunks.read(coords, part)
         if data is None:
             raise self._missing(coords)
         return data
-
-    def _windowed(self, number: int, coords: Coords, offset: int, size: int) -> bytes | memoryview:
-        pieces: list[bytes | memoryview] = []
-        while size > 0:
-            window = offset // WINDOW
-
-            def load(window: int = window) -> tuple[bytes, int, float]:
-                data = self._part(coords, ByteRange(window * WINDOW, (window + 1) * WINDOW))
-                return data, len(data), self._ttl
-
-            data = self._cache.get((number, window), load)
-            piece = memoryview(data)[offset % WINDOW : offset % WINDOW + size]
-            if not len(piece):
-                break
-            pieces.append(piece)
-            offset, size = offset + len(piece), size - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _transformed(self, number: int, coords: Coords) -> bytes | memoryview:
         """The shown bytes of a chunk that is stored otherwise."""
@@ -702,6 +685,27 @@ class ChunkTree:
     def _fill_sizes(self, coords: U64) -> Sizes:
         """Of chunks that are not stored."""
         return np.zeros(len(coords), np.int64) if self._filler is None else self._filler.sizes(coords)
+
+
+def windowed(
+    cache: ByteLRU, key: Hashable, ttl_s: float, fetch: Callable[[ByteRange], bytes], offset: int, size: int
+) -> bytes | memoryview:
+    """Bytes of something that is not local, which is kept in the cache window by window; `fetch` gives fewer at its
+    end."""
+    pieces: list[bytes | memoryview] = []
+    while size > 0:
+        window = offset // WINDOW
+
+        def load(window: int = window) -> tuple[bytes, int, float]:
+            data = fetch(ByteRange(window * WINDOW, (window + 1) * WINDOW))
+            return data, len(data), ttl_s
+
+        piece = memoryview(cache.get((key, window), load))[offset % WINDOW : offset % WINDOW + size]
+        if not len(piece):
+            break
+        pieces.append(piece)
+        offset, size = offset + len(piece), size - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _bases(dims: Coords, has_root: bool) -> list[int]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from shardfs.errors import CorruptShardError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardfs.create_rules import Rule, Sharding
     from shardfs.model import Blob, Coords, Dataset
@@ -24,6 +24,8 @@ MAX_ITEMS = 1_000_000
 """A metadata document beyond these is taken for damage: parsing it could cost more memory than the mount may use."""
 
 MAX_PRETTY = 64 << 10
+
+T = TypeVar("T")
 
 
 class System(NamedTuple):
@@ -264,6 +266,23 @@ UNFIT = (ValueError, TypeError, KeyError, IndexError)
 def reason(error: Exception) -> str:
     """Of one of `UNFIT`, for people."""
     return f"no member {error}" if isinstance(error, KeyError) else str(error)
+
+
+def intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:
+    """As `parse_written`; None for what is none: it is shown as it is, and may be mended."""
+    try:
+        return None if raw is None else parse_written(name, raw)
+    except ValueError:
+        return None
+
+
+def unsharded(unshard: Callable[[dict[str, Any]], T | None], doc: dict[str, Any] | None) -> T | None:
+    """What `unshard` makes of a document of shards; None for any other, and for one that cannot be made out: those are
+    shown as they are stored."""
+    try:
+        return None if doc is None else unshard(doc)
+    except UNFIT:
+        return None
 
 
 def integer(value: Any, name: str, least: int) -> int:

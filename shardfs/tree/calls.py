@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.chunk_tree import BATCH, WINDOW, Attributes, ChunkTree, Extent, Place
+from shardfs.chunk_tree import BATCH, Attributes, ChunkTree, Extent, Place, windowed
 from shardfs.datasets import NATIVE, Datasets
 from shardfs.errors import CorruptShardError, is_expected
 from shardfs.formats import MAX_DOCUMENT_BYTES, Format
@@ -278,25 +278,13 @@ class Calls:
         blob = self.store.open(node.path)
         if blob.fd >= 0:
             return blob.read([ByteRange(offset, offset + size)])[0]
-        return self._read_window(node, self._stat(node.path, blob).size, offset, size)
+        end = self._stat(node.path, blob).size
 
-    def _read_window(self, node: Node, end: int, offset: int, size: int) -> bytes | memoryview:
-        stop = min(offset + size, end)
-        if stop <= offset:
-            return b""
-        window = offset // WINDOW
+        def fetch(part: ByteRange) -> bytes:
+            return self.store.open(node.path).read([ByteRange(part.start, min(part.stop, end))])[0]
 
-        def load() -> tuple[bytes, int, float]:
-            where = ByteRange(window * WINDOW, min((window + 1) * WINDOW, end))
-            data = self.store.open(node.path).read([where])[0]
-            return data, len(data), self._ttl
-
-        data = self._chunk_cache.get((node.path, window), load)
-        head = memoryview(data)[offset % WINDOW : offset % WINDOW + stop - offset]
-        rest = stop - offset - len(head)
-        if not len(head) or not rest:
-            return head
-        return b"".join([head, self._read_window(node, end, stop - rest, rest)])
+        size = min(size, max(end - offset, 0))
+        return windowed(self._chunk_cache, node.path, self._ttl, fetch, offset, size)
 
     def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
         """(number, offset, size) of several files; chunks that are neighbours in a shard are fetched together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,19 @@ class Recorder:
     def __init__(self, at: int = -1, do: Callable[[], None] | None = None, *, behind: bool = False) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._at, self._do, self._behind = at, do, behind
-        self._within = False
+        self._lock = threading.Lock()
+        self._acting = 0
 
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
 
     def __call__(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        if self._within:  # what `do` does is no call of those that are looked at
+        if self._acting == threading.get_ident():  # what `do` does is no call of those that are looked at
             return function(*args)
-        number = len(self.calls)
-        self.calls.append((name, args))
+        with self._lock:
+            number = len(self.calls)
+            self.calls.append((name, args))
         if number == self._at and not self._behind:
             self._act()
         result = function(*args)
@@ -37,12 +40,12 @@ class Recorder:
         return result
 
     def _act(self) -> None:
-        self._within = True
+        self._acting = threading.get_ident()
         try:
             if self._do is not None:
                 self._do()
         finally:
-            self._within = False
+            self._acting = 0
 
 
 @contextmanager

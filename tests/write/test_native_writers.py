@@ -178,8 +178,13 @@ def test_tensorstore_counts_along(native: Native, tmp_path: Path) -> None:
     assert mixed.foreign > 20
 
 
-def test_who_renames_without_a_lock_loses_nothing_to_us(native: Native, tmp_path: Path) -> None:
-    """They may overwrite us, since they do not look; we never overwrite them."""
+def test_who_renames_without_a_lock_loses_nothing_to_us(
+    native: Native, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may overwrite us, since they do not look; we never overwrite them.
+
+    Who replaces it twice while we take one step finds the earlier version beside it, as the log says.
+    """
 
     def with_ours(number: int) -> Callable[[Blob | None], Plan]:
         def make(old: Blob | None) -> Plan:
@@ -199,20 +204,21 @@ def test_who_renames_without_a_lock_loses_nothing_to_us(native: Native, tmp_path
     assert other.returncode == 0
     assert seen == sorted(seen)
     assert json.loads((tmp_path / "shard").read_bytes()) == {"theirs": 200, "ours": rounds}
-    assert [p.name for p in tmp_path.iterdir()] == ["shard"]
+    beside = {p.name for p in tmp_path.iterdir()} - {"shard"}
+    assert all(f"the earlier version is in {name}" in caplog.text for name in beside)
 
 
 @pytest.mark.parametrize("program", [NATIVE, ZARR], ids=["tensorstore", "zarr-python"])
 def test_the_engine_loses_nothing_of_theirs(program: str, native: Native, tmp_path: Path) -> None:
     """Even chunks are theirs, odd ones go through the journal; 200 rounds of each, published every time.
 
-    zarr-python reads shards and writes them whole, without locks: what we published meanwhile is lost to it.
+    zarr-python reads shards and writes them whole, without locks: what we published meanwhile is lost to it. If it
+    puts an older chunk back into the place of one that we are about to write again, that is a conflict.
     """
     root, rounds = tmp_path / "array", 0
     sharded_array(root)
-    fs = ShardFileSystem(
-        source=str(root), rw=True, write_options={"journal": str(tmp_path / "journals")}, skip_instance_cache=True
-    )
+    settings = {"journal": str(tmp_path / "journals"), "conflict": "fail" if program == NATIVE else "ours"}
+    fs = ShardFileSystem(source=str(root), rw=True, write_options=settings, skip_instance_cache=True)
     other = native(program, root, 200)
     while other.poll() is None or rounds < 200:
         chunk = 2 * (rounds % 32) + 1

@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from shardfs.formats import UNFIT, parse_written, reason, require_same
+from shardfs.formats import UNFIT, intelligible, parse_written, reason, require_same, unsharded
 from shardfs.formats.n5.stored import is_dataset, is_sharding, shape_and_block, unshard
 from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES
 from shardfs.grid import ceil_div
@@ -29,10 +29,7 @@ INDEX_CODECS = ({"name": "raw-bytes", "configuration": {"endian": "little"}}, {"
 def edited(raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
     """See `Format.edit`. Documents of groups are their writers'."""
     source = _dataset(raw)
-    try:
-        found = None if source is None else unshard(source)
-    except UNFIT:
-        found = None  # it is shown as it is stored
+    found = unsharded(unshard, source)
     if source is None or found is None:
         doc = _dataset(new)
         if source is None and doc is not None:
@@ -61,29 +58,18 @@ def edited(raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
 
 def _dataset(raw: bytes | None) -> dict[str, Any] | None:
     """The document of a dataset; None for anything else."""
-    try:
-        doc = None if raw is None else parse_written(DOCUMENT, raw)
-    except ValueError:
-        return None
+    doc = intelligible(DOCUMENT, raw)
     return doc if doc is not None and is_dataset(doc) else None
 
 
 def is_sharded(raw: bytes | None) -> bool:
     """Whether it is the document of a dataset that is shown without its shards."""
-    doc = _dataset(raw)
-    try:
-        return doc is not None and unshard(doc) is not None
-    except UNFIT:
-        return False
+    return unsharded(unshard, _dataset(raw)) is not None
 
 
-def refuse_shards(doc: Mapping[str, Any]) -> None:
+def refuse_shards(doc: dict[str, Any]) -> None:
     """Raise ValueError for a new dataset in shards: what its writer would go on to write are shards, not blocks."""
-    try:
-        shards = unshard(doc) is not None
-    except UNFIT:
-        return  # it will be shown as it is
-    if shards:
+    if unsharded(unshard, doc) is not None:
         raise ValueError("the mount shows blocks one by one; create the dataset without shards (--create)")
 
 

@@ -58,7 +58,7 @@ class Zarr3(OfDocuments):
         return {DOCUMENT: edits.edited(stored, new, rule)}
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return Sharding("zarr3", stored) if edits.is_sharded(stored.get(DOCUMENT, b"{}")) else None
+        return Sharding("zarr3", stored) if edits.is_sharded(stored.get(DOCUMENT)) else None
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
         if isinstance(sharding, Rule):

@@ -7,7 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from shardfs.formats import UNFIT, parse_written, reason, require_same
+from shardfs.formats import UNFIT, intelligible, parse_written, reason, require_same, unsharded
 from shardfs.formats.zarr3.stored import (
     DOCUMENT,
     MAX_NESTING,
@@ -49,10 +49,10 @@ def references(new: bytes) -> Sequence[str]:
 def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
     """See `Format.edit`."""
     raw = stored.get(DOCUMENT)
-    source = _intelligible(raw)
+    source = intelligible(DOCUMENT, raw)
     if source is not None and source.get("node_type") == "array":
         return _edited_array(source, raw or b"", new)
-    doc = _intelligible(new)
+    doc = intelligible(DOCUMENT, new)
     if source is not None and rewritten(source) is not source:
         require_zarr3(doc := parse_written(DOCUMENT, new))
     if doc is None or doc.get("zarr_format") != 3:
@@ -63,20 +63,10 @@ def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
     return _edited_group(stored, source or {}, doc, new)
 
 
-def _intelligible(raw: bytes | None) -> dict[str, Any] | None:
-    try:
-        return None if raw is None else parse_written(DOCUMENT, raw)
-    except ValueError:
-        return None  # it is shown as it is, and may be mended
-
-
-def is_sharded(raw: bytes) -> bool:
+def is_sharded(raw: bytes | None) -> bool:
     """Whether it is the document of an array that is shown without its shards."""
-    doc = _intelligible(raw)
-    try:
-        return doc is not None and doc.get("node_type") == "array" and unshard(doc) is not None
-    except UNFIT:
-        return False
+    doc = intelligible(DOCUMENT, raw)
+    return doc is not None and doc.get("node_type") == "array" and unsharded(unshard, doc) is not None
 
 
 def require_zarr3(doc: Mapping[str, Any]) -> None:
@@ -85,13 +75,9 @@ def require_zarr3(doc: Mapping[str, Any]) -> None:
         raise ValueError("zarr_format should be 3, and node_type array or group")
 
 
-def refuse_shards(doc: Mapping[str, Any]) -> None:
+def refuse_shards(doc: dict[str, Any]) -> None:
     """Raise ValueError for a new array in shards: what its writer would go on to write are shards, not chunks."""
-    try:
-        shards = unshard(dict(doc)) is not None
-    except UNFIT:
-        return  # it will be shown as it is
-    if shards:
+    if unsharded(unshard, doc) is not None:
         raise ValueError(f"{SHARDING}: the mount shows chunks one by one; create the array without shards (--create)")
 
 
@@ -99,12 +85,9 @@ def refuse_shards(doc: Mapping[str, Any]) -> None:
 
 
 def _edited_array(source: dict[str, Any], raw: bytes, new: bytes) -> bytes:
-    try:
-        found = unshard(source)
-    except UNFIT:
-        found = None
+    found = unsharded(unshard, source)
     if found is None:
-        return new  # it is shown as it is stored
+        return new
     doc = parse_written(DOCUMENT, new)
     if doc == found[1]:
         return raw
@@ -205,7 +188,7 @@ def _edited_group(stored: Mapping[str, bytes], source: Mapping[str, Any], doc: d
     known = dict(_members(source))
     values: dict[Path, Any] = {}
     for path, member in _members(doc):
-        own = _intelligible(stored.get(f"{_name(path)}/{DOCUMENT}")) or known.get(path)
+        own = intelligible(DOCUMENT, stored.get(f"{_name(path)}/{DOCUMENT}")) or known.get(path)
         if own is not None and member.get("node_type") == "array":
             values |= {(*path, *below): value for below, value in _consolidated(own, member).items()}
     return changed(new, values)

@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from shardfs.formats import UNFIT, parse_written, reason, require_same
+from shardfs.formats import UNFIT, intelligible, parse_written, reason, require_same, unsharded
 from shardfs.formats.zarr_transformer.stored import CONSOLIDATED, chunk_grid, item_size, split_transformers, unshard
 from shardfs.grid import ceil_div
 from shardfs.json_text import changed
@@ -24,11 +24,8 @@ EXTENSION = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
 
 def edited(name: str, raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
     """See `Format.edit`, of the document of an array."""
-    doc, source = parse_written(name, new), _intelligible(name, raw)
-    try:
-        found = None if source is None else unshard(source)
-    except UNFIT:
-        found = None  # it is shown as it is stored
+    doc, source = parse_written(name, new), intelligible(name, raw)
+    found = unsharded(unshard, source)
     if source is None or found is None:
         if source is None:
             _refuse_shards(doc)
@@ -46,29 +43,14 @@ def edited(name: str, raw: bytes | None, new: bytes, rule: Rule | None) -> bytes
     return made
 
 
-def _intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:
-    try:
-        return None if raw is None else parse_written(name, raw)
-    except ValueError:
-        return None
-
-
 def is_sharded(name: str, raw: bytes) -> bool:
     """Whether it is the document of an array that is shown without its shards."""
-    doc = _intelligible(name, raw)
-    try:
-        return doc is not None and unshard(doc) is not None
-    except UNFIT:
-        return False
+    return unsharded(unshard, intelligible(name, raw)) is not None
 
 
-def _refuse_shards(doc: Mapping[str, Any]) -> None:
+def _refuse_shards(doc: dict[str, Any]) -> None:
     """Raise ValueError for a new array in shards: what its writer would go on to write are shards, not chunks."""
-    try:
-        shards = unshard(doc) is not None
-    except UNFIT:
-        return  # it will be shown as it is
-    if shards:
+    if unsharded(unshard, doc) is not None:
         raise ValueError("the mount shows chunks one by one; create the array without shards (--create)")
 
 
@@ -93,7 +75,7 @@ def _back(source: Mapping[str, Any], shown: Mapping[str, Any], doc: Mapping[str,
 
 def members(new: bytes) -> list[str]:
     """The documents of arrays that are repeated in one, by path from the root of the hierarchy."""
-    found = (_intelligible(CONSOLIDATED, new) or {}).get("metadata")
+    found = (intelligible(CONSOLIDATED, new) or {}).get("metadata")
     arrays = (
         (key for key, doc in found.items() if isinstance(doc, dict) and "chunk_grid" in doc)
         if isinstance(found, dict)
@@ -105,10 +87,10 @@ def members(new: bytes) -> list[str]:
 def edited_members(raw: bytes | None, new: bytes, arrays: Mapping[str, bytes | None]) -> bytes:
     """Arrays in it are again what their own documents say; if those are not known, what the source repeated."""
     doc = parse_written(CONSOLIDATED, new)
-    known = (_intelligible(CONSOLIDATED, raw) or {}).get("metadata", {})
+    known = (intelligible(CONSOLIDATED, raw) or {}).get("metadata", {})
     values: dict[Path, Any] = {}
     for key, own in arrays.items():
-        source = _intelligible(key, own) or known.get(key)
+        source = intelligible(key, own) or known.get(key)
         values |= {("metadata", key, *path): v for path, v in _repeated(source, doc["metadata"][key]).items()}
     return changed(new, values)
 
