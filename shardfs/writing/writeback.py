@@ -354,16 +354,15 @@ class WriteBuffer:
             return now
         if shard.failure is not None:
             return shard.retry_at
-        if self._is_complete(shard) or self._journal.nbytes > self._early:
-            return now if not self._held(shard) else now + 0.05
-        when = min(shard.last + self.settings.idle_s, shard.first + self.settings.age_s)
-        return max(when, now + 0.05) if self._held(shard) else when
+        soon = now + 0.05 if all(map(self.is_held, shard.targets)) else now
+        when = max(min(shard.last + self.settings.idle_s, shard.first + self.settings.age_s), soon)
+        if not self._is_complete(shard):
+            return soon if self._journal.nbytes > self._early else when
+        # That the last ones are closed is known in a moment.
+        return min(when, now + 0.05) if any(map(self.is_held, shard.targets)) else now
 
     def _is_complete(self, shard: DirtyShard) -> bool:
         return shard.slots is not None and len(shard.targets) >= shard.slots
-
-    def _held(self, shard: DirtyShard) -> bool:
-        return all(self.is_held(path) for path in shard.targets)
 
     def _taken(self, shard: DirtyShard) -> dict[str, tuple[Target, Version]]:
         """What of a shard is published now: not what is open for writing, unless somebody asks; nor what is empty."""
