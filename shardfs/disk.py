@@ -100,6 +100,19 @@ def fallocate(fd: int, start: int, size: int) -> None:
     call("fallocate", os.posix_fallocate, fd, start, size)
 
 
+def allocate(fd: int, start: int, size: int, mode: int) -> None:
+    """What fallocate(2) does of itself. Raise OSError (EOPNOTSUPP) if this disk does not."""
+    call("allocate", _fallocate, fd, start, size, mode)
+
+
+def _fallocate(fd: int, start: int, size: int, mode: int) -> None:
+    function = getattr(_libc, "fallocate64", None) or _libc.fallocate
+    while function(fd, mode, ctypes.c_int64(start), ctypes.c_int64(size)):
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
 def fsync(fd: int) -> None:
     """After an error the kernel believes the pages clean: another fsync of the same file proves nothing."""
     call("fsync", os.fsync, fd)

@@ -35,6 +35,9 @@ PERMISSIONS = 0o1777
 """Bits that may be set: nobody becomes somebody else by a file of a mount."""
 
 
+ALLOCATIONS = 1 | 2 | 16
+"""FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE: those of which the kernel knows what they change."""
+
 OPEN_FLAGS = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND
 """What a tree is told of how a file is opened. The rest is the kernel's work: O_SYNC comes as FSYNC after each WRITE,
 and O_DIRECT must not be asked of another file in turn."""
@@ -102,6 +105,9 @@ class WriteTree(Listed, Protocol):
 
     def truncate(self, number: int, size: int, handle: int | None) -> None:
         """Cut off, or add zeros. By name if there is no handle."""
+
+    def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
+        """As fallocate(2), with a mode of `ALLOCATIONS`; EOPNOTSUPP for files that cannot have it."""
 
     def set_mode(self, number: int, mode: int) -> None:
         """Permission bits, of a file or a directory."""
@@ -235,6 +241,7 @@ class Changes:
             lowlevel.CREATE: self._create,
             lowlevel.MKNOD: self._mknod,
             lowlevel.WRITE: self._write_handler(),
+            lowlevel.FALLOCATE: self._fallocate,
             lowlevel.FLUSH: self._flush,
             lowlevel.FSYNC: self._fsync,
             lowlevel.RELEASE: self._release,
@@ -432,6 +439,17 @@ class Changes:
             send(reply(unique, done))
 
         return answer
+
+    def _fallocate(self, unique: int, number: int, _size: int) -> None:
+        handle, offset, size, mode = lowlevel.FALLOCATE_IN.unpack_from(self._request, lowlevel.BODY)
+        if mode & ~ALLOCATIONS or number >= control.DIRECTORY:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), str(number))
+        self._waiting()
+        try:
+            self._tree.allocate(handle, offset, size, mode)
+        finally:
+            self._recent.changed(number)
+        self._done(unique)
 
     def _flush(self, unique: int, number: int, _size: int) -> None:
         if number < control.DIRECTORY:

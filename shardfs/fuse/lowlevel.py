@@ -89,6 +89,7 @@ WRITE_IN = Struct("=QQI20x")  # handle, offset, size; then the data
 SETATTR_IN = Struct("=I4xQQ16xq12xI4xI4xII4x")  # what is set, handle, size, mtime, its nsec, mode, user, group
 RENAME_IN, RENAME2_IN = Struct("=Q"), Struct("=QI4x")  # new directory, flags; then both names
 LINK_IN = Struct("=Q")  # node; then the name
+FALLOCATE_IN = Struct("=QQQI4x")  # handle, offset, size, mode
 SETXATTR_IN = Struct("=II")  # size, flags; then the name and the value
 GETXATTR_IN = Struct("=I4x")  # size; then the name
 

@@ -264,7 +264,7 @@ class _Worker:
         """What is answered otherwise on a mount that can be written to."""
         # The kernel goes on by itself: it says EOPNOTSUPP and does not ask again.
         nosys = self._refusal(errno.ENOSYS)
-        unknown = dict.fromkeys((lowlevel.FALLOCATE, lowlevel.COPY_FILE_RANGE, lowlevel.TMPFILE), nosys)
+        unknown = dict.fromkeys((lowlevel.COPY_FILE_RANGE, lowlevel.TMPFILE), nosys)
         listing = {
             lowlevel.OPENDIR: lambda unique, number, _size: changes.opendir(unique, number, self._place_of(number)),
             lowlevel.READDIR: lambda unique, _number, _size: self._list_opened(unique, plus=False),

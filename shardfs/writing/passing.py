@@ -18,7 +18,7 @@ USER, OURS = "user.", "user.shardfs."
 
 
 class PassedThrough(OpenFiles):
-    """Extended attributes. Thread-safe."""
+    """Extended attributes, room on the disk. Thread-safe."""
 
     def xattrs(self, number: int) -> dict[str, bytes]:
         """As `Overlay.xattrs`; of a file or directory of the source, those that it has there."""
@@ -38,6 +38,14 @@ class PassedThrough(OpenFiles):
         """The same, away with it."""
         with self._to_change(number, name) as path:
             disk.removexattr(path, name)
+
+    def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
+        """Have room for these bytes, or what else the mode of fallocate(2) says."""
+        file = self._writable(handle).file
+        if file is None or file.fd < 0:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        self._waiting()
+        disk.allocate(file.fd, offset, size, mode)
 
     @contextmanager
     def _to_change(self, number: int, name: str) -> Iterator[str]:

@@ -285,6 +285,14 @@ class MemoryTree:
             inode.data.extend(bytes(size - len(inode.data)))
             inode.mtime_ns = time.time_ns()
 
+    def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
+        with self._lock:
+            data, keeps = self._handles[handle][0].data, mode & 1
+            if not keeps:
+                data.extend(bytes(offset + size - len(data)))
+            if mode & ~1:
+                data[offset : offset + size] = bytes(len(data[offset : offset + size]))
+
     def set_mode(self, number: int, mode: int) -> None:
         with self._lock:
             self._inode(number).mode = mode

@@ -1,4 +1,4 @@
-"""What files of a local source have, and the mount passes through: extended attributes."""
+"""What files of a local source have, and the mount passes through: extended attributes, room."""
 
 from __future__ import annotations
 
@@ -124,3 +124,32 @@ def test_nothing_is_set_outside_of_the_source(tree: WriteTree, source: Path, tmp
     fails(errno.EACCES, tree.remove_xattr, there, NOTE)
     fails(errno.EACCES, tree.xattrs, there)
     assert of_users(tmp_path / "outside/file") == {NOTE: b"secret"}
+
+
+# ---- room
+
+
+def test_room_is_made_on_the_disk(tree: WriteTree, source: Path) -> None:
+    handle = tree.open(there := number(tree, "d/file"), os.O_RDWR)
+    tree.allocate(handle, 0, 1 << 20, 1)
+    found = (source / "d/file").stat()
+    assert (found.st_size, found.st_blocks >= 2048) == (7, True)
+    tree.allocate(handle, 0, 1000, 0)
+    assert tree.attributes(there).size == 1000
+    tree.release(handle)
+    assert (source / "d/file").read_bytes() == b"content".ljust(1000, b"\0")
+
+
+@pytest.mark.parametrize("path", ["a/c/0/0", "a/zarr.json"])
+def test_no_room_is_made_for_what_is_no_file_of_the_disk(tree: WriteTree, path: str) -> None:
+    before = tree.read(number(tree, path), 0, 1 << 20)
+    handle = tree.open(number(tree, path), os.O_RDWR)
+    fails(errno.EOPNOTSUPP, tree.allocate, handle, 0, 1 << 20, 0)
+    tree.release(handle)
+    assert tree.read(number(tree, path), 0, 1 << 20) == before
+
+
+def test_who_reads_only_makes_no_room(tree: WriteTree) -> None:
+    handle = tree.open(number(tree, "d/file"), os.O_RDONLY)
+    fails(errno.EBADF, tree.allocate, handle, 0, 1000, 0)
+    tree.release(handle)

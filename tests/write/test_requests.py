@@ -138,6 +138,17 @@ def test_modes_and_owners(writer: Writer) -> None:
     assert struct.unpack("=QQQQII" + ATTR, writer.kernel.lookup(b"plain").body)[15] == 0o100644
 
 
+def test_room_is_made(writer: Writer) -> None:
+    number, handle = writer.create(b"f")
+    writer.write(number, handle, 0, b"abc")
+    for mode, start, size, wanted in ((1, 0, 9, b"abc"), (0, 2, 3, b"abc\0\0"), (3, 1, 1, b"a\0c\0\0")):
+        body = struct.pack("=QQQI4x", handle, start, size, mode)
+        assert writer.ask(lowlevel.FALLOCATE, number, body).error == 0
+        assert writer.kernel.read(number, 0, 100).body == wanted
+    collapse = struct.pack("=QQQI4x", handle, 0, 1, 8)
+    assert writer.ask(lowlevel.FALLOCATE, number, collapse).error == errno.EOPNOTSUPP
+
+
 def test_extended_attributes(writer: Writer) -> None:
     number, _ = writer.create(b"f")
     name = b"user.\xff"
@@ -198,7 +209,7 @@ def test_names_that_are_too_long(writer: Writer) -> None:
 
 
 def test_what_the_kernel_does_without_us(writer: Writer) -> None:
-    for opcode in (lowlevel.FALLOCATE, lowlevel.COPY_FILE_RANGE, lowlevel.TMPFILE, 46, 31, 32, 33):
+    for opcode in (lowlevel.COPY_FILE_RANGE, lowlevel.TMPFILE, 46, 31, 32, 33):
         assert writer.ask(opcode, ROOT, bytes(64)).error == errno.ENOSYS
     for opcode in (lowlevel.SYMLINK, lowlevel.REMOVEXATTR):
         assert writer.ask(opcode, ROOT, b"a\0b\0").error in (errno.EPERM, errno.EOPNOTSUPP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -416,6 +417,41 @@ def _(d: Path) -> None:
     os.posix_fallocate(fd, 0, 10_000)
     os.close(fd)
     same((d / "f").read_bytes(), b"content" + bytes(9993))
+
+
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
+
+
+def fallocate(path: Path, mode: int, start: int, size: int) -> None:
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
+    fd = os.open(path, os.O_RDWR)
+    try:
+        if call(fd, mode, start, size):
+            raise OSError(ctypes.get_errno(), path)
+    finally:
+        os.close(fd)
+
+
+@case("fallocate/gives room behind the end, with zeros or unseen")
+def _(d: Path) -> None:
+    fallocate(file(d / "f"), KEEP_SIZE, 0, 10_000)
+    same((d / "f").read_bytes(), b"content")
+    fallocate(d / "f", 0, 5, 10)
+    same((d / "f").read_bytes(), b"content" + bytes(8))
+    for start, size in ((0, 0), (0, -1), (-1, 1)):
+        fails(errno.EINVAL, fallocate, d / "f", 0, start, size)
+
+
+@case("fallocate/makes holes and zeros, seen by who has read before")
+def _(d: Path) -> None:
+    data = os.urandom(30_000)
+    fd = os.open(file(d / "f", data), os.O_RDONLY)
+    same(os.pread(fd, 30_000, 0), data)
+    fallocate(d / "f", PUNCH_HOLE | KEEP_SIZE, 100, 10_000)
+    fallocate(d / "f", ZERO_RANGE, 25_000, 6_000)
+    same(os.pread(fd, 40_000, 0), data[:100] + bytes(10_000) + data[10_100:25_000] + bytes(6_000))
+    os.close(fd)
 
 
 @case("copy_file_range/copies")
