@@ -101,6 +101,9 @@ class Writer(Protocol):
     def set_times(self, key: str, mtime_ns: int) -> None:
         """When a file or directory was changed last."""
 
+    def copy(self, fd: int, key: str) -> None:
+        """A new file with bytes, mode, time and attributes of one that is open. Raise FileExistsError."""
+
     def named(self, key: str) -> AbstractContextManager[int]:
         """A descriptor of a file or directory that is good for its path in /proc alone: see O_PATH."""
 

@@ -207,6 +207,21 @@ class LocalWriter:
             disk.utime(f"/proc/self/fd/{fd}", mtime_ns, mtime_ns)
         self._store.reopen(key)
 
+    def copy(self, fd: int, key: str) -> None:
+        info = os.fstat(fd)
+        old, temp = LocalBlob(os.dup(fd), info, nothing), f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
+        with self._place(key) as place:
+            new = _written(place, temp, old, [ByteRange(0, info.st_size)], nobody)
+            try:
+                disk.utime(new, info.st_atime_ns, info.st_mtime_ns)
+                _name_new(place, temp)
+            except BaseException:
+                with suppress(OSError):
+                    disk.unlink(temp, place.at)
+                raise
+            finally:
+                os.close(new)
+
     @contextmanager
     def named(self, key: str) -> Iterator[int]:
         """A descriptor in name only: opening it does nothing to it, whatever it is."""
@@ -479,6 +494,18 @@ def _switch(place: Place, note: Begun) -> bool:
         return _settle(place, note)
     disk.fsync_directory(place.at)
     return True
+
+
+def _name_new(place: Place, temp: str) -> None:
+    """Give a file its name, which nothing has."""
+    try:
+        disk.rename_new(temp, place.name, place.at, place.at)
+    except OSError as e:
+        if e.errno not in _NO_SUCH_RENAME:
+            raise
+        if _identity_at(place.name, place.at) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place.key) from None
+        disk.rename(temp, place.name, place.at, place.at)
 
 
 def _switched_by_comparing(place: Place, note: Begun) -> bool:

@@ -258,6 +258,9 @@ class ObjectWriter:
     def set_times(self, key: str, mtime_ns: int) -> None:
         raise UnsupportedError("objects of a remote store have times of their own")
 
+    def copy(self, fd: int, key: str) -> None:
+        raise UnsupportedError("objects of a remote store are no files")
+
     def named(self, key: str) -> AbstractContextManager[int]:
         raise UnsupportedError("objects of a remote store are no files")
 

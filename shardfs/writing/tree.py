@@ -301,6 +301,23 @@ class WriteTree(PassedThrough):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(new_name))
         self._waiting()
         spot = self._spot_to_write(directory, new_name)
+        if spot.kind is Kind.PLAIN and self.writer.local:
+            self._store_directory(directory)
+            if self.copy_on_disk(number, path := join(directory, new_name)):
+                return self._linked(path)
+        return self._link_to_bytes(number, directory, new_name, spot)
+
+    def _linked(self, path: str) -> Attributes:
+        """What was made on the disk: a file that is new, so that its number is."""
+        directory, _, name = path.rpartition("/")
+        with self._lock:
+            file = self._files.new(directory, os.fsencode(name), Kind.PLAIN)
+        if self.documents.is_document(name) or self.documents.is_foreign(name):
+            self._described_anew(directory)
+        return self._attributes(file)
+
+    def _link_to_bytes(self, number: int, directory: str, new_name: bytes, spot: Spot) -> Attributes:
+        """The same of a file that is none of the disk, or to be none."""
         source = self._files.by_number.get(number)
         if source is not None:
             self._settle(source)

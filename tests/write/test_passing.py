@@ -1,10 +1,10 @@
-"""What files of a local source have, and the mount passes through: extended attributes, room."""
+"""What files of a local source have, and the mount passes through: extended attributes, links, room."""
 
 from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,10 +12,11 @@ from shardfs.journal import Journal
 from shardfs.tree import open_tree
 from shardfs.writing.tree import WriteTree, open_write_tree
 from tests import handmade
+from tests.write.hooks import hooked
 from tests.write.semantics.cases import SOURCES, fails
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NOTE = "user.note"
@@ -124,6 +125,58 @@ def test_nothing_is_set_outside_of_the_source(tree: WriteTree, source: Path, tmp
     fails(errno.EACCES, tree.remove_xattr, there, NOTE)
     fails(errno.EACCES, tree.xattrs, there)
     assert of_users(tmp_path / "outside/file") == {NOTE: b"secret"}
+
+
+# ---- links
+
+
+def test_a_link_is_a_copy_with_all_that_a_file_has(tree: WriteTree, source: Path) -> None:
+    os.setxattr(source / "d/file", NOTE, b"1")
+    (source / "d/file").chmod(0o640)
+    os.utime(source / "d/file", ns=(5, 1_234_567_890))
+    made = tree.link(number(tree, "d/file"), number(tree, "a"), b"linked")
+    found = (source / "a/linked").stat()
+    assert (made.mtime_ns, found.st_mtime_ns, found.st_mode & 0o7777) == (1_234_567_890, 1_234_567_890, 0o640)
+    assert ((source / "a/linked").read_bytes(), of_users(source / "a/linked")) == (b"content", {NOTE: b"1"})
+    fails(errno.EEXIST, tree.link, number(tree, "d/file"), number(tree, "a"), b"linked")
+    tree.truncate(made.number, 3, None)
+    assert ((source / "a/linked").read_bytes(), (source / "d/file").read_bytes()) == (b"con", b"content")
+    assert [name for name in os.listdir(source / "a") if name.startswith(".")] == []
+
+
+def test_a_link_to_an_open_file_without_a_name(tree: WriteTree, source: Path) -> None:
+    handle = tree.open(there := number(tree, "d/file"), os.O_RDWR)
+    tree.unlink(number(tree, "d"), b"file")
+    tree.write(handle, 0, b"CON")
+    tree.link(there, number(tree, "d"), b"again")
+    tree.release(handle)
+    assert (source / "d/again").read_bytes() == b"CONtent"
+
+
+def test_no_bytes_of_it_are_in_memory(tree: WriteTree, source: Path) -> None:
+    """A file may be larger than the memory; this one is, but has no bytes."""
+    os.truncate(source / "d/file", 1 << 40)
+
+    def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if name in ("clone", "copy_file_range", "pwrite"):
+            raise OSError(errno.ENOSPC, "so far, and no further")
+        return function(*args)
+
+    with hooked(hook):
+        fails(errno.ENOSPC, tree.link, number(tree, "d/file"), number(tree, "d"), b"large")
+    assert os.listdir(source / "d") == ["file"]
+
+
+def test_a_link_does_not_take_the_place_of_what_came_meanwhile(tree: WriteTree, source: Path) -> None:
+    def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if name == "rename_new":
+            (source / "d/linked").write_bytes(b"faster")
+        return function(*args)
+
+    with hooked(hook):
+        fails(errno.EEXIST, tree.link, number(tree, "d/file"), number(tree, "d"), b"linked")
+    assert (source / "d/linked").read_bytes() == b"faster"
+    assert sorted(os.listdir(source / "d")) == ["file", "linked"]
 
 
 # ---- room
