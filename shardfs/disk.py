@@ -234,8 +234,19 @@ def unlock(fd: int) -> None:
     call("unlock", _ofd_lock, fd, fcntl.F_UNLCK)
 
 
+def is_locked(fd: int) -> bool:
+    """Whether others hold an exclusive lock. Nobody who takes one in this moment is refused for it."""
+    told = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole(fcntl.F_RDLCK))
+    kind: int = struct.unpack_from("h", told)[0]
+    return kind != fcntl.F_UNLCK
+
+
 def _ofd_lock(fd: int, kind: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole(kind))
+
+
+def _whole(kind: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
 
 
 def copy_range(source: int, target: int, start: int, size: int, at: int) -> None:

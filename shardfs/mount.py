@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardfs.scraping import Scraping
     from shardfs.status import Status
     from shardfs.tree import Tree
-    from shardfs.writing.tree import WriteTree
+    from shardfs.writing.overlay import Overlay
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def mount(
     *,
     foreground: bool,
     ready_timeout: float,
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | WriteTree, Writing | None]],
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]],
     fuse: FuseSettings,
     fsname: str | None = None,
     layout: str = "native",
@@ -157,7 +157,7 @@ class _Mount(NamedTuple):
     """What is to be served, and how."""
 
     mountpoint: str
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | WriteTree, Writing | None]]
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]]
     fuse: FuseSettings
     shown: str
     layout: str

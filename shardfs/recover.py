@@ -33,6 +33,10 @@ log = logging.getLogger("shardfs")
 MAINTENANCE_BYTES = 1 << 40
 """Limit of a journal that is only looked after: what is in it was let in before."""
 
+LOOK_S = 5.0
+"""Where what waits in a journal is shown over the source, somebody may begin to publish it: for so long, at most, is
+taken to be true what was seen of either."""
+
 
 class Entry(NamedTuple):
     """A path in a journal. `state`: pending, deleted, document, scratch, conflict. `why` it is in conflict."""
@@ -86,25 +90,37 @@ def find(source: str, base: str | Path | None = None) -> Path:
     raise FileNotFoundError(errno.ENOENT, "there is no journal of it", source)
 
 
-def unpublished(source: str, base: str | Path | None = None) -> str | None:
-    """What somebody who reads a source should be told: that it has a journal, and what is in there is not shown.
+def unpublished(source: str, base: str | Path | None = None, *, shown: bool = False) -> str | None:
+    """What somebody who reads a source should be told: that it has a journal; is what waits there `shown`?
 
     None if nothing waits to be published, or a mount sees to it.
     """
     directory = directory_for(source, base)
-    if not _is_journal(directory) or is_locked(str(directory / LOCK)):
-        return None
     try:
+        if not _is_journal(directory) or is_locked(str(directory / LOCK)):
+            return None
+        if shown:
+            own_directory(directory)  # what others can write to is not shown
         left = look(directory)
     except (OSError, UnsupportedError) as e:
-        return f"its journal cannot be read: {message(e)}"
+        return unreadable_words(e)
     count = sum(entry.state != "scratch" for entry in left.entries)
     if not count and not left.problems:
         return None
-    damage = ", and some of it is damaged" if left.problems else ""
-    return (
-        f"{count} files were written to it and are not published{damage}; they are not shown here. See shardfs recover"
-    )
+    return unpublished_words(count, shown=shown, damaged=bool(left.problems))
+
+
+def unpublished_words(count: int, *, shown: bool, damaged: bool) -> str:
+    """Of so many files that wait in a journal."""
+    damage = ", and some of it is damaged" if damaged else ""
+    here = "are shown here all the same" if shown else "are not shown here"
+    how = "shardfs recover --apply publishes them, and so does a writable mount"
+    return f"{count} files were written to it and are not published{damage}; they {here}. {how}"
+
+
+def unreadable_words(error: BaseException) -> str:
+    """Of a journal."""
+    return f"its journal cannot be read, and what waits in it is not shown: {message(error)}"
 
 
 def _is_journal(path: Path) -> bool:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from shardfs.draining import Writing
     from shardfs.fuse.server import Server
     from shardfs.tree import Tree
-    from shardfs.writing.tree import WriteTree
+    from shardfs.writing.overlay import Overlay
 
 
 class Status:
     """Of one mount, from when it is made. `facts` are what it was told: source, mountpoint, layout and so on."""
 
     def __init__(
-        self, server: Server, tree: Tree | WriteTree, facts: Mapping[str, Any], writing: Writing | None = None
+        self, server: Server, tree: Tree | Overlay, facts: Mapping[str, Any], writing: Writing | None = None
     ) -> None:
         self._server, self._tree, self._facts, self._writing = server, tree, facts, writing
         self._began, self._began_clock = time.time(), time.monotonic()
@@ -101,7 +101,7 @@ def _latency(times: Histogram) -> dict[str, Any]:
     return {"count": times.count, "mean": times.seconds / times.count, "median_below": half, "p99_below": most}
 
 
-def _store(tree: Tree | WriteTree) -> dict[str, Any] | None:
+def _store(tree: Tree | Overlay) -> dict[str, Any] | None:
     patience = tree.patience
     if patience is None:
         return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from shardfs.fuse.settings import FuseSettings
     from shardfs.options import Options, Setting
     from shardfs.tree import Tree
+    from shardfs.writing.overlay import Overlay
     from shardfs.writing.tree import WriteTree
 
 log = logging.getLogger(__name__)
@@ -104,16 +107,13 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
     """Mount it; the exit code. Raise OptionError, before anything else, if the options do not go together."""
     check(found)
     if not found.rw:
-        _warn_of_journal(source, found)
+        found = _looked_for_journal(source, found)
     from shardfs.logs import Logs
     from shardfs.mount import mount as mount_tree
-    from shardfs.recover import unpublished
 
-    def open_tree(waiting: Callable[[], None]) -> tuple[Tree | WriteTree, WriteTree | None]:
+    def open_tree(waiting: Callable[[], None]) -> tuple[Tree | Overlay, WriteTree | None]:
         if not found.rw:
-            if (told := unpublished(absolute(source), found.journal)) is not None:
-                log.warning("%s: %s", public_name(source), told)
-            return opened(source, found, waiting=waiting), None
+            return _opened_to_read(source, found, waiting), None
         tree = opened_to_write(source, found, os.path.realpath(mountpoint), waiting)
         return tree, tree
 
@@ -132,19 +132,29 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
     )
 
 
-def _warn_of_journal(source: str, found: Options) -> None:
-    """Of what was written to the source, and nobody publishes: a mount that only reads does not show it."""
-    from shardfs import recover
-    from shardfs.errors import ShardfsError
+def _looked_for_journal(source: str, found: Options) -> Options:
+    """Tell of what was written to the source, and nobody publishes. The options under which it can be shown, too."""
+    from shardfs.recover import LOOK_S, unpublished
 
-    try:
-        left = recover.look(recover.find(absolute(source), found.journal))
-    except (OSError, ShardfsError):
-        return
-    n = sum(entry.state != "scratch" for entry in left.entries)
-    if n and left.owner is None:
-        told = f"{n} files that were written to it wait in a journal, and are not shown: shardfs recover --apply"
-        click.echo(f"shardfs: warning: {public_name(source)}: {told}", err=True)
+    shown = found.layout == "native"
+    told = unpublished(absolute(source), found.journal, shown=shown)
+    if told is None:
+        return found
+    click.echo(f"shardfs: warning: {public_name(source)}: {told}", err=True)
+    return replace(found, index_ttl=min(found.index_ttl, LOOK_S)) if shown else found
+
+
+def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) -> Tree | Overlay:
+    """The tree; with what waits in its journal, if the kernel will not remember that for ever."""
+    from shardfs.recover import LOOK_S, unpublished
+    from shardfs.writing.unpublished import with_unpublished
+
+    tree, path = opened(source, found, waiting=waiting), absolute(source)
+    if found.layout == "native" and found.index_ttl <= LOOK_S:
+        return with_unpublished(tree, path, found.journal, look_s=found.index_ttl, waiting=waiting)
+    if (told := unpublished(path, found.journal)) is not None:
+        log.warning("%s: %s", public_name(source), told)
+    return tree
 
 
 def check(found: Options) -> None:
@@ -173,7 +183,8 @@ def _only_profile(word: str, given: str | None) -> str:
 def _fuse_settings(found: Options) -> FuseSettings:
     from shardfs.fuse.settings import FuseSettings
 
-    given = {name: getattr(found, name) for name in FuseSettings.__dataclass_fields__}
+    given = {name: getattr(found, name) for name in FuseSettings.__dataclass_fields__ if name != "keep_listings"}
+    given["keep_listings"] = found.index_ttl == math.inf
     for name, mode in (("file_mode", 0o644), ("dir_mode", 0o755)):
         if given[name] is None:
             given[name] = mode if found.rw else mode & ~0o222

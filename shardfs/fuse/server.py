@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shardfs.fuse.changes import WriteTree
     from shardfs.fuse.settings import FuseSettings
     from shardfs.tree import Tree
+    from shardfs.writing.overlay import Overlay
 
     Handler: TypeAlias = Callable[[int, int, int], None]
     """Answers one kind of request; given its unique number, the node it is about, and its length."""
@@ -106,7 +107,7 @@ class Server:
         self._leader = None
         self._leadership.release()
 
-    def start(self, tree: Tree | WriteTree, session: lowlevel.Session, ended: Callable[[], object]) -> None:
+    def start(self, tree: Tree | Overlay | WriteTree, session: lowlevel.Session, ended: Callable[[], object]) -> None:
         """Begin to serve, in threads of its own. `ended` is called, in one of them, when the mount is gone.
 
         The tree is a `WriteTree` if the settings say `rw`.
@@ -246,8 +247,9 @@ class _Worker:
             lowlevel.LISTXATTR: self._listxattr,
             # Told so once, the kernel opens files by itself, and keeps listings and pages from one open to the next.
             lowlevel.OPEN: self._open if self._server.settings.direct_io else nosys,
-            lowlevel.OPENDIR: nosys,
+            lowlevel.OPENDIR: nosys if self._server.settings.keep_listings else self._opendir,
             lowlevel.RELEASE: self._refusal(0),
+            lowlevel.RELEASEDIR: self._refusal(0),
             # Nobody could be told in time: see docs/concurrency.md.
             lowlevel.INTERRUPT: nosys,
             lowlevel.IOCTL: self._refusal(errno.ENOTTY),  # Python asks every file whether it is a terminal
@@ -472,6 +474,9 @@ class _Worker:
         direct = found.size > DIRECT_IO_OVER
         self._send(lowlevel.opened(unique, lowlevel.OPEN_DIRECT_IO if direct else lowlevel.OPEN_KEEP_CACHE))
 
+    def _opendir(self, unique: int, _number: int, _size: int) -> None:
+        self._send(lowlevel.opened(unique, 0))  # what is listed is not kept for who opens it next
+
     def _read_handler(self) -> Handler:
         request, outbox, send = self._request, self._outbox, self._send
         recent, attributes = self._recent, self._fresh_attributes
@@ -534,7 +539,7 @@ class _Worker:
         directories = cast("Changing", self._server.changing).directories
         self._send_page(unique, *directories.page(handle, offset, size, plus=plus))
 
-    def _place_of(self, number: int) -> Tree | WriteTree | control.Control:
+    def _place_of(self, number: int) -> Tree | Overlay | WriteTree | control.Control:
         return self._tree if number < control.DIRECTORY else self._control
 
     def _send_page(self, unique: int, page: memoryview | bytes, remembered: list[int]) -> None:

@@ -22,6 +22,7 @@ class FuseSettings:
         poll_us: microseconds to look for the next request before going to sleep, while requests come densely.
         direct_io: read chunks over 128 KiB past the page cache: faster once, but they cannot be mapped shared. Without
             effect if `rw`.
+        keep_listings: the kernel may keep listings for as long as it likes. Without effect if `rw`.
         rw: files may be changed, if the tree is one that can be.
         kernel: further mount options for the kernel, such as nodev or noexec.
     """
@@ -42,6 +43,7 @@ class FuseSettings:
     threads: int = 16
     poll_us: int = 0
     direct_io: bool = False
+    keep_listings: bool = True
     rw: bool = False
     kernel: tuple[str, ...] = ()
 

@@ -23,10 +23,10 @@ class Peek:
     """
 
     def __init__(self, directory: Path, reading: Reading, owner: dict[str, Any] | None) -> None:
+        self._reading = reading
         self.directory, self.owner, self.source = directory, owner, reading.source()
         self.recovered, self.problems, self.damaged_paths = reading.records, reading.problems, reading.damaged_paths
         self.nbytes = sum(file.end for file in reading.files.values())
-        self._reading = reading
 
     @classmethod
     def open(cls, directory: str | Path, source: str | None = None) -> Self:
@@ -58,4 +58,7 @@ class Peek:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()

@@ -199,12 +199,9 @@ def is_locked(path: str) -> bool:
     except FileNotFoundError:
         return False
     try:
-        disk.lock(fd, exclusive=False)
-    except BlockingIOError:
-        return True
+        return disk.is_locked(fd)
     finally:
         os.close(fd)
-    return False
 
 
 def read_owner(path: str) -> dict[str, Any]:

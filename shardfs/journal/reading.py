@@ -107,8 +107,9 @@ class Reading:
     lsn: int = 0
 
     def close(self) -> None:
-        for file in self.files.values():
-            os.close(file.fd)
+        """Once is enough."""
+        while self.files:
+            os.close(self.files.popitem()[1].fd)
 
     def source(self) -> str:
         """As the newest segment tells it, without credentials; "" if none does."""

@@ -16,12 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardfs.chunk_tree import ChunkTree
+    from shardfs.writers import Writer
+    from shardfs.writing.documents import Documents
+    from shardfs.writing.writeback import WriteBuffer
 
 log = logging.getLogger(__name__)
 
 
 class Descriptions(Overlay):
     """See `WriteTree`."""
+
+    writer: Writer
+    pending: WriteBuffer
+    documents: Documents
 
     def _write_document(self, file: File, directory: str, name: str, data: bytes) -> bool:
         """Nobody makes a file meanwhile that the document might describe."""

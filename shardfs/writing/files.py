@@ -187,6 +187,12 @@ class Files:
         file.parent, file.name, file.base = parent, name, 0
         self.names(parent)[name] = file
 
+    def unname_all(self) -> None:
+        """All names are as the tree has them. Who knows a number goes on with its file."""
+        for file in self.by_number.values():
+            file.parent = None
+        self._directories.clear()
+
     def let_go(self, file: File) -> None:
         """Forget a file that has neither a name nor anybody who knows it."""
         if file.parent is None and not file.handles and not file.lookups:

@@ -539,26 +539,6 @@ class OpenFiles(Descriptions):
             file.dirty = True
             raise
 
-    def _supersede(self, file: File) -> None:
-        """A chunk has one name: what else it may be called stands for nothing any more. The lock is held."""
-        directory, target = file.parent or "", file.target
-        others = target.tree.other_names(file.name) if target is not None else []
-        for name in others:
-            path, known = join(directory, name), (self._files.directory(directory) or {}).get(name)
-            if known is not None:
-                if known.handles:
-                    self._load(known)
-                if self.pending.holds(path):
-                    self.pending.drop(path, None)
-                self._part_from_twin(known)
-                self._files.unname(known)
-            if known is not None and directory in self._numbers:
-                self.invalidate(self._numbers[directory], name)
-        if target is not None and target.suffix:
-            self._files.hide(directory, others[0])
-            if directory in self._numbers:
-                self.invalidate(self._numbers[directory], others[0])
-
     def _reveal(self, directory: str, name: bytes, target: Target | None) -> None:
         """The chunk is shown as it is stored again. The lock is held."""
         self._files.reveal(directory, name)

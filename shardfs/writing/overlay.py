@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -30,12 +30,13 @@ from shardfs.writing.gate import Gate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from shardfs.chunk_tree import Target
+    from shardfs.journal import Position
     from shardfs.model import Bool, Entry
     from shardfs.patience import Patience
+    from shardfs.pending import Version
     from shardfs.tree import Tree
-    from shardfs.writers import Writer
-    from shardfs.writing.documents import Documents
-    from shardfs.writing.writeback import WriteBuffer
+    from shardfs.writing.buffers import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +45,43 @@ KNOWN_PATHS = 65_536
 JOURNALED = frozenset((Kind.CHUNK, Kind.ORPHAN, Kind.SCRATCH))
 
 
+class Held(Protocol):
+    """What is needed of a `WriteBuffer` to look at what it holds; said there."""
+
+    def versions(self) -> dict[str, Version]: ...
+    def holds(self, path: str) -> bool: ...
+    def drop(self, path: str, target: Target | None) -> None: ...
+    def retarget(self, path: str, target: Target | None) -> None: ...
+    def read(self, data: Position, offset: int, size: int) -> bytes: ...
+    def count(self, path: str) -> int: ...
+    def failure(self, path: str) -> BaseException | None: ...
+    def statvfs(self) -> os.statvfs_result: ...
+
+
+class Stored(Protocol):
+    """The same of a `Writer`."""
+
+    @property
+    def local(self) -> bool: ...
+
+    def stat(self, key: str) -> os.stat_result: ...
+
+
+class Described(Protocol):
+    """The same of `Documents`."""
+
+    def kind(self, directory: str, name: str) -> Kind: ...
+
+
 class Overlay:
     """Looks at the tree and at what was changed. Thread-safe. What it has in common with `Tree` is said there."""
 
     def __init__(
         self,
         base: Tree,
-        writer: Writer,
-        pending: WriteBuffer,
-        documents: Documents,
+        writer: Stored,
+        pending: Held,
+        documents: Described,
         waiting: Callable[[], None] = nothing,
     ) -> None:
         self.base, self.writer, self.pending, self.documents = base, writer, pending, documents
@@ -87,6 +116,56 @@ class Overlay:
             yield
         finally:
             self._names_lock.release()
+
+    # ---- what the journal holds ----
+
+    def _recover(self) -> None:
+        """Show what the journal holds; of the names of one chunk the last one that was given to it."""
+        for path, version in sorted(self.pending.versions().items(), key=lambda item: item[1].lsn):
+            parent, _, name = path.rpartition("/")
+            raw = os.fsencode(name)
+            spot = self.spot(parent, raw)
+            if version.data is None:
+                if spot.target is not None:
+                    self._hide(parent, raw, spot.target)
+                self.pending.retarget(path, spot.target)
+                continue
+            kind = spot.kind if spot.kind in JOURNALED else Kind.ORPHAN
+            file = self._files.new(parent, raw, kind, spot.target)
+            file.version, file.mode, file.mtime_ns = version, version.mode, version.mtime_ns
+            self._supersede(file)
+            self.pending.retarget(path, spot.target)
+            self._make_parents(parent)
+
+    def _supersede(self, file: File) -> None:
+        """A chunk has one name: what else it may be called stands for nothing any more. The lock is held."""
+        directory, target = file.parent or "", file.target
+        others = target.tree.other_names(file.name) if target is not None else []
+        for name in others:
+            path, known = join(directory, name), (self._files.directory(directory) or {}).get(name)
+            if known is not None:
+                if known.handles:
+                    self._load(known)
+                if self.pending.holds(path):
+                    self.pending.drop(path, None)
+                self._part_from_twin(known)
+                self._files.unname(known)
+            if known is not None and directory in self._numbers:
+                self.invalidate(self._numbers[directory], name)
+        if target is not None and target.suffix:
+            self._files.hide(directory, others[0])
+            if directory in self._numbers:
+                self.invalidate(self._numbers[directory], others[0])
+
+    def _hide(self, directory: str, name: bytes, target: Target | None) -> None:
+        """The source has it, and the mount shall not, whatever it may be called. The lock is held."""
+        self._files.hide(directory, name)
+        if target is not None and target.suffix:
+            self._files.hide(directory, target.tree.other_names(name)[0])
+
+    def _load(self, file: File) -> Buffer:
+        """Have the bytes of a file at hand that somebody has open (`OpenFiles`)."""
+        raise NotImplementedError
 
     # ---- numbers and paths ----
 
@@ -412,7 +491,9 @@ class Overlay:
         if number >= CREATED or self._files.directory(path) is not None or self._base_number(path) != number:
             return None
         found = self.base.few(number, most)
-        return None if found and found[0][2] else found  # directories that are not shown may be among them
+        if found is None or (found and found[0][2]):  # directories that are not shown may be among them
+            return None
+        return [(*entry[:-1], entry[-1] + OVERLAID) for entry in found]  # as `scan` has them
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """As `Tree.scan`: first what was changed, as it is at the first call; then the others."""
@@ -424,8 +505,8 @@ class Overlay:
             if file is not None:
                 with suppress(OSError):
                     changed.append((name, self._attributes(file)))
-        if changed and not cookie:
-            yield _batch(changed)
+        if cookie < len(changed):
+            yield _batch(changed, cookie)
         base = self._base_number(path)
         if base is None:
             return
@@ -523,7 +604,9 @@ OVERLAID = 1 << 61
 """Added to the cookies of the tree, behind those of what was changed."""
 
 
-def _batch(entries: list[tuple[bytes, Attributes]]) -> Batch:
+def _batch(entries: list[tuple[bytes, Attributes]], cookie: int) -> Batch:
+    """Those behind a position."""
+    entries, end = entries[cookie:], len(entries)
     rows = [a for _, a in entries]
     return Batch(
         np.array([name for name, _ in entries], "S"),
@@ -531,7 +614,7 @@ def _batch(entries: list[tuple[bytes, Attributes]]) -> Batch:
         np.array([a.directory for a in rows], np.bool_),
         np.array([-1 if a.mode else a.size for a in rows], np.int64),  # such are asked for one by one
         np.array([a.mtime_ns for a in rows], np.int64),
-        np.arange(1, len(rows) + 1, dtype=np.uint64),
+        np.arange(cookie + 1, end + 1, dtype=np.uint64),
     )
 
 

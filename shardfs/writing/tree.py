@@ -30,7 +30,6 @@ from shardfs.writing.writeback import WriteBuffer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardfs.chunk_tree import Target
     from shardfs.create_rules import Rules
     from shardfs.journal import Journal
     from shardfs.pending import Version
@@ -48,24 +47,6 @@ class WriteTree(PassedThrough):
         super().__init__(*parts, **more)
         self._recover()
         self.pending.attach(self._published, self._is_held)
-
-    def _recover(self) -> None:
-        """Show what the journal holds; of the names of one chunk the last one that was given to it."""
-        for path, version in sorted(self.pending.versions().items(), key=lambda item: item[1].lsn):
-            parent, _, name = path.rpartition("/")
-            raw = os.fsencode(name)
-            spot = self.spot(parent, raw)
-            if version.data is None:
-                if spot.target is not None:
-                    self._hide(parent, raw, spot.target)
-                self.pending.retarget(path, spot.target)
-                continue
-            kind = spot.kind if spot.kind in JOURNALED else Kind.ORPHAN
-            file = self._files.new(parent, raw, kind, spot.target)
-            file.version, file.mode, file.mtime_ns = version, version.mode, version.mtime_ns
-            self._supersede(file)
-            self.pending.retarget(path, spot.target)
-            self._make_parents(parent)
 
     # ---- names ----
 
@@ -128,12 +109,6 @@ class WriteTree(PassedThrough):
                 self._hide(directory, name, spot.target)
             else:
                 self._reveal(directory, name, spot.target)
-
-    def _hide(self, directory: str, name: bytes, target: Target | None) -> None:
-        """The source has it, and the mount shall not, whatever it may be called. The lock is held."""
-        self._files.hide(directory, name)
-        if target is not None and target.suffix:
-            self._files.hide(directory, target.tree.other_names(name)[0])
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
         """Give a file another name; what was called so is gone, in one step for whoever looks."""

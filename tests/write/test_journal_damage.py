@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from google_crc32c import value as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +25,7 @@ from shardfs.journal.records import (
     encode_header,
     encode_meta,
 )
-from tests.write.journals import SOURCE, content, kill, open_journal, put
+from tests.write.journals import SOURCE, content, kill, make_newer, open_journal, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,11 +267,7 @@ def test_a_journal_of_another_source_is_refused(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_and_not_touched(tmp_path: Path) -> None:
     synced(tmp_path / "j")
     (path,) = wals(tmp_path / "j")
-    header = bytearray(path.read_bytes()[:HEADER_SIZE])
-    header[16:18] = struct.pack("<H", 2)
-    header[-4:] = struct.pack("<I", crc32c(bytes(header[:-4])))
-    with open(path, "r+b") as file:
-        file.write(header)
+    make_newer(path)
     before = {name: (tmp_path / "j" / name).read_bytes() for name in os.listdir(tmp_path / "j") if name != "lock"}
     with pytest.raises(UnsupportedError, match="format 2"):
         open_journal(tmp_path / "j")

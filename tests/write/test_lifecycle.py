@@ -168,7 +168,7 @@ def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source
     (mount.path.parent / "ro").mkdir()
     done = shardfs("mount", "-o", f"journal={mount.journal}", source, mount.path.parent / "ro")
     assert shardfs("umount", mount.path.parent / "ro").returncode == 0
-    assert (done.returncode, f"{source}: 1 files that were written to it wait in a journal" in done.stderr) == (0, True)
+    assert (done.returncode, f"{source}: 1 files were written to it and are not published" in done.stderr) == (0, True)
     mount.mount()
     with held(source / "c/0/0"):
         run("fusermount3", "-u", mount.path)
