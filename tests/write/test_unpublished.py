@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import logging
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import fsspec
 import numpy as np
 import pytest
 
 from shardfs import disk, recover
 from shardfs.inodes import ROOT
 from shardfs.journal import directory_for
+from shardfs.options import Options
 from shardfs.tree import Tree, open_tree
+from shardfs.writable import open_writable
 from shardfs.writing import unpublished
 from shardfs.writing.unpublished import Unpublished, with_unpublished
+from tests import handmade
 from tests.mount.programs import copy_tree, errno_of, run
 from tests.mount.test_lifecycle import wait_until
 from tests.suites.walking import entries, walk
@@ -128,6 +133,22 @@ def test_orphans_and_compressed_chunks_are_shown(tmp_path: Path) -> None:
     assert bytes_of(tree, f"{scale}/900-910_900-910_900-910") == b"outside"
     names = [entry.name.decode() for entry in entries(tree, tree.resolve(scale).number)]  # type: ignore[arg-type]
     assert (f"{path}.gz".rpartition("/")[2] in names, path.rpartition("/")[2] in names) == (True, False)
+
+
+def test_a_source_need_not_be_a_disk(tmp_path: Path) -> None:
+    """Chunks wait in a volume of an object store that has no shard yet, so no directory."""
+    source, journals = f"memory://{tmp_path.name}", tmp_path / "journals"
+    info = json.dumps(handmade.volume_info((4, 4, 2), (2, 2, 1), handmade.sharding())).encode()
+    fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/info", info)
+    options = Options(rw=True, journal=str(journals), idle=3600, age=3600)
+    tree = open_writable(open_tree(source), source, options)
+    files = TreeFiles(tree, tree.pending._journal)
+    files.write("s/0-2_0-2_0-1", b"abcd")
+    files.die()
+    shown = with_unpublished(open_tree(source), source, journals, look_s=0)
+    assert isinstance(shown, Unpublished)
+    assert walk(shown) == {"info": bytes_of(open_tree(source), "info"), "s/0-2_0-2_0-1": b"abcd"}  # type: ignore[arg-type]
+    assert fsspec.filesystem("memory").find(tmp_path.name) == [f"/{tmp_path.name}/info"]
 
 
 def test_a_listing_goes_on_at_any_position(tmp_path: Path) -> None:
