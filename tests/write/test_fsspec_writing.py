@@ -56,6 +56,14 @@ def test_a_new_array_is_sharded(fs: ShardFileSystem, source: Path) -> None:
     assert np.array_equal(found[:], np.arange(1600).reshape(40, 40))
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 4)])
+def test_chunks_without_elements_stay_out_of_shards(fs: ShardFileSystem, source: Path, shape: tuple[int, ...]) -> None:
+    """zarr-python makes such arrays."""
+    zarr.create_array(FsspecStore(_asynchronous(fs), path="/"), name="new", shape=shape, chunks=shape, dtype="f4")
+    fs.publish()
+    assert zarr.open_array(source / "new").shards is None
+
+
 def _asynchronous(fs: ShardFileSystem) -> Any:
     from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 

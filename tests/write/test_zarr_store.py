@@ -1,4 +1,4 @@
-"""zarr-python's own conformance tests of stores, on one over a source that is written through fsspec."""
+"""T4: zarr-python's own tests of stores, on one that is written through fsspec, and on files of a mount."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from zarr.storage import FsspecStore
 from zarr.testing.store import StoreTests
 
 from shardfs.fsspec_fs import ShardFileSystem
+from tests.write import zarr_machines
+from tests.write.mounts import writable
+from tests.write.scale import times
+from tests.write.test_changes import program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.anyio
+EXAMPLES, STEPS = (6, 15) if times() == 1 else (10 * times(), 50)
 
 
 @pytest.fixture
@@ -25,10 +29,15 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def fs(tmp_path: Path) -> Iterator[ShardFileSystem]:
+def source(tmp_path: Path) -> Path:
     zarr.create_array(tmp_path / "s" / "a", shape=(64, 64), chunks=(8, 8), shards=(32, 32), dtype="u2")
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def fs(source: Path, tmp_path: Path) -> Iterator[ShardFileSystem]:
     told = {"journal": str(tmp_path / "journals")}
-    fs = ShardFileSystem(str(tmp_path / "s"), rw=True, write_options=told)  # what is pickled is this one again
+    fs = ShardFileSystem(str(source), rw=True, write_options=told)  # what is pickled is this one again
     yield fs
     fs.close()
     ShardFileSystem.clear_instance_cache()
@@ -40,6 +49,7 @@ def _asynchronous(fs: ShardFileSystem) -> Any:
     return AsyncFileSystemWrapper(fs, asynchronous=True)
 
 
+@pytest.mark.anyio
 class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
     """zarr-python's tests of stores, on one over a writable tree. See its `zarr.testing.store`."""
 
@@ -68,3 +78,40 @@ class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
 
     def test_store_supports_listing(self, store: FsspecStore) -> None:
         assert store.supports_listing
+
+
+class Clearable(FsspecStore):
+    """The original's `clear` ends at the first directory with something in it: what is in there has gone with it."""
+
+    async def clear(self) -> None:
+        if await self.fs._exists(self.path):
+            await self.fs._rm(self.path, recursive=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(110 + 100 * times())
+@pytest.mark.parametrize("machine", sorted(zarr_machines.MACHINES))
+def test_state_machines_through_fsspec(machine: str, source: Path, tmp_path: Path) -> None:
+    told = {"journal": str(tmp_path / "journals"), "create": "zarr3"}
+    fs = ShardFileSystem(str(source), rw=True, write_options=told, skip_instance_cache=True)
+
+    def make(number: int) -> Any:
+        store = Clearable(_asynchronous(fs), path=f"/{number}")
+        return zarr_machines.MACHINES[machine](store, fs.publish, source / str(number))
+
+    try:
+        zarr_machines.run(make, EXAMPLES, STEPS)
+    finally:
+        fs.close()
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+@pytest.mark.timeout(110 + 200 * times())
+@pytest.mark.parametrize("machine", sorted(zarr_machines.MACHINES))
+def test_state_machines_on_a_mount(machine: str, source: Path, tmp_path: Path) -> None:
+    with writable(source, tmp_path, "--create", "zarr3") as mount:
+        mount.mount()
+        much = ["--examples", str(EXAMPLES // 2), "--steps", str(STEPS)]
+        program("zarr_machines", machine, mount.path, source, *much, timeout=90 + 200 * (times() - 1))
+        assert mount.umount().returncode in (0, 3)

@@ -7,7 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from shardfs.formats import UNFIT, intelligible, parse_written, reason, require_same, unsharded
+from shardfs.formats import UNFIT, integers, intelligible, parse_written, reason, require_same, unsharded
 from shardfs.formats.zarr3.stored import (
     DOCUMENT,
     MAX_NESTING,
@@ -212,7 +212,7 @@ def sharded_by_rule(new: bytes, rule: Rule) -> bytes | None:
     if doc is None:
         return None
     try:
-        shape, chunk = doc["shape"], _chunk_shape(doc)
+        shape, chunk = integers(doc["shape"], "shape", 0), integers(_chunk_shape(doc), "chunk_shape", 1)
         grid = tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True))
         per = rule.per_shard(grid, math.prod(chunk) * (item_size(doc["data_type"]) or 1))
         return _sharded(doc, new, per, {"index_codecs": INDEX_CODECS, "index_location": "end", **rule.words})
