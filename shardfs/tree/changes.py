@@ -47,6 +47,10 @@ class Changes(Survey):
             return Spot(Kind.HIDDEN)
         return self._no_chunk(text, chunks.root is None and chunks.reserved(0, text))
 
+    def has_chunks(self, directory: int) -> bool:
+        """Whether it is the directory of a sharded array, or one of its chunks."""
+        return directory >= TABLE_END or self._datasets.open(self._directory(directory)).chunks is not None
+
     def _no_chunk(self, name: str, like_one: bool) -> Spot:
         if like_one:
             return Spot(Kind.ORPHAN)

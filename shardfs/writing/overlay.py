@@ -227,7 +227,8 @@ class Overlay:
         while (number := self._base_number(above)) is None:
             above = above.rpartition("/")[0]
         below = directory[len(above) :].strip("/").split("/")
-        if any(is_scratch(n) or n.startswith(".") for n in below) and self._has_scratch(above):
+        temporary = any(map(is_scratch, below)) and self._has_scratch(above)
+        if temporary or (any(n.startswith(".") for n in below) and self._keeps_hidden(above)):
             return Kind.SCRATCH
         first = self.base.spot(number, os.fsencode(below[0])).kind
         if first is Kind.PLAIN:  # of a store that has no directories
@@ -237,6 +238,13 @@ class Overlay:
     def _has_scratch(self, directory: str) -> bool:
         """Whether temporary names are kept from the store there: it is part of a sharded dataset."""
         return self.spot(directory, b"x.partial").kind is Kind.SCRATCH
+
+    def _keeps_hidden(self, directory: str) -> bool:
+        """Whether hidden directories are kept from the store there. Elsewhere they may be groups, or a user's own."""
+        number = self._base_number(directory)
+        with suppress(CorruptShardError):
+            return number is not None and self.base.has_chunks(number)
+        return False
 
     def remember(self, number: int) -> None:
         """As `Tree.remember`; files that were made here are counted, too."""

@@ -328,7 +328,7 @@ class WriteTree(PassedThrough):
         if spot.kind is Kind.DIRECTORY:
             self._show(path)
             return self.lookup(parent, name)
-        hidden = name.startswith(b".") and self._has_scratch(directory)
+        hidden = name.startswith(b".") and self._keeps_hidden(directory)
         if spot.kind is not Kind.PLAIN or hidden or self._base_number(directory) is None or not self.writer.local:
             with self._lock:
                 file = self._files.new(directory, name, Kind.DIRECTORY)

@@ -56,6 +56,13 @@ def test_a_new_array_is_sharded(fs: ShardFileSystem, source: Path) -> None:
     assert np.array_equal(found[:], np.arange(1600).reshape(40, 40))
 
 
+def test_a_new_group_may_have_a_hidden_name(fs: ShardFileSystem, source: Path) -> None:
+    group = zarr.create_group(FsspecStore(_asynchronous(fs), path="/"), path="groups/.new")
+    group.create_array("x", shape=(40, 40), chunks=(5, 5), dtype="f4")[:] = 7
+    fs.publish()
+    assert np.all(zarr.open_array(source / "groups" / ".new" / "x")[:] == 7)
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 4)])
 def test_chunks_without_elements_stay_out_of_shards(fs: ShardFileSystem, source: Path, shape: tuple[int, ...]) -> None:
     """zarr-python makes such arrays."""

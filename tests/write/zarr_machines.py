@@ -23,7 +23,9 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from zarr.storage import LocalStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 from zarr.testing.strategies import keys as zarr_keys
+from zarr.testing.strategies import node_names, np_array_and_chunks
 
+from shardfs.kinds import is_scratch
 from tests.write.scale import times
 
 if TYPE_CHECKING:
@@ -33,12 +35,24 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 
+# What is called as temporary files are is not published.
+names = node_names.filter(lambda name: not is_scratch(name.lower()))
+
+
 class Hierarchy(ZarrHierarchyStateMachine):
     """Groups and arrays. Now and then all is published, and what is in the source must be the same."""
 
     def __init__(self, store: Store, publish: Callable[[], None], source: Path) -> None:
         super().__init__(store)
         self._publish, self._source = publish, source
+
+    @rule(name=names, data=st.data())
+    def add_group(self, name: str, data: DataObject) -> None:
+        super().add_group(name, data)
+
+    @rule(name=names, data=st.data(), array_and_chunks=np_array_and_chunks())
+    def add_array(self, name: str, data: DataObject, array_and_chunks: Any) -> None:
+        super().add_array(data, name, array_and_chunks)
 
     @rule()
     def read_natively(self) -> None:
