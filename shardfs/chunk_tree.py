@@ -281,12 +281,6 @@ class ChunkTree:
             tree, left = tree.former, left - 1
 
     def _renew(self, coords: Sequence[Coords], *, moved: bool) -> None:
-        if not self._raw or not self.chunks.is_local:
-            for c in coords:
-                number = self.cached_as(c)
-                self._cache.drop((number, "shown"))
-                for window in range(MAX_STORED // WINDOW):
-                    self._cache.drop((number, window))
         place = self.chunks.format.place
         for c in {place(c)[:2]: c for c in coords}.values():
             self.chunks.forget(c)
@@ -296,6 +290,12 @@ class ChunkTree:
             if moved and not chunks.is_local:
                 chunks.forget_all()
             chunks = chunks.outer
+        if not self._raw or not self.chunks.is_local:  # after what they are made from
+            for c in coords:
+                number = self.cached_as(c)
+                self._cache.drop((number, "shown"))
+                for window in range(MAX_STORED // WINDOW):
+                    self._cache.drop((number, window))
 
     @property
     def outermost(self) -> ChunkStore:

@@ -244,24 +244,30 @@ class ChunkStore:
         where = self.format.root_request(block)
         if where is None:
             return None
+        key = (self._id, shard, "root", block)
+        version = blob.stat().version if blob.fd >= 0 else None
 
-        def load() -> tuple[bytes | _Absent, int, float]:
+        def load() -> tuple[tuple[bytes | None, Version], int, float]:
             try:
                 data = blob.read([where])[0]
             except FileNotFoundError:
-                return ABSENT, 0, self._ttl
-            return data, len(data), self._ttl
+                return (None, version), 0, self._ttl
+            return (data, version), len(data), self._ttl
 
-        root = self._cache.get((self._id, shard, "root", block), load)
-        if isinstance(root, _Absent):
+        root, of = self._cache.get(key, load)
+        if of != version:  # somebody else looked at it before or after it was replaced
+            self._cache.drop(key)
+            root = load()[0][0]
+        if root is None:
             raise FileNotFoundError(self.source.key(shard))
         return root
 
     def forget(self, coords: Coords) -> None:
         """Drop what is cached of the chunk's shard, so that the next look sees what is there now."""
         shard, number, _ = self.format.place(coords)
-        self._cache.drop((self._id, shard, number))
         self._forget_shard(shard, number)
+        # The page last: who began to read it before has the old shard open, and is not believed; others open the new.
+        self._cache.drop((self._id, shard, number))
 
     def forget_existing(self) -> None:
         """Look anew which shards there are, when somebody wants to know."""
@@ -272,9 +278,9 @@ class ChunkStore:
         self._id = next(_ids)
 
     def _forget_shard(self, shard: int, number: int) -> None:
+        self.source.reopen(shard)
         self._cache.drop((self._id, shard, "stat"))
         self._cache.drop((self._id, shard, "root", self.format.block_of(number)))
-        self.source.reopen(shard)
 
     def shard_of(self, coords: Coords) -> int:
         """The number of the shard in which a chunk lies, or would lie."""

@@ -111,8 +111,8 @@ class LeadChunks(ChunkStore):
         return second if found is not None and found.start <= offset else None
 
     def forget(self, coords: Coords) -> None:
-        self._cache.drop((self._id, "lead", coords[0]))
         super().forget(coords)
+        self._cache.drop((self._id, "lead", coords[0]))
 
     def _damage_of(self, coords: Coords, why: str) -> CorruptShardError:
         shard, _, slot = self.format.place(coords)

@@ -24,7 +24,7 @@ from shardfs.errors import (
     is_expected,
 )
 from shardfs.inodes import ROOT
-from shardfs.store import LocalStore
+from shardfs.store import LocalBlob, LocalStore
 from shardfs.tree import Tree
 from tests import handmade
 from tests.suites.walking import entries, read_all
@@ -229,6 +229,53 @@ def test_threads_under_replacement_see_old_or_new(array: Path) -> None:
         for r in running:
             r.result()
     assert bad == []
+
+
+def _volume(path: Path, texts: list[bytes]) -> None:
+    """A shard of one minishard; the more bytes, the further away its index lies."""
+    shard = handmade.uint64_shard([[handmade.Entry(n, text) for n, text in enumerate(texts)]])
+    handmade.write_files(path, {"s/new": shard})
+    (path / "s/new").rename(path / "s/0.shard")
+
+
+def test_who_looks_while_a_shard_is_forgotten_does_not_bring_it_back(
+    array: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = _tree(array)
+    chunks = tree.collection("")
+    seen = [chunks.chunks.locate((1, 1))]
+    _write(array, NEW)
+    real = LocalStore.reopen
+
+    def reopen(store: LocalStore, key: str) -> None:
+        seen.append(chunks.chunks.locate((1, 1)))  # and has it open from now on
+        real(store, key)
+
+    monkeypatch.setattr(LocalStore, "reopen", reopen)
+    chunks.renew([(1, 1)])
+    assert [found.size for found in seen if found] == 2 * [len(OLD[3])]
+    assert _get(tree, "c/1/1") == NEW[3]
+
+
+def test_a_root_goes_with_the_shard_it_was_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread finds a shard replaced between our opening the old one and our look at the root of its index."""
+    handmade.write_json(tmp_path / "info", handmade.volume_info((2, 1, 1), (1, 1, 1), handmade.sharding(minishard=0)))
+    _volume(tmp_path, [b"a", b"b"])
+    tree = _tree(tmp_path)
+    chunks, real = tree.collection("s"), LocalStore.open
+    replaced: list[bool] = []
+
+    def opened(store: LocalStore, key: str) -> LocalBlob:
+        blob = real(store, key)
+        if key == "s/0.shard" and not replaced:
+            replaced.append(True)
+            _volume(tmp_path, [b"A" * 100, b"B" * 100])
+            chunks.renew([(0, 0, 0), (1, 0, 0)])
+            assert _get(tree, "s/1-2_0-1_0-1") == b"B" * 100
+        return blob
+
+    monkeypatch.setattr(LocalStore, "open", opened)
+    assert chunks.chunks.read((1, 0, 0)) == b"B" * 100
 
 
 def test_evicted_descriptors_are_opened_again(array: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,20 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from shardfs.cache import nothing
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Gate:
     """Many at a time pass it, or one alone, before whom all others are let out and none in.
 
-    Who has passed may pass again.
+    Who has passed may pass again. `hook` is called before a thread waits to pass together with others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hook: Callable[[], None] = nothing) -> None:
+        self._hook = hook
         self._condition = threading.Condition()
         self._mine = threading.local()
         self._inside, self._waiting = 0, 0
@@ -27,6 +30,8 @@ class Gate:
         """Together with others."""
         depth = getattr(self._mine, "depth", 0)
         if not depth:
+            if self._alone or self._waiting:
+                self._hook()
             with self._condition:
                 while self._alone or self._waiting:
                     self._condition.wait()

@@ -396,13 +396,20 @@ class OpenFiles(Descriptions):
         opened = self._handles[handle]
         if opened.file is None or not opened.writes:
             return
-        self._waiting()
+        if not self._is_quick(opened.file):
+            self._waiting()
         self._settle(opened.file)
         self._raise_errors(handle, opened)
         if self.pending.settings.close == "sync":
             self.pending.sync()
         elif self.pending.settings.close == "publish" and opened.file.path is not None:
             self.pending.flush(opened.file.path)
+
+    def _is_quick(self, file: File) -> bool:
+        """Whether what was written to it, if anything, is in the journal at once."""
+        if file.kind not in JOURNALED:
+            return False
+        return not file.dirty or (file.buffer is not None and self.pending.is_quick(file.target, file.buffer.size))
 
     def _raise_errors(self, handle: int, opened: Handle) -> None:
         path = opened.file.path if opened.file is not None else None
@@ -519,6 +526,7 @@ class OpenFiles(Descriptions):
             if file.target is not None:
                 self.pending.require_valid(file.target, unsaved[0])
             self.pending.make_room(unsaved[0].size)
+            self.pending.look(unsaved[1], file.target)
         with self._lock:
             unsaved = file.unsaved()
             if unsaved is None:

@@ -91,7 +91,7 @@ class Overlay:
         self._waiting = waiting
         self._lock = threading.RLock()
         self._names_lock = threading.RLock()
-        self._gate = Gate()
+        self._gate = Gate(waiting)
         self._files = Files()
         self._paths: dict[int, str] = {}
         self._numbers: dict[str, int] = {}

@@ -122,13 +122,14 @@ class WriteTree(PassedThrough):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         if old == new:
             return
-        self._waiting()
+        moved = self._files.by_number.get(found.number)
+        if moved is None or not self._moves_quickly(moved, directory, new_name):
+            self._waiting()
         if found.directory:
             self._rename_directory(found, old, new, there)
             return
         if there is not None and there.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
-        moved = self._files.by_number.get(found.number)
         if moved is not None and moved.twin is not None:
             raise OSError(errno.EXDEV, "has a compressed form, which would stay", old)
         self._settle_named(found.number)
@@ -137,9 +138,16 @@ class WriteTree(PassedThrough):
             if describes:
                 self.pending.drain(self.documents.described_by(directory, os.fsdecode(new_name)))
             with self._gate.alone() if describes else self._gate.shared():
-                if describes is (self.spot(directory, new_name).kind is Kind.DOCUMENT):
-                    self._rename_file(found, there, source, name, directory, new_name)
+                spot = self._spot_to_write(directory, new_name)
+                if describes is (spot.kind is Kind.DOCUMENT):
+                    self._rename_file(found, there, source, name, directory, new_name, spot)
                     return
+
+    def _moves_quickly(self, file: File, directory: str, new_name: bytes) -> bool:
+        """Whether nothing but a record of the journal is needed to give it this name."""
+        spot = self.spot(directory, new_name)
+        journaled = file.version is not None and file.kind in JOURNALED and spot.kind in JOURNALED
+        return journaled and not file.dirty and self.pending.is_quick(spot.target, 0)
 
     def _settle_named(self, number: int) -> None:
         """What was written to it is where it belongs; nobody waits for the journal to have room after that."""
@@ -148,10 +156,10 @@ class WriteTree(PassedThrough):
             self._settle(file)
 
     def _rename_file(
-        self, found: Attributes, there: Attributes | None, source: str, name: bytes, directory: str, new_name: bytes
-    ) -> None:
+        self, found: Attributes, there: Attributes | None, source: str, name: bytes, directory: str, new_name: bytes,
+        spot: Spot,
+    ) -> None:  # fmt: skip
         old, new = join(source, name), join(directory, new_name)
-        spot = self._spot_to_write(directory, new_name)
         if there is not None:
             spot = self._spot_of(directory, new_name, there)
         kinds = {spot.kind, self._spot_of(source, name, found).kind}
@@ -189,6 +197,7 @@ class WriteTree(PassedThrough):
         if was in JOURNALED:
             self._settle(file)
         data = None if file.version is not None and spot.kind in JOURNALED else self._whole(file)
+        self.pending.look(new, spot.target)
         if spot.kind is Kind.DOCUMENT or spot.kind is Kind.PLAIN:
             self._replace_through(file, new, data or b"", spot)
         with self._lock:

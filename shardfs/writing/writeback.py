@@ -53,6 +53,8 @@ LASTING_RETRY_S = 30.0
 
 LOOK_S = 0.5
 
+QUICK_S, QUICK_BYTES = 0.002, 1 << 20
+"""A record of the journal that took no longer, and one that has no more bytes, are nothing to wait for."""
 
 NAMED = 100
 """So many orphans and errors are told by name: there may be as many as chunks."""
@@ -82,7 +84,7 @@ class WriteBuffer:
         self._shard_at: dict[str, DirtyShard] = {}
         self.failures = Failures()
         self._early = min(EARLY * journal.limit_bytes, self.settings.dirty_bytes)
-        self._stopping = False
+        self._stopping = self._slow = False
         self._threads: list[threading.Thread] = []
         self.published: Callable[[Mapping[str, Version]], None] = lambda done: None
         self.is_held: Callable[[str], bool] = lambda path: False
@@ -180,7 +182,9 @@ class WriteBuffer:
 
     def _apply(self, kind: Record, meta: dict[str, Any], data: Bytes | None = None) -> None:
         content = b"" if data is None and kind is Record.PUT else data
+        began = time.monotonic()
         record = self._journal.append(kind, meta, content, reserve=kind is not Record.PUT)
+        self._slow = time.monotonic() - began > QUICK_S
         self._journal.release(self._pending.apply(record))
 
     @contextmanager
@@ -194,6 +198,11 @@ class WriteBuffer:
                 if self._pending.versions.get(path) is known:  # else it was published meanwhile, and lies elsewhere
                     yield base
                     return
+
+    def look(self, path: str, target: Target | None) -> None:
+        """Have at hand where the chunk lies that a new version is to replace: before a lock is taken around `put`."""
+        if target is not None and path not in self._pending.versions:
+            target.tree.base(target.coords)
 
     def _found(self, target: Target) -> tuple[int, ...] | None:
         """Where a chunk lies in its shard, and, as that takes no request, its checksum: others may put theirs at the
@@ -248,6 +257,12 @@ class WriteBuffer:
             why = "shards in two files are shown only"  # a single file would take their place
         if why is not None:
             raise OSError(errno.EROFS, why, path)
+
+    def is_quick(self, target: Target | None, size: int) -> bool:
+        """Whether to take a version of so many bytes is a copy to the page cache and no more, as far as can be known:
+        to let another thread take over before it would cost as much again."""
+        plain = target is None or (not target.suffix and target.tree.transform_of(target.coords) is None)
+        return plain and size <= QUICK_BYTES and not self._slow and self.settings.close == "journal"
 
     def require_valid(self, target: Target, buffer: Buffer) -> None:
         """Raise OSError (EINVAL) if the array cannot hold a chunk of these bytes."""

@@ -66,6 +66,20 @@ def test_a_chunk_that_somebody_holds_open_waits(opened: Callable[[str], Place]) 
     cases.until(lambda: b"full" in (x.source("c/1/1") or b""))
 
 
+def test_a_complete_shard_is_published_once(opened: Callable[[str], Place]) -> None:
+    """Of the chunk that makes it complete it is known last that it is closed."""
+    x = opened("zarr")
+    for name in ("c/2/2", "c/2/3", "c/3/2"):
+        x.put(name, b"abcd")
+    with x.opened("c/3/3", cases.NEW) as fd:
+        x.calls.write(fd, b"last")
+        x.calls.fsync(fd)
+        time.sleep(IDLE_S / 3)
+        assert x.source("c/1/1") is None
+    cases.until(lambda: x.source("c/1/1") is not None)
+    assert b"last" in (x.source("c/1/1") or b"")
+
+
 def test_names_of_one_chunk_take_turns_while_it_is_published(opened: Callable[[str], Place]) -> None:
     """Plain and compressed, written, read and removed by threads: whoever has written last is right."""
     import gzip
