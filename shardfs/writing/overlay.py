@@ -280,17 +280,22 @@ class Overlay:
     def _find(self, directory: str, parent: int, name: bytes) -> Attributes | None:
         if len(name) > MAX_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
-        names = self._files.directory(directory)
-        if names is not None and name in names:
-            with self._lock:
-                file = names.get(name) or self._uncompressed(names, name)
-                hidden = name in names
+        before: File | None = None
+        while True:
+            with self._lock:  # a name may be going from one file to another
+                names = self._files.directory(directory)
+                known = names is not None and name in names
+                file = (names.get(name) or self._uncompressed(names, name)) if names is not None and known else None
+            if known and file is None:
+                return None
+            if file is None or file is before:
+                break
             try:
-                if file is not None or hidden:
-                    return None if file is None else self._attributes(file)
+                return self._attributes(file)
             except OSError as e:
                 if e.errno != errno.ESTALE:
-                    raise  # else it was published this moment
+                    raise
+            before = file  # it was published this moment, or replaced
         if name.startswith(OWN.encode()):
             return None
         number = self._base_number(directory)
@@ -301,7 +306,7 @@ class Overlay:
                     return None
                 if shown.directory and self._is_implied(number, directory, name):
                     return None
-                return self._numbered_anew(self._with_mode(shown, join(directory, name)), directory, name)
+                return self._numbered_anew(self._with_mode(shown, join(directory, name)), directory, parent, name)
         return self._outside(directory, name)
 
     def _uncompressed(self, names: Mapping[bytes, File | None], name: bytes) -> File | None:
@@ -354,17 +359,17 @@ class Overlay:
         plain = found.number < TABLE_END and not found.directory
         return plain and is_scratch(os.fsdecode(name)) and self.spot(directory, name).kind is Kind.SCRATCH
 
-    def _numbered_anew(self, found: Attributes, directory: str, name: bytes) -> Attributes:
+    def _numbered_anew(self, found: Attributes, directory: str, parent: int, name: bytes) -> Attributes | None:
         """Who has an earlier file of this name open knows that by its number still: this one gets another."""
         if found.number not in self._files.by_number:
             return found
         spot = self.spot(directory, name)
         with self._lock:
-            known = (self._files.directory(directory) or {}).get(name)
-            if known is None:
-                known = self._files.new(directory, name, spot.kind, spot.target)
-                known.known_size, known.mtime_ns, known.mode = found.size, found.mtime_ns, found.mode
-        return self._attributes(known)
+            if name not in (self._files.directory(directory) or {}):
+                file = self._files.new(directory, name, spot.kind, spot.target)
+                file.known_size, file.mtime_ns, file.mode = found.size, found.mtime_ns, found.mode
+                return self._attributes(file)
+        return self._find(directory, parent, name)  # it was written, or hidden, meanwhile
 
     def _outside(self, directory: str, name: bytes) -> Attributes | None:
         """What lies outside of an array since that was cut: it can still be read, and deleted."""
@@ -472,7 +477,14 @@ class Overlay:
             try:
                 return self.pending.read(version.data, offset, size)
             except OSError as e:
-                if e.errno != errno.ESTALE or target is None:  # else it was published this moment
+                if e.errno != errno.ESTALE:
+                    raise
+                with self._lock:
+                    changed = file.version is not version or file.buffer is not None
+                    replaced = file.parent is None
+                if changed:
+                    return self._read(file, offset, size)
+                if replaced or target is None:  # else it was published this moment
                     raise
         if file.fd >= 0:
             return os.pread(file.fd, size, offset)

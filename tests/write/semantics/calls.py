@@ -153,11 +153,14 @@ class InProcess:
         return True
 
     def open(self, path: str, flags: int, mode: int = 0o644) -> int:
-        try:
-            return self._open_once(path, flags, mode)
-        except OSError as e:
-            if e.errno != errno.ESTALE:
-                raise
+        """As the kernel, which looks for the name anew if the file has gone; more than once, since threads may be held
+        up between the two calls for longer here."""
+        for _ in range(9):
+            try:
+                return self._open_once(path, flags, mode)
+            except OSError as e:
+                if e.errno != errno.ESTALE:
+                    raise
         return self._open_once(path, flags, mode)
 
     def _open_once(self, path: str, flags: int, mode: int) -> int:
