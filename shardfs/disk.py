@@ -172,6 +172,11 @@ def link(old: str, new: str, at: int | None = None, new_at: int | None = None) -
     )
 
 
+def symlink(target: str, path: str, at: int | None = None) -> None:
+    """Raise FileExistsError if there is something."""
+    call("symlink", lambda t, p, d: os.symlink(t, p, dir_fd=d), target, path, at)
+
+
 def unlink(path: str, at: int | None = None) -> None:
     """The name only; who has the file open keeps it."""
     call("unlink", lambda p, d: os.unlink(p, dir_fd=d), path, at)

@@ -731,6 +731,7 @@ class Batch(NamedTuple):
 
     `sizes` is -1 where the size is not known without further I/O; such an entry is listed by name only.
     `cookies` are positions: `scan(cookie)` goes on behind that entry. They rise strictly and fit in 62 bits.
+    `links`: which are symbolic links, with `directories` not set; None if there are none.
     `by_name` if the kernel had better be told the names alone, as it would keep too many inodes otherwise.
     """
 
@@ -741,3 +742,4 @@ class Batch(NamedTuple):
     mtimes_ns: npt.NDArray[np.int64]
     cookies: U64
     by_name: bool = False
+    links: Bool | None = None

@@ -67,6 +67,8 @@ class WriteTree(Listed, Protocol):
     """Set by the server: a name in a directory is not what it was, without a request having changed it."""
     invalidate_content: Callable[[int], None]
     """Set by the server: the same of a file's bytes or attributes. Neither waits, and both may be called anywhere."""
+    shows_links: bool
+    """Set by the server: symbolic links need not be shown as what they lead to. `Attributes.mode` tells their type."""
 
     # As `Tree` has them.
     def lookup(self, parent: int, name: bytes) -> Attributes: ...
@@ -125,6 +127,12 @@ class WriteTree(Listed, Protocol):
 
     def sync_directory(self, number: int) -> None:
         """Names in the directory are on disk at the return."""
+
+    def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
+        """A symbolic link. EPERM if who follows it would leave the mount."""
+
+    def read_link(self, number: int) -> bytes:
+        """Where a symbolic link leads. Who follows it stays on the mount. EINVAL if it is none."""
 
     def set_xattr(self, number: int, name: str, value: bytes, flags: int) -> None:
         """`user.shardfs.flush` publishes what is at or below within so many seconds; EOPNOTSUPP for what cannot be set.
@@ -215,6 +223,7 @@ class Changing:
             notices.send(lowlevel.forget_content(number))
 
         tree.invalidate, tree.invalidate_content = invalidate, invalidate_content
+        tree.shows_links = True
 
 
 class Changes:
@@ -252,18 +261,13 @@ class Changes:
             lowlevel.RENAME: self._rename,
             lowlevel.RENAME2: self._rename2,
             lowlevel.LINK: self._link,
-            lowlevel.SYMLINK: self._refuse(errno.EPERM),
+            lowlevel.SYMLINK: self._symlink,
+            lowlevel.READLINK: self._readlink,
             lowlevel.SETXATTR: self._setxattr,
             lowlevel.REMOVEXATTR: self._removexattr,
             lowlevel.RELEASEDIR: self._releasedir,
             lowlevel.FSYNCDIR: self._fsyncdir,
         }
-
-    def _refuse(self, number: int) -> Handler:
-        def refuse(_unique: int, node: int, _size: int) -> None:
-            raise OSError(number, os.strerror(number), str(node))
-
-        return refuse
 
     def _done(self, unique: int) -> None:
         self._send(lowlevel.error(unique, 0))
@@ -375,6 +379,22 @@ class Changes:
         finally:
             self._recent.changed()
         self.send_entry(unique, found)
+
+    def _symlink(self, unique: int, parent: int, size: int) -> None:
+        names = bytes(self._request[lowlevel.BODY : size - 1])
+        middle = names.index(b"\0")
+        name = self._name(parent, lowlevel.BODY, lowlevel.BODY + middle)
+        try:
+            found = self._tree.symlink(parent, name, names[middle + 1 :])
+        finally:
+            self._recent.changed()
+        self.send_entry(unique, found)
+
+    def _readlink(self, unique: int, number: int, _size: int) -> None:
+        if number >= control.DIRECTORY:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), control.NAME)
+        target = self._tree.read_link(number)
+        self._send(lowlevel.data(unique, len(target)) + target)
 
     # ---- files
 

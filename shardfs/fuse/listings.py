@@ -216,6 +216,7 @@ def _behind(batches: Iterable[Batch], cookie: int) -> Iterator[Batch]:
             sizes=batch.sizes[rest],
             mtimes_ns=batch.mtimes_ns[rest],
             cookies=batch.cookies[rest],
+            links=None if batch.links is None else batch.links[rest],
         )
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Opcodes
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, GETXATTR, LISTXATTR = 1, 2, 3, 14, 15, 17, 18, 22, 23
 INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, IOCTL, BATCH_FORGET, READDIRPLUS = 26, 27, 28, 29, 36, 39, 42, 44
-SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE = 4, 6, 8, 9, 10, 11, 12, 13, 16
+SETATTR, READLINK, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE = 4, 5, 6, 8, 9, 10, 11, 12, 13, 16
 FSYNC, FLUSH, FSYNCDIR = 20, 25, 30
 SETXATTR, REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE = 21, 24, 35, 43, 45, 47, 51
 MODIFYING = (SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR, CREATE,
@@ -50,7 +50,7 @@ NAMES = {
     BATCH_FORGET: "batch_forget", READDIRPLUS: "readdirplus", SETATTR: "setattr", SYMLINK: "symlink", MKNOD: "mknod",
     MKDIR: "mkdir", UNLINK: "unlink", RMDIR: "rmdir", RENAME: "rename", LINK: "link", WRITE: "write",
     SETXATTR: "setxattr", REMOVEXATTR: "removexattr", CREATE: "create", FALLOCATE: "fallocate", RENAME2: "rename2",
-    COPY_FILE_RANGE: "copy_file_range", TMPFILE: "tmpfile", 5: "readlink", FSYNC: "fsync", FLUSH: "flush",
+    COPY_FILE_RANGE: "copy_file_range", TMPFILE: "tmpfile", READLINK: "readlink", FSYNC: "fsync", FLUSH: "flush",
     FSYNCDIR: "fsyncdir", 31: "getlk", 32: "setlk", 33: "setlkw", 34: "access", 37: "bmap", 38: "destroy", 40: "poll",
     46: "lseek", 52: "statx",
 }  # fmt: skip
@@ -327,19 +327,19 @@ def written(unique: int, size: int) -> bytes:
 
 
 def entry_with_mode(reply: bytearray, mode: int) -> bytearray:
-    """A reply of `Encoder.entry` with other permission bits."""
+    """A reply of `Encoder.entry` with other permission bits, and of another type if `mode` says one."""
     return _with_mode(reply, _ENTRY_MODE, mode)
 
 
 def attributes_with_mode(reply: bytearray, mode: int) -> bytearray:
-    """A reply of `Encoder.attributes` with other permission bits."""
+    """The same of one of `Encoder.attributes`."""
     return _with_mode(reply, _ATTR_MODE, mode)
 
 
 def _with_mode(reply: bytearray, where: int, mode: int) -> bytearray:
     own = reply.copy()  # the encoder uses it again
     (before,) = _MODE.unpack_from(own, where)
-    _MODE.pack_into(own, where, stat.S_IFMT(before) | stat.S_IMODE(mode))
+    _MODE.pack_into(own, where, (stat.S_IFMT(mode) or stat.S_IFMT(before)) | stat.S_IMODE(mode))
     return own
 
 
@@ -489,6 +489,9 @@ class Encoder:
         words[:, :_NAME] = self._rows[0]
         if batch.directories.any():
             words[batch.directories, :_NAME] = self._rows[1]
+        if batch.links is not None:
+            words.view(np.uint32)[batch.links, _LISTED_MODE] = stat.S_IFLNK | 0o777
+            words.view(np.uint32)[batch.links, _DIRENT_TYPE] = stat.S_IFLNK >> 12
         words[:, _NODE], words[:, _INO], words[:, _DIRENT_INO] = nodes, batch.numbers, batch.numbers
         sizes = np.maximum(batch.sizes, 0)
         words[:, _SIZE], words[:, _BLOCKS], words[:, _DIRENT_OFFSET] = sizes, (sizes + 511) >> 9, offsets
@@ -515,7 +518,7 @@ def _packed(rows: U64, spare: npt.NDArray[np.int64]) -> tuple[memoryview, npt.ND
 _POWERS = np.uint64(256) ** np.arange(8, dtype=np.uint64)
 """A name's eight bytes, taken for a number in little endian, are at least as many of these as they are characters."""
 
-# Columns of a fuse_direntplus, a fuse_entry_out and a fuse_dirent, as 64-bit words; two of them as 32-bit words.
+# Columns of a fuse_direntplus, a fuse_entry_out and a fuse_dirent, as 64-bit words; some of them as 32-bit words.
 _NODE, _INO, _SIZE, _BLOCKS, _TIMES = 0, 5, 6, 7, slice(8, 11)
 _DIRENT_INO, _DIRENT_OFFSET, _NAME = 16, 17, 19
-_NANOSECONDS, _DIRENT_NAMELEN = slice(22, 25), 36
+_NANOSECONDS, _LISTED_MODE, _DIRENT_NAMELEN, _DIRENT_TYPE = slice(22, 25), 25, 36, 37

@@ -92,19 +92,28 @@ class Writer(Protocol):
         """A descriptor, as of `os.open`, but the umask does not count. This and those below are of local writers only;
         others raise UnsupportedError."""
 
-    def stat(self, key: str) -> os.stat_result:
-        """Of a file or directory."""
+    def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
+        """Of a file or directory, or of a symbolic link itself."""
 
     def set_mode(self, key: str, mode: int) -> None:
         """Permission bits of a file or directory."""
 
-    def set_times(self, key: str, mtime_ns: int) -> None:
-        """When a file or directory was changed last."""
+    def set_times(self, key: str, mtime_ns: int, *, follow: bool = True) -> None:
+        """When a file or directory was changed last, or a symbolic link itself."""
+
+    def make_link(self, key: str, target: str) -> None:
+        """A symbolic link. Raise FileExistsError."""
+
+    def link_target(self, key: str) -> str | None:
+        """Where a symbolic link leads; None if there is none of this name."""
+
+    def links(self, key: str) -> dict[str, str]:
+        """The same of all in a directory."""
 
     def copy(self, fd: int, key: str) -> None:
         """A new file with bytes, mode, time and attributes of one that is open. Raise FileExistsError."""
 
-    def named(self, key: str) -> AbstractContextManager[int]:
+    def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
         """A descriptor of a file or directory that is good for its path in /proc alone: see O_PATH."""
 
 

@@ -194,16 +194,16 @@ class LocalWriter:
             disk.chmod(fd, mode)
         return fd
 
-    def stat(self, key: str) -> os.stat_result:
-        with self.named(key) as fd:
+    def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
+        with self.named(key, follow=follow) as fd:
             return os.fstat(fd)
 
     def set_mode(self, key: str, mode: int) -> None:
         with self.named(key) as fd:
             disk.chmod(f"/proc/self/fd/{fd}", mode)
 
-    def set_times(self, key: str, mtime_ns: int) -> None:
-        with self.named(key) as fd:
+    def set_times(self, key: str, mtime_ns: int, *, follow: bool = True) -> None:
+        with self.named(key, follow=follow) as fd:
             disk.utime(f"/proc/self/fd/{fd}", mtime_ns, mtime_ns)
         self._store.reopen(key)
 
@@ -222,10 +222,36 @@ class LocalWriter:
             finally:
                 os.close(new)
 
+    def make_link(self, key: str, target: str) -> None:
+        with self._place(key) as place:
+            disk.symlink(target, place.name, place.at)
+
+    def link_target(self, key: str) -> str | None:
+        try:
+            with self.named(key, follow=False) as fd:
+                return os.readlink("", dir_fd=fd) if stat_module.S_ISLNK(os.fstat(fd).st_mode) else None
+        except OSError:
+            return None
+
+    def links(self, key: str) -> dict[str, str]:
+        found = {}
+        try:
+            at = self._directory(key)
+        except OSError:
+            return {}
+        try:
+            with os.scandir(at) as entries:
+                for name in (e.name for e in entries if e.is_symlink()):
+                    with suppress(OSError):  # it was removed meanwhile
+                        found[name] = os.readlink(name, dir_fd=at)
+        finally:
+            os.close(at)
+        return found
+
     @contextmanager
-    def named(self, key: str) -> Iterator[int]:
+    def named(self, key: str, *, follow: bool = True) -> Iterator[int]:
         """A descriptor in name only: opening it does nothing to it, whatever it is."""
-        fd = os.open(self._store.path(key), os.O_PATH | os.O_CLOEXEC)
+        fd = os.open(self._store.path(key), os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
         try:
             self._store.confined(fd, key)
             yield fd

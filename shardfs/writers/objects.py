@@ -249,19 +249,28 @@ class ObjectWriter:
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
         raise UnsupportedError("objects of a remote store are no files")
 
-    def stat(self, key: str) -> os.stat_result:
+    def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
         raise UnsupportedError("objects of a remote store are no files")
 
     def set_mode(self, key: str, mode: int) -> None:
         raise UnsupportedError("objects of a remote store have no mode")
 
-    def set_times(self, key: str, mtime_ns: int) -> None:
+    def set_times(self, key: str, mtime_ns: int, *, follow: bool = True) -> None:
         raise UnsupportedError("objects of a remote store have times of their own")
+
+    def make_link(self, key: str, target: str) -> None:
+        raise UnsupportedError("a remote store has no symbolic links")
+
+    def link_target(self, key: str) -> str | None:
+        return None
+
+    def links(self, key: str) -> dict[str, str]:
+        return {}
 
     def copy(self, fd: int, key: str) -> None:
         raise UnsupportedError("objects of a remote store are no files")
 
-    def named(self, key: str) -> AbstractContextManager[int]:
+    def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
         raise UnsupportedError("objects of a remote store are no files")
 
     def _path(self, key: str) -> str:

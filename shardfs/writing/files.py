@@ -26,6 +26,7 @@ class File:
     """An inode. It has at most one name; without one it lives for as long as somebody has it open.
 
     `twin`: the file with the compressed bytes of this chunk, which can be read, but is not listed, and has no name.
+    `is_link`: a symbolic link of the source, which is passed through; it is never open.
     `dirty`: something was written that nobody has put in a safe place; `refused`: and its writer was told that it
     cannot be.
 
@@ -34,8 +35,8 @@ class File:
     """
 
     __slots__ = (
-        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "mode", "mtime_ns",
-        "name", "number", "parent", "refused", "spent", "target", "twin", "version", "writers",
+        "base", "buffer", "dirty", "fd", "frozen", "handles", "is_link", "kind", "known_size", "lookups", "mode",
+        "mtime_ns", "name", "number", "parent", "refused", "spent", "target", "twin", "version", "writers",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: Kind, target: Target | None = None) -> None:
@@ -49,7 +50,7 @@ class File:
         self.version: Version | None = None
         self.fd, self.base = -1, 0
         self.spent: list[int] = []
-        self.dirty = self.refused = False
+        self.dirty = self.refused = self.is_link = False
         self.handles = self.writers = self.lookups = 0
 
     @property

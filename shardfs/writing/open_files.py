@@ -223,6 +223,8 @@ class OpenFiles(Descriptions):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), known.path)
         if known.twin is not None:
             self._promote(known)
+        if known.is_link and flags is not None:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), known.path)
         if known.kind is Kind.PLAIN and self.writer.local and flags is not None:
             self._open_on_disk(known, flags)
         return known
@@ -279,7 +281,7 @@ class OpenFiles(Descriptions):
         if file is None:
             return
         if file.kind is Kind.PLAIN and self.writer.local:
-            if file.handles or (replaced and file.lookups):
+            if file.handles or (replaced and file.lookups and not file.is_link):
                 self._adopt(number, os.O_RDONLY)
         elif file.handles:
             self._load(file)
@@ -382,6 +384,8 @@ class OpenFiles(Descriptions):
         """Where a file or directory lies in a local store that has a mode and times of its own there."""
         file = self._files.by_number.get(number)
         if not self.writer.local or (file is not None and (file.kind is not Kind.PLAIN or file.path is None)):
+            return None
+        if file is not None and file.is_link:
             return None
         path = self.path_of(number)
         if file is None and (number == ROOT or self.base.is_virtual(number)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -301,13 +302,24 @@ class Overlay:
         number = self._base_number(directory)
         if number is not None:
             with suppress(FileNotFoundError):
-                shown = self._if_shown(self.base.lookup(number, name))
+                stored = self._stored(directory, number, name)
+                if stat.S_ISLNK(stored.mode):
+                    return stored
+                shown = self._if_shown(stored)
                 if shown is None or self._is_foreign_scratch(shown, directory, name):
                     return None
                 if shown.directory and self._is_implied(number, directory, name):
                     return None
                 return self._numbered_anew(self._with_mode(shown, join(directory, name)), directory, parent, name)
         return self._outside(directory, name)
+
+    def _stored(self, _directory: str, number: int, name: bytes) -> Attributes:
+        """What the source has of this name."""
+        return self.base.lookup(number, name)
+
+    def _links_in(self, _directory: str, _number: int) -> list[bytes]:
+        """The names of the symbolic links in a directory that are shown as such."""
+        return []
 
     def _uncompressed(self, names: Mapping[bytes, File | None], name: bytes) -> File | None:
         """A chunk that waits under a compressed name can be read by its plain one, too.
@@ -530,11 +542,13 @@ class Overlay:
         base = self._base_number(path)
         if base is None:
             return
-        has_scratch = self._has_scratch(path)
+        has_scratch, links = self._has_scratch(path), self._links_in(path, base)
         for batch in self.base.scan(base, max(cookie - OVERLAID, 0)):
             others = batch.cookies >= np.uint64(REST)
             if self.writer.local and others.any():  # each has a mode of its own
                 batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
+            if links:
+                batch = _with_links(batch, links)
             shown = self._only_shown(_without(batch, names, has_scratch=has_scratch), base)
             if len(shown.names):
                 if self._modes or self._times:
@@ -635,7 +649,14 @@ def _batch(entries: list[tuple[bytes, Attributes]], cookie: int) -> Batch:
         np.array([-1 if a.mode else a.size for a in rows], np.int64),  # such are asked for one by one
         np.array([a.mtime_ns for a in rows], np.int64),
         np.arange(cookie + 1, end + 1, dtype=np.uint64),
+        links=np.array([stat.S_ISLNK(a.mode) for a in rows], np.bool_),
     )
+
+
+def _with_links(batch: Batch, names: list[bytes]) -> Batch:
+    """The same, with the symbolic links of these names as what they are, not as what they lead to."""
+    links = np.isin(batch.names, np.array(names, "S")) & (batch.cookies >= np.uint64(REST))
+    return batch._replace(links=links, directories=batch.directories & ~links, sizes=np.where(links, -1, batch.sizes))
 
 
 def _asked_singly(batch: Batch, numbers: set[int]) -> Batch:
@@ -662,4 +683,5 @@ def _kept(batch: Batch, keep: Bool) -> Batch:
     return batch._replace(
         names=batch.names[keep], numbers=batch.numbers[keep], directories=batch.directories[keep],
         sizes=batch.sizes[keep], mtimes_ns=batch.mtimes_ns[keep], cookies=batch.cookies[keep],
+        links=None if batch.links is None else batch.links[keep],
     )  # fmt: skip

@@ -162,6 +162,8 @@ class WriteTree(PassedThrough):
         old, new = join(source, name), join(directory, new_name)
         if there is not None:
             spot = self._spot_of(directory, new_name, there)
+        if stat.S_ISLNK(found.mode):
+            self._require_link(directory, new_name, spot, os.fsdecode(self.read_link(found.number)))
         kinds = {spot.kind, self._spot_of(source, name, found).kind}
         with self._naming() if Kind.PLAIN in kinds else nullcontext():
             if there is not None:
@@ -280,7 +282,9 @@ class WriteTree(PassedThrough):
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
         """A file of its own with the same bytes: names do not share files here."""
-        directory = self._directory(new_parent)
+        directory, source = self._directory(new_parent), self._files.by_number.get(number)
+        if source is not None and source.is_link:
+            return self.symlink(new_parent, new_name, self.read_link(number))
         if self._find(directory, new_parent, new_name) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(new_name))
         self._waiting()

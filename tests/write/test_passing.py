@@ -1,18 +1,24 @@
-"""What files of a local source have, and the mount passes through: extended attributes, links, room."""
+"""What files of a local source have, and the mount passes through: extended attributes, links of both kinds, room."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import stat
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardfs.journal import Journal
 from shardfs.tree import open_tree
+from shardfs.writing.links import stays_inside
 from shardfs.writing.tree import WriteTree, open_write_tree
 from tests import handmade
+from tests.conftest import _run, need_fuse
 from tests.write.hooks import hooked
+from tests.write.mounts import writable
 from tests.write.semantics.cases import SOURCES, fails
 
 if TYPE_CHECKING:
@@ -34,6 +40,7 @@ def source(tmp_path: Path) -> Path:
 def tree(source: Path, tmp_path: Path) -> Iterator[WriteTree]:
     journal = Journal.open(tmp_path / "journal", str(source), limit_bytes=64 << 20)
     tree = open_write_tree(open_tree(str(source)), journal)
+    tree.shows_links = True
     yield tree
     assert tree.close(20) == []
 
@@ -206,3 +213,169 @@ def test_who_reads_only_makes_no_room(tree: WriteTree) -> None:
     handle = tree.open(number(tree, "d/file"), os.O_RDONLY)
     fails(errno.EBADF, tree.allocate, handle, 0, 1000, 0)
     tree.release(handle)
+
+
+# ---- symbolic links
+
+
+@pytest.mark.parametrize(
+    ("directory", "target", "wanted"),
+    [
+        ("", "a", True),
+        ("", "a/b/./c/", True),
+        ("", ".", True),
+        ("", "..", False),
+        ("", "./../x", False),
+        ("d", "..", True),
+        ("d", "../x", True),
+        ("d", "../../x", False),
+        ("d/e", "../../x", True),
+        ("d/e", "../../../x", False),
+        ("d/e", "x/../y", False),  # x may be a link itself
+        ("d/e", "../x/..", False),
+        ("d/e", "..x/...", True),
+        ("d", "/etc/passwd", False),
+        ("d", "//x", False),
+    ],
+)
+def test_where_links_may_lead(directory: str, target: str, wanted: bool) -> None:
+    assert stays_inside(directory, target) is wanted
+
+
+def listed(tree: WriteTree, directory: str) -> dict[bytes, tuple[bool, bool]]:
+    """Names, and whether they are directories, or links."""
+    found: dict[bytes, tuple[bool, bool]] = {}
+    for batch in tree.scan(number(tree, directory)):
+        links = batch.links if batch.links is not None else [False] * len(batch.names)
+        found |= dict(
+            zip(batch.names.tolist(), zip(batch.directories.tolist(), map(bool, links), strict=True), strict=True)
+        )
+    return found
+
+
+def test_links_of_the_source_are_shown_as_such(tree: WriteTree, source: Path) -> None:
+    """Else chunks had two names, and were written to the same shard under both."""
+    (source / "latest").symlink_to("a")
+    (source / "d/up").symlink_to("../a/README")
+    (source / "d/dangling").symlink_to("nothing")
+    for _ in range(2):  # before it was looked up, and then
+        assert listed(tree, "")[b"latest"] == (False, True)
+        assert listed(tree, "d") == {b"file": (False, False), b"up": (False, True), b"dangling": (False, True)}
+        for path, target in (("latest", b"a"), ("d/up", b"../a/README"), ("d/dangling", b"nothing")):
+            found = tree.resolve(path)
+            assert (stat.S_ISLNK(found.mode), found.directory, found.size) == (True, False, len(target))
+            tree.remember(found.number)
+            assert tree.read_link(found.number) == target
+    tree.unlink(number(tree, ""), b"latest")
+    assert not os.path.lexists(source / "latest")
+    assert (source / "a/zarr.json").exists()
+
+
+def test_links_are_followed_where_the_kernel_does_not(tree: WriteTree, source: Path) -> None:
+    (source / "latest").symlink_to("a")
+    tree.shows_links = False
+    assert tree.resolve("latest").directory
+    assert listed(tree, "")[b"latest"] == (True, False)
+    fails(errno.EPERM, tree.symlink, number(tree, "d"), b"s", b"file")
+
+
+@pytest.mark.parametrize("target", ["../outside/secret", "/etc/passwd", "d/up/../outside/secret", "d/../../outside"])
+def test_links_that_lead_out_are_not(tree: WriteTree, source: Path, tmp_path: Path, target: str) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret").write_bytes(b"secret")
+    (source / "d/up").symlink_to("..")
+    (source / "evil").symlink_to(target)
+    fails(errno.EACCES, tree.resolve, "evil")
+    assert listed(tree, "")[b"evil"] == (False, False)
+    fails(errno.EPERM, tree.symlink, number(tree, ""), b"s", target.encode())
+    assert not os.path.lexists(source / "s")
+
+
+def test_a_link_that_is_changed_meanwhile_does_not_lead_out(tree: WriteTree, source: Path) -> None:
+    made = tree.symlink(number(tree, "d"), b"s", b"file")
+    tree.remember(made.number)
+    (source / "d/s").unlink()
+    (source / "d/s").symlink_to("../../secret")
+    fails(errno.EACCES, tree.read_link, made.number)
+    (source / "d/s").unlink()
+    fails(errno.ESTALE, tree.read_link, made.number)
+
+
+def test_a_link_does_not_lead_out_from_where_it_is_moved_to(tree: WriteTree, source: Path) -> None:
+    (source / "d/e").mkdir()
+    made = tree.symlink(number(tree, "d/e"), b"s", b"../../a")
+    tree.remember(made.number)
+    fails(errno.EPERM, tree.rename, number(tree, "d/e"), b"s", number(tree, "d"), b"s", False)
+    tree.rename(number(tree, "d"), b"e", number(tree, ""), b"e", False)
+    fails(errno.EACCES, tree.read_link, made.number)
+    assert os.readlink(source / "e/s") == "../../a"
+
+
+@pytest.mark.parametrize(
+    "path", ["a/s", "a/c/s", "a/c/0/s", "a/c/3/3", "a/zarr.json2.partial", "d/zarr.json", "d/.shardfs-x"]
+)
+def test_no_links_beside_sharded_data(tree: WriteTree, source: Path, path: str) -> None:
+    parent, _, name = path.rpartition("/")
+    fails(errno.EPERM, tree.symlink, number(tree, parent), name.encode(), b"x")
+    tree.symlink(number(tree, "d"), b"s", b"x")
+    fails(errno.EPERM, tree.rename, number(tree, "d"), b"s", number(tree, parent), name.encode(), False)
+    fails(errno.EPERM, tree.link, number(tree, "d/s"), number(tree, parent), name.encode())
+    assert (os.readlink(source / "d/s"), os.path.lexists(source / path)) == ("x", False)
+
+
+def test_what_a_link_has_not(tree: WriteTree, source: Path) -> None:
+    """Nothing reaches the file that it leads to."""
+    there = tree.symlink(number(tree, "d"), b"s", b"file").number
+    tree.remember(there)
+    before = (source / "d/file").stat()
+    fails(errno.EOPNOTSUPP, tree.set_xattr, there, NOTE, b"1")
+    fails(errno.ELOOP, tree.truncate, there, 0, None)
+    fails(errno.ELOOP, tree.open, there, os.O_RDWR)
+    tree.set_mode(there, 0o600)
+    tree.set_times(there, 5)
+    assert (tree.xattrs(there), (source / "d/file").stat()) == ({}, before)
+    assert (source / "d/s").lstat().st_mtime_ns == 5
+
+
+WALK = """if 1:
+    import json, os, sys
+    os.chdir(sys.argv[1])
+    told = {}
+    for at, directories, files in os.walk("."):
+        for path in (os.path.normpath(os.path.join(at, name)) for name in directories + files):
+            try:
+                told[path] = os.readlink(path) if os.path.islink(path) else open(path, "rb").read().decode("latin1")
+            except OSError as e:
+                told[path] = e.errno
+    with open("latest/c/0/0", "wb") as f:
+        f.write(b"new!")
+    told["through"] = open("a/c/0/0").read(), os.stat("a/c/0/0").st_ino == os.stat("latest/c/0/0").st_ino
+    print(json.dumps(told))
+"""
+
+
+@pytest.mark.fuse
+def test_a_chunk_has_one_name_on_a_mount(source: Path, tmp_path: Path) -> None:
+    need_fuse()
+    (tmp_path / "secret").write_bytes(b"secret")
+    for name, target in (
+        ("latest", "a"),
+        ("d/up", "../a/README"),
+        ("evil", "../secret"),
+        ("worse", "d/up/../../../secret"),
+    ):
+        (source / name).symlink_to(target)
+    with writable(source, tmp_path) as mount:
+        mount.mount()
+        run = _run([sys.executable, "-c", WALK, mount.path], 60)
+        assert run.returncode == 0, run.stderr
+        done = mount.umount()
+        assert done.returncode == 0, done.stderr
+    told = json.loads(run.stdout)
+    assert (told["latest"], told["d/up"], told["d/file"]) == ("a", "../a/README", "content")
+    assert "secret" not in told.values()
+    assert told["evil"] == errno.EACCES
+    assert told["through"] == ["new!", True]
+    assert (source / "latest").is_symlink()
+    stored = open_tree(str(source))
+    assert stored.read(stored.number("a/c/0/0"), 0, 10) == b"new!"

@@ -138,6 +138,33 @@ def test_modes_and_owners(writer: Writer) -> None:
     assert struct.unpack("=QQQQII" + ATTR, writer.kernel.lookup(b"plain").body)[15] == 0o100644
 
 
+def test_symbolic_links(writer: Writer) -> None:
+    reply = writer.ask(lowlevel.SYMLINK, ROOT, b"s\0some/where\0")
+    number, mode = struct.unpack_from("=Q", reply.body)[0], struct.unpack("=QQQQII" + ATTR, reply.body)[15]
+    assert (reply.error, mode) == (0, stat.S_IFLNK | 0o777)
+    assert writer.ask(lowlevel.READLINK, number).body == b"some/where"
+    assert struct.unpack("=QII" + ATTR, writer.ask(lowlevel.GETATTR, number, bytes(16)).body)[12] == mode
+    writer.create(b"f")
+    handle = writer.opendir()
+    for plus in (True, False):
+        page = writer.ask(
+            lowlevel.READDIRPLUS if plus else lowlevel.READDIR,
+            ROOT,
+            struct.pack("=QQIIQII", handle, 0, 4096, 0, 0, 0, 0),
+        ).body
+        assert {(e.name, _type_of(page, e.name)) for e in entries(page, plus=plus)} >= {(b"s", 10), (b"f", 8)}
+    assert writer.ask(lowlevel.READLINK, ROOT).error == errno.EINVAL
+    assert writer.ask(lowlevel.READLINK, control.DIRECTORY).error == errno.EINVAL
+    assert writer.ask(lowlevel.SYMLINK, ROOT, b"x" * 256 + b"\0a\0").error == errno.ENAMETOOLONG
+    assert writer.ask(lowlevel.SYMLINK, ROOT, control.NAME + b"\0a\0").error == errno.EPERM
+
+
+def _type_of(page: bytes, name: bytes) -> int:
+    """What a listing says of a name: the four bytes before it."""
+    at = page.index(name + b"\0")
+    return int.from_bytes(page[at - 4 : at], "little")
+
+
 def test_room_is_made(writer: Writer) -> None:
     number, handle = writer.create(b"f")
     writer.write(number, handle, 0, b"abc")
@@ -211,8 +238,6 @@ def test_names_that_are_too_long(writer: Writer) -> None:
 def test_what_the_kernel_does_without_us(writer: Writer) -> None:
     for opcode in (lowlevel.COPY_FILE_RANGE, lowlevel.TMPFILE, 46, 31, 32, 33):
         assert writer.ask(opcode, ROOT, bytes(64)).error == errno.ENOSYS
-    for opcode in (lowlevel.SYMLINK, lowlevel.REMOVEXATTR):
-        assert writer.ask(opcode, ROOT, b"a\0b\0").error in (errno.EPERM, errno.EOPNOTSUPP)
     node = struct.pack("=IIII", stat.S_IFIFO | 0o644, 0, 0, 0) + b"p\0"
     assert writer.ask(lowlevel.MKNOD, ROOT, node).error == errno.EPERM
 
