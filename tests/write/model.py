@@ -84,6 +84,8 @@ class Asked(Protocol):
     """The calls of a file system, and how it comes and goes. Errors are OSError."""
 
     maps: bool
+    starts_programs: bool
+    """To publish: what is open is closed once more in each of them, as FUSE has it."""
 
     def mount(self) -> None: ...
     def unmount(self) -> None:
@@ -114,7 +116,7 @@ class Asked(Protocol):
 class InProcess:
     """The calls that FUSE would make."""
 
-    maps = False
+    maps = starts_programs = False
 
     def __init__(self, store: Path, top: Path) -> None:
         self._store, self._journal = store, top / "journal"
@@ -193,7 +195,7 @@ class InProcess:
 class OnMount:
     """What a program does. Nothing is published before it is asked for, or a shard complete."""
 
-    maps = True
+    maps = starts_programs = True
 
     def __init__(self, store: Path, top: Path) -> None:
         self._mount = WritableMount(store, top, "-o", "idle=1000000,age=1000000")
@@ -463,6 +465,9 @@ class WritingMachine(RuleBasedStateMachine):
     @rule()
     def publish(self) -> None:
         self.asked.publish()
+        for handle in self.open_handles:
+            if handle.writes and self.asked.starts_programs:
+                handle.object.kept = bytes(handle.object.data)
         self._published()
         assert stored_chunks(TARGET, self.store) == self.stored
 
