@@ -13,7 +13,7 @@ import random
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Data: TypeAlias = bytes | bytearray | memoryview
 Hook: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
@@ -34,6 +34,15 @@ MIN_CLONE = 64 * 1024
 
 MAX_COPY = 64 * 1024 * 1024
 """Bytes that one call copies, so that no thread is in the kernel for long."""
+
+
+class FilePart(NamedTuple):
+    """Bytes `[start, start + size)` of a local file, which is open: of the journal, mostly."""
+
+    fd: int
+    start: int
+    size: int
+
 
 _FICLONERANGE = 0x4020940D
 _NOREPLACE, _EXCHANGE = 1, 2

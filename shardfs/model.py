@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shardfs.disk import FilePart
+
 if TYPE_CHECKING:
     from shardfs.arrays import Array, Codec, Multiscale
     from shardfs.errors import CorruptShardError
@@ -34,14 +36,6 @@ class Suffix(NamedTuple):
 
 
 ByteRequest: TypeAlias = ByteRange | Suffix
-
-
-class FilePart(NamedTuple):
-    """Bytes `[start, start + size)` of another local file, which is open: of the journal, mostly."""
-
-    fd: int
-    start: int
-    size: int
 
 
 Bytes: TypeAlias = bytes | FilePart

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardfs.disk import FilePart
 from shardfs.extents import cover
-from shardfs.model import ByteRange, FilePart
+from shardfs.model import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from shardfs.disk import FilePart
     from shardfs.journal import Position
-    from shardfs.model import FilePart
 
 log = logging.getLogger("shardfs")
 

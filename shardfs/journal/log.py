@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from shardfs import disk
+from shardfs.disk import FilePart
 from shardfs.journal import places
 from shardfs.journal.peek import Peek
 from shardfs.journal.reading import Place, Reading, read, read_part
@@ -44,7 +45,6 @@ from shardfs.journal.records import (
 )
 from shardfs.journal.segments import AROUND, SPARE, Content, Data, Segment, content_of, crc_of, keep_spare
 from shardfs.masking import public_name
-from shardfs.model import FilePart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

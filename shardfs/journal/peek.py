@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from shardfs.disk import FilePart
 from shardfs.journal import places
 from shardfs.journal.reading import Reading, read, read_part
-from shardfs.model import FilePart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

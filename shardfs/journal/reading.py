@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shardfs.model import FilePart
+    from shardfs.disk import FilePart
 
 MOST = 1_000_000
 """Numbers that are looked for in one gap; there are never so many records in a segment."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from google_crc32c import extend as crc32c_extend
 
 from shardfs import disk
+from shardfs.disk import FilePart
 from shardfs.journal.reading import segment_name
 from shardfs.journal.records import (
     ALIGN,
@@ -24,7 +25,6 @@ from shardfs.journal.records import (
     encode_header,
     encode_tail,
 )
-from shardfs.model import FilePart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

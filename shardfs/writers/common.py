@@ -10,7 +10,8 @@ from os import pread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.blobs import absolute
-from shardfs.model import Blob, ByteRange, FilePart, Piece, Plan, Stat
+from shardfs.disk import FilePart
+from shardfs.model import Blob, ByteRange, Piece, Plan, Stat
 from shardfs.plans import piece_size
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs import disk
 from shardfs.cache import nothing
+from shardfs.disk import FilePart
 from shardfs.errors import StaleShardError
-from shardfs.model import ByteRange, FilePart
+from shardfs.model import ByteRange
 from shardfs.plans import is_same, piece_size
 from shardfs.store import LocalBlob, stat_of
 from shardfs.writers.common import Begun, Make, nobody

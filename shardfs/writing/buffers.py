@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from shardfs import disk
-from shardfs.model import FilePart
+from shardfs.disk import FilePart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

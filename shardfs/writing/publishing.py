@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shardfs import rewriting
 from shardfs.blobs import crc32c_of
 from shardfs.codecs import decompressed
-from shardfs.model import FilePart, Put
+from shardfs.model import Put
 from shardfs.plans import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardfs.chunk_tree import ChunkTree, Target
+    from shardfs.disk import FilePart
     from shardfs.journal import Journal
     from shardfs.model import Blob, Bytes, Coords, Plan
     from shardfs.pending import Version

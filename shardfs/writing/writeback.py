@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from shardfs import rewriting
 from shardfs.cache import nothing
 from shardfs.codecs import decompressed
+from shardfs.disk import FilePart
 from shardfs.errors import CorruptShardError, ShardfsError, errno_of
 from shardfs.journal import Kind as Record
-from shardfs.model import FilePart
 from shardfs.pending import Pending
 from shardfs.recover import losses, park_scratch
 from shardfs.writers import Begun

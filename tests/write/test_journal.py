@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs import disk
+from shardfs.disk import FilePart
 from shardfs.journal import Journal, Kind
-from shardfs.model import FilePart
 from shardfs.pending import Pending
 from tests.write.journals import MiB, content, kill, open_journal, put
 

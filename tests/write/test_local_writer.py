@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs import disk
+from shardfs.disk import FilePart
 from shardfs.errors import StaleShardError
-from shardfs.model import Blob, ByteRange, FilePart, Plan, Suffix
+from shardfs.model import Blob, ByteRange, Plan, Suffix
 from shardfs.store import LocalStore
 from shardfs.writers import Begun, open_writer
 from shardfs.writers.local import LocalWriter

@@ -16,8 +16,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardfs.disk import FilePart
 from shardfs.errors import StaleShardError, UnsupportedError
-from shardfs.model import Blob, ByteRange, FilePart, Piece, Plan, Suffix
+from shardfs.model import Blob, ByteRange, Piece, Plan, Suffix
 from shardfs.patience import Patience
 from shardfs.plans import piece_size
 from shardfs.store import FsspecStore, open_store

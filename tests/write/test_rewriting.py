@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from shardfs import rewriting
 from shardfs.cache import ByteLRU
 from shardfs.codecs import Gunzip
+from shardfs.disk import FilePart
 from shardfs.errors import CorruptShardError, UnfitChunkError, UnsupportedError
 from shardfs.formats.bcolz.carrays import BlpHeader
 from shardfs.formats.n5.stored import PlainBlocks
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
 from shardfs.grid import MortonCode
-from shardfs.model import ByteRange, Collection, FilePart, Layer, Put
+from shardfs.model import ByteRange, Collection, Layer, Put
 from shardfs.plans import bytes_of, is_same
 from shardfs.shards.blosc2_frame import Frames
 from shardfs.shards.superchunk import Superchunks
