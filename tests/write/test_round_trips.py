@@ -1,0 +1,69 @@
+"""How many requests a chunk costs that is written through a mount, and how many publishes a shard."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.write.mounts import WritableMount, writable
+from tests.write.targets import TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.fuse
+
+TARGET = TARGETS["zarr_one_shard"]
+ASKED = {"lookup", "create", "write", "flush", "release", "rename", "open", "setattr", "mkdir", "fsync"}
+
+
+def in_place(path: Path, data: bytes) -> None:
+    """As z5py, cloud-volume and `cp` do."""
+    path.write_bytes(data)
+
+
+def by_rename(path: Path, data: bytes) -> None:
+    """As zarr-python does."""
+    beside = path.with_name(f"{path.name}.{os.urandom(16).hex()}.partial")
+    beside.write_bytes(data)
+    beside.rename(path)
+
+
+def told(mount: WritableMount) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((mount.path / ".shardfs/status.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("write", "most"),
+    [
+        (in_place, {"lookup": 2, "create": 1, "write": 1, "flush": 1, "release": 1}),
+        (by_rename, {"lookup": 3, "create": 1, "write": 1, "flush": 1, "release": 1, "rename": 1}),
+    ],
+)
+def test_requests_for_each_chunk(write: Callable[[Path, bytes], None], most: dict[str, int], tmp_path: Path) -> None:
+    """And a shard that is written as a whole is published once, and no byte of it twice."""
+    (tmp_path / "store").mkdir()
+    TARGET.create(tmp_path / "store")
+    chunks = [TARGET.path(n) for n in range(len(TARGET.chunks))]
+    with writable(tmp_path / "store", tmp_path, "-o", "entry_timeout=60,attr_timeout=60,idle=60,age=60") as mount:
+        mount.mount()
+        for directory in {(mount.path / path).parent for path in chunks}:
+            directory.mkdir(parents=True, exist_ok=True)
+        before = Counter(told(mount)["requests"])
+        for number, path in enumerate(chunks):
+            write(mount.path / path, TARGET.shown(100 + number))
+        asked = Counter(told(mount)["requests"]) - before
+        per_chunk = {name: -(-(n - 8) // len(chunks)) for name, n in asked.items() if name in ASKED and n > 8}
+        assert all(n <= most.get(name, 0) for name, n in per_chunk.items()), per_chunk
+        assert mount.flush().returncode == 0
+        writing = told(mount)["writing"]
+        assert writing["published_shards"] == 1
+        stored = sum(p.stat().st_size for p in (tmp_path / "store/c").rglob("*") if p.is_file())
+        assert writing["published_bytes"] == stored
+        assert mount.umount().returncode == 0
