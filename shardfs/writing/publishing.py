@@ -210,6 +210,10 @@ class Job:
         """All is prepared: what recovery needs is on disk before the switch."""
         self._begun(note, [version.lsn for version in self.done().values()], self._planned)
 
+    def extent(self, path: str) -> Extent:
+        """Where a chunk that is published by it lies from now on."""
+        return self._planned[path]
+
     def done(self) -> dict[str, Version]:
         """What is published by it."""
         left = {*self.conflicts, *self.unfit}

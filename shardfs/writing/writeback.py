@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from shardfs import rewriting
 from shardfs.cache import nothing
 from shardfs.codecs import decompressed
 from shardfs.disk import FilePart
-from shardfs.errors import CorruptShardError, ShardfsError, errno_of
+from shardfs.errors import ShardfsError, errno_of
 from shardfs.journal import Kind as Record
 from shardfs.pending import Pending
 from shardfs.recover import losses, park_scratch
@@ -411,24 +411,24 @@ class WriteBuffer:
             self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})
         self._journal.sync()
 
-    def _entries(self, job: Job, done: Mapping[str, Version]) -> dict[str, tuple[int, ...] | None]:
-        """All that was published; and where it lies now, if a newer version is pending already."""
-        out: dict[str, tuple[int, ...] | None] = dict.fromkeys(done)
+    def _entries(self, job: Job, done: Mapping[str, Version]) -> dict[str, Extent]:
+        """All that was published; and where it lies now, if a newer version is pending already. The lock is held: one
+        that came behind this look would be taken for a conflict."""
+        out: dict[str, Extent] = dict.fromkeys(done)
         for path, version in done.items():
             target, (directory, _, name) = job.taken[path][0], path.rpartition("/")
             others = (join(directory, other) for other in target.tree.other_names(os.fsencode(name)))
             for known in (path, *others):
                 newest = self._pending.versions.get(known)
                 if newest is not None and newest.lsn != version.lsn:
-                    with suppress(OSError, CorruptShardError):
-                        out[known] = self._found(target)
+                    out[known] = job.extent(path)
         return out
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:
         done = job.done()
         shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.packed)
-        meta = {"key": shard.key, "lsns": [v.lsn for v in done.values()], "entries": self._entries(job, done)}
         with self._lock:
+            meta = {"key": shard.key, "lsns": [v.lsn for v in done.values()], "entries": self._entries(job, done)}
             self._apply(Record.DONE, meta)
             shard.version = None if stat is None else stat.version
             shard.failure, shard.pause = None, RETRY_S

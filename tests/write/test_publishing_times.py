@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from shardfs.journal import Journal
 from shardfs.tree import open_tree
 from shardfs.writing.publishing import Publishing
 from shardfs.writing.tree import open_write_tree
+from shardfs.writing.writeback import WriteBuffer
 from tests import handmade
 from tests.write.semantics import cases
 from tests.write.semantics.calls import InProcess
@@ -78,6 +79,33 @@ def test_a_complete_shard_is_published_once(opened: Callable[[str], Place]) -> N
         assert x.source("c/1/1") is None
     cases.until(lambda: x.source("c/1/1") is not None)
     assert b"last" in (x.source("c/1/1") or b"")
+
+
+def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
+    opened: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the new version's forerunner lies is noted at the moment at which that counts as published."""
+    x, writers = opened("zarr"), list[threading.Thread]()
+    real = WriteBuffer._entries
+
+    def entries(*args: Any) -> Any:
+        found = real(*args)
+        if not writers:
+            writers.append(threading.Thread(target=x.put, args=("c/3/3", b"next")))
+            writers[0].start()
+            writers[0].join(0.3)
+        return found
+
+    monkeypatch.setattr(WriteBuffer, "_entries", entries)
+    pending: WriteBuffer = cast("InProcess", x.calls).tree.pending
+    pending.settings = Publishing(idle_s=60, age_s=60)
+    x.put("c/3/3", b"abcd")
+    x.publish()
+    writers[0].join()
+    base = pending.versions()["a/c/3/3"].base
+    assert isinstance(base, tuple)
+    start, size = base[:2]
+    assert (x.source("c/1/1") or b"")[start : start + size] == b"abcd"
 
 
 def test_names_of_one_chunk_take_turns_while_it_is_published(opened: Callable[[str], Place]) -> None:
