@@ -41,8 +41,8 @@ settings.register_profile("shardfs", deadline=None, suppress_health_check=[Healt
 settings.load_profile("shardfs")
 
 MOUNT_SECONDS = 30.0
-CLIENT_SECONDS = 60.0
-HELD_SECONDS = 100.0  # below the time-out of a test, so that a hang ends as a failed test
+CLIENT_SECONDS = 120.0
+HELD_SECONDS = 250.0  # below the time-out of a test, so that a hang ends as a failed test
 
 
 # ----------------------------------------------------------------------------------------------- processes

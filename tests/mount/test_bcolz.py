@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.conftest import Mounted
     from tests.datasets import Array
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "bloscpack"
 

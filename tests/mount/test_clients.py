@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.conftest import Mounted
     from tests.datasets import Array, Client, Dataset
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 Kind = Literal["zarr3", "precomputed"]
 

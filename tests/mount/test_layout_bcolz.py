@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.conftest import Mounted
     from tests.datasets import Array
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse]
 
 CHAINS: Mapping[str, list[Any]] = {
     "raw": [LITTLE],

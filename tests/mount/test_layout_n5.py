@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.data_n5 import Client
     from tests.datasets import Array, Dataset
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse]
 
 REFUSED = {
     "dtype_complex64": "N5 has no data type complex64",

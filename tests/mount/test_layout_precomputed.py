@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.conftest import Mounted
     from tests.datasets import Array
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse]
 
 DATA_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32", "bool")
 

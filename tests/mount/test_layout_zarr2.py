@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.datasets import Array as Data
     from tests.datasets import Dataset
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

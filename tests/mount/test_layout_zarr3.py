@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.conftest import Mounted
     from tests.datasets import Array
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse]
 
 Farm = tuple["Path", "Mapping[str, Array]"]
 

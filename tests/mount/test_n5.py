@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.data_n5 import Client
     from tests.datasets import Array
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 Farm = tuple["Path", "Mapping[str, Dataset]"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.conftest import FuseRequests, Mounted
     from tests.data_precomputed_ids import IdDataset
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 Farm = tuple["Path", "Mapping[str, IdDataset]"]
 

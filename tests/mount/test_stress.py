@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SECONDS = float(os.environ.get("SHARDFS_STRESS_SECONDS", "20"))
 READERS = 8
 
-pytestmark = [pytest.mark.fuse, pytest.mark.slow, pytest.mark.timeout(100 + SECONDS)]
+pytestmark = [pytest.mark.fuse, pytest.mark.slow, pytest.mark.timeout(300 + SECONDS)]
 
 
 # -------------------------------------------------------------------------------------------- data and readers

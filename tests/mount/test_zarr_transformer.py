@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.data_zarr_transformer import Hierarchy
     from tests.datasets import Array
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ UNSUPPORTED = {
 """Cases of `tests.write.posix` that no mount passes. The list may only shrink."""
 
 
-def program(name: str, *arguments: str | Path, timeout: float = 90) -> str:
+def program(name: str, *arguments: str | Path, timeout: float = 240) -> str:
     run = _run([sys.executable, "-m", f"tests.write.{name}", *map(str, arguments)], timeout, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout

@@ -15,7 +15,7 @@ from tests.datasets import ROOT
 from tests.write.engines import ENGINES
 from tests.write.targets import TARGETS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a point takes as long as its machine needs
+pytestmark = pytest.mark.slow
 
 ARRAYS = [name for name in TARGETS if name != "zarr_one_shard"]  # which is for many writers
 

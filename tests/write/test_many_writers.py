@@ -50,7 +50,7 @@ def oracle() -> Iterator[Oracle]:
 # ------------------------------------------------------------------------------------------------------------ T6
 
 
-@pytest.mark.timeout(110 + 60 * times())
+@pytest.mark.timeout(300 + 60 * times())
 @pytest.mark.parametrize("tool", ["zarr", "tensorstore", "z5"])
 def test_no_chunk_is_lost_between_writers_of_one_shard(tool: str, tmp_path: Path, oracle: Oracle) -> None:
     target = TARGETS["zarr_one_shard"]
@@ -75,7 +75,7 @@ def test_no_chunk_is_lost_between_writers_of_one_shard(tool: str, tmp_path: Path
 # ------------------------------------------------------------------------------------------------------------ T8
 
 
-@pytest.mark.timeout(110 + 200 * times())
+@pytest.mark.timeout(300 + 200 * times())
 @pytest.mark.parametrize("name", ["zarr_end", "precomputed_gzip"])
 def test_what_close_acknowledged_survives_the_death_of_the_daemon(name: str, tmp_path: Path, oracle: Oracle) -> None:
     target, chance = TARGETS[name], random.Random(name)
@@ -124,7 +124,7 @@ def _hammered(hammer: subprocess.Popen[str], mount: WritableMount, seconds: floa
 # ----------------------------------------------------------------------------------------------------------- T22
 
 
-@pytest.mark.timeout(110 + 30 * times())
+@pytest.mark.timeout(300 + 30 * times())
 @pytest.mark.parametrize(
     ("name", "tools"),
     [
@@ -174,7 +174,7 @@ def test_native_readers_see_whole_versions_during_publishes(
 # ------------------------------------------------------------------------------------------------------------ T5
 
 
-@pytest.mark.timeout(110 + 20 * times())
+@pytest.mark.timeout(300 + 20 * times())
 @pytest.mark.parametrize("lock", ["os", "lockfile"])
 def test_compare_and_swap_counts_exactly(lock: str, tmp_path: Path) -> None:
     """tensorstore tells versions of a file by its inode number and time; four of its threads increment one number."""

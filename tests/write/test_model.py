@@ -13,7 +13,7 @@ from tests.write.test_changes import program
 if TYPE_CHECKING:
     from pathlib import Path
 
-TestModel = pytest.mark.slow(pytest.mark.timeout(110 + 100 * times())(model.WritingMachine.TestCase))
+TestModel = pytest.mark.slow(pytest.mark.timeout(300 + 100 * times())(model.WritingMachine.TestCase))
 TestModel.settings = model.told(60, 30) if times() == 1 else model.told(100 * times(), 50)
 
 

@@ -17,7 +17,7 @@ from tests.write.targets import TARGETS
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(110 + 60 * times())]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(300 + 60 * times())]
 
 TARGET = TARGETS["zarr_end"]
 JOBS = 4

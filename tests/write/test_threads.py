@@ -148,7 +148,7 @@ def files(target: Target, tmp_path: Path) -> Iterator[TreeFiles]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(110 + SECONDS)
+@pytest.mark.timeout(300 + SECONDS)
 def test_each_thread_finds_what_it_wrote(target: Target, files: TreeFiles, tmp_path: Path) -> None:
     workers = [Worker(target, files, number) for number in range(THREADS)]
     end = time.monotonic() + SECONDS
