@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 settings.register_profile("shardfs", deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 settings.load_profile("shardfs")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or no program that is tested could be interrupted
+
 MOUNT_SECONDS = 30.0
 CLIENT_SECONDS = 120.0
 HELD_SECONDS = 250.0  # below the time-out of a test, so that a hang ends as a failed test
