@@ -83,10 +83,17 @@ class Descriptions(Overlay):
             self.writer.set_times(path, file.mtime_ns)
         self.base.changed(path)
 
-    def _pass_orphans_through(self) -> None:
-        """At the end: nothing has come that would describe them, and no shards have names that these could take."""
+    def _pass_strays_through(self) -> None:
+        """At the end: nothing has come that would describe them, and no shards have names that these could take.
+
+        Nor is there a sharded dataset beside what is called as temporary files are: it may be somebody's own.
+        """
         for parent, name, file in list(self._files.below("")):
-            if file is None or file.kind is not Kind.ORPHAN or not self.pending.holds(join(parent, name)):
+            if (
+                file is None
+                or file.kind not in (Kind.ORPHAN, Kind.SCRATCH)
+                or not self.pending.holds(join(parent, name))
+            ):
                 continue
             above, below = parent, [os.fsdecode(name)]
             while (number := self._base_number(above)) is None:

@@ -466,7 +466,7 @@ class WriteTree(PassedThrough):
                 self.release(handle)
             except OSError as e:
                 log.warning("what is open when the mount ends: %s", e)
-        self._pass_orphans_through()
+        self._pass_strays_through()
         try:
             return self.pending.close(timeout)
         finally:
