@@ -4,13 +4,9 @@ The one place that knows what records mean, for the live mount as for recovery. 
 the order of their LSNs. Meta of each kind, paths as shown:
 
     PUT       path, mtime_ns, mode, scratch, base; the data are the whole file
-    DOC       the same, of a metadata document
     DEL       path, base
     MOVE      from, to; lsn of the version at `from`, or the whole file as data; gone: `from` must become a tombstone;
               base of `to` and from_base, where nothing is pending there; mtime_ns, mode, scratch, if they change
-    LINK      as MOVE, but `from` stays
-    MKDIR     path, mode; a directory that no chunk implies, until unmount
-    RMDIR     path
     BEGIN     key, base, temp, temp_ino, lsns, entries: versions are about to be published; what recovery needs if it
               never ends. `entries` are their paths, and where each will lie then
     DONE      key, lsns, entries: they are published. `entries` has all their paths, and where each lies now; versions
@@ -21,7 +17,7 @@ the order of their LSNs. Meta of each kind, paths as shown:
 
 `base` is what the store had for the path: `[start, size]` and perhaps its crc32c, null for nothing, "?" if nobody has
 looked. Other members of
-PUT, DOC, DEL, MOVE and LINK are kept as `Version.extra`.
+PUT, DEL and MOVE are kept as `Version.extra`.
 """
 
 from __future__ import annotations
@@ -60,17 +56,15 @@ class Version(NamedTuple):
 class Pending:
     """All versions by path. Not thread-safe.
 
-    `begun` are BEGINs without DONE, by LSN; `directories` those that were made, with their modes; `lost` paths to which
-    something was moved that is not there, by which record; `clean` whether the last record is CLEAN.
+    `begun` are BEGINs without DONE, by LSN; `lost` paths to which something was moved that is not there, by which
+    record; `clean` whether the last record is CLEAN.
     """
 
     def __init__(self) -> None:
         self.versions: dict[str, Version] = {}
         self.begun: dict[int, dict[str, Any]] = {}
-        self.directories: dict[str, int] = {}
         self.lost: dict[str, int] = {}
         self.clean = True
-        self._made: dict[str, int] = {}  # the records of `directories`
         self._uses: dict[int, int] = {}  # of records
 
     @classmethod
@@ -135,20 +129,18 @@ class Pending:
         old = self.versions.get(source) if source else self._version(meta.get("lsn", 0))
         if record.data is None and (old is None or old.lsn != meta.get("lsn") or old.data is None):
             # It may have been done with since, and what it moved unlinked. Else what was there before is the best left.
-            if source in self.lost and record.kind == Kind.MOVE:
+            if source in self.lost:
                 self._set(source, None, free)
             self.lost[path] = lsn
             return free
-        kind = old.kind if old and record.data is None else record.kind
         records = (*old.records, lsn) if old and record.data is None else (lsn,)
         version = Version(
-            lsn, Kind.PUT if kind in (Kind.MOVE, Kind.LINK) else kind,
-            record.data or (old.data if old else None), self._base(path, meta),
+            lsn, Kind.PUT, record.data or (old.data if old else None), self._base(path, meta),
             meta.get("mtime_ns", old.mtime_ns if old else 0), meta.get("mode", old.mode if old else 0),
             bool(meta.get("scratch")), "", records, _extra(meta),
         )  # fmt: skip
         self._set(path, version, free)
-        if record.kind == Kind.MOVE and source and source != path:
+        if source and source != path:
             gone = None
             if meta.get("gone"):
                 base = old.base if old else UNKNOWN
@@ -158,20 +150,6 @@ class Pending:
 
     def _version(self, lsn: int) -> Version | None:
         return next((version for version in self.versions.values() if version.lsn == lsn), None)
-
-    def _make(self, record: Record) -> list[int]:
-        free = self._unmake(record)
-        path = record.meta["path"]
-        self.directories[path], self._made[path] = record.meta.get("mode", 0), record.lsn
-        self._uses[record.lsn] += 1
-        return free
-
-    def _unmake(self, record: Record) -> list[int]:
-        free: list[int] = []
-        self.directories.pop(record.meta["path"], None)
-        if lsn := self._made.pop(record.meta["path"], 0):
-            self._let_go(lsn, free)
-        return free
 
     def _begin(self, record: Record) -> list[int]:
         self.begun[record.lsn] = record.meta
@@ -213,9 +191,9 @@ class Pending:
 
     def _end(self, record: Record) -> list[int]:
         free: list[int] = []
-        for lsn in [*self._made.values(), *self.begun]:
+        for lsn in self.begun:
             self._let_go(lsn, free)
-        self.directories, self._made, self.begun = {}, {}, {}
+        self.begun = {}
         return free
 
 
@@ -231,12 +209,8 @@ def _extra(meta: dict[str, Any]) -> dict[str, Any] | None:
 
 _APPLY = {
     Kind.PUT: Pending._put,
-    Kind.DOC: Pending._put,
     Kind.DEL: Pending._put,
     Kind.MOVE: Pending._move,
-    Kind.LINK: Pending._move,
-    Kind.MKDIR: Pending._make,
-    Kind.RMDIR: Pending._unmake,
     Kind.BEGIN: Pending._begin,
     Kind.DONE: Pending._done,
     Kind.CONFLICT: Pending._conflict,

@@ -39,7 +39,7 @@ taken to be true what was seen of either."""
 
 
 class Entry(NamedTuple):
-    """A path in a journal. `state`: pending, deleted, document, scratch, conflict. `why` it is in conflict."""
+    """A path in a journal. `state`: pending, deleted, scratch, conflict. `why` it is in conflict."""
 
     path: str
     state: str
@@ -155,8 +155,6 @@ def _entry(path: str, version: Version) -> Entry:
         state = "scratch"
     elif version.data is None:
         state = "deleted"
-    elif version.kind == Kind.DOC:
-        state = "document"
     size = version.data.size if version.data else 0
     return Entry(path, state, size, version.lsn, version.mtime_ns, version.conflict)
 

@@ -62,7 +62,7 @@ AFTER_DAMAGE = 1 << 32
 HELPFUL = frozenset({Kind.BEGIN, Kind.DONE, Kind.CONFLICT, Kind.CLEAN, Kind.DROP}) | OWN
 """Kinds of small records that help to empty the journal: no limit keeps them out if they may use the reserve."""
 
-ON_FULL_DISK = HELPFUL | {Kind.DEL, Kind.RMDIR}
+ON_FULL_DISK = HELPFUL | {Kind.DEL}
 """Kinds of records that may use the spare file."""
 
 
@@ -206,12 +206,12 @@ class Journal:
     def append(self, kind: Kind, meta: dict[str, Any], data: Data | None = None, *, reserve: bool = False) -> Record:
         """Write a record to the page cache: it survives the end of this process from now on.
 
-        PUT and DOC have data, be they empty. With `reserve` it may use what is kept for records that make room.
+        PUT has data, be they empty. With `reserve` it may use what is kept for records that make room.
 
         Raise OSError: ENOSPC at the limit, or if the disk is full; EROFS if the journal is read-only.
         """
         text = encode_meta(meta)
-        if data is None and kind in (Kind.PUT, Kind.DOC):
+        if data is None and kind is Kind.PUT:
             data = b""
         content, size = content_of(data)
         crc = None if isinstance(content, FilePart) else crc_of(content)

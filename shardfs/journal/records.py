@@ -56,14 +56,10 @@ class Kind(IntEnum):
     PUT = 1
     DEL = 2
     MOVE = 3
-    LINK = 4
-    DOC = 5
     BEGIN = 6
     DONE = 7
     CONFLICT = 8
     CLEAN = 9
-    MKDIR = 10
-    RMDIR = 11
     DROP = 12
     FREE = 13
     REWRITTEN = 14
@@ -76,10 +72,9 @@ they have been written again since."""
 
 
 _NEEDED: dict[int, tuple[str, ...]] = {
-    Kind.PUT: ("path",), Kind.DOC: ("path",), Kind.DEL: ("path",), Kind.MKDIR: ("path",), Kind.RMDIR: ("path",),
-    Kind.MOVE: ("to",), Kind.LINK: ("to",), Kind.BEGIN: ("key",), Kind.DONE: ("key", "lsns", "entries"),
-    Kind.CONFLICT: ("path", "lsn"), Kind.DROP: ("path", "lsn"), Kind.CLEAN: (), Kind.FREE: (),
-    Kind.REWRITTEN: ("first", "last"),
+    Kind.PUT: ("path",), Kind.DEL: ("path",), Kind.MOVE: ("to",), Kind.BEGIN: ("key",),
+    Kind.DONE: ("key", "lsns", "entries"), Kind.CONFLICT: ("path", "lsn"), Kind.DROP: ("path", "lsn"),
+    Kind.CLEAN: (), Kind.FREE: (), Kind.REWRITTEN: ("first", "last"),
 }  # fmt: skip
 _TYPES: dict[str, tuple[type, ...]] = {
     "path": (str,), "from": (str,), "to": (str,), "key": (str,), "why": (str,), "lsn": (int,), "first": (int,),

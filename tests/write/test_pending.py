@@ -83,15 +83,6 @@ def test_a_move_may_leave_a_tombstone() -> None:
     assert pending.apply(record(Kind.DONE, key="b", lsns=[2], entries={"c/0": None})) == [2, 4]
 
 
-def test_a_link_has_its_own_life() -> None:
-    record, pending = recorder(), Pending()
-    pending.apply(put(record, "zarr.partial", scratch=True))
-    pending.apply(record(Kind.LINK, **{"from": "zarr.partial", "to": "zarr.json", "lsn": 1}))
-    assert pending.apply(record(Kind.DROP, path="zarr.partial", lsn=1)) == [3]
-    assert pending.versions["zarr.json"].data == Position(1, 4096, 10, 0)
-    assert sorted(pending.apply(put(record, "zarr.json"))) == [1, 2]
-
-
 def test_a_move_of_what_was_lost_is_told() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "a"))
@@ -123,19 +114,9 @@ def test_a_conflict_stays_until_it_is_decided() -> None:
     assert sorted(pending.apply(record(Kind.DROP, path="c/0", lsn=1))) == [1, 2, 3, 4]
 
 
-def test_directories_are_remembered_until_the_end() -> None:
-    record, pending = recorder(), Pending()
-    pending.apply(record(Kind.MKDIR, path="c", mode=0o755))
-    pending.apply(record(Kind.MKDIR, path="c/0", mode=0o755))
-    assert sorted(pending.apply(record(Kind.RMDIR, path="c/0"))) == [2, 3]
-    assert pending.directories == {"c": 0o755}
-    assert sorted(pending.apply(record(Kind.CLEAN))) == [1, 4]
-    assert pending.clean
-
-
 PATHS = ("c/0", "c/1", "c/2", "t")
 STEPS = st.lists(
-    st.tuples(st.sampled_from(("put", "del", "move", "link", "done")), st.sampled_from(PATHS), st.sampled_from(PATHS)),
+    st.tuples(st.sampled_from(("put", "del", "move", "done")), st.sampled_from(PATHS), st.sampled_from(PATHS)),
     max_size=40,
 )
 
@@ -164,12 +145,9 @@ def test_versions_are_those_of_a_dictionary_and_every_record_is_freed_once(
         elif what == "done" and version:
             apply(record(Kind.DONE, key="s", lsns=[version.lsn], entries={path: None}))
             del model[path]
-        elif what in ("move", "link") and version and version.data and path != other:
-            kind = Kind.MOVE if what == "move" else Kind.LINK
-            apply(record(kind, **{"from": path, "to": other, "lsn": version.lsn}))
-            model[other] = model[path]
-            if what == "move":
-                del model[path]
+        elif what == "move" and version and version.data and path != other:
+            apply(record(Kind.MOVE, **{"from": path, "to": other, "lsn": version.lsn}))
+            model[other] = model.pop(path)
         found = {p: v.data and v.data.start // 4096 for p, v in pending.versions.items()}
         assert found == model
     assert len(freed) == len(set(freed))

@@ -18,10 +18,6 @@ def main() -> None:
     journal.append(Kind.DEL, {"path": "a/c/0/1", "base": None})
     journal.append(Kind.PUT, {"path": "a/c/0/2.\udcff.partial", "scratch": True, "base": "?", **times}, bytes(4096))
     journal.append(Kind.MOVE, {"from": "a/c/0/2.\udcff.partial", "to": "a/c/0/2", "lsn": 3, "gone": False, "base": "?"})
-    journal.append(Kind.LINK, {"from": "a/c/0/2", "to": "a/c/0/3", "lsn": 4})
-    journal.append(Kind.DOC, {"path": "a/zarr.json", "sharding": {"shape": [8, 8]}, **times}, b"{}")
-    journal.append(Kind.MKDIR, {"path": "a/c/1", "mode": 0o755})
-    journal.append(Kind.RMDIR, {"path": "a/c/1"})
     journal.sync()
     journal.append(
         Kind.BEGIN, {"key": "a/c/0", "base": [1, 2], "temp": ".shardfs-1.tmp", "temp_ino": 7, "lsns": [1, 2]}
