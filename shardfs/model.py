@@ -365,6 +365,7 @@ class ShardFormat(Protocol):
         drops: Set[tuple[int, int]],
         *,
         pack: bool = False,
+        forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
         """The shard with chunks written and others gone, all by page and slot; None if no chunk is left.
@@ -375,6 +376,8 @@ class ShardFormat(Protocol):
 
         Args:
             pack: leave out what no entry leads to, which moves everything; unless an entry is broken.
+            forward: an index that is written has no differences below zero, though chunks must be copied for that. Only
+                formats that store differences know it.
             leads: given if bytes before chunks belong to them.
 
         Raise ValueError, with the reason, for an object so damaged that chunks would be lost, or others seem found;

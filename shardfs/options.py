@@ -347,6 +347,14 @@ class Options:
         "Pack a shard when it is published: limit if more than 64 MiB and three quarters of it are dead, eager if a "
         "third is.",
     )
+    u64: str = _option(
+        "wrap",
+        one_of("wrap", "nowrap"),
+        "wrap|nowrap",
+        WRITING,
+        "Differences in a minishard index of neuroglancer_uint64_sharded_v1: wrap lets them wrap modulo 2^64; nowrap "
+        "writes the minishard again, behind the others, where they would, for readers that do not expect it.",
+    )
     cas: str = _option(
         "store",
         one_of("store", "none"),

@@ -49,6 +49,18 @@ def unchanged(size: int) -> Plan:
     return [ByteRange(0, size)] if size else []
 
 
+def joined(plan: Plan) -> Plan:
+    """The same bytes in fewer pieces, as those that follow each other in the old object become one."""
+    out: Plan = []
+    for piece in plan:
+        last = out[-1] if out else None
+        if isinstance(piece, ByteRange) and isinstance(last, ByteRange) and last.stop == piece.start:
+            out[-1] = ByteRange(last.start, piece.stop)
+        elif piece_size(piece):
+            out.append(piece)
+    return out
+
+
 def is_same(plan: Plan | None, size: int | None) -> bool:
     """Whether an object of this size (None: there is none) stays as it is."""
     return plan == (None if size is None else unchanged(size))

@@ -137,6 +137,7 @@ def plan(
     drops: Set[Coords],
     *,
     pack: bool = False,
+    forward: bool = False,
     unfit: dict[Coords, str] | None = None,
 ) -> Plan | None:
     """An outermost shard with chunks written and others gone; None if it shall be gone, as no chunk is left.
@@ -149,12 +150,13 @@ def plan(
         puts: innermost chunks by coordinates, as they are shown. All of them belong in this shard, as do `drops`.
             Of one that is two files, the one that is neither here nor in `drops` stays what it was.
         pack: leave out what no index leads to. Readers that remember the old index will read other bytes.
+        forward: copy chunks where an index would have differences below zero (`ShardFormat.rewrite`).
         unfit: is told of chunks that cannot be written, and why; they stay as they are. Else the first is raised.
 
     Raise CorruptShardError if the old shard is so damaged that readable chunks could get lost; UnfitChunkError for a
     chunk that cannot be written; UnsupportedError for what no such shard can be.
     """
-    work = _Rewriting(collection, shard, old)
+    work = _Rewriting(collection, shard, old, forward=forward)
     return work.guarded(lambda: work.plan(puts, drops, pack, unfit))
 
 
@@ -201,8 +203,8 @@ class _Told(NamedTuple):
 class _Rewriting:
     """Work on one stored shard."""
 
-    def __init__(self, collection: Collection, shard: int, old: Blob | None) -> None:
-        self._collection, self._shard, self._stored = collection, shard, old
+    def __init__(self, collection: Collection, shard: int, old: Blob | None, *, forward: bool = False) -> None:
+        self._collection, self._shard, self._stored, self._forward = collection, shard, old, forward
         self._layers, self._lead = collection.layers, collection.lead
         self._homes: dict[Coords, list[Placement]] = {}
         self._puts: dict[Coords, Put] = {}
@@ -265,7 +267,8 @@ class _Rewriting:
         if not puts and not drops and not pack:
             return None if stored is None else unchanged(stored.stat().size)
         pack = pack or level > 0 or bool(layer.codecs)  # all of it is written anew in any case
-        plan = layer.format.rewrite(shard, blob, puts, drops, pack=pack, leads=self._leads())
+        leads = self._leads()
+        plan = layer.format.rewrite(shard, blob, puts, drops, pack=pack, forward=self._forward, leads=leads)
         return wrapped(layer, plan, stored, blob)
 
     def _chunks(

@@ -119,6 +119,7 @@ def open_writable(
         close=found.close,
         conflict=found.conflict,
         compact=found.compact,
+        u64=found.u64,
         dirty_bytes=found.dirty_limit,
     )
     try:

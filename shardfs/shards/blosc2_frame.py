@@ -168,6 +168,7 @@ class Frames(Numbered):
         drops: Set[tuple[int, int]],
         *,
         pack: bool = False,
+        forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
         """Not at all."""

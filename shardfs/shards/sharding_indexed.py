@@ -273,6 +273,7 @@ class ShardingIndexed(SinglePage):
         drops: Set[tuple[int, int]],
         *,
         pack: bool = False,
+        forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
         """What is kept stays where it was, but for an index at the start, and a chunk that has bytes of that."""

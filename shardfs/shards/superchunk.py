@@ -237,6 +237,7 @@ class Pack(Numbered):
         drops: Set[tuple[int, int]],
         *,
         pack: bool = False,
+        forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
         """All is written anew, in the order of chunks: readers go from one to the next, whatever the offsets say."""

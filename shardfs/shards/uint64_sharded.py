@@ -18,14 +18,14 @@ from shardfs.arrays import Codec
 from shardfs.codecs import PRECOMPUTED_LEVEL, encode, gunzip
 from shardfs.errors import UnsupportedError
 from shardfs.extents import cover
-from shardfs.model import U64, Bool, ByteRange, Coords, Placement, Placements, ShardIndex, Usage
-from shardfs.plans import leaving, packed, pieces_of, size_of
+from shardfs.model import U64, Bool, ByteRange, Coords, Placement, Placements, Put, ShardIndex, Usage
+from shardfs.plans import joined, leaving, packed, pieces_of, size_of
 from shardfs.shards import MAX_INDEX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Set
 
-    from shardfs.model import Blob, Leads, Plan, Put
+    from shardfs.model import Blob, Leads, Plan
 
 U32 = npt.NDArray[np.uint32]
 
@@ -308,6 +308,7 @@ class Uint64Sharded:
         drops: Set[tuple[int, int]],
         *,
         pack: bool = False,
+        forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
         """Everything but the shard index stays where it was, also the indices of minishards that are written anew."""
@@ -318,13 +319,16 @@ class Uint64Sharded:
         found = work.sound(leads) if pack else None
         kept = work.entries(gone) if found is None else {page: found.get(page, NO_ENTRIES) for page in {*found, *gone}}
         kept = {page: entries.without(gone.get(page, ())) for page, entries in kept.items()}
-        pieces = work.append(kept) if found is None else work.pack(kept, leads)
+        pieces = work.append(kept) if found is None else work.clear() if forward else work.pack(kept, leads)
         news: dict[int, list[int]] = {}
         for page, slot in sorted(puts):
             news.setdefault(page, []).append(slot)
         for page, entries in sorted(kept.items()):
-            pieces += work.write(page, entries, {slot: puts[page, slot] for slot in news.get(page, ())})
-        return work.framed(pieces)
+            change = entries, {slot: puts[page, slot] for slot in news.get(page, ())}
+            if forward:
+                change = work.forward(page, *change, leads, all_of_it=found is not None)
+            pieces += work.write(page, *change)
+        return work.framed(joined(pieces))
 
     def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
         if _Rewriting(self, shard, old).sound(leads) is None:
@@ -378,6 +382,7 @@ class _Rewriting:
             self._root = np.concatenate([format._entries(n, raw) for n, raw in enumerate(blocks)])
         self._before = self._root.copy()
         self._end = self._header  # of the new object, as far as it goes
+        self._copied = 0
         self._doubtful = _NONE, _NONE  # entries that lead nowhere in bytes that are kept
         # Fragments of a mesh lie before its manifest: who goes through a minishard finds them in that order.
         self._by_start = isinstance(format.ids, Ids) and len(format.ids.grid) == 2
@@ -462,6 +467,37 @@ class _Rewriting:
         self._end += size_of(pieces)
         return pieces
 
+    def clear(self) -> Plan:
+        """No bytes behind the shard index: all chunks come again."""
+        self._root[:] = 0
+        return []
+
+    def forward(
+        self, page: int, entries: _Entries, puts: dict[int, Put], leads: Leads | None, *, all_of_it: bool
+    ) -> tuple[_Entries, dict[int, Put]]:
+        """Which chunks of a minishard stay, and which are to be written so that they lie in the order of their ids:
+        all of them, unless they do already. Raise ValueError, with the reason, for a chunk that cannot be read."""
+        if len(leaving(entries.starts, entries.sizes, self._size)):
+            raise ValueError(f"a chunk of minishard {page} leads nowhere, so that it cannot be written again")
+        if not all_of_it and self._is_forward(entries) and entries.ids.max(initial=0) <= min(puts, default=LAST_ID):
+            return entries, puts
+        before = np.zeros_like(entries.starts) if leads is None else leads(entries.starts, entries.sizes)
+        self._copied += int((before + entries.sizes).sum())
+        if self._copied > self._size:  # or a small shard could become one of any size
+            raise UnsupportedError(f"chunks of minishard {page} share bytes, of which u64=nowrap would make copies")
+        rows = zip(*(column[::-1].tolist() for column in (*entries, before)), strict=True)
+        again = {  # of an id that is there twice the first, which is the one that is found
+            slot: Put([ByteRange(start, start + size)], [ByteRange(start - lead, start)])
+            for slot, start, size, lead in rows
+        }
+        return NO_ENTRIES, dict(sorted({**again, **puts}.items()))
+
+    def _is_forward(self, entries: _Entries) -> bool:
+        """Whether chunks lie behind each other in the order of their ids."""
+        order = np.argsort(entries.ids, kind="stable")
+        starts, stops = entries.starts[order], (entries.starts + entries.sizes)[order]
+        return bool((starts >= np.append(np.uint64(self._header), stops[:-1])[: len(starts)]).all())
+
     def write(self, page: int, entries: _Entries, puts: Mapping[int, Put]) -> Plan:
         """New chunks of a minishard, and its index."""
         pieces: Plan = []
@@ -483,7 +519,7 @@ class _Rewriting:
         return [*pieces, index]
 
     def _encoded(self, entries: _Entries) -> bytes:
-        order = np.argsort(entries.starts if self._by_start else entries.ids, kind="stable")
+        order = np.lexsort((entries.ids, entries.starts)) if self._by_start else np.argsort(entries.ids, kind="stable")
         ids, starts, sizes = (column[order] for column in entries)
         if 24 * len(ids) > MAX_INDEX_BYTES:
             raise UnsupportedError(f"{len(ids)} chunks in a minishard; {MAX_INDEX_BYTES // 24} is the limit")
@@ -521,6 +557,8 @@ class _Rewriting:
         used = cover(np.append(live.starts, own.starts), np.append(live.stops, own.stops)).nbytes
         return Usage(self._size, own.nbytes, live.nbytes, self._size - used)
 
+
+LAST_ID = 2**64 - 1
 
 PAGES = 256
 """So many indices of minishards are read at once."""

@@ -81,6 +81,7 @@ class Unsharded(SinglePage):
         drops: Set[tuple[int, int]],
         *,
         pack: bool = False,
+        forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
         """Nothing stays where it was: the chunk is all there is."""

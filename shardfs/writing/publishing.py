@@ -46,6 +46,7 @@ class Publishing:
         close: what a close waits for: "journal", "sync" (the disk) or "publish".
         conflict: what becomes of a chunk that somebody else changed, too: "fail" or "ours".
         compact: when dead bytes are left out: "limit", "never" or "eager".
+        u64: whether differences in a minishard index may "wrap", or "nowrap", which copies chunks.
         dirty_bytes: shards are published at once when more than this waits for it.
         workers: shards that are published at the same time.
     """
@@ -56,6 +57,7 @@ class Publishing:
     close: str = "journal"
     conflict: str = "fail"
     compact: str = "limit"
+    u64: str = "wrap"
     dirty_bytes: int = 256 << 20
     workers: int = 2
 
@@ -121,7 +123,8 @@ class Job:
         drops -= puts.keys()
         self.packed = self._packs(old)
         unfit: dict[Coords, str] = {}
-        plan = rewriting.plan(collection, shard.number, old, puts, drops, pack=self.packed, unfit=unfit)
+        pack, forward = self.packed, self._settings.u64 == "nowrap"
+        plan = rewriting.plan(collection, shard.number, old, puts, drops, pack=pack, forward=forward, unfit=unfit)
         self.unfit = {path: unfit[target.coords] for path, (target, _) in self.taken.items() if target.coords in unfit}
         self.written = 0 if plan is None else size_of(plan)
         self._planned = dict.fromkeys(self.done())

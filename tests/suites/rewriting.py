@@ -24,13 +24,14 @@ def written(
     drops: Set[Coords] = frozenset(),
     *,
     pack: bool = False,
+    forward: bool = False,
 ) -> bytes | None:
     """The new shard object, put together."""
     fmt = sample.format
     blob = None if old is None else MemoryBlob(old)
     shard = fmt.place(next(iter((*puts, *drops))))[0]
     placed = {fmt.place(cell)[1:]: Put(data) for cell, data in puts.items()}
-    plan = fmt.rewrite(shard, blob, placed, {fmt.place(cell)[1:] for cell in drops}, pack=pack)
+    plan = fmt.rewrite(shard, blob, placed, {fmt.place(cell)[1:] for cell in drops}, pack=pack, forward=forward)
     return None if plan is None else bytes_of(plan, blob)
 
 
@@ -71,7 +72,8 @@ class RewriteSuite:
         stored: bytes | None = None
         for puts, drops in data.draw(_changes(sample)):
             before = stored
-            stored = written(sample, before, puts, drops, pack=data.draw(st.booleans()))
+            pack, forward = data.draw(st.booleans()), data.draw(st.booleans())
+            stored = written(sample, before, puts, drops, pack=pack, forward=forward)
             wanted = {cell: chunk for cell, chunk in {**wanted, **puts}.items() if cell not in drops}
             assert (stored is None) == (not wanted)
             if stored is not None:
@@ -83,7 +85,7 @@ class RewriteSuite:
         stored: bytes | None = None
         seen: dict[tuple[int, int], bytes] = {}
         for puts, drops in data.draw(_changes(sample)):
-            stored = written(sample, stored, puts, drops)
+            stored = written(sample, stored, puts, drops, forward=data.draw(st.booleans()))
             if stored is None:
                 seen = {}
                 continue
