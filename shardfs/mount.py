@@ -59,9 +59,6 @@ LEFT = 3
 DESCRIPTORS = 2048
 """Room in the table of descriptors: for 1,024 shards, and what else there is."""
 
-SWITCH_S = 0.0005
-"""How long a thread of Python may go on while others wait to run, in seconds."""
-
 DEFAULT_LOGS = Logs()
 
 UNMOUNTED = b"\0"
@@ -275,8 +272,6 @@ def _prepare_process() -> None:
     # the time of a request, and it never finds a thing.
     gc.set_threshold(50_000, 20, 100)
     gc.freeze()
-    # A thread that publishes or decodes would let requests wait for 5 ms, several times for each chunk.
-    sys.setswitchinterval(SWITCH_S)
     _keep_memory()
 
 
