@@ -67,6 +67,9 @@ class WriteTree(Listed, Protocol):
     """Set by the server: a name in a directory is not what it was, without a request having changed it."""
     invalidate_content: Callable[[int], None]
     """Set by the server: the same of a file's bytes or attributes. Neither waits, and both may be called anywhere."""
+    forget_content: Callable[[int], None]
+    """Set by the server: the same, and the kernel has forgotten them when it returns. It may wait for requests, so not
+    in one, and with no lock held that one may want."""
     shows_links: bool
     """Set by the server: symbolic links need not be shown as what they lead to. `Attributes.mode` tells their type."""
 
@@ -175,7 +178,7 @@ class Recent:
 
 
 class Notices:
-    """Tells the kernel what it must forget, in a thread of its own: it may take until requests are answered."""
+    """Tells the kernel what it must forget, mostly in a thread of its own: it may take until requests are answered."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -192,15 +195,19 @@ class Notices:
             threading.Thread(target=self._work, name="shardfs-notices", daemon=True).start()
 
     def _work(self) -> None:
-        while True:
-            message = self._queue.get()
-            try:
-                os.write(self._fd, message)
-            except OSError as failure:
-                if failure.errno == errno.ENODEV:
-                    return
-                if failure.errno != errno.ENOENT:  # the kernel does not know it, so need not forget it
-                    log.error("cannot tell the kernel of a change: %s", failure)
+        while self.tell(self._queue.get()):
+            pass
+
+    def tell(self, message: bytes) -> bool:
+        """Send it now; False if the mount is gone."""
+        try:
+            os.write(self._fd, message)
+        except OSError as failure:
+            if failure.errno == errno.ENODEV:
+                return False
+            if failure.errno != errno.ENOENT:  # the kernel does not know it, so need not forget it
+                log.error("cannot tell the kernel of a change: %s", failure)
+        return True
 
 
 class Changing:
@@ -222,7 +229,12 @@ class Changing:
             self.recent.changed(number)
             notices.send(lowlevel.forget_content(number))
 
+        def forget_content(number: int) -> None:
+            self.recent.changed(number)
+            notices.tell(lowlevel.forget_content(number))
+
         tree.invalidate, tree.invalidate_content = invalidate, invalidate_content
+        tree.forget_content = forget_content
         tree.shows_links = True
 
 

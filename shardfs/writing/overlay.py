@@ -89,6 +89,7 @@ class Overlay:
         self.store = base.store
         self.invalidate: Callable[[int, bytes], None] = lambda parent, name: None
         self.invalidate_content: Callable[[int], None] = lambda number: None
+        self.forget_content: Callable[[int], None] = lambda number: None
         self._waiting = waiting
         self._lock = threading.RLock()
         self._names_lock = threading.RLock()

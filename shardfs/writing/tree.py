@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shardfs import disk
 from shardfs.cache import nothing
 from shardfs.chunk_tree import Attributes, Spot
+from shardfs.errors import CorruptShardError
 from shardfs.inodes import CREATED
 from shardfs.kinds import Kind
 from shardfs.writers import open_writer
@@ -423,6 +424,8 @@ class WriteTree(PassedThrough):
     def _published(self, done: Mapping[str, Version]) -> None:
         """These versions are in their shards now; called without any lock."""
         gone: list[tuple[int, bytes]] = []
+        for path in done:
+            self._forget_plain(path)
         with self._lock:
             for path, version in done.items():
                 parent, _, name = path.rpartition("/")
@@ -436,6 +439,17 @@ class WriteTree(PassedThrough):
                     gone += self._has_arrived(file, version)
         for number, raw in gone:
             self.invalidate(number, raw)
+
+    def _forget_plain(self, path: str) -> None:
+        """A chunk that was written under a compressed name is about to be shown by its plain one: the kernel may know
+        it by that from before, and would go on with the bytes that it had then."""
+        file, (parent, _, name) = self._files.at(path), path.rpartition("/")
+        number = self._base_number(parent)
+        if number is None or file is None or file.target is None or not file.target.suffix:
+            return
+        with suppress(OSError, CorruptShardError):
+            plain = os.fsencode(name.removesuffix(file.target.suffix))
+            self.forget_content(self.base.lookup(number, plain).number)
 
     def _has_arrived(self, file: File, version: Version) -> list[tuple[int, bytes]]:
         if file.target is not None and file.target.suffix:  # shown by its plain name from now on

@@ -64,6 +64,7 @@ class MemoryTree:
         # The server sets them.
         self.invalidate: Callable[[int, bytes], None] = lambda parent, name: None
         self.invalidate_content: Callable[[int], None] = lambda number: None
+        self.forget_content: Callable[[int], None] = lambda number: None
         self.shows_links = False
 
     # ---- looking

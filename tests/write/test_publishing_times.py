@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import threading
 import time
@@ -108,10 +109,28 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
     assert (x.source("c/1/1") or b"")[start : start + size] == b"abcd"
 
 
+def test_the_kernel_forgets_a_plain_name_before_it_is_shown_again(opened: Callable[[str], Place]) -> None:
+    """It may have the bytes of that from before the chunk was written under a compressed name, and would keep them."""
+    x, name = opened("precomputed"), "s/2-4_0-2_0-2"
+    tree = cast("InProcess", x.calls).tree
+    told: list[tuple[int, bytes]] = []
+    x.put(f"{name}.gz", gzip.compress(b"%08d" % 1))
+    x.publish()
+    stored = x.stat(name).st_ino
+
+    def forget(number: int) -> None:
+        assert x.stat(name).st_ino != number
+        told.append((number, bytes(tree.base.read(number, 0, 99))))
+
+    tree.forget_content = forget
+    x.put(f"{name}.gz", gzip.compress(b"%08d" % 2))
+    x.publish()
+    assert told == [(stored, b"%08d" % 2)]
+    assert x.stat(name).st_ino == stored
+
+
 def test_names_of_one_chunk_take_turns_while_it_is_published(opened: Callable[[str], Place]) -> None:
     """Plain and compressed, written, read and removed by threads: whoever has written last is right."""
-    import gzip
-
     x, stop, wrong = opened("precomputed"), threading.Event(), list[str]()
     name, written = "s/2-4_0-2_0-2", [b""]
 
