@@ -469,8 +469,9 @@ class OpenFiles(Descriptions):
                     self._rest(file)
 
     def _rest(self, file: File) -> None:
-        """The source has it as it is. The lock is held."""
-        for number, name in self._let_out(self._files.settle(file)):
+        """The source has it as it is, or under its plain name. The lock is held."""
+        compressed = file.target is not None and file.target.suffix
+        for number, name in self._let_out([file] if compressed else self._files.settle(file)):
             self.invalidate(number, name)
 
     def _let_out(self, files: Iterable[File]) -> list[tuple[int, bytes]]:

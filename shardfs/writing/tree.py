@@ -453,9 +453,13 @@ class WriteTree(PassedThrough):
 
     def _has_arrived(self, file: File, version: Version) -> list[tuple[int, bytes]]:
         if file.target is not None and file.target.suffix:  # shown by its plain name from now on
-            victims = [file]
             self._part_from_twin(file)
             self._reveal(file.parent or "", file.name, file.target)
+            if file.writers:  # what they write is the next version
+                self._load(file)
+                file.version = None
+                return []
+            victims = [file]
         else:
             file.known_size = version.data.size if version.data is not None else 0
             file.version = None

@@ -129,6 +129,32 @@ def test_the_kernel_forgets_a_plain_name_before_it_is_shown_again(opened: Callab
     assert x.stat(name).st_ino == stored
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_chunk_that_is_opened_again_while_it_arrives_is_kept(
+    cut: bool, opened: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a compressed name, which is not there any more once it has arrived."""
+    x, name, new = opened("precomputed"), "s/2-4_0-2_0-2", gzip.compress(b"%08d" % 2)
+    real, done = WriteBuffer._entries, list[int]()
+
+    def entries(*args: Any) -> Any:
+        if not done:  # this version is as good as published
+            done.append(x.calls.open(x.path(f"{name}.gz"), os.O_WRONLY | (os.O_TRUNC if cut else 0)))
+        return real(*args)
+
+    monkeypatch.setattr(WriteBuffer, "_entries", entries)
+    x.put(f"{name}.gz", gzip.compress(b"%08d" % 1))
+    cases.until(lambda: x.xattr("s", "dirty") == b"0")
+    assert x.get(name) == b"%08d" % 1
+    if cut:
+        x.calls.write(done[0], new)
+    x.calls.close(done[0])
+    assert x.get(name) == b"%08d" % (2 if cut else 1)
+    x.publish()
+    assert x.get(name) == b"%08d" % (2 if cut else 1)
+    assert not x.exists(f"{name}.gz")
+
+
 def test_names_of_one_chunk_take_turns_while_it_is_published(opened: Callable[[str], Place]) -> None:
     """Plain and compressed, written, read and removed by threads: whoever has written last is right."""
     x, stop, wrong = opened("precomputed"), threading.Event(), list[str]()
