@@ -49,7 +49,7 @@ def unchanged(size: int) -> Plan:
     return [ByteRange(0, size)] if size else []
 
 
-def joined(plan: Plan) -> Plan:
+def joined(plan: Iterable[Piece]) -> Plan:
     """The same bytes in fewer pieces, as those that follow each other in the old object become one."""
     out: Plan = []
     for piece in plan:

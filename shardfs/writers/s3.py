@@ -22,7 +22,7 @@ from fsspec.asyn import sync_wrapper
 from shardfs import disk
 from shardfs.model import ByteRange, Piece, Plan
 from shardfs.patience import Patience, http_status
-from shardfs.plans import piece_size
+from shardfs.plans import joined, piece_size
 from shardfs.store import MAX_GAP, MAX_MERGED, coalesce, store_errors
 from shardfs.writers.common import part_of
 from shardfs.writers.objects import MARK, PUT_S, Changed, Known, cut
@@ -315,7 +315,7 @@ def in_parts(plan: Iterable[Piece], limits: Limits) -> Iterator[Plan]:
     """
     waiting: Plan = []
     size = 0
-    for whole in _joined(plan):
+    for whole in joined(plan):
         piece, left = whole, piece_size(whole)
         missing = max(limits.min_part - size, 0) if waiting else 0
         if isinstance(piece, ByteRange) and left - missing >= limits.min_part:
@@ -336,18 +336,6 @@ def in_parts(plan: Iterable[Piece], limits: Limits) -> Iterator[Plan]:
                 waiting, size = [], 0
     if waiting:
         yield waiting
-
-
-def _joined(plan: Iterable[Piece]) -> Plan:
-    """Without empty pieces; old bytes that lie one behind the other are one piece."""
-    out: Plan = []
-    for piece in plan:
-        last = out[-1] if out else b""
-        if isinstance(piece, ByteRange) and isinstance(last, ByteRange) and last.stop == piece.start:
-            out[-1] = ByteRange(last.start, piece.stop)
-        elif piece_size(piece):
-            out.append(piece)
-    return out
 
 
 def _copies(old: ByteRange, max_copy: int) -> Iterator[Plan]:
