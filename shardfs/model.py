@@ -740,3 +740,15 @@ class Batch(NamedTuple):
     cookies: U64
     by_name: bool = False
     links: Bool | None = None
+
+    def only(self, which: Bool | slice) -> Batch:
+        """Some of the entries."""
+        return self._replace(
+            names=self.names[which],
+            numbers=self.numbers[which],
+            directories=self.directories[which],
+            sizes=self.sizes[which],
+            mtimes_ns=self.mtimes_ns[which],
+            cookies=self.cookies[which],
+            links=None if self.links is None else self.links[which],
+        )

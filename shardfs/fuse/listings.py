@@ -208,16 +208,7 @@ def _behind(batches: Iterable[Batch], cookie: int) -> Iterator[Batch]:
     for batch in batches:
         if not len(batch.names) or int(batch.cookies[-1]) <= cookie:
             continue
-        rest = slice(int(batch.cookies.searchsorted(np.uint64(max(cookie, 0)), "right")), None)
-        yield batch._replace(
-            names=batch.names[rest],
-            numbers=batch.numbers[rest],
-            directories=batch.directories[rest],
-            sizes=batch.sizes[rest],
-            mtimes_ns=batch.mtimes_ns[rest],
-            cookies=batch.cookies[rest],
-            links=None if batch.links is None else batch.links[rest],
-        )
+        yield batch.only(slice(int(batch.cookies.searchsorted(np.uint64(max(cookie, 0)), "right")), None))
 
 
 class OpenDirectories:

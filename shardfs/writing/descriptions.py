@@ -95,10 +95,8 @@ class Descriptions(Overlay):
                 or not self.pending.holds(join(parent, name))
             ):
                 continue
-            above, below = parent, [os.fsdecode(name)]
-            while (number := self._base_number(above)) is None:
-                above, _, last = above.rpartition("/")
-                below.insert(0, last)
+            above, number = self._nearest(parent)
+            below = join(parent, name)[len(above) :].strip("/").split("/")
             with suppress(OSError, CorruptShardError):
                 if self.base.spot(number, os.fsencode(below[0])).kind is Kind.PLAIN:
                     self._pass_through(file)

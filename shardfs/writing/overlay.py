@@ -22,8 +22,8 @@ from shardfs.codecs import decompressed
 from shardfs.errors import CorruptShardError
 from shardfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.kinds import COMPRESSIONS, OWN, Kind, is_scratch
-from shardfs.model import Batch
 from shardfs.tree.calls import REST
+from shardfs.writing.batches import asked_singly, batch_of, with_links, without
 from shardfs.writing.directories import Directories
 from shardfs.writing.files import File, Files, join, shown_mode
 from shardfs.writing.gate import Gate
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from shardfs.chunk_tree import Target
     from shardfs.journal import Position
-    from shardfs.model import Bool, Entry
+    from shardfs.model import Batch, Entry
     from shardfs.patience import Patience
     from shardfs.pending import Version
     from shardfs.tree import Tree
@@ -225,9 +225,7 @@ class Overlay:
 
     def _kind_in_made(self, directory: str, name: str) -> Kind:
         """In a directory that exists on the mount alone."""
-        above = directory
-        while (number := self._base_number(above)) is None:
-            above = above.rpartition("/")[0]
+        above, number = self._nearest(directory)
         below = directory[len(above) :].strip("/").split("/")
         temporary = any(map(is_scratch, below)) and self._has_scratch(above)
         if temporary or (any(n.startswith(".") for n in below) and self._keeps_hidden(above)):
@@ -236,6 +234,12 @@ class Overlay:
         if first is Kind.PLAIN:  # of a store that has no directories
             return self.documents.kind(directory, name)
         return Kind.SCRATCH if first is Kind.SCRATCH or is_scratch(name) else Kind.ORPHAN
+
+    def _nearest(self, path: str) -> tuple[str, int]:
+        """The directory itself, or the next one above it, that the tree has, too; and what that calls it."""
+        while (number := self._base_number(path)) is None:
+            path = path.rpartition("/")[0]
+        return path, number
 
     def _has_scratch(self, directory: str) -> bool:
         """Whether temporary names are kept from the store there: it is part of a sharded dataset."""
@@ -285,9 +289,9 @@ class Overlay:
         before: File | None = None
         while True:
             with self._lock:  # a name may be going from one file to another
-                names = self._files.directory(directory)
-                known = names is not None and name in names
-                file = (names.get(name) or self._uncompressed(names, name)) if names is not None and known else None
+                names = self._files.directory(directory) or {}
+                known = name in names
+                file = (names[name] or self._uncompressed(names, name)) if known else None
             if known and file is None:
                 return None
             if file is None or file is before:
@@ -539,7 +543,7 @@ class Overlay:
                 with suppress(OSError):
                     changed.append((name, self._attributes(file)))
         if cookie < len(changed):
-            yield _batch(changed, cookie)
+            yield batch_of(changed, cookie)
         base = self._base_number(path)
         if base is None:
             return
@@ -549,11 +553,11 @@ class Overlay:
             if self.writer.local and others.any():  # each has a mode of its own
                 batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
             if links:
-                batch = _with_links(batch, links)
-            shown = self._only_shown(_without(batch, names, has_scratch=has_scratch), base)
+                batch = with_links(batch, links)
+            shown = self._only_shown(without(batch, names, has_scratch=has_scratch), base)
             if len(shown.names):
                 if self._modes or self._times:
-                    shown = _asked_singly(shown, {*self._modes, *self._times})
+                    shown = asked_singly(shown, {*self._modes, *self._times})
                 yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
 
     def _only_shown(self, batch: Batch, directory: int) -> Batch:
@@ -562,13 +566,13 @@ class Overlay:
             names, made = batch.names.tolist(), ~batch.directories
             for i in np.flatnonzero(batch.directories).tolist():
                 made[i] = not self._is_implied(directory, self.path_of(directory), names[i])
-            batch = batch if made.all() else _kept(batch, made)
+            batch = batch if made.all() else batch.only(made)
         virtual = batch.numbers[batch.directories & (batch.numbers >= np.uint64(TABLE_END))]
         tree = self.base.chunk_tree(int(virtual[0])) if len(virtual) else None
         if tree is None:
             return batch
         with self._lock:
-            return _kept(batch, self._directories.shows_many(tree, batch.numbers))
+            return batch.only(self._directories.shows_many(tree, batch.numbers))
 
     def xattrs(self, number: int) -> dict[str, bytes]:
         """As `Tree.xattrs`; and how far a changed file has come."""
@@ -637,52 +641,3 @@ def stale(number: int) -> OSError:
 
 OVERLAID = 1 << 61
 """Added to the cookies of the tree, behind those of what was changed."""
-
-
-def _batch(entries: list[tuple[bytes, Attributes]], cookie: int) -> Batch:
-    """Those behind a position."""
-    entries, end = entries[cookie:], len(entries)
-    rows = [a for _, a in entries]
-    return Batch(
-        np.array([name for name, _ in entries], "S"),
-        np.array([a.number for a in rows], np.uint64),
-        np.array([a.directory for a in rows], np.bool_),
-        np.array([-1 if a.mode else a.size for a in rows], np.int64),  # such are asked for one by one
-        np.array([a.mtime_ns for a in rows], np.int64),
-        np.arange(cookie + 1, end + 1, dtype=np.uint64),
-        links=np.array([stat.S_ISLNK(a.mode) for a in rows], np.bool_),
-    )
-
-
-def _with_links(batch: Batch, names: list[bytes]) -> Batch:
-    """The same, with the symbolic links of these names as what they are, not as what they lead to."""
-    links = np.isin(batch.names, np.array(names, "S")) & (batch.cookies >= np.uint64(REST))
-    return batch._replace(links=links, directories=batch.directories & ~links, sizes=np.where(links, -1, batch.sizes))
-
-
-def _asked_singly(batch: Batch, numbers: set[int]) -> Batch:
-    """The same, with these by name alone: a listing has no room for what was set of them."""
-    found = np.isin(batch.numbers, np.array([*numbers], np.uint64))
-    return batch._replace(sizes=np.where(found, -1, batch.sizes)) if found.any() else batch
-
-
-def _without(batch: Batch, names: dict[bytes, File | None], *, has_scratch: bool) -> Batch:
-    """What is left of a batch without these names, and without those of shardfs's own and, where they are kept from the
-    store, temporary ones."""
-    listed = batch.names.tolist()
-    keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in listed], np.bool_)
-    if has_scratch:
-        others = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~batch.directories).tolist()
-        for i in others:
-            keep[i] &= not is_scratch(os.fsdecode(listed[i]))
-    return _kept(batch, keep)
-
-
-def _kept(batch: Batch, keep: Bool) -> Batch:
-    if keep.all():
-        return batch
-    return batch._replace(
-        names=batch.names[keep], numbers=batch.numbers[keep], directories=batch.directories[keep],
-        sizes=batch.sizes[keep], mtimes_ns=batch.mtimes_ns[keep], cookies=batch.cookies[keep],
-        links=None if batch.links is None else batch.links[keep],
-    )  # fmt: skip
