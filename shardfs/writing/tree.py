@@ -123,19 +123,20 @@ class WriteTree(PassedThrough):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         if old == new:
             return
-        moved = self._files.by_number.get(found.number)
-        if moved is None or not self._moves_quickly(moved, directory, new_name):
-            self._waiting()
         if found.directory:
+            self._waiting()
             self._rename_directory(found, old, new, there)
             return
         if there is not None and there.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
+        moved, spot = self._files.by_number.get(found.number), self.spot(directory, new_name)
+        if moved is None or not self._moves_quickly(moved, spot):
+            self._waiting()
         if moved is not None and moved.twin is not None:
             raise OSError(errno.EXDEV, "has a compressed form, which would stay", old)
         self._settle_named(found.number)
         while True:
-            describes = self.spot(directory, new_name).kind is Kind.DOCUMENT
+            describes = spot.kind is Kind.DOCUMENT
             if describes:
                 self.pending.drain(self.documents.described_by(directory, os.fsdecode(new_name)))
             with self._gate.alone() if describes else self._gate.shared():
@@ -144,9 +145,8 @@ class WriteTree(PassedThrough):
                     self._rename_file(found, there, source, name, directory, new_name, spot)
                     return
 
-    def _moves_quickly(self, file: File, directory: str, new_name: bytes) -> bool:
-        """Whether nothing but a record of the journal is needed to give it this name."""
-        spot = self.spot(directory, new_name)
+    def _moves_quickly(self, file: File, spot: Spot) -> bool:
+        """Whether nothing but a record of the journal is needed to give it a name that stands for this."""
         journaled = file.version is not None and file.kind in JOURNALED and spot.kind in JOURNALED
         return journaled and not file.dirty and self.pending.is_quick(spot.target, 0)
 
@@ -443,13 +443,14 @@ class WriteTree(PassedThrough):
     def _forget_plain(self, path: str) -> None:
         """A chunk that was written under a compressed name is about to be shown by its plain one: the kernel may know
         it by that from before, and would go on with the bytes that it had then."""
-        file, (parent, _, name) = self._files.at(path), path.rpartition("/")
-        number = self._base_number(parent)
-        if number is None or file is None or file.target is None or not file.target.suffix:
+        file = self._files.at(path)
+        if file is None or file.target is None or not file.target.suffix:
             return
-        with suppress(OSError, CorruptShardError):
-            plain = os.fsencode(name.removesuffix(file.target.suffix))
-            self.forget_content(self.base.lookup(number, plain).number)
+        parent, _, name = path.removesuffix(file.target.suffix).rpartition("/")
+        number = self._base_number(parent)
+        if number is not None:
+            with suppress(OSError, CorruptShardError):
+                self.forget_content(self.base.lookup(number, os.fsencode(name)).number)
 
     def _has_arrived(self, file: File, version: Version) -> list[tuple[int, bytes]]:
         if file.target is not None and file.target.suffix:  # shown by its plain name from now on
