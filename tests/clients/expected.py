@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 
 class Expected:
@@ -23,3 +25,14 @@ class Expected:
 
     def save(self, out: Path) -> None:
         np.savez(out, **self.arrays)
+
+
+def main(words: str | None, work: Callable[[Path, Expected], None]) -> None:
+    """What a client is told: a path to work at, and where it is to say what it expects there. `words` explain it."""
+    parser = argparse.ArgumentParser(description=words)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    expected = Expected()
+    work(args.path, expected)
+    expected.save(args.out)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.clients.expected import Expected
+from tests.clients.expected import Expected, main
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def work(path: Path, told: Expected) -> None:
@@ -23,10 +25,4 @@ def work(path: Path, told: Expected) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("out", type=Path)
-    args = parser.parse_args()
-    expected = Expected()
-    work(args.path, expected)
-    expected.save(args.out)
+    main(__doc__, work)

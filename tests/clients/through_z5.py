@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import z5py
 
-from tests.clients.expected import Expected
+from tests.clients.expected import Expected, main
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def work(path: Path, told: Expected) -> None:
@@ -26,16 +28,10 @@ def work(path: Path, told: Expected) -> None:
             told(f"c.n5/g/{name}", made, data)
     with z5py.File(str(path / "c.n5"), mode="r", use_zarr_format=False) as file:
         for name in ("gzip", "raw"):
-            told(f"c.n5/g/{name}", file[f"g/{name}"], expected.arrays[f"c.n5/g/{name}"])
+            told(f"c.n5/g/{name}", file[f"g/{name}"], told.arrays[f"c.n5/g/{name}"])
             if file[f"g/{name}"].attrs["unit"] != {"x": "mm"}:
                 raise AssertionError("the attributes are lost")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("out", type=Path)
-    args = parser.parse_args()
-    expected = Expected()
-    work(args.path, expected)
-    expected.save(args.out)
+    main(__doc__, work)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.clients.expected import Expected
+from tests.clients.expected import Expected, main
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def work(path: Path, told: Expected) -> None:
@@ -77,10 +78,4 @@ def _open(path: Path) -> Any:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("out", type=Path)
-    args = parser.parse_args()
-    expected = Expected()
-    work(args.path, expected)
-    expected.save(args.out)
+    main(__doc__, work)
