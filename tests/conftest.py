@@ -124,11 +124,17 @@ def read_with(client: Client, dataset: Dataset, path: Path, member: str | None =
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever mounts is marked so, before `-m` chooses."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whatever mounts is marked so, before `-m` chooses. What takes hours is left out unless SHARDFS_TORTURE is set."""
     for item in items:
         if {"mounted", "fuse_requests"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.fuse)
+    if "SHARDFS_TORTURE" in os.environ:
+        return
+    left = [item for item in items if item.get_closest_marker("torture")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("torture")]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

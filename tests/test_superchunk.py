@@ -241,6 +241,16 @@ def test_room_for_any_number_of_chunks_costs_nothing(room: int) -> None:
     assert _chunks(bytes(data)) == CHUNKS
 
 
+@pytest.mark.parametrize("room", [10**4, 2**35, 2**62, 2**63 - 1])
+def test_a_table_beyond_the_end_is_not_written_anew(room: int) -> None:
+    data = bytearray(Superchunk(room=0).write(CHUNKS))
+    data[24:32] = struct.pack("<q", room)
+    pack, blob = Pack(5, 5), MemoryBlob(bytes(data))
+    with pytest.raises(ValueError, match="bytes before its chunks"):
+        pack.rewrite(0, blob, {}, {(0, 4)})
+    assert pack.usage(0, blob).index == len(data)
+
+
 @pytest.mark.parametrize("cut", range(32))
 def test_a_header_that_is_cut_off(cut: int) -> None:
     with pytest.raises(ValueError, match=r"header should have|starts with"):

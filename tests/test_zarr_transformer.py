@@ -275,7 +275,7 @@ def test_wrong_types_anywhere_in_metadata(data: st.DataObject) -> None:
 
 
 @st.composite
-def _samples(draw: st.DrawFn) -> Sample:
+def samples(draw: st.DrawFn) -> Sample:
     """Of any rank and separator, with shards that reach beyond the array."""
     axes = draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 4)), max_size=4))
     separator = draw(st.sampled_from("/."))
@@ -299,11 +299,11 @@ def _samples(draw: st.DrawFn) -> Sample:
 
 class TestSuite(ShardFormatSuite):
     def samples(self) -> st.SearchStrategy[Sample]:
-        return _samples()
+        return samples()
 
 
 @st.composite
-def _views(draw: st.DrawFn) -> Sparse:
+def sparse_hierarchies(draw: st.DrawFn) -> Sparse:
     """One array, sparse, of any rank, at any place, with shards in shards."""
     rank, depth = draw(st.integers(0, 3)), draw(st.integers(1, 3))
     shape, chunk = ([draw(st.integers(1, top)) for _ in range(rank)] for top in (9, 3))
@@ -334,7 +334,7 @@ def _some(cells: Sequence[object]) -> st.SearchStrategy[int]:
 
 class TestView(ViewSuite):
     def samples(self) -> st.SearchStrategy[Sparse]:
-        return _views()
+        return sparse_hierarchies()
 
 
 def _files() -> tuple[dict[str, Any], dict[str, bytes], dict[str, bytes]]:

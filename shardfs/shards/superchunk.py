@@ -253,7 +253,7 @@ class Pack(Numbered):
             return Usage(0, 0, 0, 0)
         beginning = Beginning(old)
         index = beginning.index(self.per_file)
-        own = beginning.data_start()
+        own = min(beginning.data_start(), size)
         sound = np.delete(np.arange(len(index)), list(index.broken))
         starts = index.starts[sound].astype(np.uint64)
         live = cover(starts, starts + index.sizes[sound] + np.uint64(beginning.header.checksum.size)).nbytes
@@ -270,6 +270,8 @@ class _Rewriting:
             self._header, self._metadata, self._index = parse_header(self._head), HEADER.size, ShardIndex.empty()
             return
         beginning = Beginning(old)
+        if beginning.data_start() > beginning.size:  # a new table has as many entries
+            raise ValueError(f"{beginning.data_start()} bytes before its chunks, but it has {beginning.size}")
         self._head, self._header = old.read([ByteRange(0, HEADER.size)])[0], beginning.header
         self._metadata, self._index = beginning.metadata_end(), beginning.index(most)
 

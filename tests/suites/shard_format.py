@@ -119,7 +119,7 @@ class ShardFormatSuite:
     @given(st.data())
     def test_an_index_says_what_was_put_into_the_shard(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
-        extents = data.draw(_extents(sample))
+        extents = data.draw(extents_of(sample))
         stored = sample.shard(extents)
         for cell, extent in extents.items():
             index = read_index(sample, cell, stored)
@@ -133,7 +133,7 @@ class ShardFormatSuite:
     @given(st.data())
     def test_what_was_not_put_into_the_shard_is_absent(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
-        extents = data.draw(_extents(sample))
+        extents = data.draw(extents_of(sample))
         other = data.draw(sample.cells)
         if other in extents or not extents or sample.home(other) != sample.home(next(iter(extents))):
             return
@@ -145,7 +145,7 @@ class ShardFormatSuite:
     @given(st.data())
     def test_listing_the_pages_of_a_shard_gives_its_chunks(self, data: st.DataObject) -> None:
         sample, fmt = (drawn := data.draw(self.samples())), drawn.format
-        extents = data.draw(_extents(sample))
+        extents = data.draw(extents_of(sample))
         if not extents:
             return
         stored, shard = sample.shard(extents), fmt.place(next(iter(extents)))[0]
@@ -186,7 +186,7 @@ class ShardFormatSuite:
     @given(st.data())
     def test_a_cut_or_changed_shard_never_shows_bytes_outside_of_it(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
-        extents = data.draw(_extents(sample))
+        extents = data.draw(extents_of(sample))
         stored = bytearray(sample.shard(extents))
         cell = data.draw(st.sampled_from(sorted(extents)) if extents else sample.cells)
         for _ in range(data.draw(st.integers(0, 4))):
@@ -219,7 +219,7 @@ def _bytes_of(size: int) -> st.SearchStrategy[bytes]:
     return st.binary(min_size=16, max_size=16).map(lambda entry: (entry * (size // 16 + 1))[:size])
 
 
-def _extents(sample: Sample) -> st.SearchStrategy[Extents]:
+def extents_of(sample: Sample) -> st.SearchStrategy[Extents]:
     """Chunks of one shard, without overlap; where they can, their bytes are the first of it (see `Sample.shard`)."""
     if sample.extents is not None:
         return sample.extents
@@ -236,4 +236,4 @@ def _extents(sample: Sample) -> st.SearchStrategy[Extents]:
     return st.lists(st.tuples(sample.cells, st.integers(0, 9)), max_size=12).map(of_one_shard)
 
 
-__all__ = ["MemoryBlob", "Sample", "ShardFormatSuite"]
+__all__ = ["MemoryBlob", "Sample", "ShardFormatSuite", "extents_of"]

@@ -1,6 +1,6 @@
-"""Mounts to write to, and tests that are run only when asked for.
+"""Mounts to write to.
 
-Whoever writes is a program of its own, so that no test waits for its own mount. What takes hours is left out.
+Whoever writes is a program of its own, so that no test waits for its own mount.
 """
 
 from __future__ import annotations
@@ -20,16 +20,6 @@ from tests.datasets import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked `torture` unless `SHARDFS_TORTURE` is set, as scripts/torture does."""
-    if "SHARDFS_TORTURE" in os.environ:
-        return
-    left = [item for item in items if item.get_closest_marker("torture")]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if not item.get_closest_marker("torture")]
 
 
 @contextmanager

@@ -1,0 +1,66 @@
+"""An index says where chunks are, all of them in the shard, or why it cannot; so does what rewrites the shard."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from shardfs.errors import UnsupportedError
+from shardfs.model import Put
+from tests.fuzzing.inputs import Draw, bent, with_other_numbers
+from tests.suites.shard_format import MemoryBlob, Sample, extents_of, read_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.model import Usage
+
+
+def damaged(samples: st.SearchStrategy[Sample]) -> Callable[[Draw], None]:
+    """The target for shards of one kind."""
+
+    def target(draw: Draw) -> None:
+        sample = draw.draw(samples)
+        extents = draw.draw(extents_of(sample))
+        cell = draw.draw(st.sampled_from(sorted(extents)) if extents else sample.cells)
+        stored = sample.shard(extents)
+        if draw.draw(st.integers(0, 3)):
+            stored = with_other_numbers(draw, stored)
+        if draw.draw(st.integers(0, 3)) == 0:
+            stored = bent(draw, stored)
+        form, blob = sample.format, MemoryBlob(stored)
+        shard, page, slot = form.place(cell)
+        steps: list[Callable[[], object]] = [
+            lambda: _read(sample, cell, stored),
+            lambda: _count(form.usage(shard, blob), len(stored)),
+            lambda: form.repack(shard, blob),
+            lambda: form.rewrite(shard, blob, {(page, slot): Put(b"x" * 20)}, set()),
+            lambda: form.rewrite(shard, blob, {}, {(page, slot)}, pack=True),
+        ]
+        for step in steps:
+            with suppress(ValueError, UnsupportedError):
+                step()
+
+    return target
+
+
+def _count(usage: Usage, size: int) -> None:
+    assert usage.size == size
+    assert 0 <= min(usage.index, usage.live, usage.dead) <= max(usage.index, usage.live, usage.dead) <= size
+
+
+def _read(sample: Sample, cell: tuple[int, ...], stored: bytes) -> None:
+    index = read_index(sample, cell, stored)
+    if index is None:
+        return
+    arrays, (shard, page, _) = index.arrays(), sample.format.place(cell)
+    sample.format.coords(shard, page, arrays.all_slots())
+    for slot in arrays.all_slots().tolist():
+        try:
+            extent = arrays.extent_at(arrays.position(slot))
+        except ValueError:
+            continue
+        assert 0 <= extent[0] <= sum(extent) <= len(stored)
+        assert index.find(slot) in (None, extent)
