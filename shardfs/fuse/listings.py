@@ -34,9 +34,9 @@ class ListedFrom(Listed, Protocol):
 
 LISTINGS = 32  # directories being listed at the same time, before some must start over at their position
 
-NODES_PER_LISTING = 1 << 20
+NODES_PER_LISTING = 1 << 18
 """Entries of one directory that the kernel is given inodes for while it lists. It keeps about 1 KiB for each until it
-is short of memory; behind that many only names are sent, and a `stat` of one costs a request."""
+is short of memory; behind that many only names are sent, five times as fast, and a `stat` of one costs a request."""
 
 DOTS = 2
 """Positions in a directory are cookies of the tree plus this: before its entries come `.` and `..`."""
