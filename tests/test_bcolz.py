@@ -185,6 +185,7 @@ def test_shapes_as_people_write_them(shape: Any) -> None:
         ({}, {"chunkshape": [7, 2]}, "along the first axis only"),
         ({}, {"chunkshape": [7]}, "along the first axis only"),
         ({"shape": []}, {"chunkshape": []}, "along the first axis only"),
+        ({"shape": [50]}, {"chunkshape": []}, "along the first axis only"),
         ({}, {"chunkshape": [0, 3]}, "at least 1"),
         ({}, {"order": "F"}, "C order"),
         ({}, {"dtype": "object"}, "plain bytes"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 from shardfs.create_rules import Rule
 from shardfs.errors import CorruptShardError, UnsupportedError
 from shardfs.formats import format_of
+from shardfs.formats.zarr_transformer import META, ZARR_TRANSFORMER, ArrayDocuments
+from shardfs.formats.zarr_transformer.stored import CONSOLIDATED
+from tests.data_zarr_transformer import array_document, sharding
 from tests.fuzzing.inputs import Draw, bent
 from tests.strategies import json_paths, json_values, replaced
 from tests.write.bombs import PLAIN, SHARDED
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FORMATS = {"zarr": "zarr3", "volume": "precomputed", "n5": "n5"}
+DRAFT = ZARR_TRANSFORMER.systems[0].format
 
 
 def altered(draw: Draw, document: Any) -> bytes:
@@ -33,15 +38,59 @@ def altered(draw: Draw, document: Any) -> bytes:
     return bent(draw, raw) if draw.draw(st.integers(0, 4)) == 0 else raw
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Documents of one format, as they are stored in a directory, by path below it; `plain` is one without shards."""
+
+    format: str
+    directory: str
+    stored: Mapping[str, Any]
+    plain: Any = None
+
+    @cached_property
+    def shown(self) -> Mapping[str, Any]:
+        """The documents that a mount shows, and so lets be written."""
+        raw = {name: json.dumps(doc).encode() for name, doc in self.stored.items()}
+        if self.format == DRAFT:
+            rewritten = {name: ArrayDocuments(".json").rewrite("", name, data) for name, data in raw.items()}
+            return {name: json.loads(data) for name, data in rewritten.items() if data is not None}
+        opened = format_of(self.format).open(self.directory, raw)
+        assert opened is not None
+        return {name: json.loads(data) for name, data in opened.documents.items()}
+
+
+ZARR = SHARDED["zarr"][1]
+GZIP = {"codec": "https://purl.org/zarr/spec/codec/gzip/1.0", "configuration": {"level": 1}}
+ARRAY = array_document((7, 10), (2, 3), sharding(2, 2), compressor=GZIP)
+GROUP = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"b": ZARR, "c/d": ZARR}}}
+STORAGE = {"dtype": "uint8", "chunkshape": [8], "superchunksize": 3, "compression": {"library": "lz4", "level": 5}}
+KINDS = [
+    *(Kind(FORMATS[kind], "a", {name: sharded}, PLAIN[kind][1]) for kind, (name, sharded) in SHARDED.items()),
+    Kind("zarr3", "a", {"zarr.json": GROUP, "b/zarr.json": ZARR}),
+    Kind(DRAFT, META, {"a.array.json": ARRAY}, {**ARRAY, "storage_transformers": []}),
+    Kind(DRAFT, "", {CONSOLIDATED: {"metadata": {f"{META}/a.array.json": ARRAY}}, f"{META}/a.array.json": ARRAY}),
+    Kind("bcolz", "a", {
+        "meta/sizes": {"shape": [50], "nbytes": 50, "cbytes": 9},
+        "meta/storage": STORAGE,
+        "meta/attributes": {"a": {"value": 1, "type": "int"}, "b": "x"},
+    }),
+]  # fmt: skip
+
+
 def written(draw: Draw) -> None:
-    kind = draw.draw(st.sampled_from(sorted(FORMATS)))
-    form, (name, sharded) = format_of(FORMATS[kind]), SHARDED[kind]
-    raw = altered(draw, draw.draw(st.sampled_from((_shown(kind), PLAIN[kind][1], sharded))))
-    stored = {name: json.dumps(sharded).encode()}
+    kind = draw.draw(st.sampled_from(KINDS))
+    form, directory = format_of(kind.format), kind.directory
+    sound = draw.draw(st.integers(0, 2))
+    stored = {n: json.dumps(doc).encode() if sound else altered(draw, doc) for n, doc in kind.stored.items()}
+    name = draw.draw(st.sampled_from(sorted(kind.shown)))
+    known = [doc for doc in (kind.shown[name], kind.plain, kind.stored.get(name)) if doc is not None]
+    raw = altered(draw, draw.draw(st.sampled_from(known)))
+    rule = Rule(kind.format)
     makers: list[Callable[[], Mapping[str, bytes] | None]] = [
-        lambda: form.edit("a", stored, name, raw),
-        lambda: form.edit("a", {}, name, raw),
-        lambda: form.shard("a", name, raw, Rule(FORMATS[kind])),
+        lambda: form.edit(directory, stored, name, raw),
+        lambda: form.edit(directory, stored, name, raw, rule),
+        lambda: form.edit(directory, {}, name, raw),
+        lambda: form.shard(directory, name, raw, rule),
     ]
     for make in makers:
         try:
@@ -50,18 +99,10 @@ def written(draw: Draw) -> None:
             continue
         if documents is not None:
             with suppress(CorruptShardError):
-                form.open("a", documents)
+                form.open(directory, {**stored, **documents})
     with suppress(ValueError):
-        form.references("a", name, raw)
-    again = form.sharding({name: raw})
+        form.references(directory, name, raw)
+    again = form.sharding({**stored, name: raw})
     if again is not None:
         with suppress(ValueError):
-            form.shard("a", name, json.dumps(PLAIN[kind][1]).encode(), again)
-
-
-@cache
-def _shown(kind: str) -> Any:
-    name, sharded = SHARDED[kind]
-    opened = format_of(FORMATS[kind]).open("a", {name: json.dumps(sharded).encode()})
-    assert opened is not None
-    return json.loads(opened.documents[name])
+            form.shard(directory, name, json.dumps(kind.plain or kind.shown[name]).encode(), again)

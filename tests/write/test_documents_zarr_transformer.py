@@ -70,6 +70,13 @@ def test_what_is_written_back_as_it_was_is_the_source_to_the_byte() -> None:
     assert ZARR_TRANSFORMER.edit(META, {NAME: raw}, NAME, encoded(shown(SHARDED))) == {NAME: raw}
 
 
+@pytest.mark.parametrize("before", [[1], "x", 7, None])
+def test_members_are_written_anew_where_the_source_repeats_no_arrays(before: Any) -> None:
+    new = {"metadata": {f"{META}/{NAME}": shown(SHARDED)}}
+    made = ZARR_TRANSFORMER.edit("", {".zmetadata": encoded({"metadata": before})}, ".zmetadata", encoded(new))
+    assert json.loads(made[".zmetadata"]) == new
+
+
 REFUSED: dict[str, tuple[str, Any]] = {
     "chunks": ("chunk_grid", {"chunk_grid": {"type": "regular", "chunk_shape": [2, 2], "separator": "/"}}),
     "separator": ("chunk_grid", {"chunk_grid": {"type": "regular", "chunk_shape": [2, 3], "separator": "."}}),
@@ -77,6 +84,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "rank": ("the number of axes", {"shape": [7]}),
     "layout": ("chunk_memory_layout", {"chunk_memory_layout": "F"}),
     "compressor": ("the compressor", {"compressor": {"codec": "https://purl.org/zarr/spec/codec/gzip/1.0"}}),
+    "a compressor of another kind": ("the compressor", {"compressor": ["gzip"]}),
     "another sharding": ("storage_transformers", {"storage_transformers": [sharding(2, 1)]}),
     "no shape": ("shape should", {"shape": [7, "x"]}),
 }

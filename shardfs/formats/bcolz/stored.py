@@ -72,7 +72,7 @@ def open_superchunks(
     per_file = integer(storage["superchunksize"], "superchunksize", 1)
     if storage.get("order", "C") != "C":
         raise ValueError(f"order {storage['order']!r}: bcolz has arrays in C order only")
-    if not shape or chunkshape[1:] != shape[1:]:
+    if not shape or not chunkshape or chunkshape[1:] != shape[1:]:
         raise ValueError(f"chunks of {chunkshape} of an array of {shape}: bcolz cuts along the first axis only")
     cbytes = sizes.get("cbytes", 0)
     about = Carray(

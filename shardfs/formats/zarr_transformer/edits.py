@@ -65,9 +65,14 @@ def _back(source: Mapping[str, Any], shown: Mapping[str, Any], doc: Mapping[str,
     require_same(doc["data_type"], shown["data_type"], "the data type")
     for member, default in (("chunk_memory_layout", "C"), ("extensions", []), (TRANSFORMERS, [])):
         require_same(doc.get(member) or default, shown.get(member) or default, member)
-    codecs = [(d.get("compressor") or {}).get("codec") for d in (doc, shown)]
-    require_same(codecs[0], codecs[1], "the compressor")
+    require_same(_codec(doc), _codec(shown), "the compressor")
     return {(TRANSFORMERS,): source[TRANSFORMERS]}
+
+
+def _codec(doc: Mapping[str, Any]) -> Any:
+    """What compresses chunks, whatever stands there; how well it does is another matter."""
+    compressor = doc.get("compressor") or None
+    return compressor.get("codec") if isinstance(compressor, dict) else compressor
 
 
 # ---- what zarr-python consolidates ----
@@ -75,19 +80,19 @@ def _back(source: Mapping[str, Any], shown: Mapping[str, Any], doc: Mapping[str,
 
 def members(new: bytes) -> list[str]:
     """The documents of arrays that are repeated in one, by path from the root of the hierarchy."""
-    found = (intelligible(CONSOLIDATED, new) or {}).get("metadata")
-    arrays = (
-        (key for key, doc in found.items() if isinstance(doc, dict) and "chunk_grid" in doc)
-        if isinstance(found, dict)
-        else ()
-    )
+    arrays = (key for key, doc in _metadata(new).items() if isinstance(doc, dict) and "chunk_grid" in doc)
     return [key for key in arrays if not {"", ".", ".."} & set(key.split("/"))]
+
+
+def _metadata(raw: bytes | None) -> Mapping[str, Any]:
+    found = (intelligible(CONSOLIDATED, raw) or {}).get("metadata")
+    return found if isinstance(found, dict) else {}
 
 
 def edited_members(raw: bytes | None, new: bytes, arrays: Mapping[str, bytes | None]) -> bytes:
     """Arrays in it are again what their own documents say; if those are not known, what the source repeated."""
     doc = parse_written(CONSOLIDATED, new)
-    known = (intelligible(CONSOLIDATED, raw) or {}).get("metadata", {})
+    known = _metadata(raw)
     values: dict[Path, Any] = {}
     for key, own in arrays.items():
         source = intelligible(key, own) or known.get(key)
