@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 MAX_NAME = 255
 KNOWN_PATHS = 65_536
-JOURNALED = frozenset((Kind.CHUNK, Kind.ORPHAN, Kind.SCRATCH))
+JOURNALED = (Kind.CHUNK, Kind.ORPHAN, Kind.SCRATCH)  # no set: the hash of an enum's member is a call
 
 
 class Held(Protocol):
