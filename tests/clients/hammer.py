@@ -67,8 +67,9 @@ def main(path: str, name: str, log_path: str, writers: str) -> None:
             pid = os.fork()
             if pid == 0:
                 numbers = list(range(writer, len(target.chunks), int(writers)))
+                first = 2_000_000 * turn  # enough for 2,000 turns: a token has 32 bits
                 with os.fdopen(end, "w") as out:
-                    out.write(hammer(Path(path), target, log, numbers, 10_000_000 * turn))
+                    out.write(hammer(Path(path), target, log, numbers, first))
                 os._exit(0)
             os.close(end)
             children[pid] = reader

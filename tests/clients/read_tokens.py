@@ -35,6 +35,12 @@ def opened(tool: str, path: str) -> Callable[[tuple[slice, ...]], Any]:
 
         volume = CloudVolume(f"file://{path}", progress=False, fill_missing=True)
         return lambda where: np.asarray(volume[where])[..., 0]
+    if tool == "z5":
+        import z5py
+
+        group, _, name = path.rpartition("/")
+        dataset = z5py.File(group, mode="r", use_zarr_format=True, zarr_format=3)[name]
+        return lambda where: np.asarray(dataset[where])
     import tensorstore as ts
 
     store = {"driver": "file", "path": f"{path}/"}

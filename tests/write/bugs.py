@@ -61,8 +61,8 @@ BUGS = [
     bug(
         "the name of a new shard is not synced",
         LOCAL,
-        "    disk.fsync_directory(place.at)\n    return True\n\n\ndef _switched_by_comparing",
-        "    return True\n\n\ndef _switched_by_comparing",
+        "    disk.fsync_directory(place.at)\n    return True\n\n\ndef _name_new",
+        "    return True\n\n\ndef _name_new",
         POWER,
     ),
     bug(
@@ -147,7 +147,7 @@ BUGS = [
     ),
     bug(
         "deleted chunks are shown again after a crash",
-        "shardfs/writing/tree.py",
+        "shardfs/writing/overlay.py",
         "                    self._hide(parent, raw, spot.target)\n",
         "                    pass\n",
         KILLS,
@@ -210,8 +210,7 @@ BUGS = [
         OPEN,
         "        self._settle(opened.file)\n        self._raise_errors(handle, opened)\n        if self.pending",
         "        self._raise_errors(handle, opened)\n        if self.pending",
-        "tests/write/test_changes.py",
-        MANY,
+        f"{CRASHES}::test_a_kill_between_a_close_and_the_release_that_follows_it",
     ),
     bug(
         "what is stored through a mapping after the close is lost",

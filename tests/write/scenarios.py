@@ -194,8 +194,8 @@ def _first_shard(session: Session) -> list[int]:
 
 @_scenario(none)
 def first_chunk(s: Session) -> None:
-    """In an array without any: directories and the shard are new."""
-    s.write(0)
+    """In an array without any: directories and the shard are new. What fsync said is so before it is published."""
+    s.write(0, sync=True)
     s.publish()
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import _run, mount_entries
 from tests.datasets import ROOT
 from tests.write.clients import CLIENTS
+from tests.write.scale import times
 
 if TYPE_CHECKING:
     import subprocess
@@ -44,6 +45,12 @@ def program(name: str, *arguments: str | Path, timeout: float = 240) -> str:
     run = _run([sys.executable, "-m", f"tests.write.{name}", *map(str, arguments)], timeout, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
+
+
+def random_operations(path: Path, seed: int, number: int, *more: str) -> None:
+    """On one file; `SHARDFS_TORTURE=N` does N times as many."""
+    much = ["--seed", str(seed), "--operations", str(number * times())]
+    program("fsx", path, *much, *more, timeout=240 * times())
 
 
 def shell(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -102,13 +109,15 @@ def test_locks_of_processes(memory_mount: Path) -> None:
     assert json.loads(program("locking", memory_mount)) == []
 
 
+@pytest.mark.timeout(300 * times())
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_random_operations(memory_mount: Path, seed: int) -> None:
-    program("fsx", memory_mount / "file", "--seed", str(seed), "--operations", "5000")
+    random_operations(memory_mount / "file", seed, 5000)
 
 
+@pytest.mark.timeout(300 * times())
 def test_random_operations_hold_on_a_plain_directory(plain: Path) -> None:
-    program("fsx", plain / "file", "--seed", "4", "--operations", "5000")
+    random_operations(plain / "file", 4, 5000)
 
 
 # ---- programs

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import errno
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.write.engines import Whole
+from tests.write.faults import Args, Frozen, Function, hooked
 from tests.write.oracle import found_by
 from tests.write.targets import TARGETS, Target
 
@@ -67,6 +68,21 @@ def killed(place: Place, run: Callable[[TreeFiles], None]) -> None:
     with Whole().open(place.target, place.store, place.journal) as files:
         run(files)
         files.die()
+
+
+class SlipIn(Frozen):
+    """Right before the first exchange somebody else is there; right after it nothing reaches the disk any more."""
+
+    def __init__(self, theirs: Callable[[], None]) -> None:
+        super().__init__()
+        self._theirs, self._over = theirs, False
+
+    def do(self, number: int, name: str, function: Function, args: Args) -> Any:
+        if name == "exchange" and not self._over:
+            self._theirs()
+            function(*args)
+            self._over = True
+        return super().do(number, name, function, args) if self._over else function(*args)
 
 
 def same_shard(target: Target) -> tuple[int, int]:
@@ -128,3 +144,19 @@ def test_after_a_crash_ours_is_published_if_nobody_else_was_there(place: Place) 
     with Whole().open(place.target, place.store, place.journal) as files:
         files.publish()
     assert place.found() == {**place.held, ours: OURS + ours, other: None}
+
+
+@pytest.mark.parametrize("place", ["zarr_end"], indirect=True)
+def test_theirs_comes_back_after_a_crash_with_it_in_hand(place: Place) -> None:
+    """They came between the last look at the shard and the exchange: their version has our temporary name then."""
+    ours, theirs = same_shard(place.target)
+
+    def run(files: TreeFiles) -> None:
+        place.write_ours(files, ours)
+        with hooked(SlipIn(lambda: place.write_theirs(theirs))), pytest.raises(OSError, match="error"):
+            files.publish()
+
+    killed(place, run)
+    with Whole().open(place.target, place.store, place.journal) as files:
+        files.publish()
+    assert place.found() == {**place.held, ours: OURS + ours}

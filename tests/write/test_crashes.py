@@ -6,14 +6,19 @@ The quick tests try a part of the points, another one for each target; the rest 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import conftest
 from tests.datasets import ROOT
-from tests.write.engines import ENGINES
+from tests.write.engines import ENGINES, TreeFiles
 from tests.write.targets import TARGETS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +35,23 @@ def outcome(how: str, target: str, engine: str, *more: str, timeout: float) -> i
     found = json.loads(run.stdout)
     assert found["wrong"] == [], f"{found['failures']} of {found['points']} points: " + "\n".join(found["wrong"][:5])
     return int(found["points"])
+
+
+def test_a_kill_between_a_close_and_the_release_that_follows_it(tmp_path: Path) -> None:
+    """The kernel asks for the release when close has returned already."""
+    target, store, journal = TARGETS["zarr_end"], tmp_path / "store", tmp_path / "journal"
+    store.mkdir()
+    target.create(store)
+    journal.mkdir(mode=0o700)
+    path, data = target.path(0), target.shown(1)
+    with ENGINES["whole"].open(target, store, journal) as files:
+        assert isinstance(files, TreeFiles)
+        _, handle = files.tree.create(*files._parent(path, make=True), os.O_WRONLY | os.O_CREAT, 0o644)
+        files.tree.write(handle, 0, memoryview(data))
+        files.tree.flush(handle)
+        files.die()
+    with ENGINES["whole"].open(target, store, journal) as files:
+        assert files.read(path) == data
 
 
 QUICK = ["zarr_end", "precomputed", "n5"]

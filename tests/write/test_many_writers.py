@@ -131,6 +131,9 @@ def _hammered(hammer: subprocess.Popen[str], mount: WritableMount, seconds: floa
         ("zarr_end", ["zarr", "zarr3"]),
         ("zarr_start", ["zarr", "zarr3"]),
         ("precomputed", ["neuroglancer_precomputed", "cloudvolume"]),
+        pytest.param("zarr_end", ["z5"], marks=pytest.mark.torture),
+        pytest.param("zarr_nested", ["zarr", "zarr3"], marks=pytest.mark.torture),
+        pytest.param("precomputed_gzip", ["neuroglancer_precomputed", "cloudvolume"], marks=pytest.mark.torture),
     ],
 )
 def test_native_readers_see_whole_versions_during_publishes(

@@ -11,7 +11,8 @@ import pytest
 from tests.conftest import need_fuse
 from tests.write.mounts import writable
 from tests.write.posix.chunks import COUNT
-from tests.write.test_changes import SCRIPTS, SOURCE, UNSUPPORTED, can_run, content, program, shell
+from tests.write.scale import times
+from tests.write.test_changes import SCRIPTS, SOURCE, UNSUPPORTED, can_run, content, program, random_operations, shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,17 +55,18 @@ def test_files_that_are_passed_through(rw: WritableMount) -> None:
     assert set(failed) == UNSUPPORTED
 
 
+@pytest.mark.timeout(300 * times())
 @pytest.mark.parametrize("path", ["a/c/7", "a/c/700", "plain/file"])
 def test_random_operations(rw: WritableMount, path: str) -> None:
-    program("fsx", rw.path / path, "--seed", "1", "--operations", "3000")
+    random_operations(rw.path / path, 1, 3000)
 
 
+@pytest.mark.timeout(300 * times())
 @pytest.mark.parametrize("path", ["a/c/7", "plain/file"])
 def test_random_operations_with_publishing_between(rw: WritableMount, path: str) -> None:
     from sys import executable
 
-    flush = f"{executable} -m shardfs flush {rw.path}"
-    program("fsx", rw.path / path, "--seed", "2", "--operations", "1500", "--fresh", flush)
+    random_operations(rw.path / path, 2, 1500, "--fresh", f"{executable} -m shardfs flush {rw.path}")
 
 
 @pytest.mark.parametrize("place", ["plain", "a/c"])
