@@ -21,7 +21,7 @@ from tests.strategies import json_paths, json_values, replaced
 from tests.write.bombs import PLAIN, SHARDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 FORMATS = {"zarr": "zarr3", "volume": "precomputed", "n5": "n5"}
 DRAFT = ZARR_TRANSFORMER.systems[0].format
@@ -77,6 +77,32 @@ KINDS = [
 ]  # fmt: skip
 
 
+MEMBERS = (
+    "attributes", "chunk_key_encoding", "compression", "consolidated_metadata", "dimension_names",
+    "downsamplingFactors", "codecs", "compressor", "extensions", "hidden", "index_codecs", "index_location",
+    "mesh", "minishard_index_encoding", "multiscales", "ome", "order", "preshift_bits", "resolution",
+    "segment_properties", "sharding", "skeletons", "storage_transformers", "voxel_offset", "zarr_format",
+    "@type", "dtype", "endianness", "configuration", "name",
+)  # fmt: skip
+"""Names that mean something somewhere."""
+
+
+def _with_members(draw: Draw, document: Any) -> Any:
+    """The document, sometimes with more members: `altered` changes only those that there are."""
+    for _ in range(draw.draw(st.sampled_from((0, 0, 1, 2)))):
+        objects = [path for path in [(), *json_paths(document)] if isinstance(_at(document, path), dict)]
+        path = draw.draw(st.sampled_from(objects))
+        member = {draw.draw(st.sampled_from(MEMBERS)): draw.draw(json_values)}
+        document = replaced(document, path, {**_at(document, path), **member})
+    return document
+
+
+def _at(document: Any, path: Sequence[Any]) -> Any:
+    for name in path:
+        document = document[name]
+    return document
+
+
 def written(draw: Draw) -> None:
     kind = draw.draw(st.sampled_from(KINDS))
     form, directory = format_of(kind.format), kind.directory
@@ -84,7 +110,7 @@ def written(draw: Draw) -> None:
     stored = {n: json.dumps(doc).encode() if sound else altered(draw, doc) for n, doc in kind.stored.items()}
     name = draw.draw(st.sampled_from(sorted(kind.shown)))
     known = [doc for doc in (kind.shown[name], kind.plain, kind.stored.get(name)) if doc is not None]
-    raw = altered(draw, draw.draw(st.sampled_from(known)))
+    raw = altered(draw, _with_members(draw, draw.draw(st.sampled_from(known))))
     rule = Rule(kind.format)
     makers: list[Callable[[], Mapping[str, bytes] | None]] = [
         lambda: form.edit(directory, stored, name, raw),
