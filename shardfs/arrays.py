@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -90,6 +91,17 @@ class Level:
     path: str
     scale: tuple[float, ...]
     translation: tuple[float, ...]
+
+
+MOST = sys.float_info.max
+
+
+def numbers(values: Any, count: int) -> tuple[float, ...]:
+    """So many numbers. Raise ValueError if they are others, or beyond all floats."""
+    found = tuple(values)
+    if len(found) != count or not all(isinstance(v, int | float) and abs(v) <= MOST for v in found):
+        raise ValueError(f"{count} numbers expected, not {found!r:.80}")
+    return tuple(map(float, found))
 
 
 @dataclass(frozen=True, slots=True)

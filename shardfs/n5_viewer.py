@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import truediv
 from typing import TYPE_CHECKING, Any
 
-from shardfs.arrays import Axis, Level, Multiscale
+from shardfs.arrays import Axis, Level, Multiscale, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,19 +113,19 @@ def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale
     told = [own[0] or [1] * rank, *own[1:]] if listed is None else listed
     if len(told) != len(levels):
         return None
-    factors = [_numbers(f, rank) for f in told]
+    factors = [numbers(f, rank) for f in told]
     if min(map(min, factors)) <= 0:
         raise ValueError("a factor should be positive")
     attributes = {name: of[name] for of in (levels[0].attributes, group) for name in SPACE if name in of}
     names = axes_of(attributes, rank) or (*DEFAULT_AXES, *(f"d{i}" for i in range(len(DEFAULT_AXES), rank)))[:rank]
     resolution, units = _resolution(attributes, rank)
-    offset = _numbers(attributes.get("offset", [0.0] * rank), rank)
+    offset = numbers(attributes.get("offset", [0.0] * rank), rank)
     out = []
     for i, by in enumerate(factors):
         # The first element of a coarser level has its centre in that of those it was made of.
         shift = (o + (f - 1) / 2 * r for o, f, r in zip(offset, by, resolution, strict=True))
-        scale = tuple(f * r for f, r in zip(by, resolution, strict=True))
-        out.append(Level(f"s{i}", scale[::-1], tuple(shift)[::-1]))
+        scale = (f * r for f, r in zip(by, resolution, strict=True))
+        out.append(Level(f"s{i}", numbers(scale, rank)[::-1], numbers(shift, rank)[::-1]))
     axes = tuple(Axis(n, KINDS.get(n), u) for n, u in zip(names, units, strict=True))
     return Multiscale(str(group.get("name", "")), axes[::-1], tuple(out))
 
@@ -138,7 +139,7 @@ def _resolution(attributes: Mapping[str, Any], rank: int) -> tuple[Sequence[floa
     units = attributes.get("units", [unit] * rank)
     if len(units) != rank:
         raise ValueError(f"{rank} units expected, not {units!r:.80}")
-    return _numbers(told, rank), [_word(u) for u in units]
+    return numbers(told, rank), [_word(u) for u in units]
 
 
 def _word(unit: Any) -> str | None:
@@ -166,13 +167,7 @@ def _cosem(item: Mapping[str, Any]) -> Multiscale:
 
 def _cosem_level(dataset: Mapping[str, Any], rank: int) -> Level:
     path, transform = dataset["path"], dataset["transform"]
-    return Level(path, _numbers(transform["scale"], rank), _numbers(transform["translate"], rank))
-
-
-def _numbers(values: Any, rank: int) -> tuple[float, ...]:
-    if len(values) != rank or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
-        raise ValueError(f"{rank} numbers expected, not {values!r:.80}")
-    return tuple(float(v) for v in values)
+    return Level(path, numbers(transform["scale"], rank), numbers(transform["translate"], rank))
 
 
 # ---- writing ----
@@ -180,7 +175,11 @@ def _numbers(values: Any, rank: int) -> tuple[float, ...]:
 
 def can_be_written(image: Multiscale) -> bool:
     """Whether every level is the finest one, taken larger."""
-    return bool(image.levels) and all(len(x.scale) == len(image.axes) and min(x.scale) > 0 for x in image.levels)
+    finest, rank = image.levels[0].scale if image.levels else (), len(image.axes)
+    return bool(finest) and all(
+        len(level.scale) == rank and min(level.scale) > 0 and max(map(truediv, level.scale, finest)) < math.inf
+        for level in image.levels
+    )
 
 
 def group_attributes(image: Multiscale) -> dict[str, Any]:

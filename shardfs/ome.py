@@ -6,10 +6,9 @@ https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/. T
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
-from shardfs.arrays import Axis, Level, Multiscale
+from shardfs.arrays import Axis, Level, Multiscale, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,8 +111,8 @@ def _level(dataset: Mapping[str, Any], common: _Affine, rank: int) -> Level:
     (scale, shift), (outer, move) = _transformation(dataset.get("coordinateTransformations", ()), rank), common
     return Level(
         path,
-        tuple(a * b for a, b in zip(scale, outer, strict=True)),
-        tuple(a * b + c for a, b, c in zip(shift, outer, move, strict=True)),
+        numbers([a * b for a, b in zip(scale, outer, strict=True)], rank),
+        numbers([a * b + c for a, b, c in zip(shift, outer, move, strict=True)], rank),
     )
 
 
@@ -122,20 +121,14 @@ def _transformation(steps: Iterable[Mapping[str, Any]], rank: int) -> _Affine:
     scale, shift = (1.0,) * rank, (0.0,) * rank
     for step in steps:
         if step["type"] == "scale":
-            by = _numbers(step["scale"], rank)
+            by = numbers(step["scale"], rank)
             scale = tuple(a * b for a, b in zip(scale, by, strict=True))
             shift = tuple(a * b for a, b in zip(shift, by, strict=True))
         elif step["type"] == "translation":
-            shift = tuple(a + b for a, b in zip(shift, _numbers(step["translation"], rank), strict=True))
+            shift = tuple(a + b for a, b in zip(shift, numbers(step["translation"], rank), strict=True))
         elif step["type"] != "identity":
             raise ValueError(f"unknown transformation {step['type']!r:.80}")
     return scale, shift
-
-
-def _numbers(values: Sequence[Any], rank: int) -> tuple[float, ...]:
-    if len(values) != rank or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
-        raise ValueError(f"{rank} numbers expected, not {values!r:.80}")
-    return tuple(float(v) for v in values)
 
 
 # ---- writing ----

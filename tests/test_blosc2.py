@@ -147,6 +147,14 @@ def test_an_index_that_cannot_be(change: dict[str, Any], why: str) -> None:
         Frame(MemoryBlob(frame(CHUNKS, 10, **change)))
 
 
+def test_a_chunk_that_cannot_be_found_is_dead() -> None:
+    spoilt = CHUNKS[2][:12] + (2**24).to_bytes(4, "little") + CHUNKS[2][16:]
+    data = frame([*CHUNKS[:2], spoilt, *CHUNKS[3:]], 10)
+    usage = Frames(5, 5).usage(0, MemoryBlob(data))
+    assert (usage.live, usage.dead) == (4 * len(spoilt), len(spoilt))
+    assert usage.size == usage.index + usage.live + usage.dead == len(data)
+
+
 @given(st.data())
 def test_any_change_gives_a_frame_or_a_reason(data: st.DataObject) -> None:
     raw = bytearray(frame([*CHUNKS, None], 10))

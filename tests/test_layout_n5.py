@@ -736,6 +736,8 @@ def test_images_of_n5_are_described(group: Any, below: list[Any], axes: Any, lev
         ({"scales": [[1, 1]], "pixelResolution": [4, 4, 4]}, [{}]),
         ({"scales": [[1, 1]], "units": 7}, [{}]),
         ({"scales": [[1, 1e999]]}, [{}]),
+        ({"scales": [[1, 10**400]]}, [{}]),
+        ({"scales": [[1, 1], [1e200, 1]], "resolution": [1e200, 1]}, [{}, {}]),
         ({"downsamplingFactors": [2, 2, 2]}, [{}]),
         ({"multiScale": True}, [{"downsamplingFactors": 7}]),
         ({"multiscales": []}, [{}]),
@@ -753,6 +755,16 @@ def test_what_makes_no_sense_is_no_image(group: Any, below: list[Any], tmp_path:
     data_n5.DAMAGED["sound"](tmp_path / "g/other")
     shown = json.loads(walk(open_tree(str(tmp_path), layout="zarr2"))["g/.zattrs"])
     assert shown == json.loads(json.dumps(group).replace("Infinity", '"Infinity"'))
+
+
+def test_levels_that_differ_beyond_all_floats_are_no_image() -> None:
+    def image(*scales: float) -> Multiscale:
+        levels = (Level(f"s{i}", (scale,), (0.0,)) for i, scale in enumerate(scales))
+        return Multiscale("", (Axis("x", "space", None),), tuple(levels))
+
+    assert not n5_viewer.can_be_written(image(1e-200, 1e200))
+    assert n5_viewer.can_be_written(image(1e-100, 1e200))
+    n5_viewer.group_attributes(image(1e-100, 1e200))
 
 
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e6)] * 3), min_size=1, max_size=4), st.tuples(*[st.floats(-1e6, 1e6)] * 3))

@@ -421,6 +421,7 @@ def test_a_source_whose_library_is_not_there_is_refused(tmp_path: Path, monkeypa
     ("member", "value"),
     [
         ("resolution", [1, 1]),
+        ("resolution", [10**400, 1, 1]),
         ("resolution", [0, 1, 1]),
         ("resolution", [1e999, 1, 1]),
         ("resolution", None),

@@ -67,6 +67,15 @@ def test_transformations_of_the_image_follow_those_of_its_levels() -> None:
         {"axes": ["x"], "datasets": [{"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1, 2]}]}]},
         {"axes": ["x"], "datasets": [{"path": "0", "coordinateTransformations": [{"type": "rotation"}]}]},
         {"axes": ["x"], "datasets": [{"path": "0", "coordinateTransformations": [{"type": "scale", "scale": ["1"]}]}]},
+        *(
+            {"axes": ["x"], "datasets": [{"path": "0", "coordinateTransformations": [scale]}]}
+            for scale in ({"type": "scale", "scale": [by]} for by in (10**400, -(10**400), float("nan"), float("inf")))
+        ),
+        {
+            "axes": ["x"],
+            "datasets": [{"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1e200]}]}],
+            "coordinateTransformations": [{"type": "scale", "scale": [1e200]}],
+        },
         {"axes": ["x"], "datasets": 7},
         {"axes": [{"type": "space"}], "datasets": []},
     ],

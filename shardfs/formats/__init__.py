@@ -259,7 +259,7 @@ def _named_numbers(value: Any) -> Any:
 
 # ---- members of documents ----
 
-UNFIT = (ValueError, TypeError, KeyError, IndexError)
+UNFIT = (ValueError, TypeError, KeyError, IndexError, OverflowError)
 """What reading a member that is not as it should be raises."""
 
 

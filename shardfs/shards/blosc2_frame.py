@@ -180,6 +180,7 @@ class Frames(Numbered):
     def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
         frame = Frame(old)
         index, size = frame.index(), old.stat().size
-        starts, stops = index.starts.astype(np.uint64), (index.starts + index.sizes).astype(np.uint64)
-        live = cover(starts, stops).nbytes
+        sound = np.delete(np.arange(len(index)), list(index.broken))
+        starts = index.starts[sound].astype(np.uint64)
+        live = cover(starts, starts + index.sizes[sound].astype(np.uint64)).nbytes
         return Usage(size, frame.header.frame_length - frame.header.cbytes, live, frame.header.cbytes - live)

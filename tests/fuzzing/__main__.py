@@ -70,7 +70,7 @@ def fuzz(target: str, seconds: int) -> int:
             (corpus / f"seed{i}").write_bytes(os.urandom(LONGEST // 2))
     before = set(found.iterdir())
     limits = [f"-rss_limit_mb={RSS_MIB}", f"-timeout={HANGS_S}", f"-max_total_time={seconds}", f"-max_len={LONGEST}"]
-    more = ["-len_control=0", "-print_final_stats=1", f"-artifact_prefix={found}/"]
+    more = ["-len_control=0", f"-report_slow_units={HANGS_S}", f"-artifact_prefix={found}/"]
     command = [sys.executable, "-m", "tests.fuzzing.guided", target, str(found), *limits, *more, str(corpus)]
     log = top / f"{target}.log"
     with log.open("w") as out:

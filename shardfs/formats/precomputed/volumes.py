@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale
+from shardfs.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale, numbers
 from shardfs.checks import Chain, Image
 from shardfs.codecs import Gunzip
 from shardfs.formats import UNFIT, listed, reason
@@ -204,7 +204,8 @@ def _image(info: Mapping[str, Any], paths: Sequence[str]) -> Multiscale:
     for path, resolution, offset in scales:
         corner = ((o + 0.5) * r - 0.5 * f for o, r, f in zip(offset, resolution, finest, strict=True))
         scale = (*(1.0 for _ in head), *resolution[::-1])
-        levels.append(Level(path, scale, (*(0.0 for _ in head), *tuple(corner)[::-1])))
+        shift = (*(0.0 for _ in head), *tuple(corner)[::-1])
+        levels.append(Level(path, scale, numbers(shift, len(shift))))
     axes = (*head, *(Axis(name, "space", NANOMETER) for name in SPACE))
     levels.sort(key=lambda level: math.prod(level.scale))
     return Multiscale("", axes, tuple(levels), str(info.get("type")).lower() == "segmentation")
