@@ -67,13 +67,13 @@ class Documents:
             return Kind.DOCUMENT
         if _TO_COME.match(name) and is_scratch(name):
             return Kind.SCRATCH
-        if not self._rules.rules and directory not in self._deleted:
+        if not self._rules.rules and not self._deleted:
             return Kind.PLAIN
         if self._candidates(directory, name):
             return Kind.DOCUMENT
         if self._may_be_chunk(directory, name):
             return Kind.ORPHAN
-        here = directory in self._deleted or any(r.matches(directory) for r in self._rules.rules)
+        here = self._is_deleted(directory) or any(r.matches(directory) for r in self._rules.rules)
         return Kind.SCRATCH if here and is_scratch(name) else Kind.PLAIN
 
     def _candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
@@ -90,14 +90,27 @@ class Documents:
         path, above = join(directory, name), directory
         for _ in range(MAX_ABOVE):
             below = path[len(above) :].lstrip("/")
-            for rule in self._rules.rules:
-                here = self._rules.match(above, rule.format)
-                if here is not None and format_of(here.format).chunk_like(below) and not self._is_described(above):
-                    return not self._base.is_closed(above) and not self._is_in_foreign(directory)
+            if any(f.chunk_like(below) for f in self._formats_to_come(above)) and not self._is_described(above):
+                return not self._base.is_closed(above) and not self._is_in_foreign(directory)
             if not above:
                 return False
             above = above.rpartition("/")[0]
         return False
+
+    def _formats_to_come(self, directory: str) -> Iterator[Format]:
+        """Of which a new document in a directory might be that of a sharded dataset."""
+        known = self._deleted.get(directory)
+        if known is not None:
+            yield format_of(known.format)
+        for rule in self._rules.rules:
+            if self._rules.match(directory, rule.format) is not None:
+                yield format_of(rule.format)
+
+    def _is_deleted(self, directory: str) -> bool:
+        """Whether it is that of a dataset whose document is deleted, or below."""
+        while directory and directory not in self._deleted:
+            directory = directory.rpartition("/")[0]
+        return directory in self._deleted
 
     @staticmethod
     def is_foreign(name: str) -> bool:
@@ -219,9 +232,25 @@ class Documents:
             except ValueError as e:
                 log.warning("%s: is not sharded: %s", join(directory, name), e)
                 continue
-            if made is not None:
-                return made
+            if made is None:
+                continue
+            if isinstance(sharding, Rule) and self._has_chunks(form, form.described_by(directory, name)):
+                log.warning("%s: is not sharded: chunks are stored there already", join(directory, name))
+                return None
+            return made
         return None
+
+    def _has_chunks(self, form: Format, directory: str, below: str = "") -> bool:
+        """Whether the store has files there that would be taken for shards."""
+        for entry in self._base.store.scan(join(directory, below)):
+            name = join(below, entry.name)
+            if form.chunk_like(name) if not entry.directory else self._may_hold_chunks(form, directory, name):
+                return True
+        return False
+
+    def _may_hold_chunks(self, form: Format, directory: str, below: str) -> bool:
+        deep = below.count("/") >= MAX_ABOVE
+        return not deep and form.chunk_like(f"{below}/0") and self._has_chunks(form, directory, below)
 
     def remove(self, directory: str, name: str) -> None:
         """Delete a document; how its array was sharded is remembered."""

@@ -150,3 +150,39 @@ def test_what_lies_outside_of_an_array_stays_in_the_journal(tmp_path: Path) -> N
         put(tree, array, "zarr.tmp", b"left by a tool")
         assert tree.left() == ["a/c/0/9"]
     assert set(files(tmp_path / "source")) == {"a/zarr.json"}
+
+
+def test_chunks_of_an_array_that_was_deleted_may_come_before_its_document(tmp_path: Path) -> None:
+    """As git and tar write them: under names that its shards have, too."""
+    source = tmp_path / "source"
+    handmade.write_json(source / "a" / "zarr.json", handmade.zarr_metadata((8, 8), (4, 4), (2, 2)))
+    with tree_of(tmp_path, "") as tree:
+        array = tree.lookup(ROOT, b"a").number
+        shown = bytes(tree.read(tree.resolve("a/zarr.json").number, 0, 9999))
+        tree.unlink(array, b"zarr.json")
+        tree.rmdir(ROOT, b"a")
+        array = tree.mkdir(ROOT, b"a", 0o755).number
+        row = tree.mkdir(tree.mkdir(array, b"c", 0o755).number, b"0", 0o755).number
+        put(tree, row, "1", b"1234", by_rename=True)
+        assert files(source / "a") == {}
+        put(tree, array, "zarr.json", shown)
+        assert bytes(tree.read(tree.resolve("a/c/0/1").number, 0, 9)) == b"1234"
+        tree.pending.flush()
+        assert set(files(source / "a")) == {"zarr.json", "c/0/0"}
+
+
+@pytest.mark.parametrize(("above", "separator"), [("c/0", "/"), ("", ".")])
+def test_an_array_that_has_chunks_in_the_source_is_not_sharded_by_a_rule(
+    tmp_path: Path, above: str, separator: str
+) -> None:
+    """As git, and editors that keep a backup, write the document of an unsharded array: it goes, and comes anew."""
+    encoding = {"name": "default" if separator == "/" else "v2", "configuration": {"separator": separator}}
+    document, chunk = PLAIN | {"chunk_key_encoding": encoding}, "1" if above else "0.1"
+    directory = tmp_path / "source" / "a" / above
+    directory.mkdir(parents=True)
+    (directory / chunk).write_bytes(b"1234")
+    with tree_of(tmp_path, "zarr3:chunks_per_shard=2x2") as tree:
+        put(tree, tree.lookup(ROOT, b"a").number, "zarr.json", json.dumps(document).encode())
+        found = tree.resolve(f"a/{above}/{chunk}").number
+        assert bytes(tree.read(found, 0, 9)) == b"1234"
+    assert json.loads((tmp_path / "source" / "a" / "zarr.json").read_bytes()) == document
