@@ -371,9 +371,13 @@ DECODERS: Mapping[str, Decoder] = {
 }
 
 
+NOT_IN_BLOSC = "snappy"
+"""One of Blosc's compressors, which the packages of both libraries are built without; tensorstore has it."""
+
+
 def can_decode(codec: Codec) -> bool:
     """Whether `decode` knows this codec."""
-    return codec.name in DECODERS
+    return codec.name in DECODERS and codec.configuration.get("cname") != NOT_IN_BLOSC
 
 
 def decode(codecs: Sequence[Codec], data: bytes, size: int | None = None) -> bytes:
@@ -432,9 +436,12 @@ def can_encode(codec: Codec) -> bool:
 
 
 def encode(codecs: Sequence[Codec], data: bytes) -> bytes:
-    """Do what `decode` undoes."""
+    """Do what `decode` undoes. Raise ValueError, with the reason, for parameters that make no sense."""
     for codec in codecs:
-        data = ENCODERS[codec.name](data, codec.configuration)
+        try:
+            data = ENCODERS[codec.name](data, codec.configuration)
+        except Exception as e:  # every library has its own exception for them
+            raise ValueError(f"{codec.name}: {e}") from e
     return data
 
 
@@ -463,8 +470,9 @@ def _to_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     from numcodecs.blosc import Blosc
 
     c = configuration
-    shuffle = BLOSC_SHUFFLES.index(c.get("shuffle", "noshuffle"))
-    codec = Blosc(c.get("cname", "lz4"), c.get("clevel", 5), shuffle, c.get("blocksize", 0))
+    shuffle, told = BLOSC_SHUFFLES.index(c.get("shuffle", "noshuffle")), c.get("cname", "lz4")
+    cname = "lz4" if told == NOT_IN_BLOSC else told  # a chunk says itself what it is in
+    codec = Blosc(cname, c.get("clevel", 5), shuffle, c.get("blocksize", 0))
     size = c.get("typesize", 1)
     return bytes(codec.encode(np.frombuffer(data, f"V{1 if len(data) % size else size}")))  # behind another codec
 
@@ -560,7 +568,7 @@ def _store_zstd(data: bytes, _: Mapping[str, Any]) -> bytes:
 def _store_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     """https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst."""
     n, typesize = len(data), configuration.get("typesize", 1)
-    told = typesize if 0 < typesize <= BLOSC_MAX_TYPESIZE else 1
+    told = typesize if isinstance(typesize, int) and 0 < typesize <= BLOSC_MAX_TYPESIZE else 1
     return BLOSC_HEADER.pack(*BLOSC_VERSION, BLOSC_COPIED, told, n, n, BLOSC_HEADER.size + n) + data
 
 

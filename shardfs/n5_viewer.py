@@ -174,11 +174,15 @@ def _cosem_level(dataset: Mapping[str, Any], rank: int) -> Level:
 
 
 def can_be_written(image: Multiscale) -> bool:
-    """Whether every level is the finest one, taken larger."""
+    """Whether every level is the finest one, taken larger; and no two axes have the same name."""
     finest, rank = image.levels[0].scale if image.levels else (), len(image.axes)
-    return bool(finest) and all(
-        len(level.scale) == rank and min(level.scale) > 0 and max(map(truediv, level.scale, finest)) < math.inf
-        for level in image.levels
+    return (
+        bool(finest)
+        and all(
+            len(level.scale) == rank and min(level.scale) > 0 and max(map(truediv, level.scale, finest)) < math.inf
+            for level in image.levels
+        )
+        and len({axis.name for axis in image.axes}) == rank
     )
 
 

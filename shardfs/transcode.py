@@ -329,11 +329,18 @@ def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:
 
 
 class FillValue:
-    """A `model.Filler`: chunks full of the array's fill value. Raise UnsupportedError if they are too large."""
+    """A `model.Filler`: chunks full of the array's fill value.
+
+    Raise UnsupportedError, with the reason, if they are too large, or a codec has parameters that make no sense.
+    """
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
         self._shown = _Shown(array, shown, compress=True)  # hardly any work: it is done once
         self._shown.require_small()
+        try:
+            encode(shown.codecs, bytes(np.dtype(shown.data_type).itemsize))
+        except ValueError as e:
+            raise UnsupportedError(f"chunks that are not stored cannot be made: {e}") from e
         self._last: tuple[Coords, bytes] | None = None  # most are whole chunks, all alike
         self._sizes: dict[Coords, int] = {}
 
@@ -364,6 +371,7 @@ def _require_decodable(array: Array) -> None:
     encoding = array.encoding
     for codec in encoding.codecs:
         if not can_decode(codec):
-            raise UnsupportedError(f"codec {codec.name!r} must be undone, and is unknown")
+            inner = f" of {codec.configuration['cname']!r:.80}" if "cname" in codec.configuration else ""
+            raise UnsupportedError(f"codec {codec.name!r}{inner} must be undone, and is unknown")
     if why := undecodable(encoding.serializer, array.shape, array.data_type):
         raise UnsupportedError(why)

@@ -47,9 +47,14 @@ def numpy_type(data_type: Any) -> str:
     raise ValueError(f"data type {name!r:.80} is none that layouts know")
 
 
+def name_of(data_type: str) -> str:
+    """Of a data type as numpy writes it, for people."""
+    return "string" if data_type == STRING else np.dtype(data_type).name
+
+
 def zarr3_type(data_type: str) -> str:
     """The inverse of `numpy_type`."""
-    name = "string" if data_type == STRING else np.dtype(data_type).name
+    name = name_of(data_type)
     if name != "string" and name not in NUMBERS:
         raise ValueError(f"data type {data_type!r:.80} is none of Zarr v3")
     return name

@@ -294,6 +294,25 @@ def test_an_image_is_a_volume_of_many_scales(tmp_path: Path) -> None:
         np.testing.assert_array_equal(_read(tmp_path / "shown/image", number)[..., 0], data[path].T)
 
 
+@pytest.mark.parametrize("names", [["8_8_40", "16_16_80"], ["16_16_80", "x"], ["x", "8_8_40"]])
+def test_levels_that_are_called_as_scales_are(names: list[str], tmp_path: Path) -> None:
+    """What is in their directories is in no scale's."""
+    write_json(
+        tmp_path / "zarr.json",
+        _ome([(n, [s * 0.04, s * 0.008, s * 0.008], [0.0] * 3) for n, s in zip(names, (1, 2), strict=True)]),
+    )
+    data = dict(zip(names, (_RAMP, _RAMP[::2, ::2, ::2]), strict=True))
+    for path, level in data.items():
+        write_zarr(tmp_path / path, level, (4, 4, 5), [LITTLE, ZSTD], shard=(8, 8, 10))
+    tree = _precomputed(tmp_path)
+    keys = {scale["key"] for scale in _info(tree)["scales"]}
+    shown = walk(tree)
+    write_files(tmp_path / "shown", shown)
+    for number, level in enumerate(data.values()):
+        np.testing.assert_array_equal(_read(tmp_path / "shown", number)[..., 0], level.T)
+    assert {name for name in shown if name.rpartition("/")[0] not in keys} == {"info"}
+
+
 def test_labels_are_segmentations_and_so_are_large_unsigned_numbers(tmp_path: Path) -> None:
     write_json(tmp_path / "labels/zarr.json", _ome([("0", [1.0] * 3, [0.0] * 3)], version="0.5"))
     write_zarr(tmp_path / "labels/0", _RAMP, (4, 4, 5), [LITTLE])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 import numpy as np
 import pytest
+import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs.blosc import Blosc
@@ -29,6 +30,7 @@ from shardfs.tree import Tree
 from shardfs.verify import Finding, Report, ShardVerifier, Tally
 from tests import data_n5, handmade, handmade_ids
 from tests import data_zarr_transformer as draft
+from tests.datasets import sharding
 from tests.handmade import Entry, uint64_shard, write_files, write_json, zarr_metadata, zarr_shard
 
 if TYPE_CHECKING:
@@ -237,6 +239,22 @@ def test_codecs_that_nothing_here_knows_are_counted(tmp_path: Path) -> None:
     assert look(tmp_path).tally.unchecked_chunks == 0
     report = look(tmp_path, deep=True)
     assert (report.findings, report.tally.unchecked_chunks, report.tally.looked_bytes) == ([], 4, 4)
+
+
+def test_compressors_that_blosc_was_built_without_are_no_damage(tmp_path: Path) -> None:
+    blosc = {"cname": "snappy", "clevel": 5, "shuffle": "noshuffle", "typesize": 1, "blocksize": 0}
+    chain = [{"name": "bytes"}, {"name": "blosc", "configuration": blosc}]
+    metadata = {
+        "shape": [4000],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4000]}},
+        "codecs": [sharding((1000,), chain)],
+    }
+    store = {"driver": "file", "path": f"{tmp_path}/"}
+    array = ts.open({"driver": "zarr3", "kvstore": store, "metadata": metadata}, create=True).result()
+    array.write(np.ones(4000, "uint8")).result()
+    report = look(tmp_path, deep=True)
+    assert (report.findings, report.tally.unchecked_chunks) == ([], 4)
 
 
 @pytest.mark.parametrize("checksums", [1, 2])

@@ -74,7 +74,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if 0 in shape[1:]:
         raise UnsupportedError(f"an array of {shape} has rows without elements")
     if dtype.name not in zarr_values.NUMBERS:
-        raise UnsupportedError(f"data type {dtype.name} has no form in bcolz")
+        raise UnsupportedError(f"data type {zarr_values.name_of(array.data_type)} has no form in bcolz")
     if chunk[0] * math.prod(shape[1:]) * dtype.itemsize > MAX_CHUNK or array.grid[0] > MAX_BLOSC_CHUNKS:
         raise UnsupportedError(f"chunks of {chunk} are too large or too many for Blosc")
     stored, order = array.encoding, tuple(range(len(shape)))

@@ -16,6 +16,7 @@ from shardfs.grid import NestedNames
 from shardfs.layouts import Placed, arrays_of, from_above, join, laid_out, shown
 from shardfs.model import Problem
 from shardfs.transcode import FillValue, fill_element, memory_order, without_checks
+from shardfs.zarr_values import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,14 +52,17 @@ def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Da
     if not path:
         members[""] = {"n5": VERSION, **members[""]}
     documents = {join(at, DOCUMENT): print_strict(found) for at, found in members.items() if found}
-    problems = (problem for array in arrays for problem in array.problems(path))
+    problems = [problem for array in arrays for problem in array.problems(path)]
+    if not is_array:
+        problems += [_gone(path, name) for name in dataset.attributes or {} if name in STRUCTURAL]
     collections = (array.collection() for array in arrays)
     return laid_out("n5", dataset, collections, documents, problems=problems, hidden=moved)
 
 
 def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]:
-    """The attributes of a group. What OME-Zarr says of an image would be half true of s0, s1, ...: it goes."""
-    attributes = dict(dataset.attributes or {})
+    """The attributes of a group, without those that would make it a dataset. What OME-Zarr says of an image would be
+    half true of s0, s1, ...: it goes."""
+    attributes = {name: value for name, value in (dataset.attributes or {}).items() if name not in STRUCTURAL}
     if image is None:
         return attributes
     attributes.pop("multiscales", None)
@@ -127,7 +131,7 @@ class _Shown(Placed):
             "dataType": np.dtype(self.encoding.data_type).name,
             "compression": compression_of(around[0]) if around else {"type": "raw"},
         }
-        if array.names and all(name is not None for name in array.names):
+        if array.names and None not in array.names and len(set(array.names)) == len(array.names):
             own["axes"] = array.names[::-1]
         if array.offset is not None and any(array.offset):
             own["offset"] = array.offset[::-1]
@@ -141,15 +145,17 @@ class _Shown(Placed):
         own = self._own()
         for name, value in self.array.attributes.items():
             if self._gives_way(name) and value != own.get(name):
-                yield Problem(
-                    join(path, self.path), f"attribute {name!r:.80}: N5 has its own of this name", skipped=True
-                )
+                yield _gone(join(path, self.path), name)
+
+
+def _gone(path: str, attribute: str) -> Problem:
+    return Problem(path, f"attribute {attribute!r:.80}: N5 has its own of this name", skipped=True)
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:
     """The encoding of N5 blocks for which least has to be done. Raise UnsupportedError if there is none."""
     dtype, stored, order = np.dtype(array.data_type), array.encoding, tuple(range(len(array.shape)))
-    name = "uint8" if dtype.kind == "b" else dtype.name
+    name = "uint8" if dtype.kind == "b" else name_of(array.data_type)
     if name not in ITEM_SIZES:
         raise UnsupportedError(f"N5 has no data type {name}")
     if not array.shape:

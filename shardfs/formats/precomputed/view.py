@@ -6,6 +6,7 @@ as they are; others are decoded.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ from shardfs.formats import print_strict
 from shardfs.grid import BoxNames
 from shardfs.layouts import array_of, from_above, join, laid_out, require_described, shown
 from shardfs.transcode import FillValue, fill_element
+from shardfs.zarr_values import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,7 +110,7 @@ def _of_image(image: Multiscale, stored: Mapping[str, Collection], below: Mappin
             scales.append(_scale(collection, image.axes, level, finest))
         except UnsupportedError as e:
             raise UnsupportedError(f"{level.path}: {e}") from e
-    return _volume(scales, segmentation=image.segmentation)
+    return _volume(scales, segmentation=image.segmentation, taken=[level.path for level in image.levels])
 
 
 def _collection_below(path: str, dataset: Dataset | None) -> Collection:
@@ -138,13 +140,14 @@ def _of_array(collection: Collection) -> _Volume:
     return _volume([_scale(collection, axes, level, level)], segmentation=False)
 
 
-def _volume(scales: Sequence[_Scale], *, segmentation: bool) -> _Volume:
+def _volume(scales: Sequence[_Scale], *, segmentation: bool, taken: Sequence[str] = ()) -> _Volume:
+    """`taken` are paths in the source of which no scale may have the name."""
     if len({(scale.data_type, scale.channels) for scale in scales}) != 1:
         raise UnsupportedError("its levels differ in data type or number of channels")
     named: list[_Scale] = []
     for scale in sorted(scales, key=lambda s: math.prod(s.resolution)):
-        taken = {other.key for other in named}
-        number = next(n for n in range(len(scales)) if _numbered(scale.key, n) not in taken)
+        used = {other.key for other in named} | {path.split("/")[0] for path in taken}
+        number = next(n for n in itertools.count() if _numbered(scale.key, n) not in used)
         named.append(replace(scale, key=_numbered(scale.key, number)))
     return _Volume(named, segmentation)
 
@@ -217,9 +220,9 @@ def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: L
     if len(array.shape) != len(axes):
         raise UnsupportedError(f"an array of {len(array.shape)} axes in an image of {len(axes)}")
     dtype = np.dtype(array.data_type)
-    data_type = "uint8" if dtype.kind == "b" else dtype.name
+    data_type = "uint8" if dtype.kind == "b" else name_of(array.data_type)
     if data_type not in DATA_TYPES:
-        raise UnsupportedError(f"precomputed has no data type {dtype.name}")
+        raise UnsupportedError(f"precomputed has no data type {data_type}")
     roles = _roles(array, axes)
     factors = [NANOMETERS.get(axis.unit or "", 1.0) for axis in axes]
     resolution = tuple(1.0 if a is None else level.scale[a] * factors[a] for a in roles.space)
