@@ -265,6 +265,12 @@ class WriteTree(PassedThrough):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
         if any(number is not None and self.base.is_virtual(number) for number in parents):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
+        above, _, name = new.rpartition("/")
+        kind = self.spot(above, os.fsencode(name)).kind
+        if kind is Kind.HIDDEN:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), new)
+        if kind in (Kind.DIRECTORY, Kind.CHUNK):  # the source has shards there
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
         if there is not None:
             self._remove_directory(there.number, new)
         self.pending.flush(old)

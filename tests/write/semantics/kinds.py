@@ -565,6 +565,21 @@ def _(x: Place) -> None:
     same((x.get("c/0/0"), x.names("c/0")), (STORED, ["0", "1"]))
 
 
+@case("directories/no other one takes the place of shards: EXDEV", local=True)
+def _(x: Place) -> None:
+    x.mkdir("more")
+    x.put("more/0", b"text")
+    fails(errno.EXDEV, x.rename, "more", "c")
+    for row in x.names("c"):
+        for name in x.names(f"c/{row}"):
+            x.unlink(f"c/{row}/{name}")
+        x.rmdir(f"c/{row}")
+    x.rmdir("c")
+    fails(errno.EXDEV, x.rename, "more", "c")
+    fails(errno.EPERM, x.rename, "more", ".shardfs-more")
+    same((x.exists("c"), x.get("more/0")), (False, b"text"))
+
+
 @case("directories/an array can be renamed as a whole, with what is pending", local=True)
 def _(x: Place) -> None:
     x.mkdir("below")
