@@ -1,4 +1,4 @@
-"""Blobs made of other blobs: a part, a decoded form, two files taken for one, one or another."""
+"""Blobs made of other blobs: a part, a decoded form, another beginning, two files taken for one, one or another."""
 
 from __future__ import annotations
 
@@ -52,6 +52,24 @@ class BytesBlob:
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         return [self._data[slice(*absolute(r, len(self._data)))] for r in requests]
+
+
+class HeadedBlob:
+    """Another blob with other bytes at its beginning. `fd` is good for all that is behind them."""
+
+    __slots__ = ("__weakref__", "_blob", "_head", "base", "fd")
+
+    def __init__(self, head: bytes, blob: Blob) -> None:
+        self._head, self._blob = head, blob
+        self.fd, self.base = blob.fd, blob.base
+
+    def stat(self) -> Stat:
+        return self._blob.stat()
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        wanted = [absolute(r, self.stat().size) for r in requests]
+        heads = [self._head[r.start : r.stop] for r in wanted]
+        return [head + data[len(head) :] for head, data in zip(heads, self._blob.read(wanted), strict=True)]
 
 
 class PairBlob:

@@ -198,7 +198,7 @@ class ChunkStore:
         if self._ttl != math.inf:
             self._forget_shard(shard, number)  # page, root and time must be those of one version
         try:
-            page = self._read_page(shard, number)
+            page = self._current_page(shard, number)
         except (FileNotFoundError, NotADirectoryError):
             return ABSENT, 0, self._ttl
         except (ValueError, UnsupportedError) as e:
@@ -219,6 +219,16 @@ class ChunkStore:
         if not self.is_local:
             raise error
         return self._damage(shard, f"should be a file that can be read, but {error.strerror}")
+
+    def _current_page(self, shard: int, number: int) -> _Page | None:
+        """If a shard is changed where it lies, its index may lead beyond the end that it had when it was opened."""
+        try:
+            return self._read_page(shard, number)
+        except ValueError:
+            if not self.is_local:
+                raise
+        self._forget_shard(shard, number)
+        return self._read_page(shard, number)
 
     def _read_page(self, shard: int, number: int) -> _Page | None:
         blob = self.source.open(shard)

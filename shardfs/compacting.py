@@ -82,7 +82,7 @@ class Packer:
             why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
             raise OSError(errno.EBUSY, why, str(journal.directory))
         for begun in self._pending.begun.values():
-            writer.recover(Begun(*(begun[name] for name in Begun._fields)))
+            writer.recover(Begun.told(begun))
 
     def pack(self, work: Work) -> int | Fault:
         """Replace a shard by one without dead bytes; how many bytes fewer it has."""

@@ -357,6 +357,10 @@ class ShardFormat(Protocol):
     def unwritable(self) -> str:
         """Why its shards cannot be rewritten; "" if they can."""
 
+    in_place: int
+    """So many bytes of a shard's beginning may be changed at a time where they lie, when what they lead to is there: an
+    entry of an index that is true or not by itself. 0: none."""
+
     def rewrite(
         self,
         shard: int,

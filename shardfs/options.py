@@ -355,6 +355,14 @@ class Options:
         "Differences in a minishard index of neuroglancer_uint64_sharded_v1: wrap lets them wrap modulo 2^64; nowrap "
         "writes the minishard again, behind the others, where they would, for readers that do not expect it.",
     )
+    inplace: str = _option(
+        "never",
+        one_of("never", "uint64"),
+        "never|uint64",
+        WRITING,
+        "uint64: shards of neuroglancer_uint64_sharded_v1 on a local disk are changed where they lie, by appending, "
+        "instead of replaced by a new file; see docs/durability.md for what that asks of readers.",
+    )
     cas: str = _option(
         "store",
         one_of("store", "none"),

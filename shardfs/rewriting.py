@@ -126,6 +126,12 @@ def _are_at(format: ShardFormat, places: Placements, cells: U64) -> Bool:
     return out
 
 
+def in_place(collection: Collection) -> int:
+    """How many bytes at the beginning of its shards may be changed at a time where they lie (`Writer.update`)."""
+    outer = collection.layers[0]
+    return 0 if len(collection.layers) > 1 or outer.codecs or outer.trailer else outer.format.in_place
+
+
 # ---- what the engine asks for ----
 
 

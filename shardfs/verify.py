@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardfs.chunk_tree import ChunkTree
     from shardfs.chunks import ChunkStore
-    from shardfs.model import U64, Blob, Bool, Checksum, Coords, ShardIndex, Sizes
+    from shardfs.model import U64, Blob, Bool, Checksum, Coords, ShardIndex, Sizes, Version
 
     Buffer = npt.NDArray[np.uint8]
     Look = Callable[[Coords, int, Buffer], None]
@@ -35,6 +35,9 @@ REMOTE_SPAN = 16 << 20
 ROWS = 1 << 16
 MOST = 20
 """So many findings of one kind are told for each shard; the others are counted."""
+
+TURNS = 3
+"""So often a shard is looked into, if there is damage, and it has changed meanwhile: where it lies, perhaps."""
 
 NAMES = 3
 PAGES = 256
@@ -134,14 +137,27 @@ class ShardVerifier:
 
     def verify(self, shard: int) -> Report:
         """Look into one of the outermost shards. What goes wrong is a finding; only bugs are raised."""
+        seen = self._seen
+        try:
+            for _ in range(TURNS):
+                version = self._look_into(shard)
+                if not self._report.findings or not self._layers[0].is_local or version == self._version(shard):
+                    break
+                self._seen = None  # it has been told
+        finally:
+            self._seen = seen
+        return self._report
+
+    def _look_into(self, shard: int) -> Version:
+        """The version of the shard that the report is about; None if it cannot be read."""
         self._report, self._counts = Report(self._tree.path), Counter()
         self._report.tally.shards = 1
-        outermost = self._layers[0]
+        outermost, version = self._layers[0], None
         key = outermost.source.key(shard)
         outermost.source.reopen(shard)
         try:
             stored = outermost.source.stored(shard)
-            self._report.tally.shard_bytes = stored.stat().size
+            self._report.tally.shard_bytes, _, version = stored.stat()
             self._shard(0, shard, stored)
         except (OSError, ShardfsError) as e:
             self._found(key, "read", message(e))
@@ -149,7 +165,15 @@ class ShardVerifier:
             if n > MOST:
                 why = f"and {n - MOST} more like these"
                 self._report.findings.append(Finding(self._tree.path, where, kind, why, times=n - MOST))
-        return self._report
+        return version
+
+    def _version(self, shard: int) -> Version:
+        source = self._layers[0].source
+        source.reopen(shard)
+        try:
+            return source.stored(shard).stat().version
+        except (OSError, ShardfsError):
+            return None
 
     def _found(self, shard: str, kind: str, why: str, *coords: Coords) -> None:
         self._report.tally.findings += 1

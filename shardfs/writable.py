@@ -120,6 +120,7 @@ def open_writable(
         conflict=found.conflict,
         compact=found.compact,
         u64=found.u64,
+        inplace=found.inplace,
         dirty_bytes=found.dirty_limit,
     )
     try:

@@ -56,6 +56,7 @@ def test_every_option_can_be_given_in_all_three_ways() -> None:
         "limit",
         "store",
         "wrap",
+        "never",
     }
     for s in options.settings():
         text = next(t for t in sorted(samples) if _parses(s, t))

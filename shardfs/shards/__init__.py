@@ -21,7 +21,7 @@ so that a hostile size allocates nothing."""
 class SinglePage:
     """The part of `model.ShardFormat` that is the same for every shard whose index is one page without a root."""
 
-    page_bits, blocks = 0, 1
+    page_bits, blocks, in_place = 0, 1, 0
 
     def block_of(self, page: int) -> int:
         return 0

@@ -162,6 +162,8 @@ def _mixed(x: U32) -> U32:
 class Uint64Sharded:
     """A `model.ShardFormat`: page = minishard, slot = chunk id."""
 
+    in_place = ENTRY  # the shard index has no checksum, and says of each minishard by itself where its index lies
+
     def __init__(self, spec: ShardingSpec, ids: ChunkIds, *, suffix: str = ".shard") -> None:
         self.spec, self.ids = spec, ids
         self.page_bits = spec.minishard_bits

@@ -45,6 +45,7 @@ class Writer(Protocol):
         make: Make,
         begun: Callable[[Begun], None] = nobody,
         check: Callable[[Blob], None] = nobody,
+        in_place: int = 0,
     ) -> Stat | None:
         """Replace the object `key` as a whole, all or nothing; what it is then (None: gone).
 
@@ -53,6 +54,11 @@ class Writer(Protocol):
         directory that has to be made first. `begun` is called when all is prepared, right before the switch: after
         a crash, what it was told is what `recover` needs. `check` looks at the new object before the switch and
         raises ValueError if it is not right.
+
+        With `in_place` a file that exists is changed where it lies, if all that shall be is the old bytes with others
+        behind them, but for the first piece: that is bytes, which replace as many of the old ones. They are changed so
+        many at a time as `in_place` says, in any order, when all else is on the disk; a crash may leave some old and
+        some new, and behind the old object what nobody asks for.
 
         Raise StaleShardError if others do not stop changing it, OSError for what the store says. Then the object is
         as it was, or (the store having failed afterwards) as it should be: an update that is tried again finds out.

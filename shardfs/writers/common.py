@@ -7,7 +7,7 @@ from collections.abc import Callable
 from errno import EIO
 from itertools import accumulate
 from os import pread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardfs.blobs import absolute
 from shardfs.disk import FilePart
@@ -15,7 +15,7 @@ from shardfs.model import Blob, ByteRange, Piece, Plan, Stat
 from shardfs.plans import piece_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardfs.model import ByteRequest
 
@@ -29,12 +29,19 @@ class Begun(NamedTuple):
         temp: what the new one was made in, if anything: the file beside the object, in which the old one is found
             later, or the upload in parts.
         temp_ino: the inode number of that file, as long as it is the new one; 0 if the object is to be removed.
+        head: the object is changed where it lies, and so many bytes at its beginning are not only added to; else 0.
     """
 
     key: str
     base: Any
     temp: str = ""
     temp_ino: int = 0
+    head: int = 0
+
+    @classmethod
+    def told(cls, meta: Mapping[str, Any]) -> Self:
+        """Of what `_asdict` has said, perhaps of an earlier version that knew less."""
+        return cls(**{name: meta[name] for name in cls._fields if name in meta})
 
 
 Make = Callable[[Blob | None], Plan | None]

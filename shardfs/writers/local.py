@@ -1,6 +1,7 @@
 """Files replaced as a whole: made beside the old one, exchanged with it, and looked at before the old one goes.
 
-At every moment there is the old file or the new one under the name, complete and on the disk before it is seen. Other
+At every moment there is the old file or the new one under the name, complete and on the disk before it is seen (or, if
+that is wanted, the old one is changed step by step: `in_place`). Other
 writers are kept out by tensorstore's lock on `<name>.__lock` if they ask for it. If they do not, what comes out of the
 exchange shows that they were there: their version is put back, and the update begins anew with it.
 """
@@ -15,16 +16,17 @@ import stat as stat_module
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardfs import disk
 from shardfs.cache import nothing
-from shardfs.disk import FilePart
 from shardfs.errors import StaleShardError
 from shardfs.model import ByteRange
-from shardfs.plans import is_same, piece_size
+from shardfs.plans import is_same
 from shardfs.store import LocalBlob, stat_of
+from shardfs.writers import in_place as in_its_place
 from shardfs.writers.common import Begun, Make, nobody
+from shardfs.writers.files import Place, fill, identity, identity_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,21 +42,10 @@ LOCK_S = 120.0
 RACE_S = 30.0
 """How long an update begins anew whenever somebody without a lock was faster, in seconds."""
 
-MAX_JOINED = 1 << 20
-"""Bytes in memory that are written at once."""
-
 PREFIX, SUFFIX = ".shardfs-", ".tmp"
 
 _NO_SUCH_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 """What file systems say that rename, but know nothing of exchanging or of not replacing."""
-
-
-class Place(NamedTuple):
-    """Where an object lies: in the open directory `at`, called `name`."""
-
-    key: str
-    at: int
-    name: str
 
 
 class LocalWriter:
@@ -75,6 +66,7 @@ class LocalWriter:
         make: Make,
         begun: Callable[[Begun], None] = nobody,
         check: Callable[[Blob], None] = nobody,
+        in_place: int = 0,
     ) -> Stat | None:
         try:
             at, name = self._directory_of(key)
@@ -88,13 +80,13 @@ class LocalWriter:
             self._sweep_once(directory)
             self._make_last(directory)
             with self._locked(place):
-                return self._updated(place, make, begun, check)
+                return self._updated(place, make, begun, check, in_place)
         finally:
             self._store.reopen(key)
             os.close(at)
 
     def recover(self, begun: Begun) -> None:
-        if not begun.temp:
+        if not begun.temp and not begun.head:
             return
         try:
             at, name = self._directory_of(begun.key)
@@ -345,7 +337,12 @@ class LocalWriter:
     # ---- one update
 
     def _updated(
-        self, place: Place, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
+        self,
+        place: Place,
+        make: Make,
+        begun: Callable[[Begun], None],
+        check: Callable[[Blob], None],
+        in_place: int,
     ) -> Stat | None:
         deadline = time.monotonic() + self._race_s
         if place.key in self._unsettled:
@@ -356,7 +353,12 @@ class LocalWriter:
             plan = make(old)
             if is_same(plan, None if old is None else old.stat().size):
                 return _made_last(place, old)
-            note = Begun(place.key, _identity(old), f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
+            change = None if old is None or plan is None else in_its_place.change_of(plan, old, in_place)
+            if old is not None and change is not None:
+                if (stat := self._changed(place, old, change, begun, check)) is not None:
+                    return stat
+                continue
+            note = Begun(place.key, identity(old), f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
             if plan is None:
                 if self._switched(place, note, begun):
                     return None
@@ -364,7 +366,7 @@ class LocalWriter:
             try:
                 fd = _written(place, note.temp, old, plan, check)
             except OSError:
-                if _identity_at(place.name, place.at) != note.base:  # cut off while it was copied
+                if identity_at(place.name, place.at) != note.base:  # cut off while it was copied
                     continue
                 raise
             try:
@@ -375,11 +377,29 @@ class LocalWriter:
                 os.close(fd)
         raise StaleShardError(f"{place.key}: others do not stop replacing it")
 
+    def _changed(
+        self,
+        place: Place,
+        old: LocalBlob,
+        change: in_its_place.Change,
+        begun: Callable[[Begun], None],
+        check: Callable[[Blob], None],
+    ) -> Stat | None:
+        """`in_place.changed`. What ends it by an error when it is seen by others already is not settled."""
+
+        def noted(note: Begun) -> None:
+            begun(note)
+            self._unsettled[place.key] = note
+
+        stat = in_its_place.changed(place, old, change, noted, check)
+        self._unsettled.pop(place.key, None)
+        return stat
+
     def _switched(self, place: Place, note: Begun, begun: Callable[[Begun], None]) -> bool:
         """Whether the object is now what it shall be. If not, somebody else was there first, and no trace of us is
         left."""
         try:
-            if _identity_at(place.name, place.at) != note.base:
+            if identity_at(place.name, place.at) != note.base:
                 return _settle(place, note)
             begun(note)
             return _switch(place, note)
@@ -416,23 +436,6 @@ def _open_old(place: Place) -> LocalBlob | None:
     return blob
 
 
-def _identity(blob: LocalBlob | None) -> list[int] | None:
-    """What tells a version of a file from others in its directory. Not the device: its number may be another one after
-    a restart."""
-    if blob is None:
-        return None
-    info = os.fstat(blob.fd)
-    return [info.st_ino, blob.stat().size, blob.stat().mtime_ns]
-
-
-def _identity_at(name: str, at: int) -> list[int] | None:
-    try:
-        info = os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return [info.st_ino, info.st_size, info.st_mtime_ns]
-
-
 def _written(place: Place, temp: str, old: LocalBlob | None, plan: Plan, check: Callable[[Blob], None]) -> int:
     """A descriptor of the new file, which is complete, checked and on the disk."""
     # Without an old one, umask and the directory's defaults tell who may read it.
@@ -440,7 +443,7 @@ def _written(place: Place, temp: str, old: LocalBlob | None, plan: Plan, check: 
     try:
         with suppress(OSError):
             disk.lock(fd)  # tells `sweep` that somebody is at it
-        _fill(fd, old, plan)
+        fill(fd, old, plan)
         if old is not None:
             _make_alike(fd, old.fd)
         check(LocalBlob(os.dup(fd), os.fstat(fd), nothing))
@@ -451,25 +454,6 @@ def _written(place: Place, temp: str, old: LocalBlob | None, plan: Plan, check: 
         os.close(fd)
         raise
     return fd
-
-
-def _fill(fd: int, old: LocalBlob | None, plan: Plan) -> None:
-    position, joined, waiting = 0, list[bytes | memoryview](), 0
-    for piece in plan:
-        if isinstance(piece, ByteRange | FilePart) or waiting >= MAX_JOINED:
-            disk.pwrite_all(fd, b"".join(joined), position - waiting)
-            joined, waiting = [], 0
-        if isinstance(piece, FilePart):
-            disk.copy_range(piece.fd, fd, piece.start, piece.size, position)
-        elif isinstance(piece, ByteRange):
-            if old is None:
-                raise ValueError("a new object cannot have bytes of an old one")
-            disk.copy_range(old.fd, fd, piece.start, piece_size(piece), position)
-        else:
-            joined.append(piece)
-            waiting += piece_size(piece)
-        position += piece_size(piece)
-    disk.pwrite_all(fd, b"".join(joined), position - waiting)
 
 
 def _make_alike(fd: int, old: int) -> None:
@@ -530,14 +514,14 @@ def _name_new(place: Place, temp: str) -> None:
     except OSError as e:
         if e.errno not in _NO_SUCH_RENAME:
             raise
-        if _identity_at(place.name, place.at) is not None:
+        if identity_at(place.name, place.at) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place.key) from None
         disk.rename(temp, place.name, place.at, place.at)
 
 
 def _switched_by_comparing(place: Place, note: Begun) -> bool:
     """Where the disk can do no better: who changes the object between these two calls is overwritten."""
-    if _identity_at(place.name, place.at) != note.base:
+    if identity_at(place.name, place.at) != note.base:
         return _settle(place, note)
     if note.temp_ino:
         disk.rename(note.temp, place.name, place.at, place.at)
@@ -552,7 +536,10 @@ def _settle(place: Place, note: Begun) -> bool:
 
     It may be the new one (there was no exchange, or it was undone), or a foreign one, which goes back to its name.
     """
-    found = _identity_at(note.temp, place.at)
+    if note.head:
+        in_its_place.made_last(place, note)
+        return False
+    found = identity_at(note.temp, place.at)
     if found is None:
         return False
     if found[0] == note.temp_ino:
@@ -567,19 +554,19 @@ def _settle(place: Place, note: Begun) -> bool:
 
 
 def _put_back(place: Place, note: Begun) -> None:
-    name = _identity_at(place.name, place.at)
+    name = identity_at(place.name, place.at)
     if name is None:
         with suppress(FileExistsError):
             disk.rename_new(note.temp, place.name, place.at, place.at)
     elif name[0] == note.temp_ino:
         disk.exchange(note.temp, place.name, place.at, place.at)
-        found = _identity_at(note.temp, place.at)
+        found = identity_at(note.temp, place.at)
         if found is not None and found[0] == note.temp_ino:
             disk.unlink(note.temp, place.at)
         elif found is not None:  # yet another one, and newer
             disk.exchange(note.temp, place.name, place.at, place.at)
     disk.fsync_directory(place.at)
-    if _identity_at(note.temp, place.at) is not None:
+    if identity_at(note.temp, place.at) is not None:
         log.error("%s: two others have replaced it at once; the earlier version is in %s", place.key, note.temp)
 
 

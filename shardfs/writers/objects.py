@@ -166,6 +166,7 @@ class ObjectWriter:
         make: Make,
         begun: Callable[[Begun], None] = nobody,
         check: Callable[[Blob], None] = nobody,
+        in_place: int = 0,
     ) -> Stat | None:
         path, deadline = self._path(key), time.monotonic() + self._race_s
         try:

@@ -47,6 +47,7 @@ class Publishing:
         conflict: what becomes of a chunk that somebody else changed, too: "fail" or "ours".
         compact: when dead bytes are left out: "limit", "never" or "eager".
         u64: whether differences in a minishard index may "wrap", or "nowrap", which copies chunks.
+        inplace: which shards are changed where they lie: "never" any, or those of "uint64".
         dirty_bytes: shards are published at once when more than this waits for it.
         workers: shards that are published at the same time.
     """
@@ -58,6 +59,7 @@ class Publishing:
     conflict: str = "fail"
     compact: str = "limit"
     u64: str = "wrap"
+    inplace: str = "never"
     dirty_bytes: int = 256 << 20
     workers: int = 2
 
@@ -102,6 +104,8 @@ class Job:
         self.conflicts: dict[str, str] = {}
         self.unfit: dict[str, str] = {}
         self.written, self.packed = 0, False
+        self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
+        self._old_size = 0
         self._pinned: list[FilePart] = []
         self._planned: dict[str, Extent] = {}
         self.published: list[Mapping[str, Any]] = []
@@ -127,6 +131,7 @@ class Job:
         plan = rewriting.plan(collection, shard.number, old, puts, drops, pack=pack, forward=forward, unfit=unfit)
         self.unfit = {path: unfit[target.coords] for path, (target, _) in self.taken.items() if target.coords in unfit}
         self.written = 0 if plan is None else size_of(plan)
+        self._old_size = 0 if old is None else old.stat().size
         self._planned = dict.fromkeys(self.done())
         return plan
 
@@ -188,7 +193,7 @@ class Job:
         for path, entry in zip(known, entries, strict=True):
             if not any(self._is_at(expected, entry, old) for expected in self._expected(path)):
                 found[path] = f"it was at {self.taken[path][1].base}, and is at {entry} now"
-        if found or shard.version is not UNLOOKED:
+        if found or not (shard.version is UNLOOKED or self.published):
             log.warning("%s: somebody else changed it; what was written here is added to that", shard.key)
         return found
 
@@ -211,6 +216,8 @@ class Job:
 
     def begun(self, note: Begun) -> None:
         """All is prepared: what recovery needs is on disk before the switch."""
+        if note.head:
+            self.written -= self._old_size
         self._begun(note, [version.lsn for version in self.done().values()], self._planned)
 
     def extent(self, path: str) -> Extent:

@@ -100,7 +100,7 @@ class WriteBuffer:
             journal.problems.append(loss)
         park_scratch(journal, self._pending)
         for begun in self._pending.begun.values():
-            writer.recover(Begun(*(begun[name] for name in Begun._fields)))
+            writer.recover(Begun.told(begun))
         writer.recovered()
 
     def attach(self, published: Callable[[Mapping[str, Version]], None], is_held: Callable[[str], bool]) -> None:
@@ -401,7 +401,7 @@ class WriteBuffer:
         with self._lock:
             job.published = [b.get("entries", {}) for b in self._pending.begun.values() if b["key"] == shard.key]
         try:
-            stat = self._writer.update(shard.key, job.make, job.begun, job.check)
+            stat = self._writer.update(shard.key, job.make, job.begun, job.check, job.in_place)
             self._arrived(shard, job, stat)
         finally:  # by now nobody reads from the journal what is in the shard
             job.close()

@@ -21,6 +21,7 @@ from pathlib import Path
 from tests.datasets import ROOT
 
 LOCAL = "shardfs/writers/local.py"
+IN_PLACE = "shardfs/writers/in_place.py"
 LOG = "shardfs/journal/log.py"
 READING = "shardfs/journal/reading.py"
 BUFFER = "shardfs/writing/writeback.py"
@@ -32,6 +33,7 @@ KILLS = f"{CRASHES}::test_a_kill_at_some_calls"
 POWER = f"{CRASHES}::test_power_losses"
 SYNCS = f"{CRASHES}::test_an_fsync_that_fails_and_is_believed_later"
 ERRORS = f"{CRASHES}::test_errors_of_some_calls"
+LYING = f"{CRASHES}::test_shards_that_are_changed_where_they_lie"
 MODEL = "tests/write/test_model.py"
 MANY = "tests/write/test_many_writers.py"
 
@@ -85,6 +87,27 @@ BUGS = [
         (POWER,),
     ),
     bug(
+        "what is appended to a shard is not synced before entries lead there",
+        IN_PLACE,
+        "os.fstat(fd), nothing)))\n    disk.fsync(fd)\n",
+        "os.fstat(fd), nothing)))\n",
+        LYING,
+    ),
+    bug(
+        "entries that were changed where they lie are not synced",
+        IN_PLACE,
+        "        disk.fsync(fd)\n        info = os.fstat(fd)\n        return",
+        "        info = os.fstat(fd)\n        return",
+        LYING,
+    ),
+    bug(
+        "entries of which the sync failed are not written again",
+        IN_PLACE,
+        "            disk.pwrite_all(fd, os.pread(fd, note.head, 0), 0)\n",
+        "",
+        LYING,
+    ),
+    bug(
         "the journal says that it is published before it is",
         BUFFER,
         '            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n',
@@ -124,7 +147,7 @@ BUGS = [
     bug(
         "what had begun is not cleared up",
         BUFFER,
-        "            writer.recover(Begun(*(begun[name] for name in Begun._fields)))\n",
+        "            writer.recover(Begun.told(begun))\n",
         "            pass\n",
         "tests/write/test_conflicts.py",
     ),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.formats import formats
-from shardfs.writers import local
+from shardfs.writers import files, in_place, local
 from tests.write.engines import ENGINES, Engine
 from tests.write.faults import ERRORS, KILLED, NEVER_FAIL, Calls, FailAt, KillAt, ShortenAt, hooked
 from tests.write.history import History, Log
@@ -389,12 +389,14 @@ def numbered(inodes: Mapping[int, int]) -> Iterator[None]:
         values, more = parts
         return os.stat_result((values[0], inodes[info.st_ino], *values[2:]), more)
 
-    before = vars(local)["os"]
-    vars(local)["os"] = Seen()
+    modules = [vars(module) for module in (local, files, in_place)]
+    for module in modules:
+        module["os"] = Seen()
     try:
         yield
     finally:
-        vars(local)["os"] = before
+        for module in modules:
+            module["os"] = os
 
 
 class Stubborn:

@@ -236,4 +236,8 @@ class TreeFiles:
         self.tree.pending.flush()
 
 
-ENGINES: dict[str, Engine] = {"bare": Bare(), "whole": Whole()}
+ENGINES: dict[str, Engine] = {
+    "bare": Bare(),
+    "whole": Whole(),
+    "in_place": Whole(Publishing(idle_s=NEVER, age_s=NEVER, inplace="uint64")),
+}

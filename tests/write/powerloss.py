@@ -259,11 +259,27 @@ class File:
     def settle(self, *, failed: bool) -> None:
         if failed:
             self.lost = len(self.pending)
-        if self.lost:
-            return  # what comes later may be there without what came before, which `sure` cannot express
-        for write in self.pending:
+            return
+        left, later = self.pending[: self.lost], self.pending[self.lost :]
+        for write in later:
             apply(self.sure, write)
-        self.pending.clear()
+            left = [part for lost in left for part in _beside(lost, write, len(self.sure))]
+        self.pending, self.lost = left, len(left)
+
+
+def _beside(lost: Write, later: Write, size: int) -> Iterator[Write]:
+    """What may be there of a write that was lost, after a later one, which is there; the file has `size` bytes."""
+    if lost.data is None:
+        if later.data is not None and lost.at >= size:
+            yield lost
+        return
+    if before := lost.data[: max(later.at - lost.at, 0)]:
+        yield lost._replace(data=before)
+    if later.data is None:
+        return
+    stop = later.at + len(later.data)
+    if after := lost.data[max(stop - lost.at, 0) :]:
+        yield lost._replace(at=max(stop, lost.at), data=after)
 
 
 def put(data: bytearray, at: int, part: bytes) -> None:
@@ -394,9 +410,9 @@ def everything(pending: Sequence[Write]) -> list[Write]:
 
 
 def lengths(pending: Sequence[Write]) -> list[Write]:
-    """The file is as long as it should be, and of zeros."""
+    """The file is as long as it should be, and of zeros behind what was synced."""
     length = max((w.at if w.data is None else w.at + len(w.data) for w in pending), default=0)
-    return [Write(pending[0].file, length, None)] if pending else []
+    return [Write(pending[0].file, length, b"")] if pending else []
 
 
 def torn(chance: random.Random) -> Choice:

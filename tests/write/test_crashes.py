@@ -24,6 +24,14 @@ pytestmark = pytest.mark.slow
 
 ARRAYS = [name for name in TARGETS if name != "zarr_one_shard"]  # which is for many writers
 
+ALL_ENGINES = [name for name in ENGINES if name != "in_place"]
+
+IN_PLACE = ["precomputed", "precomputed_gzip"]
+"""Shards that can be changed where they lie."""
+
+REPLACING = ["overwrite_twice", "two_shards", "delete_one", "renamed"]
+"""What happens to shards that exist."""
+
 SOME = ["come_and_go", "delete_shard", "document", "first_chunk", "renamed"]
 
 
@@ -82,15 +90,31 @@ def test_power_losses(target: str, engine: str) -> None:
     assert outcome("power", target, engine, *SOME, "--stride=0", timeout=280) > 50
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ALL_ENGINES)
 def test_an_fsync_that_fails_and_is_believed_later(engine: str) -> None:
     assert outcome("sync", "zarr_end", engine, "renamed", "--stride=0", timeout=280) > 10
 
 
+@pytest.mark.parametrize(
+    ("how", "more"),
+    [
+        ("kill", (*REPLACING, "--stride=19")),
+        ("power", ("overwrite_twice", "renamed", "--stride=3")),
+        ("sync", ("overwrite_twice", "--stride=0")),
+        pytest.param("fail", (*REPLACING, "--stride=19"), marks=pytest.mark.torture),
+    ],
+)
+def test_shards_that_are_changed_where_they_lie(how: str, more: tuple[str, ...]) -> None:
+    target = IN_PLACE[how == "kill"]
+    assert outcome(how, target, "in_place", *more, timeout=280) > 10
+
+
+EVERYTHING = [(name, engine) for name in ARRAYS for engine in ALL_ENGINES] + [(name, "in_place") for name in IN_PLACE]
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("target", ARRAYS)
+@pytest.mark.parametrize(("target", "engine"), EVERYTHING)
 @pytest.mark.parametrize(("how", "stride"), [("kill", 1), ("fail", 1), ("power", 6), ("sync", 1)])
 def test_every_call(how: str, stride: int, target: str, engine: str) -> None:
     assert outcome(how, target, engine, f"--stride={stride}", timeout=3500) > 100

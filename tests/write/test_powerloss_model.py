@@ -102,3 +102,34 @@ def test_all_that_is_done_is_seen(tmp_path: Path) -> None:
         return {str(p.relative_to(top)): p.read_bytes() if p.is_file() else None for p in top.rglob("*")}
 
     assert tree(tmp_path / "state") == tree(root)
+
+
+def test_after_a_failed_sync_only_what_is_written_again_is_sure(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "file").write_bytes(bytes(2000))
+    recorder = Recorder([root], failing=lambda n, name: n == 2)
+    with hooked(recorder):
+        fd = disk.open(str(root / "file"), os.O_RDWR)
+        disk.pwrite_all(fd, b"a" * 1000, 0)
+        with pytest.raises(OSError, match="Input"):
+            disk.fsync(fd)
+        disk.fsync(fd)
+        recorder.mark("believed")
+        disk.pwrite_all(fd, b"a" * 600, 200)
+        disk.fsync(fd)
+        recorder.mark("again")
+        disk.ftruncate(fd, 500)
+        disk.pwrite_all(fd, b"b", 500)
+        disk.fsync(fd)
+        recorder.mark("cut")
+        os.close(fd)
+    found: dict[int, set[bytes]] = {}
+    for n, (lines, state) in enumerate(walk_states(recorder, more=20, seed=1, marks_only=True)):
+        state.write({str(root): tmp_path / f"state{n}"})
+        found.setdefault(len(lines), set()).add((tmp_path / f"state{n}" / "file").read_bytes())
+    assert bytes(2000) in found[1]
+    assert all(data[200:800] == b"a" * 600 and not any(data[1000:]) for data in found[2])
+    assert {b"a" in data[:200] for data in found[2]} == {b"a" in data[800:1000] for data in found[2]} == {True, False}
+    assert all(len(data) == 501 and data[200:] == b"a" * 300 + b"b" for data in found[3])
+    assert {b"a" in data[:200] for data in found[3]} == {True, False}
