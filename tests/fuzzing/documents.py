@@ -27,13 +27,17 @@ FORMATS = {"zarr": "zarr3", "volume": "precomputed", "n5": "n5"}
 DRAFT = ZARR_TRANSFORMER.systems[0].format
 
 
+VALUES = json_values | st.sampled_from((10**400, -(10**400), 1e308, 5e-324))
+"""Also numbers that no float is, or of which no product is."""
+
+
 def altered(draw: Draw, document: Any) -> bytes:
     """The document with other values in it, of any type; sometimes not even JSON."""
     for _ in range(draw.draw(st.integers(0, 3))):
         paths = json_paths(document)
         if not paths:
             break
-        document = replaced(document, draw.draw(st.sampled_from(paths)), draw.draw(json_values))
+        document = replaced(document, draw.draw(st.sampled_from(paths)), draw.draw(VALUES))
     raw = json.dumps(document).encode()
     return bent(draw, raw) if draw.draw(st.integers(0, 4)) == 0 else raw
 
@@ -92,7 +96,7 @@ def _with_members(draw: Draw, document: Any) -> Any:
     for _ in range(draw.draw(st.sampled_from((0, 0, 1, 2)))):
         objects = [path for path in [(), *json_paths(document)] if isinstance(_at(document, path), dict)]
         path = draw.draw(st.sampled_from(objects))
-        member = {draw.draw(st.sampled_from(MEMBERS)): draw.draw(json_values)}
+        member = {draw.draw(st.sampled_from(MEMBERS)): draw.draw(VALUES)}
         document = replaced(document, path, {**_at(document, path), **member})
     return document
 
