@@ -50,11 +50,11 @@ class WritableMount:
         """Away with the dead mount."""
         conftest._run(["fusermount3", "-uz", str(self.path)], 10)
 
-    def umount(self, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def umount(self, timeout: float = conftest.CLIENT_SECONDS) -> subprocess.CompletedProcess[str]:
         """`shardfs umount`, which waits until all is published."""
         return conftest._run([sys.executable, "-m", "shardfs", "umount", str(self.path)], timeout, cwd=ROOT)
 
-    def flush(self, path: Path | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def flush(self, path: Path | None = None, timeout: float = conftest.CLIENT_SECONDS) -> subprocess.CompletedProcess[str]:
         """`shardfs flush`."""
         command = [sys.executable, "-m", "shardfs", "flush", str(path or self.path)]
         return conftest._run(command, timeout, cwd=ROOT)
