@@ -23,11 +23,13 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs import logs, notify
 from shardfs.draining import drain
 from shardfs.errors import MountError, exit_code, is_expected, message
+from shardfs.journal.places import canonical
 from shardfs.logs import Logs
 from shardfs.masking import public_name
 from shardfs.mounts import FS_TYPE, mount_type
@@ -100,6 +102,7 @@ def mount(
     # Without links: libfuse takes /dev/fd/N for a device that was opened before.
     mountpoint = os.path.realpath(mountpoint)
     _check_mountpoint(mountpoint)
+    _check_apart(source, mountpoint)
 
     shown = fsname or public_name(source)
 
@@ -148,6 +151,17 @@ def _check_mountpoint(mountpoint: str) -> None:
         raise MountError(e.errno, e.strerror, mountpoint) from e
     if not is_directory:
         raise MountError(errno.ENOTDIR, "is not a directory", mountpoint)
+
+
+def _check_apart(source: str, mountpoint: str) -> None:
+    """The daemon reads the source while it answers: what it must ask of its own mount, it would wait for for ever."""
+    if "::" in source:  # an archive stays open
+        return
+    here, there = Path(mountpoint), Path(canonical(source))
+    if there.is_relative_to(here) and there.exists():
+        raise MountError(errno.EBUSY, "would cover the source", mountpoint)
+    if here.is_relative_to(there):
+        raise MountError(errno.EBUSY, "lies in the source, which would have to show itself", mountpoint)
 
 
 # ---- serving ----

@@ -234,7 +234,7 @@ def test_what_the_daemon_meets_is_told_by_the_program_that_started_it(source: st
         (3, "No such file", [f"{tmp_path}/none", str(tmp_path)]),
         (3, "Protocol not known", ["nope://x", str(tmp_path)]),
         (3, "memory://none: No such file", ["memory://none", str(tmp_path)]),
-        (4, "no sharded", [str(tmp_path), str(tmp_path)]),
+        (4, "no sharded", [f"{source}/deep/plain", str(tmp_path)]),
         (5, "No such file", [source, f"{tmp_path}/none"]),
         (5, "is not a directory", [source, f"{source}/zarr.json"]),
         (5, "is not a mount of shardfs", ["umount", str(tmp_path)]),
@@ -273,6 +273,13 @@ def test_exit_codes_and_one_line_of_explanation(source: str, tmp_path: Path) -> 
             "no chunk covers byte 99999999",
             ["locate", source, "--shard", "deep/sharded/c/0/0", "--offset", "99999999"],
         ),
+        (2, "not in the range", ["locate", source, "--shard", "deep/sharded/c/0/0", "--offset", str(2**64)]),
+        (2, "the source is empty", ["ls", ""]),
+        (2, "the source is empty", ["mount", "", str(tmp_path)]),
+        (2, "Missing command", ["config"]),
+        (3, "deep/sharded/c/0: is a directory", ["cat", source, "deep/sharded/c/0"]),
+        (3, "deep/sharded/c/99/0: no such chunk", ["cat", source, "deep/sharded/c/99/0"]),
+        (3, "/dev/null: is neither", ["ls", "/dev/null"]),
         (3, "Protocol not known", ["info", "nope://x"]),
         (4, "no sharded", ["info", str(tmp_path)]),
     ]:
@@ -322,6 +329,19 @@ def test_nobody_reads_on(source: str) -> None:
         os.close(writing)
         _, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (1, b"")
+
+
+@pytest.mark.parametrize("verb", ["ls", "info"])
+def test_standard_streams_may_be_closed(verb: str, source: str) -> None:
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    for closed, code, output, error in [
+        (">&-", 3, False, b"shardfs: Bad file descriptor\n"),
+        ("<&- 2>&-", 0, True, b""),
+        ("<&- >&- 2>&-", 3, False, b""),
+    ]:
+        command = ["sh", "-c", f'exec "$0" -m shardfs "$@" {closed}', sys.executable, verb, source]
+        done = subprocess.run(command, capture_output=True, timeout=60, env=where, check=False)
+        assert (done.returncode, bool(done.stdout), done.stderr) == (code, output, error), closed
 
 
 def test_help_comes_at_once() -> None:

@@ -7,11 +7,12 @@ modules import nothing of weight themselves; the functions in them do.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, cast
 
 import click
 
@@ -119,6 +120,21 @@ def guarded(work: Callable[[], object]) -> int:
         return exit_code(e)
 
 
+def fill_standard_streams() -> None:
+    """What is opened later must not get the number of a standard stream that is closed. To write to a closed standard
+    output stays an error; what standard error should have been told is lost."""
+    for number, name, how in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_RDWR)):
+        if getattr(sys, name) is None:
+            if (opened := os.open(os.devnull, how)) == number:
+                os.set_inheritable(number, True)
+            else:
+                os.close(opened)  # somebody has the number already
+            # Unbuffered, so that nothing is left that fails at the end of the program.
+            raw = cast("BinaryIO", io.FileIO(number, "w" if number else "r", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(raw, write_through=True))
+
+
 def main() -> NoReturn:
     """The `shardfs` program."""
+    fill_standard_streams()
     sys.exit(run(sys.argv[1:]))

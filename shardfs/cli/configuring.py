@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WHERE = click.option("--config", "where", metavar="PATH", help="Read this file or directory and no other.")
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def config() -> None:
     """Look at the configuration files: /etc/shardfs/*.toml and ~/.config/shardfs/*.toml."""
 

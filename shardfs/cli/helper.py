@@ -52,4 +52,5 @@ def _mount(args: list[str]) -> int:
 
 def main() -> NoReturn:
     """The programs `mount.shardfs` and `mount.fuse.shardfs`."""
+    cli.fill_standard_streams()
     sys.exit(helper(sys.argv[1:]))

@@ -50,7 +50,9 @@ def cat(source: str, paths: tuple[str, ...], **given: Any) -> None:
     tree = open_for(source, **given)
     for path in paths:
         found = tree.resolve(path)
-        for offset in range(0, found.size, PIECE) if not found.directory else (0,):
+        if found.directory:
+            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+        for offset in range(0, found.size, PIECE):
             write(tree.read(found.number, offset, PIECE))
 
 
@@ -105,7 +107,7 @@ def _print_maps(tree: Tree) -> None:
 @click.argument("source")
 @click.argument("path", required=False)
 @click.option("--shard", metavar="KEY", help="The other way: a shard object of SOURCE ...")
-@click.option("--offset", type=click.IntRange(min=0), metavar="BYTE", help="... and a position in it.")
+@click.option("--offset", type=click.IntRange(0, 2**64 - 1), metavar="BYTE", help="... and a position in it.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
 @source_options
 def locate(source: str, path: str | None, shard: str | None, offset: int | None, as_json: bool, **given: Any) -> None:

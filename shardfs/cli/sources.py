@@ -94,6 +94,8 @@ def configured(where: str | None) -> Configuration:
 
 def absolute(source: str) -> str:
     """A local path, independent of the directory in which a daemon runs; a URL as it is."""
+    if not source:  # a variable that is not set, rather than the current directory
+        raise click.UsageError("the source is empty")
     return source if "://" in source or "::" in source else os.path.abspath(source)
 
 
@@ -102,9 +104,10 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
     from shardfs.tree import open_tree
 
     masking.remember(source)
+    path = absolute(source)
     with opening(source):
         return open_tree(
-            absolute(source),
+            path,
             storage_options=found.storage_options,
             index_cache_bytes=found.index_cache,
             chunk_cache_bytes=found.chunk_cache,
@@ -132,7 +135,7 @@ def opening(source: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if e.filename is not None or isinstance(e, errors.BusyError):
+        if e.filename or isinstance(e, errors.BusyError):
             raise
         number = errors.errno_of(e)  # fsspec's FileNotFoundErrors have neither errno nor words
         words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))

@@ -440,7 +440,10 @@ class Calls:
         if ".." in parts:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         for part in parts:
-            found = self.lookup(found.number, os.fsencode(part))
+            try:
+                found = self.lookup(found.number, os.fsencode(part))
+            except FileNotFoundError as e:  # the whole path says more than its last part
+                raise FileNotFoundError(errno.ENOENT, e.strerror or os.strerror(errno.ENOENT), path) from e
         return found if parts else self.attributes(ROOT)
 
     def number(self, path: str) -> int:

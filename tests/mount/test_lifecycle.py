@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -125,6 +126,30 @@ def test_a_directory_that_is_not_empty_is_covered(source: Path, mountpoint: Path
     assert not (mountpoint / "below").exists()
     assert shardfs("umount", mountpoint).returncode == 0
     assert (mountpoint / "below").exists()
+
+
+@fuse
+def test_a_mount_that_would_wait_for_itself_is_refused(source: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "above" / "source"
+    shutil.copytree(source, copy)
+    (copy / "below").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(copy)
+    for given in (str(copy), str(link), f"file://{copy}"):
+        for place, why in [
+            (copy, "would cover the source"),
+            (copy.parent, "would cover the source"),
+            (link / "below", "lies in the source"),
+        ]:
+            done = shardfs("mount", given, place)
+            assert (done.returncode, why in done.stderr) == (5, True), (given, place, done.stderr)
+
+
+@fuse
+def test_standard_streams_may_be_closed(source: Path, mountpoint: Path) -> None:
+    program = [sys.executable, "-m", "shardfs", "mount", str(source), str(mountpoint)]
+    run("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *program, cwd=ROOT, env=None)
+    assert (mountpoint / "zarr.json").exists()
 
 
 # --------------------------------------------------------------------------------------------------- the daemon
