@@ -54,7 +54,9 @@ class WritableMount:
         """`shardfs umount`, which waits until all is published."""
         return conftest._run([sys.executable, "-m", "shardfs", "umount", str(self.path)], timeout, cwd=ROOT)
 
-    def flush(self, path: Path | None = None, timeout: float = conftest.CLIENT_SECONDS) -> subprocess.CompletedProcess[str]:
+    def flush(
+        self, path: Path | None = None, timeout: float = conftest.CLIENT_SECONDS
+    ) -> subprocess.CompletedProcess[str]:
         """`shardfs flush`."""
         command = [sys.executable, "-m", "shardfs", "flush", str(path or self.path)]
         return conftest._run(command, timeout, cwd=ROOT)
