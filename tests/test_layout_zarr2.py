@@ -236,6 +236,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "keys": ({"chunk_key_encoding": {"name": "example.keys"}}, "chunk key encoding 'example.keys'"),
     "fill value": ({"fill_value": 300, "data_type": "uint8"}, "fill_value 300"),
     "no byte order": ({"codecs": [{"name": "bytes"}]}, "endian"),
+    "extension": ({"example.ext": {"name": "x"}}, "member 'example.ext' is an extension that must be understood"),
     "transformer": ({"storage_transformers": [{"name": "example"}]}, "storage transformers"),
     "too large": (
         {"codecs": [LITTLE, CRC, GZIP], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 30]}}},
@@ -251,6 +252,11 @@ def test_what_cannot_be_said_is_refused_with_path_and_reason(name: str, tmp_path
     Written(np.ones(4, "uint16"), (2,)).write(tmp_path / "group/good")
     with pytest.raises(UnsupportedError, match=f"^group/bad: cannot be shown as zarr2: .*{why}"):
         _zarr2(tmp_path)
+
+
+def test_extensions_that_need_not_be_understood_are_left_out(tmp_path: Path) -> None:
+    write_json(tmp_path / "zarr.json", _plain(**{"example.ext": {"must_understand": False}, "none": None}))
+    assert _shown(tmp_path).keys() == {".zarray", ".zattrs"}
 
 
 def test_or_left_out_and_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 DOCUMENT = "zarr.json"
 FORM = frozenset((DOCUMENT,))
 
+MEMBERS = frozenset(
+    ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value",
+     "attributes", "dimension_names", "storage_transformers")
+)  # fmt: skip
+"""Of an array's document; others are extensions."""
+
 VALUE_WISE = frozenset(
     (
         "cast_value",
@@ -104,6 +110,7 @@ def _described(dataset: Dataset, doc: Mapping[str, Any]) -> Dataset:
 
 def _array(doc: Mapping[str, Any]) -> Array:
     """What the document of an array in a regular grid of chunks says."""
+    _require_understood(doc)
     shape = integers(doc["shape"], "shape", 0)
     chunk = _regular(doc["chunk_grid"], shape)
     data_type, names = zarr_values.numpy_type(doc["data_type"]), doc.get("dimension_names")
@@ -119,6 +126,14 @@ def _array(doc: Mapping[str, Any]) -> Array:
         tuple(names) if named and names else None,
         attributes=_attributes(doc),
     )
+
+
+def _require_understood(doc: Mapping[str, Any]) -> None:
+    """Raise ValueError for an extension that readers must know: what it says would be lost in other documents."""
+    for name, value in doc.items():
+        may_be_ignored = value is None or (isinstance(value, dict) and value.get("must_understand") is False)
+        if name not in MEMBERS and not may_be_ignored:
+            raise ValueError(f"member {name!r:.80} is an extension that must be understood")
 
 
 def _regular(grid: Any, shape: Coords) -> Coords:
