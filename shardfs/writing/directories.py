@@ -31,9 +31,15 @@ class Directories:
         if tree.first not in self._bits:
             small = tree.directories <= MAX_DIRECTORIES
             self._bits[tree.first] = bytearray(size) if small and tree.is_empty() else None
+            if tree.root is not None and self._showed_root(tree.former):
+                self.show(tree, tree.root)
         if change and self._bits[tree.first] is None and tree.directories <= MAX_DIRECTORIES:
             self._bits[tree.first] = bytearray(b"\xff") * size
         return self._bits[tree.first]
+
+    def _showed_root(self, former: ChunkTree | None) -> bool:
+        """Whether somebody has seen the top directory of an array before that got another shape: it outlives that."""
+        return former is not None and former.first in self._bits and self.shows(former, former.first)
 
     def shows(self, tree: ChunkTree, number: int) -> bool:
         """Whether a directory of this number is shown."""

@@ -101,7 +101,7 @@ class Overlay:
         self._modes: dict[int, int] = {}  # of numbers of the tree, as they were set; kept until the end of the mount
         self._times: dict[int, int] = {}  # the same of directories, until something in them changes
         self._twins: dict[int, File] = {}  # see `_uncompressed`; by the number of the compressed file
-        self._inhabited: set[str] = set()  # directories of an object store that were seen
+        self._inhabited: set[str] = set()  # directories that documents name, to be shown whatever the store has there
         self._cut: set[str] = set()  # arrays whose shape was changed
         self._directories = Directories()
 
@@ -613,6 +613,7 @@ class Overlay:
             if self._base_number(path) is None:
                 self._files.new(parent, os.fsencode(name), Kind.DIRECTORY).mtime_ns = time.time_ns()
             else:
+                self._inhabited.add(path)  # a crash may have left nothing of it in the store
                 self._show(path)
             path = parent
 

@@ -17,6 +17,7 @@ from shardfs.options import Options
 from shardfs.tree import open_tree
 from shardfs.writable import open_writable
 from tests import handmade
+from tests.suites.walking import entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,6 +151,25 @@ def test_what_lies_outside_of_an_array_stays_in_the_journal(tmp_path: Path) -> N
         put(tree, array, "zarr.tmp", b"left by a tool")
         assert tree.left() == ["a/c/0/9"]
     assert set(files(tmp_path / "source")) == {"a/zarr.json"}
+
+
+@pytest.mark.parametrize("length", [4, 0])
+def test_a_directory_of_chunks_outlives_the_shape_of_its_array(length: int, tmp_path: Path) -> None:
+    """Who cuts an array, deletes its last chunk, and then removes the directory does so."""
+    source = tmp_path / "source"
+    handmade.write_json(source / "a" / "zarr.json", handmade.zarr_metadata((8,), (4,), (2,)))
+    with tree_of(tmp_path, "") as tree:
+        array = tree.lookup(ROOT, b"a").number
+        chunks = tree.mkdir(array, b"c", 0o755).number
+        put(tree, chunks, "0", b"1234")
+        shown = json.loads(bytes(tree.read(tree.resolve("a/zarr.json").number, 0, 9999)))
+        put(tree, array, "zarr.json", json.dumps({**shown, "shape": [length]}).encode(), by_rename=True)
+        tree.unlink(tree.lookup(array, b"c").number, b"0")
+        tree.pending.flush()
+        assert {entry.name for entry in entries(tree, array)} == {b"c", b"zarr.json"}  # type: ignore[arg-type]
+        tree.rmdir(array, b"c")
+        assert {entry.name for entry in entries(tree, array)} == {b"zarr.json"}  # type: ignore[arg-type]
+    assert set(files(source / "a")) == {"zarr.json"}
 
 
 def test_chunks_of_an_array_that_was_deleted_may_come_before_its_document(tmp_path: Path) -> None:

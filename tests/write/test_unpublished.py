@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 import os
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,19 @@ def test_orphans_and_compressed_chunks_are_shown(tmp_path: Path) -> None:
     assert bytes_of(tree, f"{scale}/900-910_900-910_900-910") == b"outside"
     names = [entry.name.decode() for entry in entries(tree, tree.resolve(scale).number)]  # type: ignore[arg-type]
     assert (f"{path}.gz".rpartition("/")[2] in names, path.rpartition("/")[2] in names) == (True, False)
+
+
+def test_a_directory_that_a_power_failure_took_away_is_shown_around_what_waits(tmp_path: Path) -> None:
+    place = Place(TARGETS["precomputed"], tmp_path)
+    path = place.target.path(1)
+    scale = path.rpartition("/")[0]
+    place.leave(place.put(1))
+    shutil.rmtree(place.store / scale)
+    assert bytes_of(place.shown(), path) == place.target.shown(NEW + 1)
+    with place.mount() as files:
+        assert files.read(path) == place.target.shown(NEW + 1)
+        files.publish()
+    assert bytes_of(open_tree(str(place.store)), path) == place.target.shown(NEW + 1)
 
 
 def test_a_source_need_not_be_a_disk(tmp_path: Path) -> None:
