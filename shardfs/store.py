@@ -71,6 +71,9 @@ class Store(Protocol):
     def reopen(self, key: str) -> None:
         """Forget what is remembered of `key`, so that `open` sees what is there now."""
 
+    def reopen_below(self, key: str) -> None:
+        """The same of everything in a directory."""
+
     def entry(self, key: str) -> DirEntry:
         """Raise FileNotFoundError, or PermissionError for what leaves the source."""
 
@@ -224,6 +227,13 @@ class LocalStore:
             self._reopened += 1
             self._blobs.pop(key, None)
 
+    def reopen_below(self, key: str) -> None:
+        """Forget the descriptors of all files in a directory."""
+        with self._lock:
+            self._reopened += 1
+            for known in [k for k in self._blobs if k.startswith(f"{key}/")]:
+                self._blobs.pop(known, None)
+
     def entry(self, key: str) -> DirEntry:
         fd = os.open(self.path(key), os.O_PATH | os.O_CLOEXEC)
         try:
@@ -327,6 +337,10 @@ class FsspecStore:
     def reopen(self, key: str) -> None:
         """Forget what fsspec remembers of `key`."""
         self.fs.invalidate_cache(self.fs._parent(self.path(key)))
+
+    def reopen_below(self, key: str) -> None:
+        """Forget what fsspec remembers, which is by directory."""
+        self.fs.invalidate_cache()
 
     def stat(self, key: str) -> Stat:
         info = self._info(key)

@@ -160,4 +160,6 @@ class Changes(Survey):
             if isinstance(node, Directory):
                 node.inside, node.content = node.path, None
         self._datasets.move(old, new)
+        for directory in (old, new):  # others may come to lie there, with the same names
+            self.store.reopen_below(directory)
         self.renew(new)

@@ -229,6 +229,8 @@ class WriteBuffer:
                 shard.version = UNLOOKED
             shard.targets[path], shard.last = target, time.monotonic()
             shard.unfit.clear()
+            if shard.failure is None:
+                shard.retry_at = 0.0
             if self._is_complete(shard) or self._journal.nbytes > self._early:  # others are due in a while
                 self._lock.notify_all()
 
@@ -372,9 +374,12 @@ class WriteBuffer:
         soon = now + 0.05 if all(map(self.is_held, shard.targets)) else now
         when = max(min(shard.last + self.settings.idle_s, shard.first + self.settings.age_s), soon)
         if not self._is_complete(shard):
-            return soon if self._journal.nbytes > self._early else when
-        # That the last ones are closed is known in a moment.
-        return min(when, now + 0.05) if any(map(self.is_held, shard.targets)) else now
+            when = soon if self._journal.nbytes > self._early else when
+        elif any(map(self.is_held, shard.targets)):  # that the last ones are closed is known in a moment
+            when = min(when, now + 0.05)
+        else:
+            when = now
+        return max(when, shard.retry_at)
 
     def _is_complete(self, shard: DirtyShard) -> bool:
         return shard.slots is not None and len(shard.targets) >= shard.slots
@@ -394,7 +399,7 @@ class WriteBuffer:
             taken = self._taken(shard)
             shard.publishing, shard.due = frozenset(taken), False
         if not taken:
-            with self._lock:
+            with self._lock:  # they are conflicts, do not fit, or are open: however full it is, it can wait
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
             return
         job = Job(self._journal, self.settings, shard, taken, self._begun)
@@ -431,7 +436,7 @@ class WriteBuffer:
             meta = {"key": shard.key, "lsns": [v.lsn for v in done.values()], "entries": self._entries(job, done)}
             self._apply(Record.DONE, meta)
             shard.version = None if stat is None else stat.version
-            shard.failure, shard.pause = None, RETRY_S
+            shard.failure, shard.pause, shard.retry_at = None, RETRY_S, 0.0
             for path in done:
                 if path not in self._pending.versions:
                     shard.targets.pop(path, None)

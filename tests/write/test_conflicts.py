@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from shardfs.writing.publishing import DirtyShard
     from tests.write.engines import TreeFiles
 
 NAMES = ["zarr_end", "zarr_start", "zarr_nested", "precomputed", "precomputed_gzip", "n5"]
@@ -100,6 +102,33 @@ def test_theirs_stays_and_ours_says_so(place: Place) -> None:
             files.publish()
         assert caught.value.errno == errno.ESTALE
         assert files.read(place.target.path(ours)) == place.target.shown(OURS + ours)
+    assert place.found() == place.held
+
+
+@pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
+def test_a_full_shard_of_nothing_but_conflicts_is_left_alone(place: Place) -> None:
+    """Full shards are published at once; but this one would be again and again, and who waits would wait for ever."""
+    members = next(iter(place.target.shards().values()))
+    with Whole().open(place.target, place.store, place.journal) as files:
+        pending = files.tree.pending
+        is_held, pending.is_held = pending.is_held, lambda path: True
+        for number in members:
+            place.write_ours(files, number)
+        for number in members:
+            place.write_theirs(number)
+        pending.is_held = is_held
+        with pytest.raises(OSError, match="it was at"):
+            pending.flush(timeout=60)
+        tried, publish = list[str](), pending._publish
+
+        def noted(shard: DirtyShard) -> None:
+            tried.append(shard.key)
+            publish(shard)
+
+        pending._publish = noted  # type: ignore[method-assign]
+        time.sleep(0.5)
+        assert len(tried) < 10
+        pending.drain("", timeout=60)
     assert place.found() == place.held
 
 

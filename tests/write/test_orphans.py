@@ -153,6 +153,25 @@ def test_what_lies_outside_of_an_array_stays_in_the_journal(tmp_path: Path) -> N
     assert set(files(tmp_path / "source")) == {"a/zarr.json"}
 
 
+def test_an_array_that_comes_where_another_was_has_its_own_chunks(tmp_path: Path) -> None:
+    """The other was renamed, but is still open."""
+    source = tmp_path / "source"
+    metadata = handmade.zarr_metadata((8,), (4,), (2,))
+    for name, chunks in (("a", [b"aa", b"AA"]), ("b", [b"bbb", b"BBBB"])):
+        handmade.write_json(source / name / "zarr.json", metadata)
+        handmade.write_files(source / name, {"c/0": handmade.zarr_shard(chunks)})
+    with tree_of(tmp_path, "") as tree:
+
+        def read(path: str) -> bytes:
+            return bytes(tree.read(tree.resolve(path).number, 0, 9))
+
+        assert read("a/c/0") == b"aa"
+        tree.rename(ROOT, b"a", ROOT, b"x", False)
+        tree.rename(ROOT, b"b", ROOT, b"a", False)
+        assert (read("a/c/0"), read("a/c/1")) == (b"bbb", b"BBBB")
+        assert (read("x/c/0"), read("x/c/1")) == (b"aa", b"AA")
+
+
 @pytest.mark.parametrize("length", [4, 0])
 def test_a_directory_of_chunks_outlives_the_shape_of_its_array(length: int, tmp_path: Path) -> None:
     """Who cuts an array, deletes its last chunk, and then removes the directory does so."""
