@@ -144,8 +144,9 @@ def test_fake_mounts_nothing_and_home_may_be_empty(installed: Namespace, source:
 
 
 @fuse
-def test_a_mount_that_fails(installed: Namespace, mountpoint: Path) -> None:
-    told = installed.attempt("mount", "-t", "shardfs", "-o", "ro", mountpoint, mountpoint)
+def test_a_mount_that_fails(installed: Namespace, mountpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    told = installed.attempt("mount", "-t", "shardfs", "-o", "ro", tmp_path / "nothing", mountpoint)
     assert (told.returncode, "no sharded" in told.stderr) == (32, True)
 
 
