@@ -147,12 +147,16 @@ def test_a_corpse_of_others_is_cleared_by_the_start(inside: Namespace, source: P
     assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
 
 
-def test_what_cannot_be_mounted_fails_and_is_not_tried_again(inside: Namespace, mountpoint: Path) -> None:
-    write_profile(inside, mountpoint, mountpoint)  # an empty directory: no dataset
+def test_what_cannot_be_mounted_fails_and_is_not_tried_again(
+    inside: Namespace, mountpoint: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    write_profile(inside, empty, mountpoint)  # no dataset
     drop_in(inside, "RestartSec=0.1")
     assert inside.attempt("systemctl", "--user", "start", UNIT).returncode != 0
     assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "ExecMainStatus")) == ("failed", "4")
-    write_profile(inside, mountpoint, mountpoint, "umsk = 0")
+    write_profile(inside, empty, mountpoint, "umsk = 0")
     assert inside.attempt("systemctl", "--user", "start", UNIT).returncode != 0
     time.sleep(0.5)
     assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "ExecMainStatus")) == ("failed", "2")
