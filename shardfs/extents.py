@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardfs.model import U64
+    from shardfs.model import U64, ShardIndex
 
 
 class Coverage(NamedTuple):
@@ -30,6 +30,13 @@ class Coverage(NamedTuple):
     def nbytes(self) -> int:
         """How many bytes are covered."""
         return int((self.stops - self.starts).sum())
+
+
+def live_bytes(index: ShardIndex, behind: int = 0) -> int:
+    """How many bytes the chunks of an index cover, each with so many behind it; entries that cannot be true do not."""
+    broken = list(index.broken)
+    starts = np.delete(index.starts, broken).astype(np.uint64)
+    return cover(starts, starts + np.delete(index.sizes, broken) + np.uint64(behind)).nbytes
 
 
 def cover(starts: U64, stops: U64) -> Coverage:

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardfs.codecs import blosc2_index
 from shardfs.errors import UnsupportedError
-from shardfs.extents import cover
+from shardfs.extents import live_bytes
 from shardfs.grid import ceil_div
 from shardfs.model import ByteRange, ShardIndex, Sizes, Usage
 from shardfs.shards import BLOSC_HEADER, MAX_BLOSC_CHUNKS, Numbered, blosc_size, blosc_sizes, read_exactly
@@ -179,8 +179,5 @@ class Frames(Numbered):
 
     def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
         frame = Frame(old)
-        index, size = frame.index(), old.stat().size
-        sound = np.delete(np.arange(len(index)), list(index.broken))
-        starts = index.starts[sound].astype(np.uint64)
-        live = cover(starts, starts + index.sizes[sound].astype(np.uint64)).nbytes
-        return Usage(size, frame.header.frame_length - frame.header.cbytes, live, frame.header.cbytes - live)
+        live = live_bytes(frame.index())
+        return Usage(old.stat().size, frame.header.frame_length - frame.header.cbytes, live, frame.header.cbytes - live)

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardfs.codecs import CHECKSUMS
 from shardfs.errors import UnsupportedError
-from shardfs.extents import cover
+from shardfs.extents import live_bytes
 from shardfs.grid import ceil_div, decimal
 from shardfs.model import (
     MAX_BROKEN,
@@ -252,11 +252,8 @@ class Pack(Numbered):
         if not size:
             return Usage(0, 0, 0, 0)
         beginning = Beginning(old)
-        index = beginning.index(self.per_file)
         own = min(beginning.data_start(), size)
-        sound = np.delete(np.arange(len(index)), list(index.broken))
-        starts = index.starts[sound].astype(np.uint64)
-        live = cover(starts, starts + index.sizes[sound] + np.uint64(beginning.header.checksum.size)).nbytes
+        live = live_bytes(beginning.index(self.per_file), beginning.header.checksum.size)
         return Usage(size, own, live, max(size - own - live, 0))
 
 

@@ -67,7 +67,7 @@ def changed(
     place: Place, old: LocalBlob, change: Change, begun: Callable[[Begun], None], check: Callable[[Blob], None]
 ) -> Stat | None:
     """Change it; what it is then. None if somebody else changed it meanwhile, or put another one in its place."""
-    base = identity(old)
+    base, end = identity(old), old.stat().size + size_of(change.tail)
     fd = _opened(place)
     if fd is None:
         return None
@@ -78,12 +78,12 @@ def changed(
         try:
             grown = _append(fd, old, change, check)
             begun(Begun(place.key, base, head=len(head)))
-            if not _is_ours(place, fd, grown, head, old.stat().size + size_of(change.tail)):
+            if not _is_ours(place, fd, grown, head, end):
                 return None
             for at, entry in change.entries(head):
                 disk.pwrite_all(fd, entry, at)
         except BaseException:
-            _cut_off(fd, old, head, old.stat().size + size_of(change.tail))
+            _cut_off(fd, old, head, end)
             raise
         _make_newer(fd, max(grown.st_mtime_ns, old.stat().mtime_ns))
         disk.fsync(fd)
@@ -111,10 +111,10 @@ def _append(fd: int, old: LocalBlob, change: Change, check: Callable[[Blob], Non
     return os.fstat(fd)
 
 
-def _is_ours(place: Place, fd: int, grown: os.stat_result, head: bytes, size: int) -> bool:
+def _is_ours(place: Place, fd: int, grown: os.stat_result, head: bytes, end: int) -> bool:
     """Whether nobody else has changed the file since it was looked at, nor put another one in its place."""
     now = identity_at(place.name, place.at)
-    return grown.st_size == size and identity_in(grown) == now and os.pread(fd, len(head), 0) == head
+    return grown.st_size == end and identity_in(grown) == now and os.pread(fd, len(head), 0) == head
 
 
 def _cut_off(fd: int, old: LocalBlob, head: bytes, end: int) -> None:

@@ -1,9 +1,9 @@
 """Files replaced as a whole: made beside the old one, exchanged with it, and looked at before the old one goes.
 
 At every moment there is the old file or the new one under the name, complete and on the disk before it is seen (or, if
-that is wanted, the old one is changed step by step: `in_place`). Other
-writers are kept out by tensorstore's lock on `<name>.__lock` if they ask for it. If they do not, what comes out of the
-exchange shows that they were there: their version is put back, and the update begins anew with it.
+that is wanted, the old one is changed step by step: `in_place`). Other writers are kept out by tensorstore's lock on
+`<name>.__lock` if they ask for it. If they do not, what comes out of the exchange shows that they were there: their
+version is put back, and the update begins anew with it.
 """
 
 from __future__ import annotations
