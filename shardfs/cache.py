@@ -42,15 +42,23 @@ OVERHEAD = 300
 """What an entry costs besides its payload: key, tuple, slots of the dictionary, small Python objects."""
 
 
+FEW_SPENT = 2
+"""Values that are kept though they were spent, however large: requests for parts of one may overtake each other."""
+
+
 class ByteLRU:
     """Least recently used goes first once the payloads exceed `limit` bytes. Thread-safe.
 
     Args:
         waiting: called before a thread blocks on another thread's load. Loads that take long call it, too.
+        spent: bytes that values take at most which were spent.
     """
 
-    def __init__(self, limit: int, waiting: Callable[[], None] = nothing) -> None:
+    def __init__(self, limit: int, waiting: Callable[[], None] = nothing, spent: int | None = None) -> None:
         self.limit, self.waiting = limit, waiting
+        self._spent_limit = spent
+        self._spent: OrderedDict[Hashable, int] = OrderedDict()
+        self._spent_bytes = 0
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._flights: dict[Hashable, _Flight] = {}
         self._lock = threading.Lock()
@@ -117,13 +125,27 @@ class ByteLRU:
             self._entries[key] = Entry(flight.value, nbytes, time.monotonic() + seconds)
             self.nbytes += nbytes
             while self.nbytes > self.limit:
-                _, old = self._entries.popitem(last=False)
-                self.nbytes -= old.nbytes
+                self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Hashable) -> None:
         old = self._entries.pop(key, None)
         if old is not None:
             self.nbytes -= old.nbytes
+            self._spent_bytes -= self._spent.pop(key, 0)
+
+    def spend(self, key: Hashable) -> None:
+        """All of the value was used by who keeps it himself: few of these are kept, so that others get their memory,
+        which, unlike that which was never touched, costs no time."""
+        if self._spent_limit is None:
+            return
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or key in self._spent:
+                return
+            self._spent[key] = entry.nbytes
+            self._spent_bytes += entry.nbytes
+            while self._spent_bytes > self._spent_limit and len(self._spent) > FEW_SPENT:
+                self._drop(next(iter(self._spent)))
 
     def drop(self, key: Hashable) -> None:
         """Forget the value; a load under way is not kept, and who asks from now on does not wait for it."""

@@ -502,7 +502,10 @@ class ChunkTree:
         if self._filler is not None and self.chunks.locate(coords) is None:
             return memoryview(self._filler.show(coords))[offset : offset + size]
         if not self._raw:
-            return memoryview(self._transformed(number, coords))[offset : offset + size]
+            shown = memoryview(self._transformed(number, coords))
+            if offset + size >= len(shown):
+                self._cache.spend((number, "shown"))
+            return shown[offset : offset + size]
         if self.chunks.is_local:
             return self._part(coords, ByteRange(offset, offset + size))
         size = min(size, max(self._found(coords).size - offset, 0))

@@ -134,12 +134,17 @@ def _limit(wanted: int | None) -> int:
 
 
 def _crc32c(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
+    require_crc32c(data)
+    return data[:-4]
+
+
+def require_crc32c(data: bytes | memoryview) -> None:
+    """Raise ValueError unless the last four bytes are the crc32c of those before."""
     import google_crc32c
 
-    body, told = data[:-4], int.from_bytes(data[-4:], "little")
-    if len(data) < 4 or google_crc32c.value(body) != told:
+    # As an array, since it takes no view, and a copy would cost more than the sum.
+    if len(data) < 4 or google_crc32c.value(np.frombuffer(data, np.uint8)[:-4]) != int.from_bytes(data[-4:], "little"):
         raise ValueError("its crc32c does not hold")
-    return body
 
 
 def _gzip(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:

@@ -19,7 +19,7 @@ from shardfs.cli.sources import (
     configured,
     debug,
     given_options,
-    opened,
+    opened_to_mount,
     opened_to_write,
     source_options,
 )
@@ -149,7 +149,7 @@ def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) ->
     from shardfs.recover import LOOK_S, unpublished
     from shardfs.writing.unpublished import with_unpublished
 
-    tree, path = opened(source, found, waiting=waiting), absolute(source)
+    tree, path = opened_to_mount(source, found, waiting), absolute(source)
     if found.layout == "native" and found.index_ttl <= LOOK_S:
         return with_unpublished(tree, path, found.journal, look_s=found.index_ttl, waiting=waiting)
     if (told := unpublished(path, found.journal)) is not None:

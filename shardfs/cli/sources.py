@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+SPENT = 16 << 20
+"""Bytes of decoded chunks that a mount keeps after the kernel has all of them: requests may overtake each other."""
+
 
 def debug(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     """The callback of `--debug`."""
@@ -121,11 +124,16 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
         )
 
 
+def opened_to_mount(source: str, found: Options, waiting: Callable[[], None], **more: Any) -> Tree:
+    """`opened`, for a kernel: it keeps what it has read, unless it is told not to."""
+    return opened(source, found, waiting=waiting, spent_bytes=None if found.direct_io else SPENT, **more)
+
+
 def opened_to_write(source: str, found: Options, mountpoint: str, waiting: Callable[[], None]) -> WriteTree:
     """The tree, to be written: with its journal, which nobody else may have."""
     from shardfs.writable import open_writable
 
-    tree = opened(source, found, waiting=waiting, may_be_empty=found.create is not None)
+    tree = opened_to_mount(source, found, waiting, may_be_empty=found.create is not None)
     return open_writable(tree, absolute(source), found, mountpoint=mountpoint, waiting=waiting)
 
 

@@ -37,6 +37,7 @@ def open_tree(
     storage_options: Mapping[str, Any] | None = None,
     index_cache_bytes: int = 256 << 20,
     chunk_cache_bytes: int = 256 << 20,
+    spent_bytes: int | None = None,
     index_ttl_s: float = math.inf,
     follow_symlinks: bool = False,
     layout: str = NATIVE,
@@ -48,13 +49,15 @@ def open_tree(
 ) -> Tree:
     """The unsharded tree of a path or fsspec URL.
 
+    `spent_bytes` of the chunk cache are for chunks that were read to their end, if who reads keeps them himself.
+
     Raise FileNotFoundError or another OSError if the source cannot be read, NotADatasetError if it holds nothing
     sharded (unless it may be empty so far), UnsupportedError if the layout cannot express something in it that is not
     to be skipped.
     """
     patient = patience.Patience(store_timeout_s, store_retries)
     store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks, patience=patient)
-    caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting)
+    caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported)
     if not may_be_empty:
         tree.require_dataset()

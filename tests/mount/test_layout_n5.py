@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import zarr
 
 from shardfs.arrays import Axis
 from shardfs.images import lacking
 from tests import datasets
 from tests.conftest import MountFailed, client_python, run_client
-from tests.mount.programs import attempt, link_tree, shardfs
+from tests.mount.programs import attempt, link_tree, run, shardfs
 from tests.test_layout_n5 import pyramid
 
 if TYPE_CHECKING:
@@ -153,3 +155,22 @@ def test_recipe(recipe: str, image: Path, mounted: Mounted) -> None:
 
 def test_there_is_a_recipe_for_every_client() -> None:
     assert len(RECIPES) == 4
+
+
+@pytest.mark.parametrize(("options", "least", "most"), [((), 0, 17 << 20), (("-o", "direct_io"), 47 << 20, 49 << 20)])
+def test_decoded_chunks_that_the_kernel_keeps_are_soon_forgotten(
+    options: tuple[str, ...], least: int, most: int, mounted: Mounted, tmp_path: Path
+) -> None:
+    """And each is decoded once, although many requests ask for its parts."""
+    values = np.random.default_rng(3).integers(0, 50, (24, 1 << 20), dtype="<u2")
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=values.shape, dtype="<u2", chunks=(1, 1 << 20), shards=(4, 1 << 20)
+    )
+    array[:] = values
+    with mounted(tmp_path / "a.zarr", "--layout", "n5", *options) as mount:
+        run("sh", "-c", f"cat {mount}/0/* | md5sum", timeout=60)
+        cache = json.loads(run("cat", mount / ".shardfs/status.json", timeout=10))["caches"]["chunk"]
+        assert least <= cache["bytes"] <= most
+        assert cache["misses"] == len(values)
+        block = subprocess.run(["cat", mount / "0/23"], stdout=subprocess.PIPE, timeout=60, check=True).stdout
+        assert np.array_equal(np.frombuffer(block[12:], ">u2"), values[23])
