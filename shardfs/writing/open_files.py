@@ -398,7 +398,7 @@ class OpenFiles(Descriptions):
     def flush(self, handle: int) -> None:
         """A close: what was written is in the journal, or the store, when this returns. Old errors come up here."""
         opened = self._handles[handle]
-        if opened.file is None or not opened.writes:
+        if opened.file is None or not opened.writes or self._is_left_to_others(opened.file):
             return
         if not self._is_quick(opened.file):
             self._waiting()
@@ -408,6 +408,13 @@ class OpenFiles(Descriptions):
             self.pending.sync()
         elif self.pending.settings.close == "publish" and opened.file.path is not None:
             self.pending.flush(opened.file.path)
+
+    def _is_left_to_others(self, file: File) -> bool:
+        """Whether nothing is in it yet, and another one that may write has it open: tensorstore opens a file for each
+        chunk twice, to see that its lock is on the file of that name, and closes one of the two before it writes."""
+        if file.kind is not Kind.SCRATCH or file.writers < 2 or file.version is not None:
+            return False
+        return file.buffer is not None and not file.buffer.size
 
     def _is_quick(self, file: File) -> bool:
         """Whether what was written to it, if anything, is in the journal at once."""

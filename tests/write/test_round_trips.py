@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardfs.journal import Journal
+from shardfs.journal.records import Kind
+from tests.write.engines import Whole
 from tests.write.mounts import WritableMount, writable
 from tests.write.targets import TARGETS
 
@@ -67,3 +70,31 @@ def test_requests_for_each_chunk(write: Callable[[Path, bytes], None], most: dic
         stored = sum(p.stat().st_size for p in (tmp_path / "store/c").rglob("*") if p.is_file())
         assert writing["published_bytes"] == stored
         assert mount.umount().returncode == 0
+
+
+def test_records_for_each_chunk_that_tensorstore_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens the file twice, closes one of the two, and writes: what it wrote is journaled, and its name."""
+    appended: list[Kind] = []
+    append = Journal.append
+
+    def counted(self: Journal, kind: Kind, *arguments: Any, **more: Any) -> Any:
+        appended.append(kind)
+        return append(self, kind, *arguments, **more)
+
+    monkeypatch.setattr(Journal, "append", counted)
+    (tmp_path / "store").mkdir()
+    TARGET.create(tmp_path / "store")
+    with Whole().open(TARGET, tmp_path / "store", tmp_path / "journal") as files:
+        parent, name = files._parent(TARGET.path(0), make=True)
+        _, first = files.tree.create(parent, name + b".__lock", os.O_WRONLY | os.O_CREAT, 0o644)
+        _, second = files.tree.create(parent, name + b".__lock", os.O_WRONLY | os.O_CREAT, 0o644)
+        files.tree.flush(second)
+        files.tree.release(second)
+        files.tree.write(first, 0, memoryview(TARGET.shown(1)))
+        files.tree.fsync(first)
+        files.tree.rename(parent, name + b".__lock", parent, name, False)
+        files.tree.sync_directory(parent)
+        files.tree.flush(first)
+        files.tree.release(first)
+        assert files.read(TARGET.path(0)) == TARGET.shown(1)
+        assert appended == [Kind.PUT, Kind.MOVE]
