@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class Codec(NamedTuple):
@@ -102,6 +103,11 @@ def numbers(values: Any, count: int) -> tuple[float, ...]:
     if len(found) != count or not all(isinstance(v, int | float) and abs(v) <= MOST for v in found):
         raise ValueError(f"{count} numbers expected, not {found!r:.80}")
     return tuple(map(float, found))
+
+
+def finest_first(levels: Iterable[Level]) -> tuple[Level, ...]:
+    """In the order in which an image has them, whatever the source lists first."""
+    return tuple(sorted(levels, key=lambda level: math.prod(map(abs, level.scale))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardfs.arrays import Multiscale
 from shardfs.chunk_tree import ChunkTree
 from shardfs.chunks import DAMAGE_TTL_S
 from shardfs.errors import CorruptShardError, UnsupportedError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shardfs.arrays import Array
     from shardfs.cache import ByteLRU
     from shardfs.model import Levels, Scope
+    from shardfs.nodes import Told
     from shardfs.store import DirEntry, Store
 
 log = logging.getLogger(__name__)
@@ -195,6 +197,8 @@ class Datasets:
         if dataset is not None and dataset.levels is not None:
             image = dataset.levels.image(self._levels(directory, dataset.levels))
             dataset = replace(dataset, multiscales=(*dataset.multiscales, *([image] if image is not None else [])))
+        if dataset is not None and self.view.renames:
+            dataset = self._situated(directory, dataset)
         path, below = directory.shown, {}
         for name in self.view.children(dataset) if dataset is not None else ():
             if (found := self._stored_below(directory, name)) is not None:
@@ -207,6 +211,14 @@ class Datasets:
                 raise UnsupportedError(f"{path or '/'}: {why}") from e
             self.report(Problem(path, why, skipped=True))
             return Dataset("unsupported", blank=True, closed=True)
+
+    def _situated(self, directory: Directory, dataset: Dataset) -> Dataset:
+        """The dataset with what is known of it from around: what lies beside an image, which image an array is of."""
+        if dataset.multiscales:
+            beside = frozenset(entry.name for entry in self.listed_by_store(directory.inside))
+            return replace(dataset, beside=beside.union(self._members(directory)))
+        told = (what for parts, what in directory.inherited.below if not parts and isinstance(what, Multiscale))
+        return replace(dataset, multiscales=tuple(told))
 
     def _stored_below(self, directory: Directory, name: str) -> Dataset | None:
         path = "/".join([*_parts(directory.inside), *_parts(name)])
@@ -229,7 +241,7 @@ class Datasets:
         """What a directory holds in which there is this dataset, with what it inherits."""
         path, here = directory.inside, None
         documents: dict[str, bytes] = {}
-        below: dict[str, list[tuple[tuple[str, ...], Placed | bytes | None]]] = {}
+        below: dict[str, list[tuple[tuple[str, ...], Told]]] = {}
         items = [*directory.inherited.below, *self._own(path, dataset)]
         for parts, what in items:
             if len(parts) == 1 and isinstance(what, bytes):
@@ -238,7 +250,7 @@ class Datasets:
                 below.setdefault(parts[0], []).append((parts[1:], what))
             elif here is None and isinstance(what, Placed):
                 here = what
-            elif what is not None:
+            elif isinstance(what, Placed):
                 self.report(Problem(path, "a second sharded collection in the same directory"))
         for problem in dataset.problems if dataset else ():
             self.report(problem)
@@ -255,7 +267,7 @@ class Datasets:
         chunks = self._chunk_tree(path, directory.shown, here) if here else None
         return Content(dataset, chunks, documents, below, scope, shards, moved, closed)
 
-    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Placed | bytes | None]]:
+    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Told]]:
         """What a dataset shows in its directory and below."""
         if dataset is None:
             return
@@ -263,6 +275,8 @@ class Datasets:
             yield _parts(c.path), Placed(c, "/".join([*_parts(path), *_parts(c.stored_at)]))
         for name, data in dataset.documents.items():
             yield _parts(name), data
+        for at, image in dataset.images.items():
+            yield _parts(at), image
         if self.store.blind:
             for name in dataset.named:
                 yield _parts(name), None
@@ -279,8 +293,7 @@ class Datasets:
         """Remember, and log once, what is not expanded."""
         if problem not in self.problems:
             self.problems[problem] = None
-            shown = "not shown" if problem.skipped else "shown as it is stored"
-            log.warning("%s: %s: %s", problem.path or "/", shown, problem.why)
+            log.warning("%s: %s: %s", problem.path or "/", problem.instead, problem.why)
 
     def _chunk_tree(self, path: str, shown: str, placed: Placed) -> ChunkTree:
         """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""

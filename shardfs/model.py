@@ -584,12 +584,20 @@ class Summary(NamedTuple):
 class Problem:
     """Something that shardfs does not expand, and why; told by `info` and in the log.
 
-    It is shown as it is stored, or, if `skipped`, not at all.
+    It is shown as it is stored; or not at all, if `skipped`; or, if `damaged`, it is an error to open it.
     """
 
     path: str
     why: str
     skipped: bool = False
+    damaged: bool = False
+
+    @property
+    def instead(self) -> str:
+        """What is done about it, for people."""
+        if self.damaged:
+            return "cannot be opened"
+        return "not shown" if self.skipped else "shown as it is stored"
 
 
 class Rewriter(Protocol):
@@ -665,6 +673,8 @@ class Dataset:
         attributes: the user's, of a group; None if this is no group.
         multiscales: images whose levels are arrays below.
         levels: given if there may be another, which the arrays themselves tell of.
+        beside: names of all that lies in the directory of an image, for views that make names of their own there.
+        images: of arrays further down, by path: where one lies, which its own documents do not tell.
         indescribable: why its arrays have no description, if they have none.
         consolidation: given if one of its documents is made of those below.
         blank: nothing at all is shown of this directory.
@@ -685,6 +695,8 @@ class Dataset:
     attributes: Mapping[str, Any] | None = None
     multiscales: tuple[Multiscale, ...] = ()
     levels: Levels | None = None
+    beside: frozenset[str] = frozenset()
+    images: Mapping[str, Multiscale] = field(default_factory=dict)
     indescribable: str = ""
     consolidation: Consolidation | None = None
     blank: bool = False

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import truediv
 from typing import TYPE_CHECKING, Any
 
-from shardfs.arrays import Axis, Level, Multiscale, numbers
+from shardfs.arrays import Axis, Level, Multiscale, finest_first, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -127,7 +127,7 @@ def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale
         scale = (f * r for f, r in zip(by, resolution, strict=True))
         out.append(Level(f"s{i}", numbers(scale, rank)[::-1], numbers(shift, rank)[::-1]))
     axes = tuple(Axis(n, KINDS.get(n), u) for n, u in zip(names, units, strict=True))
-    return Multiscale(str(group.get("name", "")), axes[::-1], tuple(out))
+    return Multiscale(str(group.get("name", "")), axes[::-1], finest_first(out))
 
 
 def _resolution(attributes: Mapping[str, Any], rank: int) -> tuple[Sequence[float], Sequence[str | None]]:
@@ -162,7 +162,7 @@ def _cosem(item: Mapping[str, Any]) -> Multiscale:
     first = datasets[0]["transform"]
     names, units = first["axes"], first["units"]
     axes = tuple(Axis(str(n), KINDS.get(str(n)), _word(u)) for n, u in zip(names, units, strict=True))
-    return Multiscale(str(item.get("name") or ""), axes, tuple(_cosem_level(d, len(axes)) for d in datasets))
+    return Multiscale(str(item.get("name") or ""), axes, finest_first(_cosem_level(d, len(axes)) for d in datasets))
 
 
 def _cosem_level(dataset: Mapping[str, Any], rank: int) -> Level:
@@ -179,11 +179,16 @@ def can_be_written(image: Multiscale) -> bool:
     return (
         bool(finest)
         and all(
-            len(level.scale) == rank and min(level.scale) > 0 and max(map(truediv, level.scale, finest)) < math.inf
+            len(level.scale) == rank and min(level.scale) > 0 and _is_larger(level.scale, finest)
             for level in image.levels
         )
         and len({axis.name for axis in image.axes}) == rank
     )
+
+
+def _is_larger(scale: Sequence[float], finest: Sequence[float]) -> bool:
+    factors = list(map(truediv, scale, finest))
+    return bool(min(factors) >= 1 - 1e-9 and max(factors) < math.inf)
 
 
 def group_attributes(image: Multiscale) -> dict[str, Any]:

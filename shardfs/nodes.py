@@ -6,13 +6,14 @@ import errno
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from shardfs.inodes import ROOT, TABLE_END, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from shardfs.arrays import Multiscale
     from shardfs.chunk_tree import ChunkTree
     from shardfs.model import Collection, Coords, Dataset, Scope, ShardFormat
 
@@ -65,18 +66,21 @@ class Placed(NamedTuple):
     shards: str
 
 
+Told: TypeAlias = "Placed | bytes | Multiscale | None"
+
+
 class Inherited(NamedTuple):
     """What a directory is told by those above.
 
     Args:
-        below: collections, documents and directories (None) that belong here or further down: the path there, in
-            components.
+        below: collections, documents, images of which an array is a level, and directories (None) that belong here or
+            further down: the path there, in components.
         scope: describes datasets here and further down; and the path of its own directory.
         moved: what lies below the first path in the store is shown below the second.
         closed: nothing that lies in the store here or further down is a dataset.
     """
 
-    below: Sequence[tuple[tuple[str, ...], Placed | bytes | None]] = ()
+    below: Sequence[tuple[tuple[str, ...], Told]] = ()
     scope: tuple[Scope, str] | None = None
     moved: tuple[str, str] = ("", "")
     closed: bool = False
@@ -97,7 +101,7 @@ class Content:
     dataset: Dataset | None = None
     chunks: ChunkTree | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
-    below: Mapping[str, Sequence[tuple[tuple[str, ...], Placed | bytes | None]]] = field(default_factory=dict)
+    below: Mapping[str, Sequence[tuple[tuple[str, ...], Told]]] = field(default_factory=dict)
     scope: tuple[Scope, str] | None = None
     shards: tuple[ShardFormat, ...] = ()
     moved: tuple[str, str] = ("", "")
@@ -112,7 +116,9 @@ class Content:
     @property
     def is_sharded(self) -> bool:
         """Whether chunks are shown here or further down, as is told here; a name proves nothing."""
-        told = (not listed or any(what is not None for _, what in listed) for listed in self.below.values())
+        told = (
+            not listed or any(isinstance(what, Placed | bytes) for _, what in listed) for listed in self.below.values()
+        )
         return self.chunks is not None or any(told)
 
     def inherited(self, name: str) -> Inherited:

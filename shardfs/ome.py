@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardfs.arrays import Axis, Level, Multiscale, numbers
+from shardfs.arrays import Axis, Level, Multiscale, finest_first, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -89,9 +89,8 @@ def _multiscale(item: Mapping[str, Any], segmentation: bool) -> Multiscale:
     if not axes or not isinstance(datasets, list) or len(datasets) > MAX_LEVELS:
         raise ValueError("no axes, or too many levels")
     common = _transformation(item.get("coordinateTransformations", ()), len(axes))
-    return Multiscale(
-        str(item.get("name", "")), axes, tuple(_level(d, common, len(axes)) for d in datasets), segmentation
-    )
+    levels = finest_first(_level(d, common, len(axes)) for d in datasets)
+    return Multiscale(str(item.get("name", "")), axes, levels, segmentation)
 
 
 def _axis(value: Any) -> Axis:

@@ -33,7 +33,7 @@ from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
 from shardfs.model import Collection, Dataset
 from shardfs.store import LocalStore
-from shardfs.tree import Tree
+from shardfs.tree import Tree, open_tree
 from tests import handmade
 from tests.data_n5 import lz4_blocks
 from tests.datasets import ROOT as REPOSITORY
@@ -366,6 +366,22 @@ def test_problems_are_logged_once_with_place_and_reason(tmp_path: Path, caplog: 
     (line,) = [r.getMessage() for r in caplog.records]
     assert line.startswith("evil: shown as it is stored: zarr.json: a shard of 4 elements along axis 0")
     assert [p.path for p in tree.problems()] == ["evil"]
+
+
+@pytest.mark.parametrize("layout", ["native", "zarr2"])
+def test_a_document_that_cannot_be_read_is_not_said_to_be_shown(
+    layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handmade.zarr_sound(tmp_path / "good")
+    handmade.write_files(tmp_path, {"evil/zarr.json": b'{"zarr_format": 3, oops'})
+    with caplog.at_level(logging.WARNING, "shardfs"):
+        tree = open_tree(str(tmp_path), layout=layout)
+        list(tree.summaries())
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert line.startswith("evil: cannot be opened: zarr.json: cannot be read: ")
+    assert [(p.path, p.damaged) for p in tree.problems()] == [("evil", True)]
+    with pytest.raises(CorruptShardError):
+        tree.resolve("evil/zarr.json")
 
 
 def test_one_collection_cannot_use_up_the_numbers(tmp_path: Path) -> None:

@@ -483,10 +483,13 @@ def test_a_block_of_fill_value_is_made_once(tmp_path: Path, monkeypatch: pytest.
     assert made.count(32) == 1
 
 
-def test_fill_values_that_are_zero_are_not_stored(tmp_path: Path) -> None:
+def test_fill_values_that_are_zero_are_not_stored_but_the_other_zero_is(tmp_path: Path) -> None:
     for name, fill in (("zero", 0.0), ("minus", -0.0)):
-        write_zarr(tmp_path / name, np.full((4, 4), fill, "float32"), (2, 2), [BIG], fill_value=fill)
-    assert walk(_n5(tmp_path)).keys() == {"attributes.json", "zero/attributes.json", "minus/attributes.json"}
+        write_zarr(tmp_path / name, np.full((4, 4), fill, "float32"), (2, 4), [BIG], fill_value=fill)
+    shown = walk(_n5(tmp_path))
+    documents = {"attributes.json", "zero/attributes.json", "minus/attributes.json"}
+    assert shown.keys() == documents | {"minus/0/0", "minus/0/1"}
+    assert shown["minus/0/1"] == header((4, 2)) + np.full(8, -0.0, ">f4").tobytes()
 
 
 def test_chunks_too_large_to_be_made_are_refused(tmp_path: Path) -> None:
@@ -818,6 +821,38 @@ def test_what_makes_no_sense_is_no_image(group: Any, below: list[Any], tmp_path:
     assert shown == json.loads(json.dumps(group).replace("Infinity", '"Infinity"'))
 
 
+@pytest.mark.parametrize("beside", ["s0/attributes.json", "s2/notes/x.txt", "s1"])
+def test_an_image_keeps_its_names_where_others_have_the_new_ones(beside: str, tmp_path: Path) -> None:
+    data = pyramid(tmp_path / "image", ["0", "1", "2"])
+    write_files(tmp_path / "image", {beside: b"{}"})
+    tree = _n5(tmp_path)
+    shown = walk(tree)
+    assert shown[f"image/{beside}"] == b"{}"
+    assert "scales" not in _document(tree, "image")
+    assert tree.problems() == []
+    write_files(tmp_path / "shown", shown)
+    for name, level in zip("012", data, strict=True):
+        assert _equal(_read_tensorstore(tmp_path / "shown/image", name), level)
+
+
+def test_levels_that_are_listed_coarse_first_are_shown_finest_first(tmp_path: Path) -> None:
+    data = pyramid(tmp_path / "image", ["0", "1", "2"])
+    document = json.loads((tmp_path / "image/zarr.json").read_bytes())
+    document["attributes"]["ome"]["multiscales"][0]["datasets"].reverse()
+    write_json(tmp_path / "image/zarr.json", document)
+    tree = _n5(tmp_path)
+    assert _document(tree, "image")["scales"] == [[1, 1, 1, 1], [2, 2, 2, 1], [4, 4, 4, 1]]
+    assert _document(tree, "image/s0")["dimensions"] == list(data[0].shape[::-1])
+
+
+def test_what_is_finer_along_one_axis_and_coarser_along_others_is_no_image(tmp_path: Path) -> None:
+    levels = tuple(Level(name, scale, (0.0, 0.0)) for name, scale in (("0", (2.0, 1.0)), ("1", (1.0, 4.0))))
+    axes = (Axis("y", "space"), Axis("x", "space"))
+    assert not n5_viewer.can_be_written(Multiscale("", axes, levels))
+    assert n5_viewer.can_be_written(Multiscale("", axes, levels[:1]))
+    assert not n5_viewer.can_be_written(Multiscale("", (axes[1], axes[1]), levels[:1]))
+
+
 def test_levels_that_differ_beyond_all_floats_are_no_image() -> None:
     def image(*scales: float) -> Multiscale:
         levels = (Level(f"s{i}", (scale,), (0.0,)) for i, scale in enumerate(scales))
@@ -829,7 +864,8 @@ def test_levels_that_differ_beyond_all_floats_are_no_image() -> None:
 
 
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e6)] * 3), min_size=1, max_size=4), st.tuples(*[st.floats(-1e6, 1e6)] * 3))
-def test_what_is_written_of_an_image_is_read_again(scales: list[tuple[float, ...]], begin: tuple[float, ...]) -> None:
+def test_what_is_written_of_an_image_is_read_again(steps: list[tuple[float, ...]], begin: tuple[float, ...]) -> None:
+    scales = [tuple(map(sum, zip(*steps[: i + 1], strict=True))) for i in range(len(steps))]  # each larger than before
     axes = tuple(Axis(n, "space", "micrometer") for n in "zyx")
     shifts = [tuple(b + (s - f) / 2 for b, s, f in zip(begin, scale, scales[0], strict=True)) for scale in scales]
     levels = [Level(f"s{i}", s, t) for i, (s, t) in enumerate(zip(scales, shifts, strict=True))]

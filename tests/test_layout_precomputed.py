@@ -313,6 +313,51 @@ def test_levels_that_are_called_as_scales_are(names: list[str], tmp_path: Path) 
     assert {name for name in shown if name.rpartition("/")[0] not in keys} == {"info"}
 
 
+@pytest.mark.parametrize("beside", ["8_8_40", "8_8_40/deep/notes", "8_8_40_1/x"])
+def test_what_is_called_as_a_scale_would_be_keeps_its_name(beside: str, tmp_path: Path) -> None:
+    write_json(tmp_path / "zarr.json", _ome([("0", [0.04, 0.008, 0.008], [0.0] * 3)]))
+    write_zarr(tmp_path / "0", _RAMP, (4, 4, 5), [LITTLE])
+    write_files(tmp_path, {beside: b"mine"})
+    tree = _precomputed(tmp_path)
+    shown = walk(tree)
+    (scale,) = _info(tree)["scales"]
+    assert scale["key"] == ("8_8_40_1" if "40_1" not in beside else "8_8_40")
+    assert shown[beside] == b"mine"
+    assert sorted({name.split("/")[0] for name in shown}) == sorted({"info", beside.split("/")[0], scale["key"]})
+
+
+def test_levels_that_are_shown_by_themselves_lie_where_their_image_says(tmp_path: Path) -> None:
+    """Those further down, and those of a second image; that of another shape is in no place that anybody tells."""
+    document = _ome([("deep/0", [0.04, 0.008, 0.008], [0.0, 0.0, 0.08]), ("deep/1", [0.08, 0.016, 0.016], [0.0] * 3)])
+    second = [("0", [0.1, 0.1, 0.1], [0.5, 0.0, 0.0]), ("flat", [0.1] * 3, [0.0] * 3), ("gone", [0.1] * 3, [0.0] * 3)]
+    document["attributes"]["ome"]["multiscales"] += _ome(second)["attributes"]["ome"]["multiscales"]
+    write_json(tmp_path / "zarr.json", document)
+    for name in ("deep/0", "deep/1", "0"):
+        write_zarr(tmp_path / name, _RAMP, (4, 4, 5), [LITTLE], shard=(8, 8, 10))
+    write_zarr(tmp_path / "flat", _RAMP[0], (4, 5), [LITTLE])
+    tree = _precomputed(tmp_path)
+    found = {}
+    for name in ("", "deep/0", "deep/1", "0", "flat"):
+        scales = _info(tree, name)["scales"]
+        found[name] = [(s["key"], s["resolution"], s["voxel_offset"]) for s in scales]
+    fine, coarse = ("8_8_40", [8, 8, 40], [10, 0, 0]), ("16_16_80", [16, 16, 80], [0, 0, 0])
+    assert found == {
+        "": [fine, coarse],
+        "deep/0": [fine],
+        "deep/1": [coarse],
+        "0": [("100_100_100", [100] * 3, [0, 0, 5])],
+        "flat": [("1_1_1", [1, 1, 1], [0, 0, 0])],
+    }
+    write_files(tmp_path / "shown", walk(tree))
+    np.testing.assert_array_equal(_read(tmp_path / "shown/0")[..., 0], _RAMP.T)
+    assert not (tmp_path / "shown/gone").exists()
+
+
+def test_the_fill_value_minus_zero_is_made(tmp_path: Path) -> None:
+    write_zarr(tmp_path, np.full((2, 2, 2), -0.0, "float32"), (2, 2, 2), [LITTLE], fill_value=-0.0)
+    assert walk(_precomputed(tmp_path))["1_1_1/0-2_0-2_0-2"] == np.full(8, -0.0, "<f4").tobytes()
+
+
 def test_labels_are_segmentations_and_so_are_large_unsigned_numbers(tmp_path: Path) -> None:
     write_json(tmp_path / "labels/zarr.json", _ome([("0", [1.0] * 3, [0.0] * 3)], version="0.5"))
     write_zarr(tmp_path / "labels/0", _RAMP, (4, 4, 5), [LITTLE])

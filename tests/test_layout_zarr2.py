@@ -229,6 +229,14 @@ def _plain(**members: Any) -> dict[str, Any]:
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "data type": ({"data_type": "int4"}, "data type 'int4'"),
     "structure": ({"data_type": {"name": "struct", "configuration": {"fields": []}}}, "data type 'struct'"),
+    "strings of one length": (
+        {"data_type": {"name": "fixed_length_utf32", "configuration": {"length_bytes": 8}}},
+        "data type 'fixed_length_utf32'",
+    ),
+    "bytes": ({"data_type": "null_terminated_bytes"}, "data type 'null_terminated_bytes'"),
+    "times": ({"data_type": "numpy.datetime64"}, "data type 'numpy.datetime64'"),
+    "raw bits": ({"data_type": "r16"}, "data type 'r16'"),
+    "strings in bytes": ({"data_type": "string", "fill_value": ""}, "codec 'bytes' cannot make bytes of strings"),
     "codec": ({"codecs": [LITTLE, {"name": "example.pack"}]}, "codec 'example.pack' must be undone"),
     "serializer": ({"codecs": [{"name": "example.image"}]}, "codec 'example.image' must be undone"),
     "filter": ({"codecs": [{"name": "numcodecs.delta"}, LITTLE]}, "codec 'numcodecs.delta'"),

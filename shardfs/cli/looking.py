@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from shardfs.chunk_tree import Attributes
-    from shardfs.model import Batch
+    from shardfs.model import Batch, Problem
     from shardfs.tree import Tree
 
 PIECE = 8 << 20
@@ -70,9 +71,9 @@ def info(source: str, as_json: bool, as_map: bool, png: str | None, **given: Any
         _require_matplotlib()
     tree = open_for(source, **given)
     collections = [summary._asdict() for summary in tree.summaries()]
-    problems = [{"path": p.path, "why": p.why, "skipped": p.skipped} for p in tree.problems()]
+    problems = tree.problems()
     if as_json:
-        write_json({"source": source, "collections": collections, "problems": problems})
+        write_json({"source": source, "collections": collections, "problems": list(map(asdict, problems))})
     else:
         _print_info(collections, problems)
     if as_map:
@@ -203,7 +204,7 @@ def _long_entry(a: Attributes) -> bytes:
     return f"{'d' if a.directory else '-'} {a.size if a.size >= 0 else '?':>12} {when} ".encode()
 
 
-def _print_info(collections: list[dict[str, Any]], problems: list[dict[str, Any]]) -> None:
+def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -219,8 +220,7 @@ def _print_info(collections: list[dict[str, Any]], problems: list[dict[str, Any]
     if collections:
         console.print(table)
     for p in problems:
-        shown = "not shown" if p["skipped"] else "shown as it is stored"
-        console.print(Text(f"{p['path'] or '/'}: {shown}: {p['why']}"))
+        console.print(Text(f"{p.path or '/'}: {p.instead}: {p.why}"))
 
 
 def _count(chunks: int, of: int | None) -> str:

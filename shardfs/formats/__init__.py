@@ -176,6 +176,10 @@ class View(Protocol):
     def pairings(self) -> Sequence[Pairing]:
         """What it shows, for people."""
 
+    @property
+    def renames(self) -> bool:
+        """Whether images are shown under names of its own, so that it must know what else there is."""
+
     def children(self, dataset: Dataset) -> Sequence[str]:
         """Directories below of which `show` needs to know the datasets, as paths relative to the dataset's."""
 

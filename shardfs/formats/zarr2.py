@@ -48,6 +48,7 @@ class Zarr2(OfDocuments):
     """See `formats.Format` and `formats.View`. Of Zarr v2 itself it says only that it is there."""
 
     name = "zarr2"
+    renames = False
     systems: Sequence[System] = ()  # the native layout shows none of it otherwise
     pairings = (
         Pairing(

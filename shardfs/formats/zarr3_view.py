@@ -43,6 +43,7 @@ class Zarr3View:
     """See `formats.View`."""
 
     name = "zarr3"
+    renames = False
     pairings = (
         Pairing("zarr3", "the native layout", "see docs/formats.md"),
         Pairing("zarr3-draft", "pass", "zarr-python 3, tensorstore, z5py"),

@@ -496,11 +496,11 @@ class Calls:
                 yield directory
                 queue += self._subdirectories(directory, content)
             except CorruptShardError as e:
-                self._datasets.report(Problem(directory.path, f"{e.key}: {e.why}"))
+                self._datasets.report(Problem(directory.path, f"{e.key}: {e.why}", damaged=True))
             except OSError as e:
                 if directory is self._root:
                     raise
-                self._datasets.report(Problem(directory.path, f"cannot be looked into: {e}"))
+                self._datasets.report(Problem(directory.path, str(e), damaged=True))
 
     def _subdirectories(self, directory: Directory, content: Content) -> list[Directory]:
         dataset, found = content.dataset, {}

@@ -35,6 +35,7 @@ class Bcolz(Fixed):
     """
 
     name = "bcolz"
+    renames = False
     pairings = (
         Pairing(
             "zarr3",

@@ -26,6 +26,7 @@ class N5Format(OfDocuments):
     """See `formats.Format` and `formats.View`."""
 
     name = "n5"
+    renames = True
     pairings = (
         Pairing(
             "zarr3",

@@ -79,7 +79,7 @@ def image_of(dataset: Dataset) -> Multiscale | None:
     image = dataset.multiscales[0]
     old = [level.path for level in image.levels]
     new = [f"s{i}" for i in range(len(old))]
-    is_free = all(a == b or b not in old for a, b in zip(old, new, strict=True))
+    is_free = all(a == b or b not in dataset.beside.union(old) for a, b in zip(old, new, strict=True))
     is_here = len(set(old)) == len(old) and not any("/" in name or name in ("", ".", "..") for name in old)
     return image if is_free and is_here else None
 
@@ -183,5 +183,6 @@ def _is_known(codec: Codec) -> bool:
 
 
 def _is_filled(array: Array) -> bool:
-    """Whether a chunk that is not stored is something else than zeros, which readers of N5 take a missing block for."""
-    return bool(fill_element(array.fill_value, array.data_type) != 0)
+    """Whether a chunk that is not stored is something else than zeros, which readers of N5 take a missing block for:
+    -0.0 is."""
+    return any(fill_element(array.fill_value, array.data_type).tobytes())

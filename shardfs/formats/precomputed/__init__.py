@@ -34,6 +34,7 @@ class Precomputed(OfDocuments):
     """See `formats.Format` and `formats.View`."""
 
     name = "precomputed"
+    renames = True
     pairings = (
         Pairing(
             "zarr3",

@@ -23,7 +23,7 @@ from shardfs.transcode import FillValue, fill_element
 from shardfs.zarr_values import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from shardfs.arrays import Array
     from shardfs.model import Collection, Coords, Dataset
@@ -48,7 +48,7 @@ NANOMETERS = {prefix + "meter": float(f"1e{n + 9}") for prefix, n in {
 def children_of(dataset: Dataset) -> Sequence[str]:
     """See `formats.View.children`."""
     own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
-    return [level.path for image in dataset.multiscales[:1] for level in image.levels if level.path not in own]
+    return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
 
 
 def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
@@ -60,18 +60,31 @@ def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     levels = [level.path for image in dataset.multiscales[:1] for level in image.levels]
     volumes = {}
     if dataset.multiscales:
-        volumes[""] = _of_image(dataset.multiscales[0], stored, below)
+        volumes[""] = _of_image(dataset.multiscales[0], stored, below, dataset.beside)
     for path, collection in stored.items():
         if path not in levels:
             volumes["" if dataset.closed else path] = _of_array(collection)
-    return laid_out(
+    hidden = {path for path in levels if "/" not in path}
+    shown = laid_out(
         "precomputed",
         dataset,
         (scale.collection(path) for path, volume in volumes.items() for scale in volume.scales),
         {join(path, "info"): print_strict(volume.info()) for path, volume in volumes.items()},
         unwalked=(scale.key for volume in volumes.values() for scale in volume.scales),
-        hidden=(path for path in levels if "/" not in path),
+        hidden=hidden,
     )
+    return replace(shown, images={path: image for path, image in _images_of(dataset, below) if path not in hidden})
+
+
+def _images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> Iterator[tuple[str, Multiscale]]:
+    """The levels of all images, each as an image of that level alone: for volumes in directories of their own."""
+    for image in reversed(dataset.multiscales):
+        for level in image.levels:
+            found = below.get(level.path)
+            stored = (*found.collections, *found.unsharded) if found is not None else ()
+            array = stored[0].array if len(stored) == 1 else None
+            if array is not None and len(array.shape) == len(image.axes):
+                yield level.path, replace(image, levels=(replace(level, path=""),))
 
 
 # ---- volumes ----
@@ -96,10 +109,13 @@ class _Volume:
         }
 
 
-def _of_image(image: Multiscale, stored: Mapping[str, Collection], below: Mapping[str, Dataset]) -> _Volume:
+def _of_image(
+    image: Multiscale, stored: Mapping[str, Collection], below: Mapping[str, Dataset], beside: Set[str]
+) -> _Volume:
     if not image.levels:
         raise UnsupportedError("an image without levels")
     levels = []
+    own = (level.path.split("/")[0] for level in image.levels)
     for level in image.levels:
         collection = stored.get(level.path) or _collection_below(level.path, below.get(level.path))
         levels.append((level, collection))
@@ -110,7 +126,7 @@ def _of_image(image: Multiscale, stored: Mapping[str, Collection], below: Mappin
             scales.append(_scale(collection, image.axes, level, finest))
         except UnsupportedError as e:
             raise UnsupportedError(f"{level.path}: {e}") from e
-    return _volume(scales, segmentation=image.segmentation, taken=[level.path for level in image.levels])
+    return _volume(scales, segmentation=image.segmentation, taken={*beside, *own})
 
 
 def _collection_below(path: str, dataset: Dataset | None) -> Collection:
@@ -140,13 +156,13 @@ def _of_array(collection: Collection) -> _Volume:
     return _volume([_scale(collection, axes, level, level)], segmentation=False)
 
 
-def _volume(scales: Sequence[_Scale], *, segmentation: bool, taken: Sequence[str] = ()) -> _Volume:
-    """`taken` are paths in the source of which no scale may have the name."""
+def _volume(scales: Sequence[_Scale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
+    """`taken` are names in the source that no scale may have."""
     if len({(scale.data_type, scale.channels) for scale in scales}) != 1:
         raise UnsupportedError("its levels differ in data type or number of channels")
     named: list[_Scale] = []
     for scale in sorted(scales, key=lambda s: math.prod(s.resolution)):
-        used = {other.key for other in named} | {path.split("/")[0] for path in taken}
+        used = {other.key for other in named} | taken
         number = next(n for n in itertools.count() if _numbered(scale.key, n) not in used)
         named.append(replace(scale, key=_numbered(scale.key, number)))
     return _Volume(named, segmentation)
@@ -207,7 +223,7 @@ class _Scale:
         """With its chunks in a directory below that of the volume."""
         array = self.array
         encoding = ChunkEncoding(np.dtype(self.data_type).newbyteorder("<").str, self.roles.order, clipped=True)
-        is_filled = bool(fill_element(array.fill_value, encoding.data_type) != 0)
+        is_filled = any(fill_element(array.fill_value, encoding.data_type).tobytes())  # -0.0 is, too
         names = BoxNames(self._spatial(array.shape), self._spatial(array.chunk), self.offset)
         axes = [None if axis is None else array.grid_axes[axis] for axis in self.roles.space]
         filler = FillValue(array, encoding) if is_filled else None

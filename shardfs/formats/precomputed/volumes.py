@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale, numbers
+from shardfs.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale, finest_first, numbers
 from shardfs.checks import Chain, Image
 from shardfs.codecs import Gunzip
 from shardfs.formats import UNFIT, listed, reason
@@ -207,8 +207,7 @@ def _image(info: Mapping[str, Any], paths: Sequence[str]) -> Multiscale:
         shift = (*(0.0 for _ in head), *tuple(corner)[::-1])
         levels.append(Level(path, scale, numbers(shift, len(shift))))
     axes = (*head, *(Axis(name, "space", NANOMETER) for name in SPACE))
-    levels.sort(key=lambda level: math.prod(level.scale))
-    return Multiscale("", axes, tuple(levels), str(info.get("type")).lower() == "segmentation")
+    return Multiscale("", axes, finest_first(levels), str(info.get("type")).lower() == "segmentation")
 
 
 def _resolution(value: Any) -> tuple[float, ...]:
