@@ -281,8 +281,11 @@ LZ4_MAGIC, LZ4_HEADER, LZ4_STORED, LZ4_PACKED = b"LZ4Block", 21, 0x10, 0x20
 def _n5_lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     """The framing of lz4-java's `LZ4BlockOutputStream`: blocks of magic, token, two sizes and a checksum.
 
-    The checksum is an xxHash, of which nothing here has the library; LZ4 itself and the sizes are checked.
+    The checksum is an xxHash, of which nothing here has the library; LZ4 itself and the sizes are checked. z5 writes a
+    bare block instead, which cannot begin so: no match can lie that far back. It does not tell its size.
     """
+    if wanted is not None and not data.startswith(LZ4_MAGIC):
+        return _lz4(wanted.to_bytes(4, "little") + data, {}, wanted)
     out: list[bytes] = []
     total = 0
     while True:

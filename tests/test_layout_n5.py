@@ -163,6 +163,14 @@ def test_the_lz4_of_java_is_undone(tmp_path: Path) -> None:
     assert _equal(_read_zarr(tmp_path / "shown/a"), data)
 
 
+def test_the_lz4_of_z5_is_undone(tmp_path: Path) -> None:
+    data = np.arange(35, dtype="uint16").reshape(5, 7)
+    with z5py.N5File(str(tmp_path / "source"), "w") as file:
+        file.create_dataset("a", data=data, chunks=(4, 6), compression="lz4")
+    write_files(tmp_path / "shown", walk(open_tree(str(tmp_path / "source"), layout="zarr2")))
+    assert _equal(_read_zarr(tmp_path / "shown/a"), data)
+
+
 @pytest.mark.parametrize("layout", ["n5", "zarr2"])
 @pytest.mark.parametrize("name", sorted(data_n5.HOSTILE))
 def test_hostile_documents_harm_nothing_beside_them(name: str, layout: str, tmp_path: Path) -> None:
