@@ -186,6 +186,24 @@ def test_a_document(tmp_path: Path) -> None:
     assert shown[".zattrs"] == {"units": "V", "_ARRAY_DIMENSIONS": ["y", "x"]}
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [("AAAAgB2vFUQ=", float(np.float32(1e20))), ("AAAAAAAA+H8=", "NaN"), (-9.5, -9.5), ("AAAA", "AAAA"), ("-1", "-1")],
+)
+def test_what_marks_missing_values_is_a_number(told: Any, shown: Any, tmp_path: Path) -> None:
+    """Of floats, xarray has it in base64."""
+    for name, dtype in (("float", "float32"), ("int", "int16")):
+        Written(np.ones(3, dtype), (2,), members={"attributes": {"_FillValue": told}}).write(tmp_path / name)
+    documents = _shown(tmp_path)
+    assert documents["float/.zattrs"] == {"_FillValue": shown}
+    assert documents["int/.zattrs"] == {"_FillValue": told}
+
+
+def test_an_array_without_axes_says_that_it_has_none(tmp_path: Path) -> None:
+    Written(np.array(2.5), ()).write(tmp_path)
+    assert _shown(tmp_path)[".zattrs"] == {"_ARRAY_DIMENSIONS": []}
+
+
 def test_names_that_some_axes_lack_are_left_out(tmp_path: Path) -> None:
     Written(np.ones((5, 3), "uint8"), (2, 3), [{"name": "bytes"}], (), {"dimension_names": ["y", None]}).write(tmp_path)
     assert _shown(tmp_path)[".zattrs"] == {}

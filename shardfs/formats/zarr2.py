@@ -6,6 +6,8 @@ their codec; others are decoded and shown uncompressed.
 
 from __future__ import annotations
 
+import base64
+import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,7 @@ PASSING = frozenset(("bz2", "zlib", "lzma", "lz4"))
 """Further compressors of numcodecs, by their name in Zarr v2: those that all its readers bring."""
 
 KINDS = "biufc"
+FLOAT64 = 8
 
 
 class Zarr2(OfDocuments):
@@ -165,9 +168,22 @@ class _Placed(Placed):
     def _attributes(self) -> dict[str, Any]:
         array = self.array
         attributes = dict(array.attributes)
-        if array.names and all(name is not None for name in array.names):
-            attributes["_ARRAY_DIMENSIONS"] = list(array.names)
+        if "_FillValue" in attributes and np.dtype(array.data_type).kind == "f":
+            attributes["_FillValue"] = _missing_value(attributes["_FillValue"])
+        names = array.names if array.shape else ()  # without the member, xarray opens not even a scalar
+        if names is not None and None not in names:
+            attributes["_ARRAY_DIMENSIONS"] = list(names)
         return with_offset(attributes, array)
+
+
+def _missing_value(told: Any) -> Any:
+    """What marks missing values, as a number: xarray writes the bytes of a float64 in base64 to Zarr v3, and netCDF-C
+    aborts on any text."""
+    try:
+        raw = base64.b64decode(told, validate=True) if isinstance(told, str) else b""
+    except ValueError:
+        return told
+    return struct.unpack("<d", raw)[0] if len(raw) == FLOAT64 else told
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:

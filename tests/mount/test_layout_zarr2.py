@@ -225,7 +225,9 @@ def _table(path: Path) -> Data:
         Written(data, (2, 3), chain, (4, 6), named).write(path / name)
     for name, n in (("y", 7), ("x", 10)):
         coordinate = np.linspace(0, 1, n)
-        Written(coordinate, (n,), [LITTLE], (), {"dimension_names": [name]}).write(path / name)
+        members = {"dimension_names": [name], "attributes": {"_FillValue": "AAAAAAAA+H8="}}  # NaN, as xarray writes it
+        Written(coordinate, (n,), [LITTLE], (), members).write(path / name)
+    Written(np.array(2.5), (), [LITTLE]).write(path / "scalar")
     return data
 
 
