@@ -471,6 +471,33 @@ def test_encodings_that_need_a_library_are_read_in_other_layouts(encoding: str, 
     np.testing.assert_array_equal(_read_shown(layout, tmp_path / "shown" / ("s0" if layout == "n5" else "s")), data)
 
 
+_BY_ID: dict[str, Any] = {"sharding": None, "by_id": {"key": "by_id"}, "relationships": [], "spatial": []}
+
+
+@pytest.mark.parametrize("layout", sorted(DRIVERS))
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("legacy_mesh", "meshes"),
+        ("multilod_draco", "meshes"),
+        ("skeletons", "skeletons"),
+        ("annotations_v1", "annotations"),
+    ],
+)
+def test_what_lies_beside_a_volume_and_is_no_array_is_refused(
+    kind: str, what: str, layout: str, tmp_path: Path
+) -> None:
+    scale = {"key": "s", "size": [9, 9, 9], "chunk_sizes": [[8, 8, 4]], "resolution": [1, 1, 1], "encoding": "raw"}
+    write_json(tmp_path / "info", {"type": "image", "data_type": "uint8", "num_channels": 1, "scales": [scale]})
+    write_files(tmp_path, {"s/0-8_0-8_0-4": bytes(256), "beside/1": b"x", "beside/by_id/1": b"x"})
+    write_json(tmp_path / "beside/info", {"@type": f"neuroglancer_{kind}", **_BY_ID})
+    with pytest.raises(UnsupportedError, match=f"^beside: cannot be shown as {layout}: {what} are no array$"):
+        open_tree(str(tmp_path), layout=layout)
+    tree = open_tree(str(tmp_path), layout=layout, skip_unsupported=True)
+    assert not any(name.startswith("beside") for name in walk(tree))
+    assert [(p.path, p.skipped) for p in tree.problems()] == [("beside", True)]
+
+
 def test_a_source_whose_library_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scale = {"key": "s", "size": [9, 9, 9], "chunk_sizes": [[8, 8, 4]], "resolution": [1, 1, 1], "encoding": "crackle"}
     info = {"type": "image", "data_type": "uint8", "num_channels": 1, "scales": [scale]}

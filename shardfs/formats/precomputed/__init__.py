@@ -7,6 +7,7 @@ annotations.md, sharded.md)
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardfs.create_rules import Rule, Sharding
@@ -92,13 +93,13 @@ class Precomputed(OfDocuments):
             case "neuroglancer_multiscale_volume":
                 return open_volume(path, info)
             case "neuroglancer_multilod_draco":
-                return open_whole(path, info, meshes)
+                return replace(open_whole(path, info, meshes), indescribable="meshes are no array")
             case "neuroglancer_skeletons":
-                return open_whole(path, info, skeletons)
+                return replace(open_whole(path, info, skeletons), indescribable="skeletons are no array")
             case "neuroglancer_annotations_v1":
-                return open_annotations(path, info)
+                return replace(open_annotations(path, info), indescribable="annotations are no array")
             case "neuroglancer_legacy_mesh":
-                return Dataset("precomputed", closed=True, form=FORM)
+                return Dataset("precomputed", closed=True, form=FORM, indescribable="meshes are no array")
             case None if isinstance(info.get("scales"), list):
                 return open_volume(path, info)
         return None
