@@ -71,7 +71,7 @@ def fill_value(value: Any, data_type: str) -> Any:
             raise ValueError(f"fill_value {value!r:.80} is no string")
         return value or ""
     if value is None:
-        return False if dtype.kind == "b" else 0
+        value = False if dtype.kind == "b" else 0
     if dtype.kind == "b" and (isinstance(value, bool) or (isinstance(value, int) and value in (0, 1))):
         return bool(value)
     if dtype.kind in "iu":
