@@ -37,7 +37,7 @@ def arrays_of(dataset: Dataset) -> tuple[bool, list[tuple[Collection, str]]]:
     stored = (*dataset.collections, *dataset.unsharded)
     is_array = len(stored) == 1 and not dataset.multiscales
     if dataset.closed and not is_array:
-        raise UnsupportedError(f"{dataset.format} does not tell what it is")
+        raise UnsupportedError(f"{dataset.format} is shown in its own layout only")
     return is_array, [(c, "" if is_array else c.path) for c in stored]
 
 

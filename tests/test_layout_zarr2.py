@@ -365,6 +365,14 @@ def test_zarr_v2_that_is_stored_stays(tmp_path: Path) -> None:
     assert json.loads(shown[".zmetadata"])["metadata"]["old.zarr/x/.zarray"]["shape"] == [4]
 
 
+@pytest.mark.parametrize("layout", ["zarr3", "n5", "precomputed", "bcolz"])
+def test_zarr_v2_that_is_stored_is_refused_in_other_layouts(layout: str, tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "old", shape=(4,), chunks=(2,), dtype="uint8", zarr_format=2)
+    Written(np.ones(4, "uint8"), (2,), [{"name": "bytes"}]).write(tmp_path / "new")
+    with pytest.raises(UnsupportedError, match=f"^old: cannot be shown as {layout}: zarr2 is shown in its own layout"):
+        open_tree(str(tmp_path), layout=layout)
+
+
 def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is stored: not even to tell sizes, which `ls -l` wants."""
     data = np.ones((8, 8), "uint16")

@@ -56,7 +56,7 @@ def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     require_described(dataset)
     stored = {c.path: c for c in (*dataset.collections, *dataset.unsharded)}
     if dataset.closed and len(stored) != 1:
-        raise UnsupportedError(f"{dataset.format} does not tell what it is")
+        raise UnsupportedError(f"{dataset.format} is shown in its own layout only")
     levels = [level.path for image in dataset.multiscales[:1] for level in image.levels]
     volumes = {}
     if dataset.multiscales:
