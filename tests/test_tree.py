@@ -133,6 +133,13 @@ def test_numbers_are_stable_and_unique(tmp_path: Path) -> None:
     assert [n for n in numbers(open_tree(str(tmp_path))) if n < TABLE_END] == [n for n in first if n < TABLE_END]
 
 
+def test_a_directory_of_more_arrays_than_recent_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardfs.nodes.RECENT_NODES", 4)
+    for i in range(9):
+        handmade.zarr_sound(tmp_path / f"a{i}")
+    assert sorted(s.path for s in open_tree(str(tmp_path)).summaries()) == [f"a{i}" for i in range(9)]
+
+
 def test_remembered_nodes_stay_until_they_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardfs.nodes.RECENT_NODES", 4)
     handmade.zarr_sound(tmp_path / "a")

@@ -503,16 +503,24 @@ class Calls:
                 self._datasets.report(Problem(directory.path, str(e), damaged=True))
 
     def _subdirectories(self, directory: Directory, content: Content) -> list[Directory]:
-        dataset, found = content.dataset, {}
+        dataset, seen, out = content.dataset, set(), list[Directory]()
+
+        def add(name: str, found: Attributes) -> None:
+            node = self._nodes.get(found.number) if found.directory else None
+            seen.add(name)  # node by node: of very many the first are forgotten before the last is seen
+            if isinstance(node, Directory):
+                out.append(node)
+
         skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
         if content.chunks is None and (dataset is None or not (dataset.closed or dataset.blank)):
             told = bool(content.below)
             for e in self._datasets.listed_by_store(directory.inside) if told else self.store.scan(directory.inside):
                 if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._datasets.formats)):
-                    found[e.name] = self._listed(directory.child_path(e.name), e, content.inherited(e.name))
-        found |= {name: self._child(directory, content, name) for name in content.below if name not in found}
-        nodes = [self._nodes.get(a.number) for a in found.values() if a.directory]
-        return [node for node in nodes if isinstance(node, Directory)]
+                    add(e.name, self._listed(directory.child_path(e.name), e, content.inherited(e.name)))
+        for name in content.below:
+            if name not in seen:
+                add(name, self._child(directory, content, name))
+        return out
 
 
 def _batch(entries: Sequence[tuple[str, Attributes]], position: int) -> Batch:
