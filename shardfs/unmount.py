@@ -135,6 +135,7 @@ def _told(journal: str) -> int:
         return 0
     more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []
     lines = "".join(f"  {path}\n" for path in [*left[:NAMED], *more])
+    lines += f"They are kept for the next writable mount, and for shardfs recover {journal}\n"
     sys.stderr.write(f"shardfs: {len(left)} files are not in the source, but in the journal {journal}:\n{lines}")
     return LEFT
 

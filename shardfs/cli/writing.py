@@ -41,7 +41,8 @@ def flush(path: str, timeout: str) -> int:
     except OSError as e:
         if e.errno in (errno.EROFS, errno.ENOTSUP):
             raise click.UsageError(f"{mountpoint} is mounted read-only") from None
-        click.echo(f"shardfs: {path}: {e.strerror}", err=True)
+        more = "" if e.errno == errno.ETIMEDOUT else f"; shardfs status {mountpoint} says of what, and why"
+        click.echo(f"shardfs: {path}: {e.strerror}{more}", err=True)
         return LATE if e.errno == errno.ETIMEDOUT else LEFT
     return 0
 

@@ -59,6 +59,7 @@ class LocalWriter:
         self._sweeping = threading.Lock()
         self._lasting = {""}  # directories of which the names are on disk, as those of all above
         self._unsettled: dict[str, Begun] = {}  # by key: an error came after the switch, and another one after that
+        self._source = _directory_identity(store.root)
 
     def update(
         self,
@@ -71,11 +72,13 @@ class LocalWriter:
         try:
             at, name = self._directory_of(key)
         except FileNotFoundError:
+            self._require_source()
             if make(None) is None:
                 return None
             at, name = self._directory_of(key, make=True)
         place = Place(key, at, name)
         try:
+            self._require_source()
             directory = key.rpartition("/")[0]
             self._sweep_once(directory)
             self._make_last(directory)
@@ -261,6 +264,12 @@ class LocalWriter:
 
     # ---- where things lie
 
+    def _require_source(self) -> None:
+        """Raise OSError (ESTALE) if the source was moved away, or unmounted: its shards are not gone, and what lies
+        there by now, if anything, is another source."""
+        if self._source is not None and _directory_identity(self._store.root) != self._source:
+            raise OSError(errno.ESTALE, "the source was moved, removed or unmounted", self._store.root)
+
     def _directory_of(self, key: str, *, make: bool = False) -> tuple[int, str]:
         """A descriptor of the directory that an object is in, and what it is called there."""
         path = self._store.path(key)
@@ -409,6 +418,15 @@ class LocalWriter:
             except OSError:
                 self._unsettled[place.key] = note
             raise
+
+
+def _directory_identity(path: str) -> tuple[int, int] | None:
+    """None if there is no directory."""
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (info.st_dev, info.st_ino) if stat_module.S_ISDIR(info.st_mode) else None
 
 
 def is_temporary(name: str) -> bool:

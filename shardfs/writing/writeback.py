@@ -46,7 +46,10 @@ EARLY, SLOW, FULL = 0.5, 0.8, 0.95
 EVERYTHING = 1 << 62
 """Bytes: more than a file has."""
 
-LASTING = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG}
+LASTING = {
+    errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ENOTDIR,
+    errno.EISDIR,
+}  # fmt: skip
 """Errors that do not go away by trying again soon: it is tried when somebody asks, or after `LASTING_RETRY_S`."""
 
 LASTING_RETRY_S = 30.0

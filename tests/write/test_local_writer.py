@@ -129,6 +129,31 @@ def test_the_steps_of_a_replacement(writer: LocalWriter, tmp_path: Path) -> None
     assert notes[0].base == [before.st_ino, 3, before.st_mtime_ns]
 
 
+@pytest.mark.parametrize("instead", [False, True])
+def test_a_source_that_was_moved_away_has_not_lost_its_objects(tmp_path: Path, instead: bool) -> None:
+    """Nothing is a conflict because of that, and nothing goes into what lies there by now."""
+    source, away = tmp_path / "source", tmp_path / "away"
+    (source / "a").mkdir(parents=True)
+    (source / KEY).write_bytes(b"old")
+    writer, seen = LocalWriter(LocalStore(str(source))), list[Blob | None]()
+    source.rename(away)
+    if instead:
+        (source / "a").mkdir(parents=True)
+
+    def make(old: Blob | None) -> Plan:
+        seen.append(old)
+        return [b"new"]
+
+    with pytest.raises(OSError, match="the source was moved") as raised:
+        writer.update(KEY, make)
+    assert (raised.value.errno, seen, list(tmp_path.rglob("shard"))) == (errno.ESTALE, [], [away / KEY])
+    if instead:
+        (source / "a").rmdir()
+    away.rename(source)
+    writer.update(KEY, make)
+    assert (source / KEY).read_bytes() == b"new"
+
+
 def test_what_stays_as_it_is_is_not_touched(writer: LocalWriter, tmp_path: Path) -> None:
     (tmp_path / KEY).write_bytes(b"old")
     before = (tmp_path / KEY).stat()

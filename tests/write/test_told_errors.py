@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -110,3 +111,13 @@ def test_flush_tells_it_again_and_again_and_all_is_well_in_the_end(
     files.publish()
     assert files.tree.pending.state()["errors"] == {}
     assert found_by(TARGET, "tensorstore", tmp_path / "store")[0][0] == 1000
+
+
+def test_the_end_does_not_wait_for_what_only_somebody_can_mend(files: TreeFiles, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "store/c")
+    (tmp_path / "store/c").touch()
+    files.write(TARGET.path(0), TARGET.shown(1000))
+    began = time.monotonic()
+    files.dead = True  # nobody closes it once more
+    assert files.tree.close(60) == [TARGET.path(0)]
+    assert time.monotonic() - began < 30
