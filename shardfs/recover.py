@@ -232,27 +232,31 @@ def opened(directory: str | Path) -> Iterator[tuple[Journal, Pending]]:
         journal.close(clean=False)
 
 
-def ours(directory: str | Path, paths: Sequence[str]) -> None:
-    """Decide conflicts: what was written here is published by the next mount, whatever is there.
+def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str] = ()) -> None:
+    """Decide conflicts: what was written here is published by the next mount, whatever is there, or given up.
 
-    Raise FileNotFoundError, and decide nothing, if one of the paths is not in conflict.
+    A directory stands for all conflicts in it, "." for all. Raise FileNotFoundError, and decide nothing, if there is no
+    conflict at one of the paths; OSError (EINVAL) if one is to be decided both ways.
     """
-    _decide(directory, paths, Kind.CONFLICT)
-
-
-def theirs(directory: str | Path, paths: Sequence[str]) -> None:
-    """Decide conflicts: what was written here is given up. The errors of `ours`."""
-    _decide(directory, paths, Kind.DROP)
-
-
-def _decide(directory: str | Path, paths: Sequence[str], kind: Kind) -> None:
     with opened(directory) as (journal, pending):
-        for path in paths:
-            if path not in pending.versions or not pending.versions[path].conflict:
-                raise FileNotFoundError(errno.ENOENT, "there is no conflict about it", path)
-        for path in paths:
+        kinds: dict[str, Kind] = {}
+        for kind, paths in ((Kind.CONFLICT, ours), (Kind.DROP, theirs)):
+            for path in (found for given in paths for found in _conflicts(pending, given)):
+                if kinds.setdefault(path, kind) is not kind:
+                    raise OSError(errno.EINVAL, "cannot be ours and theirs", path)
+        for path, kind in kinds.items():
             meta = {"path": path, "lsn": pending.versions[path].lsn, "why": ""}
             journal.release(pending.apply(journal.append(kind, meta, reserve=True)))
+
+
+def _conflicts(pending: Pending, given: str) -> list[str]:
+    """At a path or, if it is a directory's, below it."""
+    at = os.path.normpath(given)
+    conflicts = [path for path, version in pending.versions.items() if version.conflict]
+    found = [path for path in conflicts if at == "." or path == at or path.startswith(f"{at}/")]
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, "there is no conflict about it", given)
+    return found
 
 
 def salvage(directory: str | Path) -> list[str]:

@@ -130,13 +130,16 @@ def _told(journal: str) -> int:
     """Name what is left in it; the exit code."""
     from shardfs.recover import look
 
-    left = [entry.path for entry in look(journal).entries if entry.state != "scratch"]
-    if not left:
+    found = look(journal)
+    left = [entry.path for entry in found.entries if entry.state != "scratch"]
+    if not left and not found.problems:
         return 0
     more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []
     lines = "".join(f"  {path}\n" for path in [*left[:NAMED], *more])
+    lines += "".join(f"  problem: {problem}\n" for problem in found.problems[:NAMED])
     lines += f"They are kept for the next writable mount, and for shardfs recover {journal}\n"
-    sys.stderr.write(f"shardfs: {len(left)} files are not in the source, but in the journal {journal}:\n{lines}")
+    what = f"{len(left)} files are not in the source, but in the journal" if left else "damage is left in the journal"
+    sys.stderr.write(f"shardfs: {what} {journal}:\n{lines}")
     return LEFT
 
 

@@ -28,8 +28,15 @@ LEFT, DAMAGED = 3, 7
 @click.option("--verify", "doing", flag_value="verify", help="Read all of it and compare checksums.")
 @click.option("--apply", "doing", flag_value="apply", help="Publish what can be, without a mount.")
 @click.option("--export", "out", metavar="DIRECTORY", help="Write what is in it to plain files below this directory.")
-@click.option("--ours", multiple=True, metavar="PATH", help="Of a conflict: what was written here is to be published.")
-@click.option("--theirs", multiple=True, metavar="PATH", help="Of a conflict: what is in the source stays.")
+@click.option(
+    "--ours",
+    multiple=True,
+    metavar="PATH",
+    help="Of a conflict, or all in a directory: what was written here is to be published.",
+)
+@click.option(
+    "--theirs", multiple=True, metavar="PATH", help="Of a conflict, or all in a directory: what is in the source stays."
+)
 @click.option("--salvage", "doing", flag_value="salvage", help="Put damage aside, and go on without it.")
 @click.option("--discard", "doing", flag_value="discard", help="Put everything aside; it is kept for seven days.")
 @click.option("--yes", is_flag=True, help="Really discard.")
@@ -62,8 +69,7 @@ def recover(
     if out is not None:
         return _export(directory, options.file_path(out))
     if ours or theirs:
-        work.ours(directory, ours)
-        work.theirs(directory, theirs)
+        work.decide(directory, ours, theirs)
         return 0
     if doing == "apply":
         return _apply(source, directory, found)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shardfs import rewriting
 from shardfs.blobs import crc32c_of
 from shardfs.codecs import decompressed
+from shardfs.errors import CorruptShardError
 from shardfs.model import Put
 from shardfs.plans import size_of
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from shardfs.chunk_tree import ChunkTree, Target
     from shardfs.disk import FilePart
-    from shardfs.journal import Journal
+    from shardfs.journal import Journal, Position
     from shardfs.model import Blob, Bytes, Coords, Plan
     from shardfs.pending import Version
     from shardfs.writers import Begun
@@ -147,9 +148,18 @@ class Job:
             plain = summed is not None and target.tree.transform_of(target.coords) is None and not target.suffix
             plain &= lead is None or target.coords[-1] == 0  # else the entry is that of the chunk it goes before
             wrong = plain and version.data is not None and version.data.crc != summed
+            if wrong and version.data is not None:
+                self._require_sound(path, version.data)
             if wrong or (entry is None) != (version.data is None):
                 raise ValueError(f"{path} would not be as it was written")
             self._planned[path] = entry if entry is None or summed is None else (*entry, summed)
+
+    def _require_sound(self, path: str, data: Position) -> None:
+        """Raise CorruptShardError if the journal has other bytes by now than were written to it."""
+        try:
+            self._journal.read(data)
+        except OSError as e:
+            raise CorruptShardError(self._shard.tree.path, path, e.strerror or str(e)) from e
 
     def _sum(self, blob: Blob | None, entry: tuple[int, int] | None) -> int | None:
         """The checksum of a chunk in the shard; None if it does not lie there as it is."""

@@ -143,6 +143,16 @@ def test_the_end_of_a_mount_of_which_the_source_was_moved_away(
     assert first(stored(data, source)) == {7}
 
 
+def test_what_is_damaged_in_the_journal_is_told_at_the_end(mount: WritableMount, tmp_path: Path) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    (segment,) = tmp_path.rglob("*.wal")
+    data = bytearray(segment.read_bytes())
+    data[data.index(chunk(7))] ^= 1
+    segment.write_bytes(data)
+    done = mount.umount()
+    assert (done.returncode, "  problem: 0000000000000001.wal, bytes" in done.stderr) == (3, True)
+
+
 def test_who_uses_the_mount_is_told(mount: WritableMount) -> None:
     write(mount.path / "c/0/0", chunk(7))
     with subprocess.Popen(["sleep", "60"], cwd=mount.path) as sleeper:

@@ -125,21 +125,35 @@ def test_export_goes_on_where_one_path_is_below_another(tmp_path: Path) -> None:
 
 
 def test_a_conflict_is_decided_for_us(directory: Path) -> None:
-    recover.ours(directory, ["a/c/0/3"])
+    recover.decide(directory, ours=["a/c/0/3"])
     version = versions(directory)["a/c/0/3"]
     assert (version.conflict, version.base) == ("", "?")
     with pytest.raises(FileNotFoundError, match="no conflict"):
-        recover.ours(directory, ["a/c/0/3"])
+        recover.decide(directory, ours=["a/c/0/3"])
 
 
 def test_a_conflict_is_decided_for_them(directory: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no conflict"):
-        recover.theirs(directory, ["a/c/0/3", "a/c/0/0"])
+        recover.decide(directory, theirs=["a/c/0/3", "a/c/0/0"])
     assert "a/c/0/3" in versions(directory)
-    recover.theirs(directory, ["a/c/0/3"])
+    recover.decide(directory, theirs=["a/c/0/3"])
     assert "a/c/0/3" not in versions(directory)
     assert len(versions(directory)) == 4
     open_journal(directory).close(clean=False)  # it still belongs to its source
+
+
+def test_a_directory_stands_for_its_conflicts_and_nothing_is_decided_both_ways(directory: Path) -> None:
+    for wrong in (
+        {"ours": ["."], "theirs": ["a/c/0/3"]},
+        {"ours": ["."], "theirs": ["a/c/1"]},
+        {"ours": ["a/c/0/3/x"]},
+    ):
+        with pytest.raises(OSError, match=r"cannot be|no conflict"):
+            recover.decide(directory, **wrong)
+        assert versions(directory)["a/c/0/3"].conflict
+    recover.decide(directory, ours=["./a/c/0/"])
+    assert not versions(directory)["a/c/0/3"].conflict
+    assert len(versions(directory)) == 5
 
 
 def test_salvage_goes_on_without_what_is_damaged(tmp_path: Path) -> None:

@@ -121,3 +121,19 @@ def test_the_end_does_not_wait_for_what_only_somebody_can_mend(files: TreeFiles,
     files.dead = True  # nobody closes it once more
     assert files.tree.close(60) == [TARGET.path(0)]
     assert time.monotonic() - began < 30
+
+
+def test_a_journal_that_is_damaged_meanwhile_is_no_bug(
+    files: TreeFiles, broken: Broken, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed_in_background(files)
+    (segment,) = (tmp_path / "journal").glob("*.wal")
+    data = bytearray(segment.read_bytes())
+    data[data.index(TARGET.shown(1000))] ^= 1
+    with open(segment, "r+b") as file:
+        file.write(data)
+    broken.mended = True
+    with pytest.raises(OSError, match="a record of the journal is damaged"):
+        files.publish()
+    assert found_by(TARGET, "tensorstore", tmp_path / "store")[0][0] == 100
+    assert "bug" not in caplog.text
