@@ -169,6 +169,7 @@ class NodeTable:
     def __init__(self, root: Directory) -> None:
         self._kept: dict[int, Node] = {root.number: root}
         self._recent: OrderedDict[int, Node] = OrderedDict()
+        self._moved: dict[str, int] = {}  # numbers that were made from the path that a node had before
         self._lock = threading.Lock()
 
     def get(self, number: int) -> Node:
@@ -178,9 +179,23 @@ class NodeTable:
             raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
         return node
 
+    def _number(self, path: str) -> int:
+        return self._moved.get(path) or number_of(path)
+
+    def move(self, old: str, new: str) -> list[Node]:
+        """All nodes of a directory that has another name now, and of what is in it, have other paths, and keep their
+        numbers."""
+        found = self.below(old)
+        with self._lock:
+            for node in found:
+                self._moved.pop(node.path, None)
+                node.path = new + node.path[len(old) :]
+                self._moved[node.path] = node.number
+        return found
+
     def known(self, path: str) -> Node | None:
         """The node for a path, if there is one."""
-        number = number_of(path)
+        number = self._number(path)
         node = self._kept.get(number) or self._recent.get(number)
         return node if node is not None and node.path == path else None
 
@@ -188,7 +203,7 @@ class NodeTable:
         """The node of this kind for a path: the known one, or a new one. Its number follows from the path, unless it
         is given; and what becomes something else keeps its number.
         """
-        number = number_of(path) if number is None else number
+        number = self._number(path) if number is None else number
         while True:
             node = self._kept.get(number) or self._recent.get(number)
             if isinstance(node, kind) and node.path == path:
@@ -203,10 +218,15 @@ class NodeTable:
                 node.lookups = before.lookups
                 self._kept[node.number] = node
                 return node
-            self._recent[node.number] = node
-            while len(self._recent) > RECENT_NODES:
-                self._recent.popitem(last=False)
+            self._keep_recent(node)
         return node
+
+    def _keep_recent(self, node: Node) -> None:
+        """The lock is held."""
+        self._recent[node.number] = node
+        while len(self._recent) > RECENT_NODES:
+            _, gone = self._recent.popitem(last=False)
+            self._moved.pop(gone.path, None)
 
     def below(self, path: str) -> list[Node]:
         """All nodes that are known of a directory and what is in it, those above first."""
@@ -233,5 +253,9 @@ class NodeTable:
             if node is None or number == ROOT:
                 return
             node.lookups -= count
-            if node.lookups <= 0:
+            if node.lookups <= 0:  # who is being given it this moment is about to count on it again
                 del self._kept[number]
+                node.lookups = 0
+                if isinstance(node, Directory):
+                    node.content = None  # what is described there may be another thing by then
+                self._keep_recent(node)

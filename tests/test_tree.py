@@ -159,10 +159,25 @@ def test_remembered_nodes_stay_until_they_are_forgotten(tmp_path: Path, monkeypa
     tree.forget(kept.number, 1)
     assert tree.attributes(kept.number).size == 1
     tree.forget(kept.number, 1)
+    for i in range(1, 20):
+        tree.lookup(ROOT, b"f%d" % i)
     with pytest.raises(FileNotFoundError):
         tree.attributes(kept.number)
     tree.forget(ROOT, 100)
     assert tree.attributes(ROOT).directory
+
+
+def test_a_node_may_be_forgotten_while_it_is_looked_up(tmp_path: Path) -> None:
+    """By another thread: the kernel asks anew for a name, and says of what it had before that it is not needed."""
+    handmade.zarr_sound(tmp_path / "a")
+    handmade.write_files(tmp_path, {"d/file": b"content"})
+    tree = open_tree(str(tmp_path))
+    found = tree.lookup(ROOT, b"d").number
+    tree.remember(found)
+    assert tree.lookup(ROOT, b"d").number == found
+    tree.forget(found, 1)
+    tree.remember(found)
+    assert tree.lookup(found, b"file").size == 7
 
 
 def test_errors_of_paths(tmp_path: Path) -> None:

@@ -155,8 +155,7 @@ class Changes(Survey):
 
     def moved(self, old: str, new: str) -> None:
         """A directory has another name in the store. What is in it keeps its numbers."""
-        for node in self._nodes.below(old):
-            node.path = new + node.path[len(old) :]
+        for node in self._nodes.move(old, new):
             if isinstance(node, Directory):
                 node.inside, node.content = node.path, None
         self._datasets.move(old, new)

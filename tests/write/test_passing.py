@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardfs.inodes import ROOT
 from shardfs.journal import Journal
 from shardfs.tree import open_tree
 from shardfs.writing.links import stays_inside
@@ -53,6 +54,16 @@ def number(tree: WriteTree, path: str) -> int:
 
 def of_users(path: Path) -> dict[str, bytes]:
     return {name: os.getxattr(path, name) for name in os.listxattr(path) if name.startswith("user.")}
+
+
+def test_directories_that_exchange_names_keep_their_numbers(tree: WriteTree) -> None:
+    before = {path: number(tree, path) for path in ("a", "a/zarr.json", "d", "d/file")}
+    for old, new in ((b"a", b"t"), (b"d", b"a"), (b"t", b"d")):
+        tree.rename(ROOT, old, ROOT, new, False)
+    after = {path: tree.resolve(path).number for path in ("d", "d/zarr.json", "a", "a/file")}
+    assert list(after.values()) == list(before.values())
+    assert tree.read(after["a/file"], 0, 7) == b"content"
+    assert json.loads(bytes(tree.read(after["d/zarr.json"], 0, 4096)))["node_type"] == "array"
 
 
 # ---- extended attributes
