@@ -226,11 +226,12 @@ class Documents:
 
     def _sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:
         """What becomes of a document for which there is a rule, or shards from before; None if it stays as it is."""
+        refused: list[ValueError] = []
         for form, sharding in self._candidates(directory, name):
             try:
                 made = form.shard(directory, name, data, sharding)
             except ValueError as e:
-                log.warning("%s: is not sharded: %s", join(directory, name), e)
+                refused.append(e)
                 continue
             if made is None:
                 continue
@@ -238,6 +239,8 @@ class Documents:
                 log.warning("%s: is not sharded: chunks are stored there already", join(directory, name))
                 return None
             return made
+        for why in refused:
+            log.warning("%s: is not sharded: %s", join(directory, name), why)
         return None
 
     def _has_chunks(self, form: Format, directory: str, below: str = "") -> bool:

@@ -386,6 +386,11 @@ class WriteTree(PassedThrough):
             return
         if self.base.is_virtual(base):
             self._show(path, shown=False)
+            tree = self.base.chunk_tree(base)
+            if tree is not None and base == tree.root and self.writer.local:
+                with suppress(OSError):  # shards of another array, perhaps of other axes, may be called as they are
+                    self.pending.flush(path)
+                    self._remove_stored(path)
             return
         self.pending.flush(path)
         self._remove_stored(path)

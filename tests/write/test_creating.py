@@ -77,6 +77,34 @@ def test_arrays_of_zarr(tmp_path: Path, tool: str, rule: str) -> None:
     assert not (source / "sharded" / "zarr.json").exists()
 
 
+REPLACE = """
+import sys
+import tensorstore as ts
+for shape in ([33, 17, 5], [33]):
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": sys.argv[1]}}
+    layout = ts.ChunkLayout(chunk_shape=[8] * len(shape))
+    array = ts.open(spec, dtype=ts.int32, shape=shape, chunk_layout=layout, create=True, delete_existing=True).result()
+    array[...] = len(shape)
+assert (array.read().result() == 1).all()
+"""
+
+
+def test_tensorstore_replaces_an_array_by_one_of_other_axes(tmp_path: Path) -> None:
+    """It leaves the array's own directory: the new shards may be called as directories of the old ones were."""
+    need_fuse()
+    source = tmp_path / "source"
+    source.mkdir()
+    with writable(source, tmp_path, "--create", "zarr3") as mount:
+        mount.mount()
+        command = [sys.executable, "-c", REPLACE, f"{mount.path}/a/"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert mount.umount().returncode == 0
+    array = zarr.open_array(source / "a", mode="r")
+    assert array.shards == (32,)
+    np.testing.assert_array_equal(array[:], np.ones(33, "int32"))
+
+
 @pytest.mark.parametrize("tool", ["z5py", "n5store"])
 def test_datasets_of_n5(tmp_path: Path, tool: str) -> None:
     """No library of Python reads sharded N5: the blocks are compared with those written without shards."""
