@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -129,7 +130,7 @@ def decimal(name: bytes, digits: int = 19) -> int | None:
 
 def cell_of(key: str, separator: str, rank: int) -> Coords | None:
     """The coordinates that a key consists of, such as `1/23/45`; None if it is not of this form."""
-    parts = [decimal(part.encode()) for part in key.split(separator)]
+    parts = [decimal(os.fsencode(part)) for part in key.split(separator)]
     found = tuple(part for part in parts if part is not None)
     return found if len(found) == len(parts) == rank else None
 

@@ -222,6 +222,14 @@ def test_damaged_chunks(chain: str, damage: Callable[[bytes], bytes], shallow: s
     assert (finding.kind, finding.files, finding.shard) == (deep, ("c/0/1",), "c/0/0")
 
 
+def test_names_beside_shards_may_be_of_any_bytes(tmp_path: Path) -> None:
+    handmade.zarr_sound(tmp_path / "x")
+    (tmp_path / "x/c" / os.fsdecode(b"\xff\xfe")).write_bytes(b"note")
+    (tmp_path / "x/c/0" / os.fsdecode(b"\xff")).write_bytes(b"note")
+    report = look(tmp_path / "x", deep=True)
+    assert (kinds(report), report.tally.shards > 0) == (set(), True)
+
+
 def test_chunks_larger_than_what_is_read_at_a_time(tmp_path: Path) -> None:
     data = os.urandom(3 << 20)
     document = zarr_metadata((2, 3 << 20), (2, 3 << 20), (1, 3 << 20), codecs=[{"name": "bytes"}, {"name": "crc32c"}])

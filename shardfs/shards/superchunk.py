@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -347,6 +348,6 @@ class Superchunks(Pack):
         return f"__{shard + 1}__.bin"
 
     def shard_of(self, key: str) -> int | None:
-        number = decimal(key[2:-6].encode()) if key.startswith("__") and key.endswith("__.bin") else None
+        number = decimal(os.fsencode(key[2:-6])) if key.startswith("__") and key.endswith("__.bin") else None
         files = ceil_div(self.grid[0], self.per_file)
         return number - 1 if number is not None and 1 <= number <= files else None
