@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import secrets
 from typing import TYPE_CHECKING
 
 from shardfs.inodes import ROOT
@@ -26,13 +27,17 @@ MODES = {
 
 
 class WrittenFile(io.RawIOBase):
-    """A file that is open for writing; `close` raises what `close(2)` on a mount would."""
+    """A file that is open for writing; `close` raises what `close(2)` on a mount would.
 
-    def __init__(self, tree: WriteTree, path: str, mode: str) -> None:
+    Without `autocommit` a new file has its name from `commit` on, as in a transaction of fsspec.
+    """
+
+    def __init__(self, tree: WriteTree, path: str, mode: str, *, autocommit: bool = True) -> None:
         super().__init__()
         self.path, self.mode = path, mode
         self._tree, self._reads, self._appends = tree, "+" in mode, mode.startswith("a")
-        self._number, self._handle = opened(tree, path, MODES[mode])
+        self._temporary = "" if autocommit or not mode.startswith("w") else f"{path}.{secrets.token_hex(16)}.partial"
+        self._number, self._handle = opened(tree, self._temporary or path, MODES[mode])
         self._position = self._size() if self._appends else 0
 
     def _size(self) -> int:
@@ -85,6 +90,16 @@ class WrittenFile(io.RawIOBase):
             self._tree.flush(self._handle)
         finally:
             self._tree.release(self._handle)
+
+    def commit(self) -> None:
+        """Give it its name, whatever was called so."""
+        if self._temporary:
+            self._tree.rename(*place(self._tree, self._temporary), *place(self._tree, self.path), noreplace=False)
+
+    def discard(self) -> None:
+        """Remove it, if it has not got its name."""
+        if self._temporary:
+            self._tree.unlink(*place(self._tree, self._temporary))
 
 
 def opened(tree: WriteTree, path: str, flags: int) -> tuple[int, int]:

@@ -207,7 +207,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **kwargs: Any,
     ) -> ShardedFile | WrittenFile:
         if mode != "rb":
-            return WrittenFile(self._to_write(path), path, mode)
+            return WrittenFile(self._to_write(path), path, mode, autocommit=autocommit)
         size = self.blocksize if block_size is None else block_size
         return ShardedFile(self, path, mode, size, autocommit, cache_options=cache_options, **kwargs)
 

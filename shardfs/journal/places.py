@@ -220,6 +220,8 @@ def describe(owner: dict[str, Any]) -> str:
         words += f" on {owner.get('host', 'another host')}"
     if owner.get("mountpoint"):
         words += f" at {owner['mountpoint']}"
+    elif owner.get("pid") == os.getpid():
+        words += ", this process, by another file system object of fsspec"
     if isinstance(since := owner.get("since"), int | float):
         words += time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(since))
     return words

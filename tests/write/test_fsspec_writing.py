@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,8 +106,24 @@ def test_trees_are_copied_moved_and_removed(fs: ShardFileSystem, source: Path) -
     assert not fs.exists("/c")
 
 
+def test_a_transaction_gives_names_at_its_end(fs: ShardFileSystem) -> None:
+    before, new = fs.cat_file("/a/c/1/2"), _encoded(np.full((8, 8), 7, "u2"))
+    for failure in (KeyError(), None):
+        with suppress(KeyError), fs.transaction:
+            with fs.open("/a/c/1/2", "wb") as file:
+                file.write(new)
+            with fs.open("/a/c/note", "wb") as file:
+                file.write(b"note")
+            assert (fs.cat_file("/a/c/1/2"), fs.exists("/a/c/note")) == (before, False)
+            if failure is not None:
+                raise failure
+        names = [name for name in fs.find("/a/c") if "." in name]
+        assert (fs.exists("/a/c/note"), names) == (failure is None, [])
+    assert (fs.cat_file("/a/c/1/2"), fs.cat_file("/a/c/note")) == (new, b"note")
+
+
 def test_two_cannot_write_at_once(fs: ShardFileSystem, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="pid"):
+    with pytest.raises(OSError, match="pid .* this process, by another file system object"):
         ShardFileSystem(str(source), rw=True, write_options={"journal": str(tmp_path / "journals")})
 
 
