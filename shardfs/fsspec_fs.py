@@ -280,7 +280,11 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._to_write(path).pending.flush(path.strip("/"), timeout)
 
     def close(self, timeout: float = 3600.0) -> list[str]:
-        """Publish what can be, and let others write to the source; paths of what stays in the journal."""
+        """Publish what can be, and let others write to the source; paths of what stays in the journal.
+
+        Nothing can be written any more (EROFS), but by a file system that is opened anew.
+        """
+        self._cache.pop(self._fs_token, None)
         return self._to_write("").close(timeout)
 
 

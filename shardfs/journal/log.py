@@ -575,11 +575,18 @@ class Journal:
             self._close_files()
 
     def _close_files(self) -> None:
-        for segment in self._segments.values():
-            with suppress(OSError):
-                disk.close(segment.fd)
-        self._segments = {}
-        for lock in self._locks:
+        """Nothing is written any more: a descriptor's number may be that of another file soon."""
+        with self._lock:
+            self.read_only = self.read_only or "the journal is closed"
+            self._current = None
+            self._dirty.clear()
+            self._fresh.clear()
+            for segment in self._segments.values():
+                with suppress(OSError):
+                    disk.close(segment.fd)
+            self._segments = {}
+            locks, self._locks = self._locks, []
+        for lock in locks:
             lock.free()
 
 

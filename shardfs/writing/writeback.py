@@ -592,6 +592,8 @@ class WriteBuffer:
 
     def close(self, timeout: float) -> list[str]:
         """Publish what can be, within so many seconds, and close the journal. What is left."""
+        if self._stopping:  # nobody publishes any more
+            return self.left()
         self._journal.sync()
         end = time.monotonic() + timeout
         with self._lock:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
+import os
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -122,8 +124,30 @@ def test_a_transaction_gives_names_at_its_end(fs: ShardFileSystem) -> None:
     assert (fs.cat_file("/a/c/1/2"), fs.cat_file("/a/c/note")) == (new, b"note")
 
 
+def test_nothing_is_written_behind_the_end(source: Path, tmp_path: Path) -> None:
+    """Least of all to files of others, which have the numbers that descriptors of the journal had."""
+    asked: dict[str, Any] = {
+        "source": str(source),
+        "rw": True,
+        "write_options": {"journal": str(tmp_path / "journals")},
+    }
+    closed = fsspec.filesystem("shardfs", **asked)
+    closed.pipe_file("/a/c/0/0", b"some bytes")
+    assert closed.close(0) == ["a/c/0/0"]
+    with ExitStack() as stack:
+        others = [stack.enter_context(open(tmp_path / f"{i}", "w+b", buffering=0)) for i in range(30)]
+        for _ in range(2):
+            with pytest.raises(OSError, match="the journal is closed"):
+                closed.pipe_file("/a/c/0/0", b"other bytes")
+            assert closed.close() == ["a/c/0/0"]
+        assert {os.fstat(file.fileno()).st_size for file in others} == {0}
+    anew = fsspec.filesystem("shardfs", **asked)
+    assert anew.cat_file("/a/c/0/0") == b"some bytes"
+    assert anew.close() == []
+
+
 def test_two_cannot_write_at_once(fs: ShardFileSystem, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="pid .* this process, by another file system object"):
+    with pytest.raises(OSError, match=r"pid .* this process, by another file system object"):
         ShardFileSystem(str(source), rw=True, write_options={"journal": str(tmp_path / "journals")})
 
 
