@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python has no name for
 CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent), "LC_ALL": "C.UTF-8"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(HERE.parent),
+    "PYTHONDONTWRITEBYTECODE": "",  # a program that is installed has its bytecode
+    "LC_ALL": "C.UTF-8",
+}
 
 # ---- data ----
 

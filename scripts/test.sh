@@ -48,6 +48,9 @@ for install in $installs; do
     wait "$install"
 done
 
+# Tests start some thousand processes: where Python is told to write no bytecode, each would compile all modules anew.
+"$venv/bin/python" -m compileall -q shardfs tests
+
 PATH=$venv/bin:$PATH:/usr/sbin:/sbin
 export PATH
 exec "$venv/bin/python" -m pytest --numprocesses "$(($(nproc) + 1))" --dist worksteal "$@"
