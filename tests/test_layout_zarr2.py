@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from shardfs.nodes import Content, Directory
     from tests.datasets import Array as Data
     from tests.datasets import Dataset
 
@@ -349,6 +350,26 @@ def test_one_read_opens_the_hierarchy(tmp_path: Path) -> None:
         "plain/deep",
         "plain/deep/b",
     ]
+
+
+def test_too_much_to_be_told_in_one_file_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(9):
+        Written(np.ones(4, "uint8"), (2,), [{"name": "bytes"}]).write(tmp_path / f"a{i}")
+    tree = _zarr2(tmp_path)
+    monkeypatch.setattr("shardfs.tree.calls.MAX_CONSOLIDATED", 5)
+    looked: list[str] = []
+    opened = tree._datasets.open
+
+    def counted(directory: Directory) -> Content:
+        looked.append(directory.path)
+        return opened(directory)
+
+    monkeypatch.setattr(tree._datasets, "open", counted)
+    for most in (9, 3):
+        with pytest.raises(FileNotFoundError, match="too much lies below"):
+            tree.resolve(".zmetadata")
+        assert len(looked) <= most
+        looked.clear()
 
 
 def test_zarr_v2_that_is_stored_stays(tmp_path: Path) -> None:
