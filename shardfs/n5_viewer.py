@@ -56,6 +56,18 @@ def axes_of(attributes: Mapping[str, Any], rank: int) -> tuple[str, ...] | None:
     return tuple(axes) if all(isinstance(a, str) for a in axes) else None
 
 
+def may_be_told(name: str, value: Any, rank: int) -> bool:
+    """Whether a dataset may have this attribute: tensorstore opens none of which one of these has another form, and
+    everywhere else `units` are a word."""
+    match name:
+        case "axes":
+            return axes_of({name: value}, rank) is not None
+        case "units" | "resolution":
+            kind = str if name == "units" else int | float
+            return isinstance(value, list) and len(value) == rank and all(isinstance(v, kind) for v in value)
+    return True
+
+
 @dataclass(frozen=True)
 class LevelsBelow:
     """See `model.Levels`: an image in a group of N5, of which the attributes tell much, little or nothing.

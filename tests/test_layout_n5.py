@@ -371,6 +371,32 @@ def test_names_of_n5_win_over_those_of_the_user(tmp_path: Path) -> None:
     assert all(p.path == "a" and p.skipped for p in tree.problems())
 
 
+@pytest.mark.parametrize(
+    ("name", "odd", "fitting"),
+    [
+        ("units", "K", ["nm", "nm"]),
+        ("units", ["nm", 1], ["", "s"]),
+        ("resolution", 5, [0.5, 2]),
+        ("resolution", [1, 2, 3], [0, 0]),
+        ("axes", "x", ["x", "y"]),
+        ("axes", ["x", "x"], ["a", "b"]),
+    ],
+)
+def test_attributes_that_readers_of_n5_stumble_over_are_left_out(
+    name: str, odd: Any, fitting: Any, tmp_path: Path
+) -> None:
+    write_zarr(tmp_path / "source/odd", _ISLAND, (4, 5), [BIG], attributes={name: odd, "long_name": "x"})
+    write_zarr(tmp_path / "source/fit", _ISLAND, (4, 5), [BIG], attributes={name: fitting})
+    tree = _n5(tmp_path / "source")
+    write_files(tmp_path / "shown", walk(tree))
+    for member in ("odd", "fit"):
+        assert _equal(_read_tensorstore(tmp_path / "shown", member), _ISLAND)
+    assert name not in _document(tree, "odd")
+    assert _document(tree, "odd")["long_name"] == "x"
+    assert _document(tree, "fit")[name] == fitting
+    assert [(p.path, p.skipped, name in p.why) for p in tree.problems()] == [("odd", True, True)]
+
+
 def test_a_group_stays_one_whatever_its_attributes_are_called(tmp_path: Path) -> None:
     user = {**attributes((1, 1), (1, 1), "uint8", compression={"type": "raw"}), "n5": "9.0.0"}
     for group in (tmp_path, tmp_path / "g"):

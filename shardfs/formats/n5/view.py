@@ -120,8 +120,8 @@ class _Shown(Placed):
 
     def members(self) -> dict[str, Any]:
         """Of `attributes.json`."""
-        own = self._own()
-        return {**own, **{name: value for name, value in self.array.attributes.items() if not self._gives_way(name)}}
+        own, attributes = self._own(), self.array.attributes
+        return {**own, **{name: value for name, value in attributes.items() if not self._gives_way(name, value)}}
 
     def _own(self) -> dict[str, Any]:
         array, around = self.array, self.encoding.codecs
@@ -137,14 +137,15 @@ class _Shown(Placed):
             own["offset"] = array.offset[::-1]
         return {**own, **self.further}
 
-    def _gives_way(self, name: str) -> bool:
-        return name in STRUCTURAL or name in self._own()
+    def _gives_way(self, name: str, value: Any) -> bool:
+        is_taken = name in STRUCTURAL or name in self._own()
+        return is_taken or not n5_viewer.may_be_told(name, value, len(self.array.shape))
 
     def problems(self, path: str) -> Iterator[Problem]:
         """The user's attributes that N5 has no place for; `path` is the dataset's."""
         own = self._own()
         for name, value in self.array.attributes.items():
-            if self._gives_way(name) and value != own.get(name):
+            if self._gives_way(name, value) and value != own.get(name):
                 yield _gone(join(path, self.path), name)
 
 
