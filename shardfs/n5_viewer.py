@@ -100,7 +100,7 @@ def image_of_dataset(array: Array) -> Multiscale | None:
     try:
         if isinstance(own.get("transform"), dict):
             return _cosem({"datasets": [{"path": "", "transform": own["transform"]}]})
-        if "pixelResolution" in own or "resolution" in own:
+        if any(name in own for name in ("pixelResolution", "resolution", "downsamplingFactors")):
             return _of_factors({"scales": [own.get("downsamplingFactors", [1] * len(array.shape))]}, [array])
     except UNFIT:
         pass

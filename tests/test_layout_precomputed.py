@@ -385,6 +385,7 @@ def test_n5_tells_resolution_and_axes(tmp_path: Path) -> None:
         ("pyramid/s0", 1, {}),
         ("pyramid/s1", 2, {}),
         ("alone", 1, members),
+        ("coarse", 2, {"downsamplingFactors": [2, 2, 1]}),
     ]
     for name, by, further in written:
         data = _RAMP[:, ::by, ::by]
@@ -401,6 +402,7 @@ def test_n5_tells_resolution_and_axes(tmp_path: Path) -> None:
     tree = _precomputed(tmp_path)
     (alone,) = _info(tree, "alone")["scales"]
     assert (alone["resolution"], alone["voxel_offset"]) == ([8, 8, 40], [10, 0, -10])
+    assert _info(tree, "coarse")["scales"][0]["resolution"] == [2, 2, 1]
     scales = _info(tree, "pyramid")["scales"]
     assert [s["resolution"] for s in scales] == [[8, 8, 40], [16, 16, 40]]
     assert [s["voxel_offset"] for s in scales] == [[0, 0, 0], [0, 0, 0]]
