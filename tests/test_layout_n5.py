@@ -134,6 +134,7 @@ def test_the_user_s_attributes_are_told_from_n5_s_own() -> None:
     [
         ({"dataType": "string"}, "data type 'string'"),
         ({"dataType": "object"}, "data type 'object'"),
+        ({"isLabelMultiset": True}, "label multisets are no array of numbers"),
         ({"compression": {"type": "jpeg"}}, "no compression 'jpeg'"),
         ({"compression": 7}, "compression should be an object"),
         ({"compression": {}}, "no member 'type'"),

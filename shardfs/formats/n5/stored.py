@@ -337,6 +337,8 @@ def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
     shape, block = shape_and_block(doc)
     if doc["dataType"] not in ITEM_SIZES:
         raise ValueError(f"data type {doc['dataType']!r:.80} is none of numbers")
+    if doc.get("isLabelMultiset") is True:  # Paintera's: blocks of bytes of any length, whatever the data type
+        raise ValueError("label multisets are no array of numbers")
     dtype, (first, *rest) = np.dtype(doc["dataType"]), chain
     little = first.name in HEADERLESS and endian_of(*first) == "little"
     if first.name != "n5bytes" and first.name not in HEADERLESS:
