@@ -197,7 +197,7 @@ class Datasets:
         if dataset is not None and dataset.levels is not None:
             image = dataset.levels.image(self._levels(directory, dataset.levels))
             dataset = replace(dataset, multiscales=(*dataset.multiscales, *([image] if image is not None else [])))
-        if dataset is not None and self.view.renames:
+        if dataset is not None:
             dataset = self._situated(directory, dataset)
         path, below = directory.shown, {}
         for name in self.view.children(dataset) if dataset is not None else ():
@@ -214,11 +214,11 @@ class Datasets:
 
     def _situated(self, directory: Directory, dataset: Dataset) -> Dataset:
         """The dataset with what is known of it from around: what lies beside an image, which image an array is of."""
-        if dataset.multiscales:
+        if dataset.multiscales and self.view is not None and self.view.renames:
             beside = frozenset(entry.name for entry in self.listed_by_store(directory.inside))
             return replace(dataset, beside=beside.union(self._members(directory)))
         told = (what for parts, what in directory.inherited.below if not parts and isinstance(what, Multiscale))
-        return replace(dataset, multiscales=tuple(told))
+        return replace(dataset, level_of=next(told, None))
 
     def _stored_below(self, directory: Directory, name: str) -> Dataset | None:
         path = "/".join([*_parts(directory.inside), *_parts(name)])

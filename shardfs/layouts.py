@@ -13,7 +13,7 @@ from shardfs.transcode import transcoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shardfs.arrays import Array, ChunkEncoding
+    from shardfs.arrays import Array, ChunkEncoding, Multiscale
     from shardfs.model import ChunkNames, Collection, Consolidation, Filler, Problem
 
 
@@ -47,6 +47,19 @@ def array_of(stored: Collection) -> Array:
         what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
         raise UnsupportedError(f"{stored.path}: {what} has no description")
     return stored.array
+
+
+def images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> dict[str, Multiscale]:
+    """For `Dataset.images`: each level that is an array of as many axes, as an image of that level alone."""
+    out = {}
+    for image in reversed(dataset.multiscales):  # the first one counts
+        for level in image.levels:
+            found = below.get(level.path)
+            stored = (*found.collections, *found.unsharded) if found is not None else ()
+            array = stored[0].array if len(stored) == 1 and not stored[0].path else None
+            if array is not None and len(array.shape) == len(image.axes):
+                out[level.path] = replace(image, levels=(replace(level, path=""),))
+    return out
 
 
 def from_above(path: str, stored: Collection) -> Collection:

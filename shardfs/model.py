@@ -674,7 +674,8 @@ class Dataset:
         multiscales: images whose levels are arrays below.
         levels: given if there may be another, which the arrays themselves tell of.
         beside: names of all that lies in the directory of an image, for views that make names of their own there.
-        images: of arrays further down, by path: where one lies, which its own documents do not tell.
+        images: of arrays further down, by path: what one is a level of, which its own documents do not tell.
+        level_of: what an array is a level of, as told by `images` of a dataset above; its only level, at "".
         indescribable: why its arrays have no description, if they have none.
         consolidation: given if one of its documents is made of those below.
         blank: nothing at all is shown of this directory.
@@ -697,6 +698,7 @@ class Dataset:
     levels: Levels | None = None
     beside: frozenset[str] = frozenset()
     images: Mapping[str, Multiscale] = field(default_factory=dict)
+    level_of: Multiscale | None = None
     indescribable: str = ""
     consolidation: Consolidation | None = None
     blank: bool = False

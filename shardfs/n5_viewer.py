@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from shardfs.arrays import Array
 
 MAX_LEVELS = 1000
-DEFAULT_AXES = ("x", "y", "z", "t", "c")
+DEFAULT_AXES = ("x", "y", "z", "c", "t")
+"""Where nobody tells: as OME-Zarr wants them in five axes, and had them before it told names."""
 KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "c": "channel"}
 
 PREFIXES = {

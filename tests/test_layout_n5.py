@@ -888,6 +888,14 @@ def test_what_is_finer_along_one_axis_and_coarser_along_others_is_no_image(tmp_p
     assert not n5_viewer.can_be_written(Multiscale("", (axes[1], axes[1]), levels[:1]))
 
 
+def test_axes_that_nobody_names_are_in_the_order_of_ome_zarr() -> None:
+    for rank, names in ((2, "yx"), (3, "zyx"), (4, "czyx"), (5, "tczyx")):
+        level = attributes((2,) * rank, (2,) * rank, "uint8", compression=data_n5.RAW)
+        image = _image({"scales": [[1] * rank]}, level)
+        assert image is not None
+        assert "".join(axis.name for axis in image.axes) == names
+
+
 def test_levels_that_differ_beyond_all_floats_are_no_image() -> None:
     def image(*scales: float) -> Multiscale:
         levels = (Level(f"s{i}", (scale,), (0.0,)) for i, scale in enumerate(scales))

@@ -241,7 +241,9 @@ def test_images_of_n5_are_told_as_ome_zarr(tmp_path: Path) -> None:
         "user": 5,
     }
     write_json(tmp_path / "image/attributes.json", told)
-    found = _parsed(walk(_zarr3(tmp_path)), "image")["attributes"]
+    shown = walk(_zarr3(tmp_path))
+    assert [_parsed(shown, f"image/s{i}")["dimension_names"] for i in range(2)] == [["z", "y", "x"]] * 2
+    found = _parsed(shown, "image")["attributes"]
     assert {name: found[name] for name in told} == told
     assert found["ome"]["version"] == "0.5"
     (image,) = found["ome"]["multiscales"]

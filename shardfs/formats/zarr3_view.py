@@ -7,6 +7,7 @@ their codecs, which is nearly always: it says byte orders and orders of axes. Wh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from shardfs.codecs import can_store
 from shardfs.errors import UnsupportedError
 from shardfs.formats import Pairing, print_strict
 from shardfs.grid import FlatNames, NestedNames
-from shardfs.layouts import Placed, arrays_of, laid_out, shown, with_offset
+from shardfs.layouts import Placed, arrays_of, images_of, laid_out, shown, with_offset
 from shardfs.model import Dataset
 
 if TYPE_CHECKING:
@@ -74,10 +75,14 @@ class Zarr3View:
             return dataset  # the native layout is this one
         is_array, arrays = arrays_of(dataset)
         placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
+        if dataset.level_of is not None:  # OME-Zarr 0.5 wants its names of axes in the levels, too
+            axes = tuple(axis.name for axis in dataset.level_of.axes)
+            placed = [replace(p, array=replace(p.array, names=axes)) for p in placed]
         documents = {} if is_array else {DOCUMENT: print_strict(_group(_attributes(dataset, children)))}
         for p in placed:
             documents |= p.documents()
-        return laid_out(self.name, dataset, (p.collection() for p in placed), documents)
+        out = laid_out(self.name, dataset, (p.collection() for p in placed), documents)
+        return replace(out, images=images_of(dataset, children))
 
 
 # ---- groups ----

@@ -18,12 +18,12 @@ from shardfs.arrays import Axis, ChunkEncoding, Level, Multiscale
 from shardfs.errors import UnsupportedError
 from shardfs.formats import print_strict
 from shardfs.grid import BoxNames
-from shardfs.layouts import array_of, from_above, join, laid_out, require_described, shown
+from shardfs.layouts import array_of, from_above, images_of, join, laid_out, require_described, shown
 from shardfs.transcode import FillValue, fill_element
 from shardfs.zarr_values import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence, Set
+    from collections.abc import Mapping, Sequence, Set
 
     from shardfs.arrays import Array
     from shardfs.model import Collection, Coords, Dataset
@@ -57,15 +57,16 @@ def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     stored = {c.path: c for c in (*dataset.collections, *dataset.unsharded)}
     if dataset.closed and len(stored) != 1:
         raise UnsupportedError(f"{dataset.format} is shown in its own layout only")
-    levels = [level.path for image in dataset.multiscales[:1] for level in image.levels]
+    image = dataset.level_of or next(iter(dataset.multiscales), None)
+    levels = [level.path for level in image.levels] if image is not None else []
     volumes = {}
-    if dataset.multiscales:
-        volumes[""] = _of_image(dataset.multiscales[0], stored, below, dataset.beside)
+    if image is not None:
+        volumes[""] = _of_image(image, stored, below, dataset.beside)
     for path, collection in stored.items():
         if path not in levels:
             volumes["" if dataset.closed else path] = _of_array(collection)
     hidden = {path for path in levels if "/" not in path}
-    shown = laid_out(
+    out = laid_out(
         "precomputed",
         dataset,
         (scale.collection(path) for path, volume in volumes.items() for scale in volume.scales),
@@ -73,18 +74,7 @@ def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
         unwalked=(scale.key for volume in volumes.values() for scale in volume.scales),
         hidden=hidden,
     )
-    return replace(shown, images={path: image for path, image in _images_of(dataset, below) if path not in hidden})
-
-
-def _images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> Iterator[tuple[str, Multiscale]]:
-    """The levels of all images, each as an image of that level alone: for volumes in directories of their own."""
-    for image in reversed(dataset.multiscales):
-        for level in image.levels:
-            found = below.get(level.path)
-            stored = (*found.collections, *found.unsharded) if found is not None else ()
-            array = stored[0].array if len(stored) == 1 else None
-            if array is not None and len(array.shape) == len(image.axes):
-                yield level.path, replace(image, levels=(replace(level, path=""),))
+    return replace(out, images={path: image for path, image in images_of(dataset, below).items() if path not in hidden})
 
 
 # ---- volumes ----
