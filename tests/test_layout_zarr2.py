@@ -21,7 +21,7 @@ from shardfs.tree import Tree, open_tree
 from tests.data_layouts import Written, arrays, equal
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, transpose
 from tests.handmade import group_document, write_files, write_json, zarr_metadata
-from tests.suites.walking import walk
+from tests.suites.walking import entries, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,6 +350,17 @@ def test_one_read_opens_the_hierarchy(tmp_path: Path) -> None:
         "plain/deep",
         "plain/deep/b",
     ]
+
+
+def test_what_zarr_v2_left_behind_is_there_once(tmp_path: Path) -> None:
+    """As when the documents of a hierarchy were migrated, and the old ones kept."""
+    _tree(tmp_path)
+    for name in (".zgroup", ".zattrs", ".zmetadata"):
+        (tmp_path / "g" / name).write_text('{"old": 1}')
+    tree = _zarr2(tmp_path)
+    listed = [e.name for e in entries(tree, tree.resolve("g").number)]
+    assert sorted(listed) == [b".zattrs", b".zgroup", b".zmetadata", b"a"]
+    assert b"old" not in b"".join(data for name, data in walk(tree).items() if name.startswith("g/.z"))
 
 
 def test_too_much_to_be_told_in_one_file_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -386,10 +386,12 @@ class Calls:
         """What a directory shows besides chunks; with a size of -1 where it cannot be had for nothing."""
         chunks, documents = content.chunks, content.documents
         rewriter = content.dataset.rewriter if content.dataset is not None else None
+        made = set(documents)
         for name, data in documents.items():
             yield name, self._document(directory, name, data)
         if content.dataset is not None and content.dataset.consolidation is not None:
             name = content.dataset.consolidation.name
+            made.add(name)
             yield name, Attributes(number_of(directory.child_path(name)), False, -1, 0)  # made when asked for
         if chunks is not None and chunks.root is not None:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
@@ -399,7 +401,7 @@ class Calls:
         named = chunks is not None or bool(content.below)
         for entry in self._datasets.listed_by_store(directory.inside) if named else self.store.scan(directory.inside):
             name = entry.name
-            if name in documents or content.hides(name) or (chunks is not None and chunks.reserved(0, name)):
+            if name in made or content.hides(name) or (chunks is not None and chunks.reserved(0, name)):
                 continue
             path = directory.child_path(name)
             if rewriter is not None and rewriter.applies(name):
