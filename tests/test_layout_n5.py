@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import fsspec
+import numcodecs
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -170,6 +171,16 @@ def test_the_lz4_of_z5_is_undone(tmp_path: Path) -> None:
         file.create_dataset("a", data=data, chunks=(4, 6), compression="lz4")
     write_files(tmp_path / "shown", walk(open_tree(str(tmp_path / "source"), layout="zarr2")))
     assert _equal(_read_zarr(tmp_path / "shown/a"), data)
+
+
+def test_the_lz4_of_zarr_python_is_undone(tmp_path: Path) -> None:
+    data = np.arange(24, dtype="uint16").reshape(4, 6)
+    document = attributes((6, 4), (6, 4), "uint16", compression={"type": "lz4", "acceleration": 1})
+    write_json(tmp_path / "source/a/attributes.json", document)
+    block = header((6, 4)) + bytes(numcodecs.LZ4().encode(data.astype(">u2").tobytes()))
+    write_files(tmp_path / "source/a", {"0/0": block})
+    write_files(tmp_path / "shown", walk(open_tree(str(tmp_path / "source"), layout="zarr2")))
+    np.testing.assert_array_equal(np.asarray(zarr.open_array(tmp_path / "shown/a", mode="r")[...]), data)
 
 
 @pytest.mark.parametrize("layout", ["n5", "zarr2"])

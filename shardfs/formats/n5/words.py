@@ -110,6 +110,8 @@ def as_in_zarr(codec: Codec, item: int) -> Codec:
             shuffle = words[told["shuffle"]] if 0 <= told["shuffle"] < len(words) else "shuffle"
             members = {"cname": told["cname"], "clevel": told["clevel"], "shuffle": shuffle}
             return Codec("blosc", {**members, "typesize": item, "blocksize": told["blocksize"]})
+        case "lz4" if "acceleration" in codec.configuration:  # zarr-python's: a block as numcodecs has it
+            return Codec("numcodecs.lz4", {"acceleration": codec.configuration["acceleration"]})
     return Codec(f"n5.{codec.name}", {name: value for name, value in told.items() if name != "type"})
 
 
