@@ -368,6 +368,7 @@ class ChunkTree:
         while chunks is not None:
             chunks.path = self.path
             chunks.source.move(old, new)
+            chunks.forget_all()  # somebody may have looked when it had its new name already, and found nothing
             chunks = chunks.outer
         if self.former is not None:
             self.former.move(old, new)

@@ -538,26 +538,34 @@ class OpenFiles(Descriptions):
             if file.target is not None:
                 self.pending.require_valid(file.target, unsaved[0])
             self.pending.make_room(unsaved[0].size)
-            self.pending.look(unsaved[1], file.target)
-        with self._lock:
-            unsaved = file.unsaved()
-            if unsaved is None:
-                return
-            buffer, path = unsaved
+        with self._gate.shared():  # its shard is not moved between a look at it and the record
             if file.kind in JOURNALED:
-                mode, scratch = file.mode, file.kind is Kind.SCRATCH
-                content, when = buffer.content(), file.mtime_ns
-                file.version = self.pending.put(path, content, file.target, when, mode, scratch=scratch)
-                file.dirty, file.frozen = False, None
-                self._supersede(file)
-                return
-            data = buffer.read(0, buffer.size)
-            file.dirty = False
+                self.pending.look(unsaved[1], file.target)
+            rest = self._save_to_journal(file)
+        if rest is None:
+            return
         try:
-            self._write_through(file, path, data)
+            self._write_through(file, *rest)
         except BaseException:
             file.dirty = True
             raise
+
+    def _save_to_journal(self, file: File) -> tuple[str, bytes] | None:
+        """Where its bytes go, and they, if that is not the journal."""
+        with self._lock:
+            unsaved = file.unsaved()
+            if unsaved is None:
+                return None
+            buffer, path = unsaved
+            if file.kind not in JOURNALED:
+                file.dirty = False
+                return path, buffer.read(0, buffer.size)
+            mode, scratch = file.mode, file.kind is Kind.SCRATCH
+            content, when = buffer.content(), file.mtime_ns
+            file.version = self.pending.put(path, content, file.target, when, mode, scratch=scratch)
+            file.dirty, file.frozen = False, None
+            self._supersede(file)
+            return None
 
     def _reveal(self, directory: str, name: bytes, target: Target | None) -> None:
         """The chunk is shown as it is stored again. The lock is held."""

@@ -74,7 +74,8 @@ class WriteTree(PassedThrough):
             self._keep(found.number)
             if spot.kind is Kind.DOCUMENT:
                 self.documents.remove(directory, os.fsdecode(name))
-            self._remove(directory, name, found.number, spot)
+            with self._gate.shared():  # the directory may have been moved
+                self._remove(self._directory(parent), name, found.number, spot)
         else:
             with self._naming():
                 self._keep(found.number)
@@ -274,17 +275,19 @@ class WriteTree(PassedThrough):
         if there is not None:
             self._remove_directory(there.number, new)
         self.pending.flush(old)
-        if any(path.startswith(f"{old}/") for path in self.pending.versions()):
-            raise OSError(errno.EBUSY, "something in it is not published", old)
-        self.writer.rename(old, new)
-        with self._lock:
-            self._files.move_below(old, new)
-            self.base.moved(old, new)
-            self._paths.clear()
-            self._numbers.clear()
-            self._base_numbers.clear()
-        for path in (old, new):
-            self.base.changed(path)
+        with self._gate.alone():  # what is closed meanwhile goes where the shards are then
+            self.pending.flush(old)
+            if any(path.startswith(f"{old}/") for path in self.pending.versions()):
+                raise OSError(errno.EBUSY, "something in it is not published", old)
+            self.writer.rename(old, new)
+            with self._lock:
+                self._files.move_below(old, new)
+                self.base.moved(old, new)
+                self._paths.clear()
+                self._numbers.clear()
+                self._base_numbers.clear()
+            for path in (old, new):
+                self.base.changed(path)
         self._described_anew(new)
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
