@@ -195,7 +195,7 @@ class Job:
         """Chunks that somebody else changed since they were written here."""
         shard = self._shard
         version = None if old is None else old.stat().version
-        if version == shard.version or self._settings.conflict == "ours":
+        if version == shard.version:
             return {}
         known = {path: t.coords for path, (t, pending) in self.taken.items() if pending.base != "?"}
         entries = rewriting.entries(shard.tree.collection, old, list(known.values()))
@@ -203,6 +203,10 @@ class Job:
         for path, entry in zip(known, entries, strict=True):
             if not any(self._is_at(expected, entry, old) for expected in self._expected(path)):
                 found[path] = f"it was at {self.taken[path][1].base}, and is at {entry} now"
+        if found and self._settings.conflict == "ours":
+            told = "%s: somebody else changed it; what was written here replaces %d chunks of that, %s the first"
+            log.warning(told, shard.key, len(found), next(iter(found)))
+            return {}
         if found or not (shard.version is UNLOOKED or self.published):
             log.warning("%s: somebody else changed it; what was written here is added to that", shard.key)
         return found

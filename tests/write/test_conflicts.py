@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardfs.writing.publishing import Publishing
 from tests.write.engines import Whole
 from tests.write.faults import Args, Frozen, Function, hooked
 from tests.write.oracle import found_by
@@ -103,6 +104,18 @@ def test_theirs_stays_and_ours_says_so(place: Place) -> None:
         assert caught.value.errno == errno.ESTALE
         assert files.read(place.target.path(ours)) == place.target.shown(OURS + ours)
     assert place.found() == place.held
+
+
+@pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
+def test_ours_wins_if_asked_and_the_log_says_so(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    ours, _ = same_shard(place.target)
+    never = Whole(Publishing(idle_s=1e9, age_s=1e9, conflict="ours"))
+    with never.open(place.target, place.store, place.journal) as files:
+        place.write_ours(files, ours)
+        place.write_theirs(ours)
+        files.publish()
+    assert place.found() == place.held | {ours: OURS + ours}
+    assert f"replaces 1 chunks of that, {place.target.path(ours)} the first" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
