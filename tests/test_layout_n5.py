@@ -899,6 +899,18 @@ def test_what_is_finer_along_one_axis_and_coarser_along_others_is_no_image(tmp_p
     assert not n5_viewer.can_be_written(Multiscale("", (axes[1], axes[1]), levels[:1]))
 
 
+def test_images_of_n5_are_finest_first() -> None:
+    coarse = {"path": "coarse", "transform": {**_TRANSFORM, "scale": [8, 4]}}
+    fine = {"path": "fine", "transform": _TRANSFORM}
+    for group, wanted in (
+        ({"scales": [[2, 2], [1, 1]]}, ["s1", "s0"]),
+        ({"multiscales": [{"datasets": [coarse, fine]}]}, ["fine", "coarse"]),
+    ):
+        image = _image(group, _PLAIN, _PLAIN)
+        assert image is not None
+        assert [level.path for level in image.levels] == wanted
+
+
 def test_axes_that_nobody_names_are_in_the_order_of_ome_zarr() -> None:
     for rank, names in ((2, "yx"), (3, "zyx"), (4, "czyx"), (5, "tczyx")):
         level = attributes((2,) * rank, (2,) * rank, "uint8", compression=data_n5.RAW)
