@@ -201,7 +201,7 @@ def can_be_written(image: Multiscale) -> bool:
 
 def _is_larger(scale: Sequence[float], finest: Sequence[float]) -> bool:
     factors = list(map(truediv, scale, finest))
-    return bool(min(factors) >= 1 - 1e-9 and max(factors) < math.inf)
+    return bool(min(factors) >= 1 - 1e-6 and max(factors) < math.inf)
 
 
 def group_attributes(image: Multiscale) -> dict[str, Any]:
