@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fsspec import AbstractFileSystem
 from fsspec.spec import AbstractBufferedFile
+from fsspec.utils import tokenize
 
 from shardfs import options
 from shardfs.chunk_tree import Attributes
@@ -23,6 +25,27 @@ if TYPE_CHECKING:
 
 WHOLE = 1 << 62
 """More bytes than any file has."""
+
+_writing = threading.Lock()
+_trees: dict[str, WriteTree] = {}
+"""Those of this process that can be written, by what was asked for: nobody else may open their sources."""
+
+
+def _written(asked: str, opened: Callable[[], WriteTree]) -> WriteTree:
+    with _writing:
+        if asked not in _trees:
+            _trees[asked] = opened()
+        return _trees[asked]
+
+
+def _forget_trees() -> None:
+    """In a forked process: they are its parent's."""
+    global _writing
+    _writing = threading.Lock()
+    _trees.clear()
+
+
+os.register_at_fork(after_in_child=_forget_trees)
 
 
 class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -40,7 +63,8 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         index_ttl: seconds for which an index, or the absence of a shard, is trusted.
         symlinks: "inside" or "follow", for a local source.
         rw: what is written goes to the journal, and to its shards some time later, or at `publish` and `close`. Nobody
-            else can write to the source meanwhile; not in a forked process, either. See docs/durability.md.
+            else can write to the source meanwhile; not in a forked process, either. See docs/durability.md. Who asks
+            for the same in any thread of the process writes with it, and until any of them closes it.
         write_options: what a mount would be told, such as `{"create": "zarr3", "journal": "/scratch"}`.
         fo, target_protocol, target_options: how fsspec hands on the rest of a chained URL.
     """
@@ -77,10 +101,15 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self.source = _source(source, fo, target_protocol)
         self._source_options = storage_options if storage_options is not None else target_options
         self._index_ttl = index_ttl
+        self._asked = tokenize(self.source, self._source_options, index_ttl, self.options)
         self._opened = self._open_tree()
 
     def _open_tree(self) -> tuple[int, Tree | WriteTree]:
-        tree = open_tree(
+        tree = _written(self._asked, self._open_writable) if self.options.rw else self._open_readable()
+        return os.getpid(), tree
+
+    def _open_readable(self) -> Tree:
+        return open_tree(
             self.source,
             storage_options=self._source_options,
             index_cache_bytes=self.options.index_cache,
@@ -90,11 +119,11 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             layout=self.options.layout,
             skip_unsupported=self.options.unsupported == "skip",
         )
-        if not self.options.rw:
-            return os.getpid(), tree
+
+    def _open_writable(self) -> WriteTree:
         from shardfs.writable import open_writable
 
-        return os.getpid(), open_writable(tree, self.source, self.options)
+        return open_writable(self._open_readable(), self.source, self.options)
 
     @property
     def tree(self) -> Tree | WriteTree:
@@ -284,8 +313,14 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
         Nothing can be written any more (EROFS), but by a file system that is opened anew.
         """
-        self._cache.pop(self._fs_token, None)
-        return self._to_write("").close(timeout)
+        tree = self._to_write("")
+        with _writing:
+            if _trees.get(self._asked) is tree:
+                del _trees[self._asked]
+        for token, other in list(self._cache.items()):  # fsspec has one for each thread
+            if other._opened[1] is tree:
+                self._cache.pop(token, None)
+        return tree.close(timeout)
 
 
 class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 import zarr
 from zarr.storage import FsspecStore
 
+from shardfs.errors import BusyError
 from shardfs.fsspec_fs import ShardFileSystem
 
 if TYPE_CHECKING:
@@ -144,6 +146,37 @@ def test_nothing_is_written_behind_the_end(source: Path, tmp_path: Path) -> None
     anew = fsspec.filesystem("shardfs", **asked)
     assert anew.cat_file("/a/c/0/0") == b"some bytes"
     assert anew.close() == []
+
+
+def test_threads_that_ask_for_the_same_write_together(source: Path, tmp_path: Path) -> None:
+    told = {"journal": str(tmp_path / "journals")}
+
+    def opened() -> ShardFileSystem:
+        return ShardFileSystem(str(source), rw=True, write_options=told)
+
+    def write(n: int) -> None:
+        opened().pipe_file(f"/a/c/{n}/0", _encoded(np.full((8, 8), n, "u2")))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+        assert pool.submit(opened().close).result() == []
+        assert np.array_equal(zarr.open_array(source / "a")[::8, 0], range(8))
+        list(pool.map(write, range(8)))  # whoever had it before opens it anew
+        assert opened().close() == []
+
+
+def test_a_forked_process_does_not_write_with_its_parent(source: Path, tmp_path: Path) -> None:
+    told = {"journal": str(tmp_path / "journals")}
+    fs = ShardFileSystem(str(source), rw=True, write_options=told)
+    if not (pid := os.fork()):
+        try:
+            ShardFileSystem(str(source), rw=True, write_options=told, skip_instance_cache=True)
+        except BusyError:
+            os._exit(7)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert fs.close() == []
 
 
 def test_two_cannot_write_at_once(fs: ShardFileSystem, source: Path, tmp_path: Path) -> None:
