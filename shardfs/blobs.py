@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 _SPAN = 1 << 20
 
+WITHOUT_DATA = "has no file of data beside that of its index"
+
 
 def absolute(request: ByteRequest, size: int) -> ByteRange:
     """The bytes a request means in an object of `size` bytes; it is cut where the object ends."""
@@ -86,19 +88,30 @@ class PairBlob:
         self.fd, self.base = data.fd, data.base - head
 
     def stat(self) -> Stat:
-        a, b = self._index.stat(), self._data.stat()
+        a = self._index.stat()
+        b = self._of_data(lambda data: data.stat())
         return Stat(self._head + b.size, max(a.mtime_ns, b.mtime_ns), (a.version, b.version))
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         out = []
         for r in requests:
             if isinstance(r, Suffix):
-                out += self._data.read([r])
+                out += self._read_data(r)
             elif r.stop <= self._head:
                 out += self._index.read([r])
             else:
-                out += self._data.read([ByteRange(max(r.start - self._head, 0), r.stop - self._head)])
+                out += self._read_data(ByteRange(max(r.start - self._head, 0), r.stop - self._head))
         return out
+
+    def _read_data(self, request: ByteRequest) -> list[bytes]:
+        return self._of_data(lambda data: data.read([request]))
+
+    def _of_data(self, ask: Callable[[Blob], T]) -> T:
+        """Whoever asks for data has seen the index."""
+        try:
+            return ask(self._data)
+        except FileNotFoundError:
+            raise ValueError(WITHOUT_DATA) from None
 
 
 class EitherBlob:

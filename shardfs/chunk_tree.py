@@ -149,7 +149,7 @@ class ChunkTree:
         """How many bytes of all shards lead to chunks, and how many lead nowhere. Reads every index."""
         outermost, live, dead = self.outermost, 0, 0
         for shard in outermost.existing_shards().tolist():
-            with suppress(OSError, CorruptShardError):  # `verify` tells of these
+            with suppress(OSError, ValueError, CorruptShardError):  # `verify` tells of these
                 found = rewriting.usage(self.collection, shard, outermost.source.stored(shard))
                 live, dead = live + found.live, dead + found.dead
         return live, dead
@@ -422,10 +422,7 @@ class ChunkTree:
         if self._names.prefix:
             return level == 0 and name.encode(errors="surrogateescape") == self._names.prefix
         layer = self.collection.layers[0]
-        if layer.pair is not None:
-            for suffix in (layer.pair.head, layer.pair.body):
-                name = layer.single_name(name, suffix)
-        return layer.format.shard_of(name) is not None
+        return layer.format.shard_of(layer.single_name(name)) is not None
 
     def is_shard(self, name: str) -> bool:
         """Whether a file in the dataset's directory that is called so belongs to the sharded form alone."""

@@ -556,7 +556,13 @@ class ChunkStore:
                 stored += int(np.maximum(batch.sizes, 0).sum())
         except CorruptShardError:
             pass  # logged when the page was read; `info` counts what can be read
-        return Occupancy(len(shards), chunks, stored, sum(self.stat(s).size for s in shards))
+        return Occupancy(len(shards), chunks, stored, sum(map(self._size, shards)))
+
+    def _size(self, shard: int) -> int:
+        try:
+            return self.stat(shard).size
+        except (FileNotFoundError, CorruptShardError):
+            return 0
 
     def covering(self, key: str, offset: int) -> Coords | None:
         """The chunk whose stored bytes cover `offset` of the shard object of this name."""

@@ -61,8 +61,8 @@ def survey(tree: Tree) -> Iterator[Work | Fault]:
             key = outermost.source.key(shard)
             try:
                 usage = rewriting.usage(collection.collection, shard, outermost.source.stored(shard))
-            except (OSError, ShardfsError) as e:
-                yield Fault(key, message(e))
+            except (OSError, ShardfsError, ValueError) as e:
+                yield Fault(key, str(e) if isinstance(e, ValueError) else message(e))
                 continue
             if usage.dead:
                 yield Work(collection, shard, key, usage)

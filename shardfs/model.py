@@ -493,11 +493,12 @@ class Layer:
     trailer: int = 0
     pair: Pair | None = None
 
-    def single_name(self, name: str, suffix: str) -> str:
-        """The name of a shard's single file, for that of the file of a pair with this suffix; any other as it is."""
-        if not name.endswith(suffix):
-            return name
-        return name.removesuffix(suffix) + "." + self.format.key(0).rsplit(".", 1)[-1]
+    def single_name(self, name: str) -> str:
+        """The name of a shard's single file, for that of a file of its pair; any other as it is."""
+        for suffix in (self.pair.head, self.pair.body) if self.pair is not None else ():
+            if name.endswith(suffix):
+                return name.removesuffix(suffix) + "." + self.format.key(0).rsplit(".", 1)[-1]
+        return name
 
 
 @dataclass(frozen=True)

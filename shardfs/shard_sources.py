@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs import codecs
-from shardfs.blobs import BytesBlob, EitherBlob, PairBlob, SliceBlob
+from shardfs.blobs import WITHOUT_DATA, BytesBlob, EitherBlob, PairBlob, SliceBlob
 from shardfs.errors import CorruptShardError
 from shardfs.grid import ravel_many, unravel
-from shardfs.model import U64, Blob, ByteRange, Checksum, Coords, Layer, Stat
+from shardfs.model import U64, Blob, ByteRange, Checksum, Coords, Layer, Pair, Stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ class StoreShards:
         stem = key.rsplit(".", 1)[0]
 
         def open_pair() -> Blob:
-            return PairBlob(self._store.open(stem + pair.head), self._store.open(stem + pair.body), pair.head_bytes)
+            return self._open_pair(stem, pair)
 
         try:
             blob = self._store.open(key)
@@ -63,10 +63,26 @@ class StoreShards:
             return open_pair()
         return EitherBlob(blob, open_pair) if self._store.remote else blob
 
+    def _open_pair(self, stem: str, pair: Pair) -> Blob:
+        """Raise FileNotFoundError if neither file is there, ValueError if one of them is."""
+        try:
+            index = self._store.open(stem + pair.head)
+        except FileNotFoundError:
+            if self._exists(stem + pair.body):
+                raise ValueError("has no file of its index beside that of data") from None
+            raise
+        try:
+            return PairBlob(index, self._store.open(stem + pair.body), pair.head_bytes)
+        except FileNotFoundError:
+            raise ValueError(WITHOUT_DATA) from None
+
     def is_pair(self, shard: int) -> bool:
-        """Whether the shard lies in two files, and in no single one."""
+        """Whether the shard lies in two files, of which one may be missing, and in no single one."""
         key, pair = self.key(shard), self.layer.pair
-        return pair is not None and not self._exists(key) and self._exists(key.rsplit(".", 1)[0] + pair.body)
+        if pair is None or self._exists(key):
+            return False
+        stem = key.rsplit(".", 1)[0]
+        return self._exists(stem + pair.head) or self._exists(stem + pair.body)
 
     def _exists(self, key: str) -> bool:
         try:
@@ -93,7 +109,6 @@ class StoreShards:
         if not self.layer.format.key(0):
             return np.zeros(1, np.uint64), []
         found: set[int] = set()
-        heads: set[int] = set()
         faults: list[CorruptShardError] = []
         for name, directory in self._names():
             shard = self._shard_of(name)
@@ -101,10 +116,6 @@ class StoreShards:
                 faults.append(CorruptShardError("", self._prefix + name, "should be a file, but is a directory"))
             elif shard is not None:
                 found.add(shard)
-            elif not directory and (head := self._shard_of_head(name)) is not None:
-                heads.add(head)
-        why = "has no file of data beside that of its index"
-        faults += (CorruptShardError("", self.key(shard), why) for shard in sorted(heads - found))
         return np.array(sorted(found), np.uint64), faults
 
     def _names(self) -> Iterator[tuple[str, bool]]:
@@ -124,13 +135,8 @@ class StoreShards:
                 yield below + e.name, e.directory
 
     def _shard_of(self, name: str) -> int | None:
-        """The shard of which this is the file, or that of its data."""
-        pair = self.layer.pair
-        return self.layer.format.shard_of(name if pair is None else self.layer.single_name(name, pair.body))
-
-    def _shard_of_head(self, name: str) -> int | None:
-        pair = self.layer.pair
-        return None if pair is None else self.layer.format.shard_of(self.layer.single_name(name, pair.head))
+        """The shard of which this is the file, or one of its two."""
+        return self.layer.format.shard_of(self.layer.single_name(name))
 
 
 class OuterBatch(Protocol):

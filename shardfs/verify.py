@@ -159,8 +159,8 @@ class ShardVerifier:
             stored = outermost.source.stored(shard)
             self._report.tally.shard_bytes, _, version = stored.stat()
             self._shard(0, shard, stored)
-        except (OSError, ShardfsError) as e:
-            self._found(key, "read", message(e))
+        except (OSError, ShardfsError, ValueError) as e:
+            self._found(key, "read", _reason(e))
         for (kind, where), n in self._counts.items():
             if n > MOST:
                 why = f"and {n - MOST} more like these"
@@ -172,7 +172,7 @@ class ShardVerifier:
         source.reopen(shard)
         try:
             return source.stored(shard).stat().version
-        except (OSError, ShardfsError):
+        except (OSError, ShardfsError, ValueError):
             return None
 
     def _found(self, shard: str, kind: str, why: str, *coords: Coords) -> None:

@@ -836,8 +836,15 @@ def volume_legacy_pair_beside_shard(path: Path) -> Case:
 
 @_case
 def volume_legacy_index_without_data(path: Path) -> Case:
-    case = _volume_case(path, uint64_shard([_entries(*_EVEN), _entries(*_ODD)]), good=(), absent=range(8))
+    case = _volume_case(path, uint64_shard([_entries(*_EVEN), _entries(*_ODD)]), good=(), bad=range(8))
     split_legacy(path / "s/0.shard", minishard_bits=1)[1].unlink()
+    return case
+
+
+@_case
+def volume_legacy_data_without_index(path: Path) -> Case:
+    case = _volume_case(path, uint64_shard([_entries(*_EVEN), _entries(*_ODD)]), good=(), bad=range(8))
+    split_legacy(path / "s/0.shard", minishard_bits=1)[0].unlink()
     return case
 
 

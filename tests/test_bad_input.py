@@ -73,6 +73,8 @@ def test_damage_is_the_same_without_a_descriptor(name: str, tmp_path: Path) -> N
     """As over a network, where an object's size is not known."""
     if name in ("zarr_shard_is_directory", "zarr_shard_is_fifo"):
         pytest.skip("object stores have neither")
+    if name == "volume_legacy_data_without_index":
+        pytest.skip("to look for it would cost a request for each shard that does not exist")
     import fsspec
 
     from shardfs.store import FsspecStore
