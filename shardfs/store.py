@@ -322,6 +322,7 @@ class FsspecStore:
         self.name = self.root.rsplit("/", 1)[-1]
         self.patience = patience or Patience()
         self.blind = "http" in fs.protocol or "https" in fs.protocol
+        self._lists = not self.blind
 
     def path(self, key: str) -> str:
         """Of the object, as its file system knows it."""
@@ -381,6 +382,7 @@ class FsspecStore:
             parts = [_bytes_or_raise(data) for data in got]
         self.patience.counters.received(sum(map(len, parts)))
         for (whole, members), data in zip(merged, parts, strict=True):
+            _require_part(data, whole.stop - whole.start, path)
             for m in members:
                 i, r = ranges[m]
                 out[i] = bytes(data[r.start - whole.start : r.stop - whole.start])
@@ -397,8 +399,7 @@ class FsspecStore:
             except Exception as e:  # noqa: BLE001 - raised again, but for one
                 data = _bytes_or_raise(e)
         self.patience.counters.received(len(data))
-        if len(data) > wanted:
-            raise OSError(errno.EOPNOTSUPP, "the store ignores byte ranges and sends whole objects", path)
+        _require_part(data, wanted, path)
         return data
 
     def entry(self, key: str) -> DirEntry:
@@ -414,6 +415,17 @@ class FsspecStore:
         return DirEntry(name, directory, None if directory else stat_of_info(info))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
+        empty = True
+        for entry in self._scan(key):
+            empty = False
+            self._lists = True
+            yield entry
+        if empty and not self._lists and not (key and any(True for _ in self.scan(""))):
+            # The source has a document at least. Others than those who say 403 call a directory missing, or answer
+            # with a page of their own: what is in it is not known, which must not look as if nothing were.
+            raise PermissionError(errno.EACCES, "the web server does not list directories", self.path(key))
+
+    def _scan(self, key: str) -> Iterator[DirEntry]:
         self._waiting()
         path = self.path(key)
         try:
@@ -481,6 +493,11 @@ def _bytes_or_raise(data: bytes | Exception) -> bytes:
             return b""
         raise data
     return data
+
+
+def _require_part(data: bytes, wanted: int, path: str) -> None:
+    if len(data) > wanted:
+        raise OSError(errno.EOPNOTSUPP, "the store ignores byte ranges and sends whole objects", path)
 
 
 def _redirected_to_directory(error: BaseException) -> bool:

@@ -140,6 +140,8 @@ def test_a_server_without_ranges_is_named(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     with http_server(tmp_path, WithoutRanges) as (url, _), pytest.raises(OSError, match="ignores byte ranges"):
         open_store(url).open("a/digits").read([ByteRange(5, 9)])
+    with http_server(tmp_path, WithoutRanges) as (url, _), pytest.raises(OSError, match="ignores byte ranges"):
+        open_store(url).open("a/digits").read([ByteRange(5, 9), ByteRange(12, 15)])
 
 
 def test_http_asks_one_range_for_neighbours(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Calls:
         return self._listed(path, self.store.entry(path), Inherited())
 
     def _foreign_names(self, chunks: ChunkTree, directory: int) -> frozenset[str] | None:
-        """The names in a directory of chunks that are no chunks and no shards; None if there are too many to keep."""
+        """The names in a directory of chunks that are no chunks and no shards; None if they are too many, or not told."""
 
         def load() -> tuple[frozenset[str], int, float]:
             place = chunks.place(directory)
@@ -123,7 +123,12 @@ class Calls:
             names = frozenset(itertools.islice(foreign, MAX_FOREIGN + 1))
             return names, 100 * len(names), self._ttl
 
-        names = self._index_cache.get(("foreign", directory), load)
+        try:
+            names = self._index_cache.get(("foreign", directory), load)
+        except PermissionError:
+            if not self.store.blind:
+                raise
+            return None
         return names if len(names) <= MAX_FOREIGN else None
 
     def _lookup_in(self, directory: Directory, raw: bytes) -> Attributes:
@@ -199,6 +204,8 @@ class Calls:
                 # In a file that is shown as a directory the store says ENOTDIR, which it is for nobody else.
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path) from None
             entry = DirEntry(name, True, None)
+        if self.store.blind and name in content.below:
+            entry = DirEntry(name, True, None)  # of which some servers send the listing without a redirection
         return self._listed(path, entry, content.inherited(name))
 
     def _listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:

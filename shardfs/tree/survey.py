@@ -149,7 +149,10 @@ class Survey(Calls):
                     found = True  # look on: what the layout cannot express must be told now
         except PermissionError as e:
             root = self._root.content
-            if not self.store.blind or root is None or root.dataset is None:
+            if not self.store.blind or root is None:
+                raise
+            if root.dataset is None:
+                self.store.entry("")  # says so if it does not exist
                 raise
             log.warning("a group whose members are not listed; mounted all the same: %s", e)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import pytest
 from shardfs.fsspec_fs import ShardFileSystem
 from tests.datasets import read_tree, same
 from tests.mount.programs import attempt, lines, link_tree, read_many, run
-from tests.mount.web import GUARDED, LISTED, UNLISTED, WHOLE, find_nginx, serving
+from tests.mount.web import FRONT, GUARDED, HIDDEN, LISTED, UNLISTED, WHOLE, find_nginx, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -146,6 +147,22 @@ def test_http_without_listings(web: Web, served: tuple[Path, Mapping[str, Datase
                 assert json.loads((mount / name).read_text()) == json.loads((twin / name).read_text())
             else:
                 assert (mount / name).read_bytes() == (twin / name).read_bytes()
+
+
+@pytest.mark.parametrize("server", [UNLISTED, GUARDED, HIDDEN, FRONT])
+def test_http_where_it_is_not_known_which_shards_there_are(
+    server: str, web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted
+) -> None:
+    """Chunks are read by their names. No list of them is an error, or a copy would lack them without a word."""
+    name = "index_raw_data_raw"
+    twin = served[1][name].twin
+    with mounted(web.url(name, server)) as mount:
+        for file in lines("find", "8_8_40", "-type", "f", cwd=twin):
+            assert (mount / file).read_bytes() == (twin / file).read_bytes()
+        with pytest.raises(PermissionError):
+            os.listdir(mount / "8_8_40")
+    verified = attempt(sys.executable, "-m", "shardfs", "verify", web.url(name, server))
+    assert (verified.returncode, verified.stdout) == (3, "")
 
 
 def test_http_without_ranges(web: Web, mounted: Mounted) -> None:
