@@ -502,7 +502,7 @@ def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
     if known in ("storage_options", "env"):
         if not isinstance(value, dict):
             raise OptionError(f"{key}: must be a table")
-        return {known: value if known == "storage_options" else {k: _plain(f"{key}.{k}", v) for k, v in value.items()}}
+        return {known: value if known == "storage_options" else dict(_variables(key, value))}
     if key in FORWARDED:
         return {"kernel": (key,)} if switch(_plain(key, value)) else {}
     if known in ACCESS:
@@ -521,6 +521,14 @@ def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
     if setting.parse is octal and not isinstance(value, str):
         raise OptionError(f'{key}: write it as a text, such as "0444"')  # 22 would be 026, and 0o22 be 18
     return {known: _parsed(setting, _plain(key, value), key)}
+
+
+def _variables(key: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in given.items():
+        text = _plain(f"{key}.{name}", value)
+        if not name or "=" in name or "\0" in name + text:
+            raise OptionError(f"{key}: no variable can be called {name!r}, or have this value")
+        yield name, text
 
 
 def _plain(key: str, value: Any) -> str:

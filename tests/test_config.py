@@ -139,6 +139,8 @@ def test_a_profile_that_is_broken_is_not_taken_from_elsewhere(places: Path) -> N
         ("uid = -1", "uid: '-1' is not a number"),
         ("threads = [1]", "threads: must be a text, a number, true or false"),
         ("storage_options = 'anon=true'", "storage_options: must be a table"),
+        ("env.'A=B' = 'x'", "env: no variable can be called 'A=B', or have this value"),
+        ('env.A = "x\\u0000"', "env: no variable can be called 'A', or have this value"),
         ("env.X = [1]", "env.X: must be a text"),
         ("ro = 3", "neither true nor false"),
         ("[mount.y]\nsource = 'x'\nmountpoint = 'relative'", "[mount.y]: mountpoint: 'relative' is not an absolute"),
