@@ -46,9 +46,9 @@ class Mount(NamedTuple):
 
 def entries() -> Iterator[Entry]:
     """Everything that is mounted, later ones above earlier ones. Does not touch any of it."""
-    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape") as lines:
+    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
-            words = line.split()
+            words = line.rstrip("\n").split(" ")  # other white space is not escaped in paths
             at = words.index("-", 6)
             yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]), frozenset(words[5].split(",")))
 

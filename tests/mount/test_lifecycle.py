@@ -317,6 +317,15 @@ def test_a_lazy_umount_asks_nobody(source: Path, mountpoint: Path) -> None:
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
 
 
+@fuse
+def test_white_space_that_mountinfo_does_not_escape(source: Path, tmp_path: Path) -> None:
+    mountpoint = tmp_path / "a\u00a0b\u2003c"
+    mountpoint.mkdir()
+    assert shardfs("mount", source, mountpoint).returncode == 0
+    assert shardfs("umount", mountpoint).returncode == 0
+    assert mount_entry(mountpoint) is None
+
+
 # ------------------------------------------------------------------------------------------ what mount(8) shows
 
 
@@ -338,6 +347,7 @@ def test_the_source_is_shown_as_it_is_called(name: str, source: Path, mountpoint
         ("/data/x", "/data/x"),
         ("s3://bucket/a", "s3://bucket/a"),
         ("https://me:secret@host:8080/a?token=secret#secret", "https://host:8080/a"),
+        ("zip://::/data/x.zip", "zip://::/data/x.zip"),
         ("zip://x.zarr::https://me:secret@host/a.zip?sig=secret", "zip://x.zarr::https://host/a.zip"),
     ],
 )
