@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.printing import human_bytes, write, write_json
+from shardfs.cli.printing import human_bytes, printable, write, write_json
 from shardfs.cli.sources import open_for, source_options
 from shardfs.errors import ShardfsError
 
@@ -132,7 +133,8 @@ def locate(source: str, path: str | None, shard: str | None, offset: int | None,
         write_json(answer)
     else:
         for key, value in answer.items():
-            click.echo(f"{key}: {','.join(map(str, value)) if isinstance(value, tuple) else value}".rstrip())
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            click.echo(f"{key}: {printable(text)}".rstrip())
 
 
 def _covering(tree: Tree, shard: str, offset: int) -> dict[str, Any]:
@@ -162,7 +164,10 @@ def _last(path: str) -> str:
 
 
 def _names(batch: Batch) -> bytes:
-    return b"\n".join(batch.names.tolist()) + b"\n"
+    names = batch.names.tolist()
+    if sys.stdout.isatty():
+        names = [printable(os.fsdecode(name)).encode() for name in names]
+    return b"\n".join(names) + b"\n"
 
 
 def _entries(tree: Tree, parent: int, batch: Batch, *, exact: bool) -> Iterator[tuple[str, Attributes]]:
@@ -194,7 +199,7 @@ def _json_entries(entries: Iterable[tuple[str, Attributes]]) -> bytes:
 
 
 def _long_entries(entries: Iterable[tuple[str, Attributes]]) -> bytes:
-    return b"".join(_long_entry(a) + os.fsencode(name) + b"\n" for name, a in entries)
+    return b"".join(_long_entry(a) + printable(name).encode() + b"\n" for name, a in entries)
 
 
 def _long_entry(a: Attributes) -> bytes:
@@ -216,11 +221,11 @@ def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> N
     for title in ("chunks", "shards", "stored", "in shards"):
         table.add_column(title, justify="right")
     for c in collections:
-        table.add_row(*map(Text, _cells(c)))
+        table.add_row(*(Text(printable(cell)) for cell in _cells(c)))
     if collections:
         console.print(table)
     for p in problems:
-        console.print(Text(f"{p.path or '/'}: {p.instead}: {p.why}"))
+        console.print(Text(printable(f"{p.path or '/'}: {p.instead}: {p.why}")), soft_wrap=True)
 
 
 def _count(chunks: int, of: int | None) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.cli.printing import human_bytes
+from shardfs.cli.printing import human_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ def print_map(console: Console, found: ChunkMap) -> None:
 
 def _title(found: ChunkMap) -> str:
     grid = f" of {' x '.join(map(str, found.grid))}" if found.grid else ""
-    words = f"{found.path or '/'}: {found.total} chunks{grid} in {len(found.shards)} shards"
+    words = f"{printable(found.path or '/')}: {found.total} chunks{grid} in {len(found.shards)} shards"
     return f"{words}, {found.findings} findings: see `shardfs verify`" if found.findings else words
 
 

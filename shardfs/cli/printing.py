@@ -24,6 +24,19 @@ def write_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps(value))
 
 
+def printable(text: str) -> str:
+    """Escapes of Python in place of what would break a row or steer a terminal, and of bytes that are no text."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    if "\udc80" <= character <= "\udcff":  # how Python keeps such a byte
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
 def human_bytes(n: float) -> str:
     """A number of bytes with its unit."""
     units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]

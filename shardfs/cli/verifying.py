@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from shardfs.cli.printing import human_bytes, write_json
+from shardfs.cli.printing import human_bytes, printable, write_json
 from shardfs.cli.sources import absolute, given_options, opening, source_options
 
 if TYPE_CHECKING:
@@ -171,13 +171,13 @@ class _AsText(_Counts):
         where = finding.shard or finding.collection or "/"
         files = f" ({', '.join(finding.files)})" if finding.files else ""
         self._out.print(
-            f"{where}: {finding.kind}: {finding.why}{files}", style="red" if self._out.is_terminal else None
+            printable(f"{where}: {finding.kind}: {finding.why}{files}"), style="red" if self._out.is_terminal else None
         )
 
     def end(self, deep: bool) -> int:
         self.__exit__()
         for path, tally in self.tallies.items():
-            self._out.print(f"{path or '/'}: {', '.join(_words(tally))}")
+            self._out.print(printable(f"{path or '/'}: {', '.join(_words(tally))}"))
         return self.findings
 
 
