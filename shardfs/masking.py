@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 MASK = "***"
 
@@ -26,6 +27,11 @@ LEAST = 4
 _known: set[str] = set()
 
 
+def is_path(source: str) -> bool:
+    """Whether a source is a local path rather than a URL; what exists is one, be it that it has `::` in its name."""
+    return "://" not in source and ("::" not in source or os.path.lexists(source))
+
+
 def public_name(source: str) -> str:
     """The source without what may be secret: user names and passwords, queries, fragments."""
     return "::".join(_public_part(part) for part in source.split("::"))
@@ -35,7 +41,7 @@ def _public_part(part: str) -> str:
     if "://" not in part:
         return part
     url = urlsplit(part)
-    return urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
 
 
 def masked(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from shardfs.draining import drain
 from shardfs.errors import MountError, exit_code, is_expected, message
 from shardfs.journal.places import canonical
 from shardfs.logs import Logs
-from shardfs.masking import public_name
+from shardfs.masking import is_path, public_name
 from shardfs.mounts import FS_TYPE, mount_type
 from shardfs.unmount import ANSWER_S, daemon_of, unmount
 
@@ -155,7 +155,7 @@ def _check_mountpoint(mountpoint: str) -> None:
 
 def _check_apart(source: str, mountpoint: str) -> None:
     """The daemon reads the source while it answers: what it must ask of its own mount, it would wait for for ever."""
-    if "::" in source:  # an archive stays open
+    if "::" in source and not is_path(source):  # an archive stays open
         return
     here, there = Path(mountpoint), Path(canonical(source))
     if there.is_relative_to(here) and there.exists():

@@ -21,6 +21,7 @@ from fsspec.core import url_to_fs
 
 from shardfs.blobs import absolute
 from shardfs.cache import nothing
+from shardfs.masking import is_path
 from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
 from shardfs.patience import NoAnswer, Patience, http_status
 
@@ -551,11 +552,15 @@ def open_store(
 
     Raise FileNotFoundError if there is nothing at a local path.
     """
-    if "://" not in source and "::" not in source:
+    first, separator, _ = source.partition("://" if "://" in source else "::")
+    if is_path(source) or (separator == "::" and first not in fsspec.available_protocols()):
         return _open_local(source, waiting, follow_symlinks=follow_symlinks)
     patience = patience or Patience()
-    # Some file systems read when they are made: the directory of an archive, for instance.
-    fs, path = patience.run("open", lambda: url_to_fs(source, **(storage_options or {})))
+    try:
+        # Some file systems read when they are made: the directory of an archive, for instance.
+        fs, path = patience.run("open", lambda: url_to_fs(source, **(storage_options or {})))
+    except TypeError as e:  # so they say that an option is missing or unknown
+        raise ValueError(str(e)) from e
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
     return FsspecStore(fs, path, waiting, patience)

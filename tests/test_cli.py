@@ -96,6 +96,39 @@ def test_ls_as_json_is_one_object_per_line(source: str) -> None:
     assert lines[0]["mtime_ns"] == os.stat(f"{source}/deep/sharded/c/0/0").st_mtime_ns
 
 
+def test_names_break_no_rows_and_steer_no_terminal(source: str, tmp_path: Path) -> None:
+    name = os.fsdecode(b"a\nb\x1b[31m\xff")
+    shutil.copytree(f"{source}/deep/sharded", tmp_path / name)
+    (row,) = shardfs("ls", "-l", str(tmp_path)).stdout.splitlines()
+    assert row.endswith(rb" a\nb\x1b[31m\xff")
+    assert shardfs("ls", str(tmp_path)).stdout == os.fsencode(name) + b"\n"  # as `ls` does into a pipe
+    for verb in ("info", "verify"):
+        done = shardfs(verb, str(tmp_path))
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.splitlines()[-1].startswith(rb"a\nb\x1b[31m\xff")
+    (told,) = json.loads(shardfs("info", "--json", str(tmp_path)).stdout)["collections"]
+    assert told["path"] == name
+
+
+def test_a_slash_behind_a_path_asks_for_a_directory(source: str) -> None:
+    for verb in ("cat", "ls"):
+        done = shardfs(verb, source, "zarr.json/")
+        assert (done.returncode, done.stderr) == (3, b"shardfs: zarr.json/: Not a directory\n")
+    assert invoke("ls", source, "deep/sharded/c/4/") == invoke("ls", source, "deep/sharded/c/4")
+
+
+def test_a_path_that_exists_is_no_chained_url(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(f"{source}/deep/sharded", tmp_path / "zip::sharded")
+    monkeypatch.chdir(tmp_path)
+    assert invoke("ls", "zip::sharded") == "zarr.json\nc\n"
+    assert invoke("ls", str(tmp_path / "zip::sharded")) == "zarr.json\nc\n"
+    done = shardfs("info", "reference://x")  # which wants an option
+    assert (done.returncode, done.stderr.count(b"\n")) == (3, 1)
+    assert done.stderr.startswith(b"shardfs: reference://x: cannot be opened: ReferenceFileSystem")
+    done = shardfs("info", "no::such")
+    assert (done.returncode, done.stderr) == (3, b"shardfs: no::such: No such file or directory\n")
+
+
 def test_cat(source: str) -> None:
     names = ["c/0/0", "c/3/7", "c/9/8"]
     done = shardfs("cat", source, *(f"deep/sharded/{n}" for n in names))

@@ -99,7 +99,7 @@ def absolute(source: str) -> str:
     """A local path, independent of the directory in which a daemon runs; a URL as it is."""
     if not source:  # a variable that is not set, rather than the current directory
         raise click.UsageError("the source is empty")
-    return source if "://" in source or "::" in source else os.path.abspath(source)
+    return os.path.abspath(source) if masking.is_path(source) else source
 
 
 def opened(source: str, found: Options, **hooks: Any) -> Tree:

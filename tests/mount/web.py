@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LISTED, UNLISTED, WHOLE, GUARDED, HIDDEN, FRONT = "listed", "unlisted", "whole", "guarded", "hidden", "front"
-"""Servers with directory listings, without them, without byte ranges, one that says 403 of what does not exist, one that
-says 404 of directories, and one that answers with the same page for each of them."""
+"""Servers with directory listings, without them, without byte ranges, one that says 403 of what does not exist, one
+that says 404 of directories, and one that answers with the same page for each of them."""
 
 _CONFIGURATION = """
 {user}
