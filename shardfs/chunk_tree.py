@@ -430,7 +430,14 @@ class ChunkTree:
 
     def directory_path(self, place: Place) -> str:
         """The path in the store that a virtual directory would have there."""
-        return self._path(self._stored, np.array(unravel(place.nth, self._dims[: place.level]), np.uint64))
+        return self._directory_in(self._stored, place)
+
+    def shown_directory(self, place: Place) -> str:
+        """The shown path of a directory of chunks."""
+        return self._directory_in(self.path, place)
+
+    def _directory_in(self, top: str, place: Place) -> str:
+        return self._path(top, np.array(unravel(place.nth, self._dims[: place.level]), np.uint64))
 
     def chunk_path(self, coords: Coords) -> str:
         """The shown path of a chunk."""
@@ -492,7 +499,8 @@ class ChunkTree:
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         if number - self.first < self._bases[-1]:
-            raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", str(number))
+            path = self.shown_directory(self.place(number))
+            raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", path)
         return self.read_chunk(number, self.coords(number), offset, size)
 
     def read_chunk(self, number: int, coords: Coords, offset: int, size: int) -> bytes | memoryview:

@@ -238,7 +238,10 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if mode != "rb":
             return WrittenFile(self._to_write(path), path, mode, autocommit=autocommit)
         size = self.blocksize if block_size is None else block_size
-        return ShardedFile(self, path, mode, size, autocommit, cache_options=cache_options, **kwargs)
+        file = ShardedFile(self, path, mode, size, autocommit, cache_options=cache_options, **kwargs)
+        if file.details["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return file
 
     # ---- changes ----
 

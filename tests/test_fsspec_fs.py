@@ -129,6 +129,14 @@ def test_a_failure_among_many_is_returned_or_raised(fs: ShardFileSystem) -> None
         fs.cat_ranges(paths, 0, 4, on_error="raise")
 
 
+@pytest.mark.parametrize("path", ["/deep", "/deep/sharded/c", "/deep/sharded/c/3"])
+def test_directories_are_not_read(fs: ShardFileSystem, path: str) -> None:
+    for read in (fs.cat_file, fs.open, lambda path: fs.cat_file(path, 1, 2)):
+        with pytest.raises(IsADirectoryError) as refused:
+            read(path)
+        assert refused.value.filename.strip("/") == path.strip("/")
+
+
 def test_files_can_be_opened_and_sought(fs: ShardFileSystem) -> None:
     whole = fs.cat_file("deep/sharded/c/0/1")
     with fs.open("deep/sharded/c/0/1") as file:

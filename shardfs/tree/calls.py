@@ -114,7 +114,7 @@ class Calls:
         return self._listed(path, self.store.entry(path), Inherited())
 
     def _foreign_names(self, chunks: ChunkTree, directory: int) -> frozenset[str] | None:
-        """The names in a directory of chunks that are no chunks and no shards; None if they are too many, or not told."""
+        """The names in a directory of chunks that are no chunks and no shards; None if too many, or not told."""
 
         def load() -> tuple[frozenset[str], int, float]:
             place = chunks.place(directory)
@@ -454,6 +454,8 @@ class Calls:
                 found = self.lookup(found.number, os.fsencode(part))
             except FileNotFoundError as e:  # the whole path says more than its last part
                 raise FileNotFoundError(errno.ENOENT, e.strerror or os.strerror(errno.ENOENT), path) from e
+        if path.endswith("/") and not found.directory:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return found if parts else self.attributes(ROOT)
 
     def number(self, path: str) -> int:
@@ -480,7 +482,9 @@ class Calls:
             chunks = self._chunks_of(number)
             place = chunks.place(number)
             return (
-                chunks.directory_path(place) if place.level < chunks.depth else chunks.chunk_path(chunks.coords(number))
+                chunks.shown_directory(place)
+                if place.level < chunks.depth
+                else chunks.chunk_path(chunks.coords(number))
             )
         except FileNotFoundError:
             return ""
