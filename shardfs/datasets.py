@@ -265,7 +265,11 @@ class Datasets:
         moved, closed = directory.inherited.moved, directory.inherited.closed
         closed = closed or (dataset is not None and dataset.closed)
         chunks = self._chunk_tree(path, directory.shown, here) if here else None
-        return Content(dataset, chunks, documents, below, scope, shards, moved, closed)
+        cells = directory.inherited.cells
+        for c in dataset.unsharded if dataset is not None else ():
+            if not c.path and c.shards is None:
+                cells = c.names, -1 if c.names.prefix else 0
+        return Content(dataset, chunks, documents, below, scope, shards, moved, closed, cells)
 
     def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Told]]:
         """What a dataset shows in its directory and below."""
@@ -278,7 +282,7 @@ class Datasets:
         for at, image in dataset.images.items():
             yield _parts(at), image
         if self.store.blind:
-            for name in dataset.named:
+            for name in (*dataset.named, *(c.path for c in dataset.unsharded)):
                 yield _parts(name), None
 
     def move(self, old: str, new: str) -> None:

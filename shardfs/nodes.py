@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardfs.arrays import Multiscale
     from shardfs.chunk_tree import ChunkTree
-    from shardfs.model import Collection, Coords, Dataset, Scope, ShardFormat
+    from shardfs.model import ChunkNames, Collection, Coords, Dataset, Scope, ShardFormat
 
 RECENT_NODES = 65_536
 """Nodes that were handed out without the kernel (yet) counting on them."""
@@ -78,12 +79,15 @@ class Inherited(NamedTuple):
         scope: describes datasets here and further down; and the path of its own directory.
         moved: what lies below the first path in the store is shown below the second.
         closed: nothing that lies in the store here or further down is a dataset.
+        cells: chunks lie here or further down as files: what they are called, and the level of names here, -1 for that
+            of their prefix.
     """
 
     below: Sequence[tuple[tuple[str, ...], Told]] = ()
     scope: tuple[Scope, str] | None = None
     moved: tuple[str, str] = ("", "")
     closed: bool = False
+    cells: tuple[ChunkNames, int] | None = None
 
     def shown(self, path: str) -> str:
         """The path under which something in the store is shown."""
@@ -95,7 +99,8 @@ class Inherited(NamedTuple):
 class Content:
     """What a directory turned out to hold. `documents` are shown in place of what is stored.
 
-    `shards` are the formats of shards in it of which the chunks are shown in another form. `closed`: see `Inherited`.
+    `shards` are the formats of shards in it of which the chunks are shown in another form. `closed`, `cells`: see
+    `Inherited`.
     """
 
     dataset: Dataset | None = None
@@ -106,6 +111,7 @@ class Content:
     shards: tuple[ShardFormat, ...] = ()
     moved: tuple[str, str] = ("", "")
     closed: bool = False
+    cells: tuple[ChunkNames, int] | None = None
 
     def hides(self, name: str) -> bool:
         """Whether something of this name in the store is not shown."""
@@ -123,7 +129,16 @@ class Content:
 
     def inherited(self, name: str) -> Inherited:
         """What the directory `name` in this one is told."""
-        return Inherited(self.below.get(name, ()), self.scope, self.moved, self.closed)
+        return Inherited(self.below.get(name, ()), self.scope, self.moved, self.closed, self._cells_in(name))
+
+    def _cells_in(self, name: str) -> tuple[ChunkNames, int] | None:
+        """For the directory `name`, if chunks lie below it."""
+        if self.cells is None:
+            return None
+        names, level = self.cells
+        raw = os.fsencode(name)
+        leads_on = raw == names.prefix if level < 0 else names.parse(level, raw) is not None
+        return (names, level + 1) if leads_on and level + 1 < len(names.dims) else None
 
 
 def _leads_to_shard(format: ShardFormat, name: str) -> bool:

@@ -188,9 +188,12 @@ class Calls:
         return self._document(directory, consolidation.name, consolidation.build(found))
 
     def _child(self, directory: Directory, content: Content, name: str) -> Attributes:
-        path = directory.child_path(name)
+        path, inherited = directory.child_path(name), content.inherited(name)
         if content.hides(name):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        if self.store.blind and (name in content.below or inherited.cells is not None):
+            # As the documents say: what a web server answers differs, and some know of no directories at all.
+            return self._listed(path, DirEntry(name, True, None), inherited)
         known = self._nodes.known(path) if self.store.remote else None
         if isinstance(known, Directory) and known.content is not None:
             return Attributes(known.number, True, 0, 0)  # seen before; a remote store would be asked once more
@@ -198,15 +201,11 @@ class Calls:
             entry = self.store.entry(path)
         except (FileNotFoundError, NotADirectoryError):
             # A volume's directory may have no shard yet; and some stores know no directories, only objects.
-            if name not in content.below and not (
-                self.store.blind and self._datasets.is_described(path, content.inherited(name))
-            ):
+            if name not in content.below and not (self.store.blind and self._datasets.is_described(path, inherited)):
                 # In a file that is shown as a directory the store says ENOTDIR, which it is for nobody else.
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path) from None
             entry = DirEntry(name, True, None)
-        if self.store.blind and name in content.below:
-            entry = DirEntry(name, True, None)  # of which some servers send the listing without a redirection
-        return self._listed(path, entry, content.inherited(name))
+        return self._listed(path, entry, inherited)
 
     def _listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
         if entry.directory or self._is_dataset(path, entry.name, inherited):

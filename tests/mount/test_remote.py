@@ -119,7 +119,7 @@ def test_http_with_listings(
     run("chmod", "-R", "u+w", tmp_path / "copy")
 
 
-@pytest.mark.parametrize("server", [LISTED, UNLISTED, GUARDED])
+@pytest.mark.parametrize("server", [LISTED, UNLISTED, GUARDED, HIDDEN])
 def test_http_read_by_tensorstore(
     server: str, web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted, tmp_path: Path
 ) -> None:
