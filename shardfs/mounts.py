@@ -33,6 +33,7 @@ class Entry(NamedTuple):
     type: str
     source: str
     options: frozenset[str] = frozenset()
+    device: str = ""
 
 
 class Mount(NamedTuple):
@@ -44,13 +45,14 @@ class Mount(NamedTuple):
     told: dict[str, Any] | None
 
 
-def entries() -> Iterator[Entry]:
-    """Everything that is mounted, later ones above earlier ones. Does not touch any of it."""
-    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape", newline="\n") as lines:
+def entries(process: int | str = "self") -> Iterator[Entry]:
+    """Everything that is mounted for a process, later ones above earlier ones. Does not touch any of it."""
+    with open(f"/proc/{process}/mountinfo", encoding="utf8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             words = line.rstrip("\n").split(" ")  # other white space is not escaped in paths
             at = words.index("-", 6)
-            yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]), frozenset(words[5].split(",")))
+            options = frozenset(words[5].split(","))
+            yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]), options, words[2])
 
 
 def mount_type(mountpoint: str) -> str | None:
@@ -62,6 +64,16 @@ def mount_type(mountpoint: str) -> str | None:
 def mounted_at(mountpoint: str) -> Entry | None:
     """What is mounted topmost exactly there. Does not touch the path."""
     return next((e for e in reversed(list(entries())) if e.mountpoint == mountpoint), None)
+
+
+def elsewhere(mounted: Entry) -> tuple[int, str] | None:
+    """A process that has the same file system mounted somewhere, bound or in a namespace of its own, and where."""
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            for e in entries(process):
+                if (e.device, e.type) == (mounted.device, mounted.type):
+                    return int(process), e.mountpoint
+    return None
 
 
 def _unescaped(path: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.errors import MountError
-from shardfs.mounts import FS_TYPE, mount_type, mounted_at
+from shardfs.mounts import FS_TYPE, elsewhere, mount_type, mounted_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,7 +89,8 @@ def umount(
     except OSError as e:
         if e.errno != errno.EBUSY:
             raise
-        sys.stderr.write(f"shardfs: {mountpoint}: busy: {_users(mountpoint)}\n")
+        hangs = "" if daemon is not None else "does not answer (--lazy takes it away), and is "
+        sys.stderr.write(f"shardfs: {mountpoint}: {hangs}busy: {_users(mountpoint)}\n")
         return BUSY
     if daemon is None and not lazy and "rw" in mounted.options:
         sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but its daemon does not say whether all is published\n")
@@ -98,6 +99,8 @@ def umount(
         return 0
     if not _await_end(process, timeout, daemon.journal, tell):
         doing = "still publishes what was written" if daemon.journal else "has not ended"
+        if (other := elsewhere(mounted)) is not None:
+            doing = f"serves it at {other[1]} for process {other[0]}, too"
         waited = f"waited {timeout:g} s for it"
         sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {daemon.pid} {doing}; {waited}\n")
         return LATE

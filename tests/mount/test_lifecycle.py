@@ -318,6 +318,23 @@ def test_a_lazy_umount_asks_nobody(source: Path, mountpoint: Path) -> None:
 
 
 @fuse
+@pytest.mark.skipif(os.geteuid() != 0, reason="binds a mount to another place")
+def test_a_mount_that_is_somewhere_else_too(source: Path, mountpoint: Path, tmp_path: Path) -> None:
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    assert shardfs("mount", source, mountpoint).returncode == 0
+    pid = daemon_pid(mountpoint)
+    subprocess.run(["mount", "--bind", mountpoint, bound], check=True)
+    try:
+        done = shardfs("umount", "--timeout", "1", mountpoint)
+        assert done.returncode == 5
+        assert f"process {pid} serves it at {bound} for process " in done.stderr
+    finally:
+        subprocess.run(["umount", bound], check=True)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+@fuse
 def test_white_space_that_mountinfo_does_not_escape(source: Path, tmp_path: Path) -> None:
     mountpoint = tmp_path / "a\u00a0b\u2003c"
     mountpoint.mkdir()
