@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 
 from shardfs.masking import scrubbed
 
@@ -109,6 +110,8 @@ def message(error: BaseException) -> str:
     """One line for the user, without secrets."""
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    elif isinstance(error, FileNotFoundError):  # fsspec's are a path, without words
+        text = ": ".join(filter(None, [str(error), os.strerror(errno.ENOENT)]))
     elif is_expected(error):
         text = str(error)
     else:

@@ -434,10 +434,13 @@ class FsspecStore:
                 listed = self.patience.run("list", self.fs.ls, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return
+        directories = {info["name"].rstrip("/") for info in listed if info.get("type") == "directory"}
         for info in listed:
             name = info["name"].rstrip("/").rsplit("/", 1)[-1]
             if info["name"].rstrip("/") == path or not name:
                 continue  # some stores list the directory's own marker object
+            if info.get("type") != "directory" and info["name"] in directories:
+                continue  # in object stores there may be both, of which the directory is found
             if name.startswith(OWN):
                 continue
             if self.blind:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from shardfs import store as store_module
 from shardfs.blobs import BytesBlob, PairBlob, SliceBlob
+from shardfs.errors import message
 from shardfs.model import ByteRange, Suffix
 from shardfs.store import FsspecStore, LocalStore, coalesce, open_store
 from tests.handmade import write_files
@@ -208,6 +209,33 @@ def test_what_a_client_raises_becomes_an_os_error() -> None:
         with pytest.raises(OSError, match="fallen over") as e:
             call()
         assert e.value.errno == errno.EIO
+
+
+class BothClient:
+    """An object store with the keys `root/a` and `root/a/b`."""
+
+    protocol = "both"
+
+    def ls(self, path: str, detail: bool) -> list[dict[str, object]]:
+        return [
+            {"name": "root/a", "type": "file", "size": 3},
+            {"name": "root/a", "type": "directory", "size": 0},
+            {"name": "root/c", "type": "file", "size": 3},
+        ]
+
+
+def test_a_name_is_listed_once() -> None:
+    found = [(entry.name, entry.directory) for entry in FsspecStore(BothClient(), "root").scan("")]
+    assert found == [("a", True), ("c", False)]
+
+
+def test_what_is_missing_is_named_and_said_to_be() -> None:
+    fsspec.filesystem("memory").pipe_file("/named/a", b"x")
+    store = open_store("memory://named")
+    for ask in (lambda: store.open("b").stat(), lambda: store.open("b").read([ByteRange(0, 1)])):
+        with pytest.raises(FileNotFoundError) as missing:
+            ask()
+        assert message(missing.value) == "/named/b: No such file or directory"
 
 
 # ---- coalescing ----
