@@ -37,7 +37,11 @@ class WrittenFile(io.RawIOBase):
         self.path, self.mode = path, mode
         self._tree, self._reads, self._appends = tree, "+" in mode, mode.startswith("a")
         self._temporary = "" if autocommit or not mode.startswith("w") else f"{path}.{secrets.token_hex(16)}.partial"
-        self._number, self._handle = opened(tree, self._temporary or path, MODES[mode])
+        try:
+            self._number, self._handle = opened(tree, self._temporary or path, MODES[mode])
+        except BaseException:
+            super().close()  # Python would close it at the end of its life, and there is nothing to close
+            raise
         self._position = self._size() if self._appends else 0
 
     def _size(self) -> int:

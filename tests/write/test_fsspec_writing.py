@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -70,10 +71,20 @@ def test_a_new_group_may_have_a_hidden_name(fs: ShardFileSystem, source: Path) -
 
 @pytest.mark.parametrize("shape", [(0,), (0, 4)])
 def test_chunks_without_elements_stay_out_of_shards(fs: ShardFileSystem, source: Path, shape: tuple[int, ...]) -> None:
-    """zarr-python makes such arrays."""
-    zarr.create_array(FsspecStore(_asynchronous(fs), path="/"), name="new", shape=shape, chunks=shape, dtype="f4")
+    """zarr-python made such arrays until 3.1."""
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "float32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "fill_value": 0.0,
+    }
+    fs.pipe_file("/new/zarr.json", json.dumps(document).encode())
     fs.publish()
-    assert zarr.open_array(source / "new").shards is None
+    assert json.loads((source / "new/zarr.json").read_text())["codecs"] == document["codecs"]
 
 
 def _asynchronous(fs: ShardFileSystem) -> Any:
