@@ -416,17 +416,21 @@ class ChunkTree:
         return self._names.coords(unravel(nth, self._dims))
 
     def reserved(self, level: int, name: str) -> bool:
-        """Whether a name in the store belongs to the sharded form, or would be taken for a chunk."""
-        if self._names.reserved(level, name.encode(errors="surrogateescape")):
+        """Whether a name in a directory of chunks in the store belongs to the sharded form, or would be taken for a
+        chunk."""
+        if self._names.reserved(level, os.fsencode(name)):
             return True
-        if self._names.prefix:
-            return level == 0 and name.encode(errors="surrogateescape") == self._names.prefix
         layer = self.collection.layers[0]
-        return layer.format.shard_of(layer.single_name(name)) is not None
+        return not self._names.prefix and layer.format.shard_of(layer.single_name(name)) is not None
+
+    def reserved_at_top(self, name: str) -> bool:
+        """The same of the dataset's own directory, in which there may be that of the chunks."""
+        prefix = self._names.prefix
+        return os.fsencode(name) == prefix if prefix else self.reserved(0, name)
 
     def is_shard(self, name: str) -> bool:
         """Whether a file in the dataset's directory that is called so belongs to the sharded form alone."""
-        return self.reserved(0, name) and not self._names.reserved(0, name.encode(errors="surrogateescape"))
+        return self.reserved_at_top(name) and not self._names.reserved(0, os.fsencode(name))
 
     def directory_path(self, place: Place) -> str:
         """The path in the store that a virtual directory would have there."""

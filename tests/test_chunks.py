@@ -290,6 +290,15 @@ def test_evicted_descriptors_are_opened_again(array: Path, monkeypatch: pytest.M
     assert _get(tree, "c/1/1") == NEW[3], "the descriptor has gone, and the index is of another version"
 
 
+def test_names_beside_the_directory_of_chunks_are_those_of_none(array: Path) -> None:
+    handmade.write_files(array, {"5": b"five", "0/1": b"zero", "c/c": b"c", "c/7/note": b"note"})
+    tree = _tree(array)
+    assert {e.name for e in entries(tree, ROOT)} == {b"zarr.json", b"c", b"5", b"0"}
+    assert [_get(tree, path) for path in ("5", "0/1", "c/c")] == [b"five", b"zero", b"c"]
+    with pytest.raises(FileNotFoundError):
+        _get(tree, "c/7/note")
+
+
 def test_a_foreign_file_that_changes_is_seen_with_a_time_to_live(array: Path) -> None:
     handmade.write_files(array, {"note": b"old"})
     tree = _tree(array, ttl=0.0)

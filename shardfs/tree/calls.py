@@ -146,7 +146,7 @@ class Calls:
             coords = chunks.unnumbered(raw) if top is None else None
             if coords is not None:
                 return self._unnumbered(chunks, directory.child_path(name), coords)
-            if chunks.reserved(0, name):
+            if chunks.reserved_at_top(name):
                 damage = self._index_cache.peek(("damage", number_of(f"{directory.inside}/{name}")))
                 if damage is not None:
                     raise damage.with_traceback(None)
@@ -407,7 +407,7 @@ class Calls:
         named = chunks is not None or bool(content.below)
         for entry in self._datasets.listed_by_store(directory.inside) if named else self.store.scan(directory.inside):
             name = entry.name
-            if name in made or content.hides(name) or (chunks is not None and chunks.reserved(0, name)):
+            if name in made or content.hides(name) or (chunks is not None and chunks.reserved_at_top(name)):
                 continue
             path = directory.child_path(name)
             if rewriter is not None and rewriter.applies(name):
