@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -209,7 +210,9 @@ def test_who_renames_without_a_lock_loses_nothing_to_us(
 
 
 @pytest.mark.parametrize("program", [NATIVE, ZARR], ids=["tensorstore", "zarr-python"])
-def test_the_engine_loses_nothing_of_theirs(program: str, native: Native, tmp_path: Path) -> None:
+def test_the_engine_loses_nothing_of_theirs(
+    program: str, native: Native, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Even chunks are theirs, odd ones go through the journal; 200 rounds of each, published every time.
 
     zarr-python reads shards and writes them whole, without locks: what we published meanwhile is lost to it. If it
@@ -233,4 +236,5 @@ def test_the_engine_loses_nothing_of_theirs(program: str, native: Native, tmp_pa
     assert chunks[::2] == [[n + 1] * ELEMENTS for n in theirs]
     if program == NATIVE:
         assert chunks[1::2] == [[-1 - n] * ELEMENTS for n in ours]
-    assert [p.name for p in (root / "c").iterdir()] == ["0"]
+    kept = set(re.findall(r"earlier version is in (\S+)", caplog.text))  # two of theirs came while we put one back
+    assert {p.name for p in (root / "c").iterdir()} == {"0"} | kept
