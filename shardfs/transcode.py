@@ -332,6 +332,12 @@ def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:
     return np.array(0 if value is None else value).astype(dtype)[()]
 
 
+def is_filled(value: Any, dtype: npt.DTypeLike) -> bool:
+    """Whether chunks that are not stored are something else than zero bytes, which readers take them for where a layout
+    has no fill value: -0.0 is."""
+    return any(fill_element(value, dtype).tobytes())
+
+
 class FillValue:
     """A `model.Filler`: chunks full of the array's fill value.
 

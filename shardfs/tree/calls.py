@@ -178,8 +178,9 @@ class Calls:
         if isinstance(known, Document):
             return self._document(directory, consolidation.name, known.data)
         found, key = {}, ("too much", directory.number)
+        is_known = self._index_cache.peek(key)
         for count, below in enumerate(self._directories(start=directory)):
-            if count == MAX_CONSOLIDATED or self._index_cache.peek(key):  # nobody must have it, and it would be kept
+            if is_known or count == MAX_CONSOLIDATED:  # nobody must have it, and it would be kept
                 self._index_cache.get(key, lambda: (True, 100, self._ttl))  # nor be looked for at every opening
                 raise FileNotFoundError(errno.ENOENT, "too much lies below to be told in one file", directory.shown)
             inside = below.shown.removeprefix(directory.shown).lstrip("/")

@@ -15,7 +15,7 @@ from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES, STRUCTURAL, compressi
 from shardfs.grid import NestedNames
 from shardfs.layouts import Placed, arrays_of, from_above, join, laid_out, shown
 from shardfs.model import Problem
-from shardfs.transcode import FillValue, fill_element, memory_order, without_checks
+from shardfs.transcode import FillValue, is_filled, memory_order, without_checks
 from shardfs.zarr_values import name_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class _Shown(Placed):
         array, encoding = self.array, self.encoding
         names, axes = NestedNames(array.grid[::-1]), array.grid_axes[::-1]
         codecs = ("n5bytes", *(str(compression_of(c)["type"]) for c in encoding.codecs))
-        filler = FillValue(array, encoding) if _is_filled(array) else None
+        filler = FillValue(array, encoding) if is_filled(array.fill_value, array.data_type) else None
         return shown(self.stored, self.path, encoding, names, axes, codecs, filler)
 
     def members(self) -> dict[str, Any]:
@@ -181,9 +181,3 @@ def _is_known(codec: Codec) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_filled(array: Array) -> bool:
-    """Whether a chunk that is not stored is something else than zeros, which readers of N5 take a missing block for:
-    -0.0 is."""
-    return any(fill_element(array.fill_value, array.data_type).tobytes())

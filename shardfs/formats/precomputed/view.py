@@ -19,7 +19,7 @@ from shardfs.errors import UnsupportedError
 from shardfs.formats import print_strict
 from shardfs.grid import BoxNames
 from shardfs.layouts import array_of, from_above, images_of, join, laid_out, require_described, shown
-from shardfs.transcode import FillValue, fill_element
+from shardfs.transcode import FillValue, is_filled
 from shardfs.zarr_values import name_of
 
 if TYPE_CHECKING:
@@ -213,10 +213,9 @@ class _Scale:
         """With its chunks in a directory below that of the volume."""
         array = self.array
         encoding = ChunkEncoding(np.dtype(self.data_type).newbyteorder("<").str, self.roles.order, clipped=True)
-        is_filled = any(fill_element(array.fill_value, encoding.data_type).tobytes())  # -0.0 is, too
         names = BoxNames(self._spatial(array.shape), self._spatial(array.chunk), self.offset)
         axes = [None if axis is None else array.grid_axes[axis] for axis in self.roles.space]
-        filler = FillValue(array, encoding) if is_filled else None
+        filler = FillValue(array, encoding) if is_filled(array.fill_value, encoding.data_type) else None
         return shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), filler)
 
 
