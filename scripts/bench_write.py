@@ -28,17 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from bench_lib import ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-HERE = Path(__file__).resolve().parent
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(HERE.parent),
-    "PYTHONDONTWRITEBYTECODE": "",  # a program that is installed has its bytecode
-    "LC_ALL": "C.UTF-8",
-}
 
 GRID, CHUNK, PER_SHARD = (32, 32), (256, 256), (8, 8)
 CHUNKS = math.prod(GRID)
