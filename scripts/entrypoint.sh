@@ -20,14 +20,18 @@ shift 2
 shardfs mount "$source" "$mountpoint"
 "$@" &
 command=$!
-trap 'kill -TERM "$command" 2>/dev/null || true' TERM INT HUP
+signalled=
+trap 'signalled=1; kill -TERM "$command" 2>/dev/null || true' TERM INT HUP
 
-# A signal that is trapped ends `wait`, and the command may take its time.
+# A signal that is trapped ends `wait`, and the command may take its time. Whether it still runs says nothing: a shell
+# may have reaped it on the way here, and then knows its status until it is asked.
 status=0
 wait "$command" || status=$?
-while kill -0 "$command" 2>/dev/null; do
-    status=0
-    wait "$command" || status=$?
+while [ -n "$signalled" ]; do
+    signalled=
+    last=0
+    wait "$command" 2>/dev/null || last=$?
+    [ "$last" -eq 127 ] || status=$last # 127: the `wait` before was told already
 done
 left=0
 shardfs umount --patient --timeout 5 "$mountpoint" || left=$?
