@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat as stat_module
 import threading
 from collections import OrderedDict
@@ -34,6 +35,9 @@ MAX_MERGED = 16 << 20
 that zarr-python arrived at for object stores."""
 
 MAX_DESCRIPTORS = 1024
+DESCRIPTORS_SHARE = 4
+"""Shards are kept open, up to so many, and at most a fourth of what the process may open: the rest is needed to write,
+and where shardfs is a library in another program, is not its own to take."""
 
 OWN = ".shardfs"
 """What begins so is how shardfs writes: locks, and new versions on their way. It is not listed."""
@@ -176,6 +180,9 @@ class LocalStore:
         self._inside = self.root.rstrip("/") + "/"
         self.follow_symlinks, self._waiting = follow_symlinks, waiting
         self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        unlimited = soft == resource.RLIM_INFINITY
+        self._most_open = MAX_DESCRIPTORS if unlimited else min(MAX_DESCRIPTORS, soft // DESCRIPTORS_SHARE)
         self._reopened = 0  # how often something was forgotten
         self._lock = threading.Lock()
 
@@ -204,7 +211,7 @@ class LocalStore:
             if self._reopened != before:
                 return blob  # it may be what had to be forgotten meanwhile
             self._blobs[key] = blob
-            while len(self._blobs) > MAX_DESCRIPTORS:
+            while len(self._blobs) > self._most_open:
                 self._blobs.popitem(last=False)
         return blob
 

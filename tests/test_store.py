@@ -358,6 +358,17 @@ def test_descriptors_are_bounded_and_closed(tmp_path: Path, monkeypatch: pytest.
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+def test_most_descriptors_are_left_to_the_program_that_shardfs_is_a_part_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 4096))
+    write_files(tmp_path, {str(i): b"%d" % i for i in range(50)})
+    store, before = LocalStore(str(tmp_path)), len(os.listdir("/proc/self/fd"))
+    for i in range(50):
+        assert store.open(str(i)).read([ByteRange(0, 9)]) == [b"%d" % i]
+    assert len(os.listdir("/proc/self/fd")) <= before + 10
+
+
 def test_an_open_blob_keeps_the_version_it_was_opened_with(tmp_path: Path) -> None:
     write_files(tmp_path, {"x": b"old"})
     store = LocalStore(str(tmp_path))
