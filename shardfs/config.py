@@ -140,7 +140,7 @@ def _read_profile(path: str, name: str, table: Mapping[str, Any], found: Configu
             if key in texts:
                 texts[key] = _text(key, value)
             else:
-                values = options.joined(values, options.from_profile(key, value, texts))
+                values = _added(values, key, options.from_profile(key, value, texts))
         except OptionError as e:
             faults.append(Fault(path, name, str(e)))
     faults += [Fault(path, name, f"{key} is missing") for key, text in texts.items() if key not in table]
@@ -148,6 +148,13 @@ def _read_profile(path: str, name: str, table: Mapping[str, Any], found: Configu
     if not faults:
         source, mountpoint = (os.path.expanduser(text) for text in texts.values())
         found.profiles[name] = Profile(name, path, source, mountpoint, values)
+
+
+def _added(values: Values, key: str, new: Values) -> Values:
+    # Keys have several names: `ro` and `writable` of `rw`, and each with `-` for `_`.
+    if any(values.get(name, v) != v for name, v in new.items() if not isinstance(v, dict | tuple)):
+        raise OptionError(f"{key!r} contradicts what was said before it")
+    return options.joined(values, new)
 
 
 def _name_faults(name: str, found: Configuration) -> Iterator[str]:
@@ -162,7 +169,7 @@ def _text(key: str, value: Any) -> str:
         raise OptionError(f"{key}: must be a text")
     if key == "mountpoint" and not value.startswith(("/", "~/")):
         raise OptionError(f"mountpoint: {value!r} is not an absolute path")
-    return value
+    return options.without_nul(key, value)
 
 
 def _compare(found: Configuration) -> None:

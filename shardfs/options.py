@@ -18,6 +18,10 @@ from typing import Any, TypeAlias
 Values: TypeAlias = dict[str, Any]
 
 
+LONGEST_S = 10**9
+"""Seconds that the system can be told to wait."""
+
+
 class OptionError(ValueError):
     """An option that does not exist, or a value it cannot have. The message is for the user."""
 
@@ -48,6 +52,8 @@ def finite_seconds(text: str) -> float:
     value = seconds(text)
     if value == math.inf:
         raise OptionError("forever is not possible here")
+    if value > LONGEST_S:
+        raise OptionError(f"must be at most {LONGEST_S}")
     return value
 
 
@@ -526,15 +532,22 @@ def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
 def _variables(key: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in given.items():
         text = _plain(f"{key}.{name}", value)
-        if not name or "=" in name or "\0" in name + text:
-            raise OptionError(f"{key}: no variable can be called {name!r}, or have this value")
+        if not name or "=" in name or "\0" in name:
+            raise OptionError(f"{key}: no variable can be called {name!r}")
         yield name, text
 
 
 def _plain(key: str, value: Any) -> str:
     if not isinstance(value, str | bool | int | float):
         raise OptionError(f"{key}: must be a text, a number, true or false")
-    return str(value)
+    return without_nul(key, str(value))
+
+
+def without_nul(key: str, text: str) -> str:
+    """The text, which the system shall be given; in a file it can have what no command line has."""
+    if "\0" in text:
+        raise OptionError(f"{key}: must not have the character NUL")
+    return text
 
 
 def from_flags(given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:

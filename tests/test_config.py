@@ -139,10 +139,15 @@ def test_a_profile_that_is_broken_is_not_taken_from_elsewhere(places: Path) -> N
         ("uid = -1", "uid: '-1' is not a number"),
         ("threads = [1]", "threads: must be a text, a number, true or false"),
         ("storage_options = 'anon=true'", "storage_options: must be a table"),
-        ("env.'A=B' = 'x'", "env: no variable can be called 'A=B', or have this value"),
-        ('env.A = "x\\u0000"', "env: no variable can be called 'A', or have this value"),
+        ("env.'A=B' = 'x'", "env: no variable can be called 'A=B'"),
+        ('env.A = "x\\u0000"', "env.A: must not have the character NUL"),
+        ('fsname = "x\\u0000"', "fsname: must not have the character NUL"),
+        ('[mount.y]\nsource = "x\\u0000"\nmountpoint = "/y"', "source: must not have the character NUL"),
         ("env.X = [1]", "env.X: must be a text"),
         ("ro = 3", "neither true nor false"),
+        ("rw = true\nro = true", "'ro' contradicts what was said before it"),
+        ("writable = false\nrw = true", "'rw' contradicts what was said before it"),
+        ("umask = '022'\nindex-cache = '1G'\nindex_cache = '2G'", "'index_cache' contradicts what was said before it"),
         ("[mount.y]\nsource = 'x'\nmountpoint = 'relative'", "[mount.y]: mountpoint: 'relative' is not an absolute"),
         ("[mount.y]\nsource = ''\nmountpoint = '/y'", "source: must be a text"),
         ("[mount.'a/b']\nsource = 'x'\nmountpoint = '/y'", "a name is made of letters"),
@@ -154,6 +159,11 @@ def test_what_is_wrong_is_said(text: str, told: str, places: Path) -> None:
     file = write(places / "shardfs/x.toml", f'[mount.x]\nsource = "/x"\nmountpoint = "/x"\n{text}\n')
     found = faults(config.read())
     assert any(line.startswith(str(file)) and told in line for line in found), found
+
+
+def test_a_key_may_be_said_twice_if_it_says_the_same(places: Path) -> None:
+    write(places / "shardfs/x.toml", '[mount.x]\nsource = "/x"\nmountpoint = "/x"\nro = true\nrw = false\n')
+    assert config.read().profile("x").values == {"rw": False}
 
 
 def test_files_that_cannot_be_read(places: Path) -> None:
@@ -243,6 +253,16 @@ def test_check(places: Path) -> None:
     write(file, LAB + "atr_timeout = 3")
     code, told = shardfs("config", "check", "--config", str(file))
     assert (code, told.count("\n"), "did you mean 'attr_timeout'" in told) == (2, 1, True)
+    write(file, LAB.replace("default-permissions", "noatime"))
+    code, told = shardfs("config", "check")
+    assert (code, "[mount.brain]: allow_other lets everybody in" in told) == (2, True)
+
+
+def test_a_mount_is_not_told_of_other_profiles(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(places / "shardfs/x.toml", "".join(f'[mount.{n}]\nsource = "/x"\nmountpoint = "/x"\n' for n in "abc"))
+    for name, told in (("a", 0), ("b", 1)):
+        sources.given_options((f"profile={name}",), (), (), {})
+        assert capsys.readouterr().err.count("has the mountpoint of 'a'") == told
 
 
 def test_show_masks_secrets(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from shardfs.cli.printing import write_json
 from shardfs.masking import masked, public_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from shardfs.config import Profile
+    from shardfs.config import Fault, Profile
 
 _WHERE = click.option("--config", "where", metavar="PATH", help="Read this file or directory and no other.")
 
@@ -33,11 +33,24 @@ def check(where: str | None) -> int:
     from shardfs.config import read
 
     found = read(_chosen(where))
-    for fault in found.faults:
+    faults = [*found.faults, *_misfits(found.profiles.values())]
+    for fault in faults:
         click.echo(f"warning: {fault}" if fault.warning else str(fault))
-    if not found.faults:
+    if not faults:
         click.echo(f"{len(found.profiles)} profiles in {len(found.files)} files, nothing wrong")
-    return 2 if any(not fault.warning for fault in found.faults) else 0
+    return 2 if any(not fault.warning for fault in faults) else 0
+
+
+def _misfits(profiles: Iterable[Profile]) -> Iterator[Fault]:
+    """What a mount would refuse. Not when the files are read: flags may still say what is missing."""
+    from shardfs.cli.mounting import check as check_options
+    from shardfs.config import Fault
+
+    for profile in profiles:
+        try:
+            check_options(options.merged(profile.values))
+        except options.OptionError as e:
+            yield Fault(profile.file, profile.name, str(e))
 
 
 @config.command()

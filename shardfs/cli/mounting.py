@@ -210,7 +210,7 @@ def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted:
     from shardfs import unmount
 
     if "/" not in mountpoint and not unmount.is_mounted(mountpoint):
-        profile = configured(os.environ.get("SHARDFS_CONFIG")).profiles.get(mountpoint)
+        profile = configured(os.environ.get("SHARDFS_CONFIG"), mountpoint).profiles.get(mountpoint)
         mountpoint = mountpoint if profile is None else profile.mountpoint
     if if_mounted and not unmount.is_mounted(mountpoint):
         return 0

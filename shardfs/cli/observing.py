@@ -212,7 +212,7 @@ def doctor(what: str | None, as_json: bool, **given: Any) -> int:
     mounted = what is not None and bool(mounts.mounts(os.path.abspath(what)))
     findings = [work.examine_machine(found)]
     if what is not None and not mounted:
-        profile = configured(found.config).profiles.get(what) if "/" not in what else None
+        profile = configured(found.config, what).profiles.get(what) if "/" not in what else None
         source = what if profile is None else profile.source
         if profile is not None:
             given["words"] = (f"profile={what}", *given["words"])

@@ -66,7 +66,7 @@ def given_options(
     found, profile = options.merged(*given), None
     os.environ.update(found.env)
     if found.profile is not None:
-        profile = configured(found.config).profile(found.profile)
+        profile = configured(found.config, found.profile).profile(found.profile)
         found = options.merged(profile.values, *given)
         for name, value in found.env.items():  # what the environment has already counts more than a profile
             os.environ.setdefault(name, value)
@@ -84,13 +84,13 @@ def _warn_of_secrets(said: Options) -> None:
                 click.echo(f"shardfs: warning: {told}", err=True)
 
 
-def configured(where: str | None) -> Configuration:
-    """What the configuration files say; warnings are told."""
+def configured(where: str | None, name: str) -> Configuration:
+    """What the configuration files say; warnings are told, but for those of other profiles than this one."""
     from shardfs import config
 
     found = config.read(where)
     for fault in found.faults:
-        if fault.warning:
+        if fault.warning and fault.profile in ("", name):
             click.echo(f"shardfs: warning: {fault}", err=True)
     return found
 
