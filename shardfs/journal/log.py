@@ -62,6 +62,8 @@ AFTER_DAMAGE = 1 << 32
 HELPFUL = frozenset({Kind.BEGIN, Kind.DONE, Kind.CONFLICT, Kind.CLEAN, Kind.DROP}) | OWN
 """Kinds of small records that help to empty the journal: no limit keeps them out if they may use the reserve."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 ON_FULL_DISK = HELPFUL | {Kind.DEL}
 """Kinds of records that may use the spare file."""
 
@@ -278,7 +280,7 @@ class Journal:
         try:
             segment = Segment.create(self.directory, header, max(self._limits.segment, HEADER_SIZE + need))
         except OSError as e:
-            if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not helpful:
+            if e.errno not in FULL or not helpful:
                 raise
             segment = Segment.from_spare(self.directory, header, HEADER_SIZE + need)
         self._number = header.number
@@ -483,7 +485,7 @@ class Journal:
                 return
             self._free_all()
             if self._is_mostly_dead(hard=hard):
-                self._renew()
+                self._renew_if_there_is_room()
             with suppress(OSError):  # a full disk
                 keep_spare(self.directory, min(self._limits.reserve, self._limits.segment))
         finally:
@@ -496,6 +498,13 @@ class Journal:
             self._renew()
         finally:
             self._end_leading()
+
+    def _renew_if_there_is_room(self) -> None:
+        try:
+            self._renew()
+        except OSError as e:
+            if e.errno not in FULL:
+                raise  # on a full disk nothing has changed: what is not needed stays, and costs nobody an error
 
     def _renew(self) -> None:
         with self._lock:  # lest something is superseded in between
