@@ -200,7 +200,9 @@ class Options:
     allow_other: bool = _option(
         "false", switch, "", USERS, "Let other users use the mount. Only together with default_permissions."
     )
-    allow_root: bool = _option("false", switch, "", USERS, "Let root use the mount, besides you.")
+    allow_root: bool = _option(
+        "false", switch, "", USERS, "Let root use the mount, besides you: modes lose what others may."
+    )
     default_permissions: bool = _option(
         "false", switch, "", USERS, "Let the kernel check the shown owner and mode of files."
     )
@@ -629,6 +631,8 @@ def check(found: Options) -> None:
             "allow_other lets everybody in, and only with default_permissions does the kernel look at owners and "
             "modes: give both"
         )
+    if found.allow_root and (found.allow_other or found.uid is not None):
+        raise OptionError("allow_root is for you and root alone: leave out allow_other and uid, or allow_root")
     if found.bare_rw and not found.rw:
         raise OptionError("rw is what mount(8) says by itself, so it makes no mount writable: say ro, or writable")
     if found.create is not None and not found.rw:

@@ -290,6 +290,7 @@ def test_exit_codes_and_one_line_of_explanation(source: str, tmp_path: Path) -> 
         (2, "mount needs SOURCE and MOUNTPOINT, or the name of a profile", ["./lss"]),
         (2, "mount needs SOURCE and MOUNTPOINT, or the name of a profile", ["mount"]),
         (2, "allow_other lets everybody in", [source, str(tmp_path), "-o", "allow_other"]),
+        (2, "allow_root is for you and root alone", [source, str(tmp_path), "-o", "allow_root,uid=7"]),
         (2, "allow_other lets everybody in", [source, str(tmp_path), "-o", "allow_other,default_permissions=no"]),
         (2, "No such option", ["ls", "--nope", source]),
         (2, "did you mean 'attr_timeout'", [source, str(tmp_path), "-o", "atr_timeout=3"]),

@@ -185,6 +185,10 @@ def _fuse_settings(found: Options) -> FuseSettings:
 
     given = {name: getattr(found, name) for name in FuseSettings.__dataclass_fields__ if name != "keep_listings"}
     given["keep_listings"] = found.index_ttl == math.inf
+    if found.allow_root:
+        # To the kernel either nobody else may in or all, and libfuse's own check sees only what the kernel still asks
+        # for. Owner and mode it looks at always, and root may do what the owner may.
+        given.update(allow_other=True, default_permissions=True, umask=found.umask | 0o077)
     for name, mode in (("file_mode", 0o644), ("dir_mode", 0o755)):
         if given[name] is None:
             given[name] = mode if found.rw else mode & ~0o222

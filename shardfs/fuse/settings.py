@@ -28,7 +28,6 @@ class FuseSettings:
     """
 
     allow_other: bool = False
-    allow_root: bool = False
     default_permissions: bool = False
     uid: int | None = None
     gid: int | None = None
@@ -49,7 +48,7 @@ class FuseSettings:
 
     def options(self) -> list[str]:
         """The mount options for libfuse. A mount is read-only to the kernel too, so that it asks for no changes."""
-        flags = ("allow_other", "allow_root", "default_permissions")
+        flags = ("allow_other", "default_permissions")
         access = ("nosuid", "nodev") if self.rw else ("ro",)
         return [*access, *(name for name in flags if getattr(self, name)), *self.kernel]
 

@@ -243,6 +243,7 @@ def test_who_may_read_a_mount(unprivileged: Namespace) -> None:
         ("ro,allow_other,default_permissions", True),
         ("ro,allow_other,default_permissions,umask=077", False),
         ("ro,allow_other,default_permissions,umask=077,uid=65534", True),
+        ("ro,allow_root", False),
     ]:
         inside.run("shardfs", "/mnt/x", "/mnt/m", "-o", words)
         done = inside.attempt(*read)
