@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from time import monotonic as clock
 from typing import TYPE_CHECKING, Any
@@ -109,13 +109,11 @@ class Patience:
 
     def _attempt(self, seconds: float, method: Any, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
         future = self._begun(method, args, kwargs)
-        try:
-            return future.result(seconds), None
-        except TimeoutError as e:
-            if future.done() and not future.cancelled():  # a time-out of the client's own
-                return None, e
+        if not wait([future], seconds).done:
             future.cancel()
             return None, NoAnswer(errno.ETIMEDOUT, f"the store does not answer within {self.timeout_s:g} s")
+        try:
+            return future.result(), None
         except Exception as e:  # noqa: BLE001 - raised by the caller, if it is not tried again
             return None, e
 
@@ -138,33 +136,34 @@ class _Threads:
         self._pid = os.getpid()
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._count = self._idle = 0
+        self._count = self._free = 0
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         if self._pid != os.getpid():  # no thread survives a fork
             self._reset()
         future: Future[Any] = Future()
         with self._lock:
-            if self._jobs.qsize() >= self._idle and self._count < MOST_THREADS:
+            # Those without a call, less the calls that wait for one: negative if there are more of these. Kept here and
+            # at the end of a call alone, as a thread that has just taken one may be long in saying so.
+            self._free -= 1
+            if self._free < 0 and self._count < MOST_THREADS:
                 self._count += 1
+                self._free += 1
                 threading.Thread(target=self._work, name=f"shardfs-store-{self._count}", daemon=True).start()
             self._jobs.put((future, call))
         return future
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             future, call = self._jobs.get()
-            with self._lock:
-                self._idle -= 1
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call())
-            except BaseException as e:  # noqa: BLE001 - it is raised where the result is waited for
-                future.set_exception(e)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as e:  # noqa: BLE001 - it is raised where the result is waited for
+                    future.set_exception(e)
             del future, call
+            with self._lock:
+                self._free += 1
 
 
 # ---- what went wrong

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import queue
 import socket
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -17,9 +20,10 @@ from shardfs import patience
 from shardfs.model import ByteRange
 from shardfs.patience import NoAnswer, Patience, http_status, is_accident
 from shardfs.store import FsspecStore, open_store
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 
 class Reply(Exception):
@@ -147,8 +151,6 @@ class Hanging(AsyncFileSystem):  # type: ignore[misc]
         self.hangs, self.begun, self.cancelled = True, 0, 0
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
-        import asyncio
-
         self.begun += 1
         try:
             while self.hangs:
@@ -183,17 +185,26 @@ def error_of(call: Callable[[], object]) -> int | None:
     return e.value.errno
 
 
-def test_a_coroutine_that_hangs_is_cancelled_and_tried_once_more() -> None:
+def test_a_coroutine_that_hangs_is_cancelled_and_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = Hanging()
+    submit = asyncio.run_coroutine_threadsafe
+
+    def begin(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Future[Any]:
+        """What is cancelled has begun, and takes no longer than it may, however busy the machine is."""
+        before, future = fs.begun, submit(coroutine, loop)
+        wait_until(lambda: fs.begun > before)
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", begin)
+    monkeypatch.setattr(patience, "clock", lambda: 0.2 * fs.begun)
     store = FsspecStore(fs, "root", patience=Patience(0.2, 4))
     began = time.monotonic()
     with pytest.raises(NoAnswer, match="does not answer within") as e:
         read(store)
-    assert 0.3 < time.monotonic() - began < 2
+    assert 0.3 < time.monotonic() - began < 10
     assert (e.value.errno, e.value.filename) == (errno.ETIMEDOUT, "root/x")
     assert fs.begun == 2
-    time.sleep(0.1)
-    assert fs.cancelled == 2
+    wait_until(lambda: fs.cancelled == 2)
     assert store.patience.counters.told()["timeouts"] == 2
 
 
@@ -205,11 +216,36 @@ def test_a_client_that_blocks_is_left_alone_and_the_threads_are_bounded(monkeypa
     try:
         assert [error_of(lambda: read(store)) for _ in range(6)] == [errno.ETIMEDOUT] * 6
         assert threading.active_count() <= before + 3
-        assert fs.begun == 3
+        wait_until(lambda: fs.begun == 3)
     finally:
         fs.go.set()
-    time.sleep(0.2)
+    store.patience.timeout_s = 30
     assert read(store) == bytes(3)
+
+
+def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
+    threads, taken, go = patience._Threads(), threading.Event(), threading.Event()
+
+    class Jobs(queue.SimpleQueue[Any]):
+        """The first call is slow to come out."""
+
+        def get(self, *args: Any) -> Any:
+            job = super().get(*args)
+            if not taken.is_set():
+                taken.set()
+                go.wait(60)
+            return job
+
+    threads._jobs = Jobs()
+    try:
+        first = threads.submit(lambda: 1)
+        assert taken.wait(60)
+        assert threads.submit(lambda: 2).result(60) == 2
+        assert not first.done()
+    finally:
+        go.set()
+    assert first.result(60) == 1
+    assert (threads._count, threads.submit(lambda: 3).result(60)) == (2, 3)
 
 
 def test_a_silent_store_is_asked_one_thing_at_a_time() -> None:
@@ -217,17 +253,14 @@ def test_a_silent_store_is_asked_one_thing_at_a_time() -> None:
     store = FsspecStore(fs, "root", patience=Patience(0.3, 0))
     error_of(lambda: read(store))
     assert store.patience.silent
-    began, fs.begun = time.monotonic(), 0
-    probe = threading.Thread(target=lambda: error_of(lambda: read(store)))
-    probe.start()
-    while not fs.begun:
-        time.sleep(0.001)
-    assert {error_of(lambda: read(store)) for _ in range(20)} == {errno.ETIMEDOUT}
-    assert time.monotonic() - began < 0.25
-    assert fs.begun == 1
-    probe.join()
-    fs.hangs = False
-    assert read(store) == bytes(3)
+    store.patience.timeout_s, fs.begun = 60, 0
+    with ThreadPoolExecutor(1) as pool:
+        probe = pool.submit(read, store)
+        wait_until(lambda: fs.begun)
+        assert {error_of(lambda: read(store)) for _ in range(20)} == {errno.ETIMEDOUT}
+        assert (fs.begun, probe.done()) == (1, False)  # nobody has waited for it
+        fs.hangs = False
+        assert probe.result() == bytes(3)
     assert not store.patience.silent
 
 
