@@ -36,7 +36,7 @@ from shardfs.mounts import FS_TYPE, mount_type
 from shardfs.unmount import ANSWER_S, daemon_of, unmount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardfs.draining import Writing
     from shardfs.fuse.server import Server
@@ -122,12 +122,13 @@ def mount(
     sys.stdout.flush()
     sys.stderr.flush()
     receive, send = os.pipe()
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until Ctrl-C would end the child, too
     pid = os.fork()
     if pid == 0:
         os.close(receive)
-        _daemon(what, send, told)
+        _daemon(what, send, told, masked)
     os.close(send)
-    return _await_daemon(pid, receive, ready_timeout, mountpoint)
+    return _await_daemon(pid, receive, ready_timeout, mountpoint, masked)
 
 
 # ---- the mountpoint ----
@@ -191,8 +192,8 @@ def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manag
     scraping = _listening(what.metrics_addr)
     tree, writing = what.open_tree(server.waiting)
     session = Session([*what.fuse.options(), f"fsname={what.shown}", "subtype=shardfs"], what.fuse.limits())
-    session.mount(what.mountpoint)
 
+    # Before it is mounted: whom a signal ends behind that leaves a mount that nobody serves.
     receive, send = os.pipe()
     os.set_blocking(send, False)
     # Signals arrive through the pipe as well. Python runs their handlers in the main thread alone, while the kernel
@@ -201,6 +202,7 @@ def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manag
     for number in (*_ENDING, *_TELLING):
         signal.signal(number, lambda _number, _frame: None)
     try:
+        session.mount(what.mountpoint)
         session.negotiate()
         status = Status(server, tree, _facts(what, scraping), writing)
         _tell(status, server, tail, scraping)
@@ -298,10 +300,11 @@ def _keep_memory() -> None:
             mallopt(parameter, value)
 
 
-def _daemon(what: _Mount, send: int, told: Logs) -> None:
+def _daemon(what: _Mount, send: int, told: Logs, masked: Iterable[int]) -> None:
     """The child's life; does not return."""
     code = 0
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         tail = logs.set_up(told, daemon=True)
 
         def ready(status: Status) -> None:
@@ -343,10 +346,11 @@ def _detach() -> None:
         os.close(null)
 
 
-def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str) -> int:
+def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str, masked: Iterable[int]) -> int:
     """What the child reports; 6 if it reports nothing in time."""
     reported = False
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         reported = bool(select.select([receive], [], [], seconds)[0])
     finally:  # Ctrl-C ends the child, too
         if not reported:

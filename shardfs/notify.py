@@ -80,7 +80,8 @@ class Notifier:
                 if not self.tell(**told) and not self._watched:
                     return
             first = {} if answers else first
-            self._over.wait(FIRST_S if first else self._every_s)
+            if self._probe is None:  # else it is still waited for, and an answer is told of as soon as it comes
+                self._over.wait(FIRST_S if first else self._every_s)
 
     def _answers(self, mountpoint: str) -> bool:
         """Whether the mount answers before it would have to be asked again."""

@@ -214,12 +214,16 @@ class MountFailed(Exception):
 
 
 def _start_time(pid: int) -> str | None:
-    """What tells a process from a later one with its number; None when it is gone or a zombie."""
+    """What tells a process from a later one with its number; None when it is gone or a zombie.
+
+    As long as one of its threads is there it has all its files, locks and mounts, even if the first one has ended.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ended = fields[0] in "ZX" and len(os.listdir(f"/proc/{pid}/task")) <= 1
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else fields[19]
+    return None if ended else fields[19]
 
 
 def daemon_pid(mountpoint: Path) -> int:
