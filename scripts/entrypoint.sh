@@ -17,18 +17,22 @@ fi
 source=$1 mountpoint=$2
 shift 2
 
+# Before it is mounted: a first process does not even get signals that it does not ask for.
+command='' signalled='' status=0
+trap 'signalled=1; [ -z "$command" ] || kill -TERM "$command" 2>/dev/null || true' TERM INT HUP
 shardfs mount "$source" "$mountpoint"
-"$@" &
-command=$!
-signalled=
-trap 'signalled=1; kill -TERM "$command" 2>/dev/null || true' TERM INT HUP
+if [ -n "$signalled" ]; then
+    status=143 signalled='' # as of a command that the signal has ended
+else
+    "$@" &
+    command=$!
+    wait "$command" || status=$?
+fi
 
 # A signal that is trapped ends `wait`, and the command may take its time. Whether it still runs says nothing: a shell
 # may have reaped it on the way here, and then knows its status until it is asked.
-status=0
-wait "$command" || status=$?
 while [ -n "$signalled" ]; do
-    signalled=
+    signalled=''
     last=0
     wait "$command" 2>/dev/null || last=$?
     [ "$last" -eq 127 ] || status=$last # 127: the `wait` before was told already

@@ -33,12 +33,16 @@ def source(dataset: Get) -> Path:
 
 
 @contextmanager
-def container(tmp_path: Path, source: Path | str, *command: str) -> Iterator[subprocess.Popen[str]]:
+def container(
+    tmp_path: Path, source: Path | str, *command: str, behind_mounting: str = "true"
+) -> Iterator[subprocess.Popen[str]]:
+    """The last is what the shell does then, of which the parent is the entry point."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/shardfs"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m shardfs "$@"\n')
+    mount = f'PYTHONPATH={ROOT} {sys.executable} -m shardfs "$@" || exit; [ "$1" != mount ] || {behind_mounting}'
+    program.write_text(f"#!/bin/sh\n{mount}\n")
     program.chmod(0o755)
     mountpoint = str(tmp_path / "mnt")
     os.mkdir(mountpoint)
@@ -104,6 +108,12 @@ def test_sigterm_ends_the_command_then_the_mount(source: Path, tmp_path: Path, a
         out, error = process.communicate(timeout=30)
     assert (out, error) == ("status 9\n0\n", "")
     assert time.monotonic() - began < 10
+
+
+def test_sigterm_while_it_is_mounted_ends_the_command_and_the_mount(source: Path, tmp_path: Path) -> None:
+    with container(tmp_path, source, "sleep", "60", behind_mounting="kill -TERM $PPID") as process:
+        out, error = process.communicate(timeout=50)
+    assert (out, error) == ("status 143\n0\n", "")
 
 
 def test_a_mount_in_the_foreground_as_the_first_process(source: Path, tmp_path: Path) -> None:
