@@ -501,8 +501,8 @@ class _Worker:
                 got = -1
             if got == size or self._read_slowly(extent, data, offset):
                 header(outbox, head, size + _PAGE - head, 0, unique)
+                sent += size  # before it arrives, where the count may be asked for at once
                 send(outbox[head : _PAGE + size])
-                sent += size
             else:
                 self._recent.pop(number, None)
                 self._send_bytes(unique, number, offset, size)
@@ -513,8 +513,8 @@ class _Worker:
     def _send_bytes(self, unique: int, number: int, offset: int, size: int) -> None:
         """Of a file that is not simply a part of a local one."""
         data = self._place_of(number).read(number, offset, size)
-        self._send_data(unique, data)
         self._tally.nbytes += len(data)
+        self._send_data(unique, data)
 
     def _read_slowly(self, extent: Extent, data: memoryview, offset: int) -> bool:
         """Read from a disk or a server, while another thread leads; False if the bytes are not there any more."""

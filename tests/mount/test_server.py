@@ -29,6 +29,7 @@ from shardfs.inodes import ROOT, TABLE_END
 from shardfs.model import Batch
 from shardfs.model import Entry as SmallEntry
 from shardfs.store import LocalStore
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,10 +106,9 @@ class FakeTree:
 class Kernel:
     """The other end of the socket."""
 
-    def __init__(
-        self, device: socket.socket, tree: FakeTree, waiting: Callable[[], None], ended: threading.Event
-    ) -> None:
-        self._device, self.tree, self.waiting, self._ended = device, tree, waiting, ended
+    def __init__(self, device: socket.socket, tree: FakeTree, server: Server, ended: threading.Event) -> None:
+        self._device, self.tree, self.server, self._ended = device, tree, server, ended
+        self.waiting = server.waiting
         self._unique = 0
 
     def hang_up(self) -> None:
@@ -173,7 +173,7 @@ def serving(tree: Any = None, **settings: Any) -> Iterator[Kernel]:
         session: Any = FakeSession(theirs.fileno())
         ended, before = threading.Event(), {*threading.enumerate()}
         serves.start(tree, session, ended.set)
-        kernel = Kernel(ours, tree, serves.waiting, ended)
+        kernel = Kernel(ours, tree, serves, ended)
         try:
             yield kernel
         finally:
@@ -206,8 +206,8 @@ def test_lookup_tells_the_attributes_and_counts(kernel: Kernel) -> None:
     assert entry[15:] == (0o100444, 1, os.getuid(), os.getgid(), 0, 4096, 0)
     assert kernel.tree.lookups == {DOCUMENT: 1}
     kernel.send(lowlevel.FORGET, DOCUMENT, struct.pack("=Q", 1))
+    wait_until(lambda: kernel.tree.lookups == {DOCUMENT: 0})
     assert kernel.quiet()
-    assert kernel.tree.lookups == {DOCUMENT: 0}
 
 
 def test_getattr(kernel: Kernel) -> None:
@@ -246,8 +246,8 @@ def test_many_are_forgotten_at_once(kernel: Kernel) -> None:
     pairs = [(DOCUMENT, 4), (CHUNK, 1), (DIRECTORY, 3), (CHUNK + 1, 1)]
     body = struct.pack("=II", len(pairs), 0) + b"".join(struct.pack("=QQ", *pair) for pair in pairs)
     kernel.send(lowlevel.BATCH_FORGET, 0, body)
+    wait_until(lambda: kernel.tree.lookups == {DOCUMENT: 5, DIRECTORY: 0})
     assert kernel.quiet()
-    assert kernel.tree.lookups == {DOCUMENT: 5, DIRECTORY: 0}
 
 
 # ---- bytes
@@ -517,6 +517,24 @@ def test_errnos_pass_through(kernel: Kernel, number: int) -> None:
     assert kernel.read(DOCUMENT, 0, 10).error == number
 
 
+def test_bytes_are_counted_before_they_are_there(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a mount would not have served what somebody has read already."""
+    told, writev = threading.Event(), os.writev
+
+    def slow(fd: int, parts: Any) -> int:
+        sent = writev(fd, parts)
+        told.wait(60)
+        return sent
+
+    kernel.lookup(b"zarr.json")
+    monkeypatch.setattr(os, "writev", slow)
+    assert kernel.read(DOCUMENT, 0, 10).error == 0
+    try:
+        assert kernel.server.counts().nbytes == 5
+    finally:
+        told.set()
+
+
 # ---- threads
 
 
@@ -562,6 +580,7 @@ def test_threads_are_used_again(kernel: Kernel) -> None:
         assert slow.arrived.acquire(timeout=10)
         slow.answers.release()
         assert kernel.receive().body == b"%d" % offset
+        wait_until(lambda: kernel.server.load()["waiting"] == 0)  # who has answered is there for the next one
     assert len(slow.threads) <= 3
 
 
