@@ -49,6 +49,25 @@ class Namespace:
         assert done.returncode == 0, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}\n{self.log()}"
         return done.stdout
 
+    @contextmanager
+    def using(self, path: Path) -> Iterator[subprocess.Popen[str]]:
+        """A program in there has a file open, until its standard input ends; then it writes the contents."""
+        command = ["nsenter", f"--target={self._first}", "--mount", "--pid", "--", "sh", "-c"]
+        command += ['exec 3<"$1" && echo open && read _; cat <&3', "sh", str(path)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=self.environment) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "open\n"
+                yield process
+            finally:
+                if process.stdin is not None and not process.stdin.closed:
+                    process.stdin.close()
+                try:
+                    process.wait(60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
     def systemctl(self, *words: str | Path, timeout: float = 60) -> str:
         return self.run("systemctl", "--user", "--no-pager", *words, timeout=timeout)
 

@@ -57,6 +57,15 @@ def shardfs(*arguments: str | Path, timeout: float = 60) -> subprocess.Completed
     return conftest._run([python, "-m", "shardfs", *arguments], timeout, cwd=ROOT)
 
 
+def status(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`shardfs status` of a mount that answers, or is dead. On a busy machine that may take longer than it is given."""
+    for _ in range(30):
+        done = shardfs("status", *arguments)
+        if not any(words in done.stdout for words in ("does not answer", '"state": "hangs"')):
+            break
+    return done
+
+
 def link_tree(source: Path, target: Path) -> Path:
     """The same files once more, by hard links: contents and times without the cost of copying."""
     shutil.copytree(source, target, copy_function=os.link)

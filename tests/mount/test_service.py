@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import shutil
 import signal
@@ -85,13 +86,15 @@ def test_start_is_done_when_the_mount_answers(inside: Namespace, source: Path, m
 
 def test_stop_waits_for_who_uses_the_mount(inside: Namespace, mountpoint: Path) -> None:
     inside.systemctl("start", UNIT)
-    reader = threading.Thread(target=inside.run, args=("sh", "-c", f"exec 3<{mountpoint}/zarr.json; sleep 2; cat <&3"))
-    reader.start()
-    time.sleep(0.7)
-    began = time.monotonic()
-    inside.systemctl("stop", UNIT)
-    assert time.monotonic() - began > 0.7
-    reader.join()  # it has read all, or `run` would have complained
+    with inside.using(mountpoint / "zarr.json") as reader:
+        stop = threading.Thread(target=inside.systemctl, args=("stop", UNIT))
+        stop.start()
+        inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "deactivating")
+        stop.join(1)
+        assert stop.is_alive()
+        assert json.loads(reader.communicate("", timeout=60)[0])
+    stop.join(60)
+    assert not stop.is_alive()
     assert inside.mounts(mountpoint) == []
 
 
@@ -109,10 +112,11 @@ def test_stop_waits_until_all_is_published(
     with held(own / "c/0/0"):
         stop = threading.Thread(target=inside.systemctl, args=("stop", UNIT))
         stop.start()
+        inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "deactivating")
         time.sleep(seconds)
         assert (own / "c/0/0").read_bytes() == before
         assert inside.show(UNIT, "ActiveState") == "deactivating"
-    stop.join(30)
+    stop.join(60)
     assert b"123456789012" in (own / "c/0/0").read_bytes()
     assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "Result")) == ("inactive", "success")
 
@@ -196,10 +200,10 @@ def web(root: Path) -> Iterator[tuple[str, threading.Event]]:
 
 
 def test_the_watchdog_is_answered(inside: Namespace, mountpoint: Path) -> None:
-    drop_in(inside, "WatchdogSec=4")
+    drop_in(inside, "WatchdogSec=6")
     inside.systemctl("start", UNIT)
     pid = inside.show(UNIT, "MainPID")
-    time.sleep(6)
+    time.sleep(8)
     assert (inside.show(UNIT, "MainPID"), inside.show(UNIT, "NRestarts")) == (pid, "0")
     inside.systemctl("stop", UNIT)
 
@@ -222,7 +226,7 @@ def test_the_watchdog_ends_a_daemon_that_serves_nobody(inside: Namespace, source
 
 
 def test_the_watchdog_ends_a_daemon_that_is_stopped(inside: Namespace, mountpoint: Path) -> None:
-    drop_in(inside, "WatchdogSec=3", "RestartSec=0.1")
+    drop_in(inside, "WatchdogSec=5", "RestartSec=0.1")
     inside.systemctl("start", UNIT)
     inside.run("kill", f"-{signal.SIGSTOP.value}", inside.show(UNIT, "MainPID"))
     inside.wait_until(lambda: inside.show(UNIT, "NRestarts") != "0")
@@ -289,9 +293,9 @@ def test_an_automount_is_triggered(inside: Namespace, source: Path, mountpoint: 
     if started.returncode:
         pytest.skip(f"no automount here: {started.stderr}")
     assert inside.mounts(mountpoint) == ["autofs"]
-    assert inside.run("cat", mountpoint / "zarr.json", timeout=30)
-    assert inside.mounts(mountpoint) == ["autofs", "fuse.shardfs"]
-    assert inside.show(f"{name}.mount", "ActiveState") == "active"
+    with inside.using(mountpoint / "zarr.json"):
+        assert inside.mounts(mountpoint) == ["autofs", "fuse.shardfs"]
+        inside.wait_until(lambda: inside.show(f"{name}.mount", "ActiveState") == "active")
     inside.wait_until(lambda: inside.mounts(mountpoint) == ["autofs"])  # nobody uses it
     assert os.fspath(mountpoint / "zarr.json") in inside.run("ls", mountpoint / "zarr.json", timeout=30)
     inside.systemctl("stop", f"{name}.automount", timeout=30)
@@ -317,7 +321,8 @@ def test_an_automount_of_fstab_is_triggered(kind: str, inside: Namespace, source
     if started.returncode:
         pytest.skip(f"no automount here: {started.stderr}")
     assert inside.mounts(mountpoint) == ["autofs"]
-    assert inside.run("stat", "-c", "%u", mountpoint / "zarr.json", timeout=30) == "7\n"
-    assert inside.mounts(mountpoint) == ["autofs", "fuse.shardfs"]
+    with inside.using(mountpoint / "zarr.json"):
+        assert inside.run("stat", "-c", "%u", mountpoint / "zarr.json", timeout=30) == "7\n"
+        assert inside.mounts(mountpoint) == ["autofs", "fuse.shardfs"]
     inside.wait_until(lambda: inside.mounts(mountpoint) == ["autofs"])
     inside.systemctl("stop", f"{name}.automount", timeout=30)

@@ -10,10 +10,10 @@ from shardfs.writing.gate import Gate
 
 def test_who_is_alone_meets_nobody() -> None:
     gate, inside, alone, seen = Gate(), [0], [0], []
-    lock, end = threading.Lock(), time.monotonic() + 0.5
+    lock, over = threading.Lock(), threading.Event()
 
     def together() -> None:
-        while time.monotonic() < end:
+        while not over.is_set():
             with gate.shared(), gate.shared():
                 with lock:
                     inside[0] += 1
@@ -22,7 +22,7 @@ def test_who_is_alone_meets_nobody() -> None:
                     inside[0] -= 1
 
     def by_itself() -> None:
-        while time.monotonic() < end:
+        for _ in range(100):
             with gate.alone():
                 alone[0] += 1
                 seen.append((inside[0], alone[0]))
@@ -32,11 +32,13 @@ def test_who_is_alone_meets_nobody() -> None:
             with gate.shared(), gate.alone(), gate.alone():
                 seen.append((inside[0], alone[0] + 1))
 
-    threads = [threading.Thread(target=f) for f in (together, together, together, by_itself, by_itself)]
+    threads = [threading.Thread(target=f, daemon=True) for f in (together, together, together, by_itself, by_itself)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(10)
+    for thread in reversed(threads):
+        if thread is threads[2]:
+            over.set()
+        thread.join(60)
         assert not thread.is_alive()
     assert {s for s in seen if s[1]} == {(0, 1)}
     assert any(s[1] == 0 for s in seen)

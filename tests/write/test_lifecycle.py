@@ -19,9 +19,10 @@ import pytest
 from shardfs import mounted, unmount
 from tests.conftest import MountFailed, _start_time, mount_entry, read_with
 from tests.datasets import ROOT
-from tests.mount.programs import attempt, copy_tree, run, shardfs
-from tests.mount.test_lifecycle import wait_until
+from tests.mount.processes import stopped
+from tests.mount.programs import attempt, copy_tree, run, shardfs, status
 from tests.mount.test_observing import parsed
+from tests.waiting import wait_until
 from tests.write.mounts import WritableMount, held, writable
 
 if TYPE_CHECKING:
@@ -177,17 +178,17 @@ def test_waiting_has_an_end_and_the_daemon_goes_on(mount: WritableMount, data: D
 
 
 def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source: Path) -> None:
-    def status(*words: str) -> tuple[int, str]:
+    def told_of(*words: str) -> tuple[int, str]:
         done = shardfs("status", "-o", f"journal={mount.journal}", *words, source)
         return done.returncode, done.stdout
 
-    assert status() == (0, f"{source}: all is published\n")
+    assert told_of() == (0, f"{source}: all is published\n")
     write(mount.path / "c/0/0", chunk(7))
-    code, told = status()
+    code, told = told_of()
     assert (code, told.splitlines()[0].startswith(f"{source}: 1 files wait in {mount.journal}/")) == (0, True)
     assert f"mounted rw by pid {mount.pid} at {mount.path}" in told
     mount.kill()
-    code, told = status("--wait")  # for nobody
+    code, told = told_of("--wait")  # for nobody
     assert (code, told.splitlines()[1:]) == (
         1,
         ["  nobody publishes them: mount it with --rw, or shardfs recover", "  c/0/0"],
@@ -216,13 +217,10 @@ def test_a_daemon_that_says_nothing_is_not_taken_for_done(
 ) -> None:
     write(mount.path / "c/0/0", chunk(7))
     monkeypatch.setattr(unmount, "ANSWER_S", 0.5)
-    os.kill(mount.pid, signal.SIGSTOP)
-    try:
+    with stopped(mount.pid):
         assert unmount.umount(str(mount.path), timeout=1, lazy=False) == 5
         assert "does not say whether all is published" in capsys.readouterr().err
         assert mount_entry(mount.path) is None
-    finally:
-        os.kill(mount.pid, signal.SIGCONT)
     wait_until(lambda: gone(mount.pid))
 
 
@@ -341,7 +339,7 @@ def test_damage_of_the_journal_is_told_by_who_mounts(mount: WritableMount, sourc
     done = shardfs("mount", "--rw", "-o", f"journal={mount.journal}", source, mount.path)
     assert done.returncode == 0
     assert done.stderr.startswith("shardfs: warning: ")
-    assert shardfs("status", mount.path).stdout.count(done.stderr.splitlines()[0].removeprefix("shardfs: warning: "))
+    assert status(mount.path).stdout.count(done.stderr.splitlines()[0].removeprefix("shardfs: warning: "))
     assert bytes.fromhex(run("xxd", "-p", mount.path / "c/0/2").strip()) == chunk(72)
     assert mount.umount().returncode in (0, 3)
 
@@ -424,7 +422,7 @@ def test_a_command_is_told_of_errors(source: Path, tmp_path: Path) -> None:
         wait_until(told.exists)
         assert told.read_text().startswith("c/0/0: ")
         assert bytes.fromhex(run("xxd", "-p", mount.path / "c/0/0").strip()) == chunk(7)
-        assert shardfs("status", mount.path).stdout.count("c/0/0") == 1
+        assert status(mount.path).stdout.count("c/0/0") == 1
         assert mount.umount().returncode == 3
 
 

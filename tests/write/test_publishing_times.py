@@ -6,6 +6,7 @@ import gzip
 import os
 import threading
 import time
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.write.semantics.cases import Place
 
-IDLE_S, AGE_S = 0.3, 1.0
+IDLE_S, AGE_S, NEVER_S = 0.3, 1.0, 600.0
 
 
 @pytest.fixture
@@ -47,13 +48,20 @@ def opened(tmp_path: Path) -> Iterator[Callable[[str], Place]]:
         assert tree.close(20) == []
 
 
+def pending_of(x: Place) -> WriteBuffer:
+    pending: WriteBuffer = cast("InProcess", x.calls).tree.pending
+    return pending
+
+
 def test_a_chunk_that_is_written_all_the_time_is_published_when_it_is_old(opened: Callable[[str], Place]) -> None:
-    x = opened("zarr")
-    end, n = time.monotonic() + 4 * AGE_S, 0
-    while x.source("c/1/1") is None:
-        assert time.monotonic() < end
-        x.put("c/3/3", b"%04d" % (n := n + 1))
-        time.sleep(IDLE_S / 6)
+    x, numbers = opened("zarr"), count()
+    pending_of(x).settings = Publishing(idle_s=NEVER_S, age_s=AGE_S)
+
+    def is_published() -> bool:
+        x.put("c/3/3", b"%04d" % next(numbers))
+        return x.source("c/1/1") is not None
+
+    cases.until(is_published)
 
 
 def test_a_chunk_that_somebody_holds_open_waits(opened: Callable[[str], Place]) -> None:
@@ -71,6 +79,7 @@ def test_a_chunk_that_somebody_holds_open_waits(opened: Callable[[str], Place]) 
 def test_a_complete_shard_is_published_once(opened: Callable[[str], Place]) -> None:
     """Of the chunk that makes it complete it is known last that it is closed."""
     x = opened("zarr")
+    pending_of(x).settings = Publishing(idle_s=NEVER_S, age_s=NEVER_S)
     for name in ("c/2/2", "c/2/3", "c/3/2"):
         x.put(name, b"abcd")
     with x.opened("c/3/3", cases.NEW) as fd:
@@ -98,8 +107,8 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
         return found
 
     monkeypatch.setattr(WriteBuffer, "_entries", entries)
-    pending: WriteBuffer = cast("InProcess", x.calls).tree.pending
-    pending.settings = Publishing(idle_s=60, age_s=60)
+    pending = pending_of(x)
+    pending.settings = Publishing(idle_s=NEVER_S, age_s=NEVER_S)
     x.put("c/3/3", b"abcd")
     x.publish()
     writers[0].join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import subprocess
 import sys
@@ -20,8 +19,9 @@ from shardfs.model import Put
 from shardfs.patience import Patience
 from shardfs.writers.objects import ObjectWriter
 from shardfs.writers.s3 import S3Objects
-from tests.conftest import need_fuse
+from tests.conftest import _start_time, need_fuse
 from tests.mount.test_remote import in_words
+from tests.waiting import wait_until
 from tests.write.mounts import writable
 from tests.write.object_store import Server, object_store
 from tests.write.targets import TARGETS, Target
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.s3, pytest.mark.interop]
 
 ROOT = "data/root"
-PROBE_S = 1.0
+STORE_S, PROBE_S = 20, 10.0
+"""How long the store is waited for, and how long nobody else may wait, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +239,7 @@ print(time.monotonic() - began)
 
 
 def probe(kind: str, path: Path) -> float:
-    run = subprocess.run([sys.executable, "-IS", "-c", PROBE, kind, path], capture_output=True, text=True, timeout=20)
+    run = subprocess.run([sys.executable, "-IS", "-c", PROBE, kind, path], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     return float(run.stdout)
 
@@ -252,7 +253,7 @@ def test_a_mount_answers_while_the_store_does_not(fault: str, server: Server, tm
     target, held = TARGETS["zarr_end"], {0: 1, 1: 2, 5: 6}
     filled(target, server, tmp_path / "natively", held)
     words = [*in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})]
-    words += ["-o", "store_timeout=2,store_retries=1,idle=0.1"]
+    words += ["-o", f"store_timeout={STORE_S},store_retries=1,idle=0.1"]
     with writable("s3://data/root", tmp_path, *words) as mount:  # type: ignore[arg-type]
         mount.mount()
         chunk = [mount.path / target.path(number) for number in range(8)]
@@ -271,24 +272,13 @@ def test_a_mount_answers_while_the_store_does_not(fault: str, server: Server, tm
             chunk[1].write_bytes(target.shown(held[1]))
             time.sleep(0.3)
         began = time.monotonic()
-        lazy = subprocess.run(["fusermount3", "-uz", str(mount.path)], timeout=10, check=False)
+        lazy = subprocess.run(["fusermount3", "-uz", str(mount.path)], timeout=30, check=False)
         assert lazy.returncode == 0
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < PROBE_S
         server.fault = lambda number, name: ""
         server.released.set()
-        deadline = time.monotonic() + 60
-        while alive(mount.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not alive(mount.pid), "the daemon should end once all is published"
+        wait_until(lambda: _start_time(mount.pid) is None, 60)  # the daemon ends once all is published
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.fuse
@@ -298,7 +288,7 @@ def test_what_did_not_arrive_arrives_at_the_next_mount(server: Server, tmp_path:
     target = TARGETS["zarr_end"]
     filled(target, server, tmp_path / "natively", {0: 1})
     words = [*in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})]
-    words += ["-o", "store_timeout=2,store_retries=1,idle=0.1"]
+    words += ["-o", f"store_timeout={STORE_S},store_retries=1,idle=0.1"]
     with writable("s3://data/root", tmp_path, *words) as mount:  # type: ignore[arg-type]
         mount.mount()
         server.fault = lambda number, name: "hang" if name == "put_object" else ""

@@ -16,6 +16,7 @@ from shardfs.fuse import control, lowlevel
 from shardfs.inodes import ROOT
 from shardfs.store import LocalStore
 from tests.mount.test_server import ATTR, Kernel, Reply, entries, serving
+from tests.waiting import wait_until
 from tests.write.memory_tree import MemoryTree
 
 if TYPE_CHECKING:
@@ -119,12 +120,8 @@ def test_a_handle_that_nobody_got_is_released(writer: Writer, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", gone)
         writer.kernel.send(lowlevel.OPEN, number, struct.pack("=II", os.O_RDWR, 0))
-        assert unsent.wait(5)
-        for _ in range(100):
-            if len(writer.tree._handles) == before:
-                break
-            threading.Event().wait(0.01)
-    assert len(writer.tree._handles) == before
+        assert unsent.wait(30)
+        wait_until(lambda: len(writer.tree._handles) == before)
 
 
 def test_modes_and_owners(writer: Writer) -> None:

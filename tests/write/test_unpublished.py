@@ -25,8 +25,8 @@ from shardfs.writing import unpublished
 from shardfs.writing.unpublished import Unpublished, with_unpublished
 from tests import handmade
 from tests.mount.programs import copy_tree, errno_of, run
-from tests.mount.test_lifecycle import wait_until
 from tests.suites.walking import entries, walk
+from tests.waiting import wait_until
 from tests.write.engines import TreeFiles, Whole
 from tests.write.hooks import Recorder, hooked
 from tests.write.journals import make_newer
