@@ -372,6 +372,10 @@ class OpenFiles(Descriptions):
                 file.mtime_ns = when
                 if file.is_settled:
                     self._rest(file)
+        if self.writer.local and self._is_document(number):
+            with suppress(FileNotFoundError):
+                self.writer.set_times(self.path_of(number), when)
+                self.base.changed(self.path_of(number))
 
     def _is_document(self, number: int) -> bool:
         file = self._files.by_number.get(number)

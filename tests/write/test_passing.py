@@ -377,6 +377,16 @@ def test_what_a_link_has_not(tree: WriteTree, source: Path) -> None:
     assert (source / "d/s").lstat().st_mtime_ns == 5
 
 
+def test_mode_and_time_of_a_document_reach_the_source(tree: WriteTree, source: Path) -> None:
+    """As of what is copied with them, by programs that set them in the end."""
+    there = number(tree, "a/zarr.json")
+    tree.set_mode(there, 0o640)
+    tree.set_times(there, 1_234_567_890)
+    info = (source / "a/zarr.json").stat()
+    assert (stat.S_IMODE(info.st_mode), info.st_mtime_ns) == (0o640, 1_234_567_890)
+    assert tree.attributes(there).mtime_ns == 1_234_567_890
+
+
 WALK = """if 1:
     import json, os, sys
     os.chdir(sys.argv[1])
