@@ -62,7 +62,7 @@ def cycle() -> str:
 
 def _handler(file: str | None, *, daemon: bool) -> logging.Handler:
     if file is not None:
-        return logging.FileHandler(file, encoding="utf8", errors="backslashreplace")
+        return logging.handlers.WatchedFileHandler(file, encoding="utf8", errors="backslashreplace")
     if not daemon:
         return logging.StreamHandler()
     if os.path.exists("/dev/log"):

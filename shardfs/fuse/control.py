@@ -26,8 +26,16 @@ NAME = b".shardfs"
 DIRECTORY = 1 << 63
 """Its number. Those of its files are above; those of all else are below (`Datasets`)."""
 
+NAMES = 16
+"""More names than there are: numbers of files that differ by a multiple of it are states of the same one."""
+
 KEPT = 64
 """Files that are kept while the kernel knows them. Who reads an older one is told that it is gone."""
+
+
+def inode(number: int) -> int:
+    """The inode number to show for a file: the same for all of its states, as `cp` wants it, which looks twice."""
+    return DIRECTORY + number % NAMES
 
 
 class Control:
@@ -36,7 +44,7 @@ class Control:
     def __init__(self, files: Mapping[bytes, Callable[[], bytes]]) -> None:
         self._makers = dict(files)
         self._files: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
-        self._numbers = itertools.count(DIRECTORY + 1)
+        self._bases = itertools.count(DIRECTORY + NAMES, NAMES)
         self._lock = threading.Lock()
         self._began_ns = time.time_ns()
 
@@ -48,7 +56,7 @@ class Control:
         if parent != DIRECTORY or make is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         data = make()
-        number, now = next(self._numbers), time.time_ns()
+        number, now = next(self._bases) + 1 + list(self._makers).index(name), time.time_ns()
         with self._lock:
             self._files[number] = data, now
             if len(self._files) > KEPT:

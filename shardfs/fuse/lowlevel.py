@@ -343,6 +343,12 @@ def _with_mode(reply: bytearray, where: int, mode: int) -> bytearray:
     return own
 
 
+def with_inode(reply: bytearray, inode: int) -> bytearray:
+    """A reply of `Encoder.entry` or `Encoder.attributes`, with another inode number than the node's."""
+    _UNIQUE.pack_into(reply, 56 if len(reply) == _ENTRY_OUT.size else 32, inode)
+    return reply
+
+
 def forget_entry(parent: int, name: bytes) -> bytes:
     """A message that a name is not what it was. To send it may wait for requests about that directory."""
     size = _INVALID_ENTRY.size + len(name) + 1

@@ -429,7 +429,8 @@ class _Worker:
 
     def _lookup_control(self, unique: int, parent: int, name: bytes) -> None:
         number, directory, length, mtime_ns, _, _ = self._control.lookup(parent, name)
-        if not self._send(self._control_encoder.entry(unique, number, directory, length, mtime_ns)):
+        reply = self._control_encoder.entry(unique, number, directory, length, mtime_ns)
+        if not self._send(lowlevel.with_inode(reply, control.inode(number))):
             self._control.forget(number)
 
     def _fresh_attributes(self, number: int) -> Attributes:
@@ -450,7 +451,8 @@ class _Worker:
             self._changes.send_attributes(unique, found)
             return
         encoder = self._encoder if number < control.DIRECTORY else self._control_encoder
-        self._send(encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns))
+        reply = encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns)
+        self._send(reply if number < control.DIRECTORY else lowlevel.with_inode(reply, control.inode(number)))
 
     def _forget(self, _unique: int, number: int, _size: int) -> None:
         if number >= control.DIRECTORY:

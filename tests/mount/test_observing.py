@@ -248,6 +248,20 @@ def test_a_histogram_has_every_duration_in_its_bin() -> None:
     assert times.below(0.99) == float("inf")
 
 
+@fuse
+@pytest.mark.parametrize("words", ["ro", "writable"])
+def test_files_of_the_hidden_directory_can_be_copied(
+    source: Path, mounted: Mounted, tmp_path: Path, words: str
+) -> None:
+    with mounted(source, "-o", words) as mount:
+        names = ["log", "metrics", "status.json"]
+        run("cp", *(mount / ".shardfs" / name for name in names), tmp_path, timeout=10)
+        assert b"shardfs_info" in (tmp_path / "metrics").read_bytes()
+        numbers = [run("stat", "-c", "%i", mount / ".shardfs" / name, timeout=10) for name in [*names, *names]]
+        assert numbers[:3] == numbers[3:]
+        assert len({*numbers, run("stat", "-c", "%i", mount / ".shardfs", timeout=10)}) == 4
+
+
 # -------------------------------------------------------------------------------------------------------- logs
 
 
@@ -284,6 +298,15 @@ def root_logger() -> Iterator[logging.Logger]:
         if handler not in before[0]:
             handler.close()
     root.handlers[:], root.level = before[0], before[1]
+
+
+def test_a_log_that_was_rotated_is_begun_anew(root_logger: logging.Logger, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    logs.set_up(Logs(file=str(log)), daemon=True)
+    root_logger.error("one")
+    log.rename(tmp_path / "log.1")
+    root_logger.error("two")
+    assert log.read_text().endswith("ERROR two\n")
 
 
 def test_lines_for_the_journal_have_priorities(
