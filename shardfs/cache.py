@@ -113,6 +113,7 @@ class ByteLRU:
                 if self._flights.get(key) is flight:
                     del self._flights[key]
             flight.done.release()
+            del flight  # an error and its own frame would hold each other, and all that lies in the frames below
 
     def _put(self, key: Hashable, flight: _Flight, nbytes: int, seconds: float) -> None:
         nbytes += OVERHEAD

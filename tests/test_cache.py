@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+from weakref import ref
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.cache import OVERHEAD, ByteLRU
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Only what nobody holds any more is freed, without a look for what holds each other."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_what_failed_is_let_go_at_once() -> None:
+    """A shard of 100 MB that cannot be decoded is tried again: there must not be two of it."""
+    held: list[ref[set[int]]] = []
+
+    def load() -> tuple[str, int, float]:
+        large = {1}
+        held.append(ref(large))
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - it has no message
+        ByteLRU(10_000).get("k", load)
+    assert held[0]() is None
 
 
 def test_a_key_is_loaded_once_however_many_threads_ask() -> None:
