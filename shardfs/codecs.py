@@ -44,25 +44,37 @@ PRECOMPUTED_LEVEL = 9
 def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
     """Decode gzip members. Raise ValueError, with the reason, if that fails or gives more than `limit` bytes."""
     out: list[bytes] = []
-    total = 0
     while data:
-        decoder = zlib.decompressobj(31)
-        while not decoder.eof:
-            try:
-                part = decoder.decompress(data, PIECE)  # at once, zlib would take twice the memory of the result
-            except _DeflateError as e:
-                raise ValueError(f"not gzip data: {e}") from e
-            data = decoder.unconsumed_tail
-            total += len(part)
-            if total > limit:
-                raise ValueError(f"grows beyond {limit} bytes when decompressed")
-            if not part and not data and not decoder.eof:
-                raise ValueError("a gzip member ends too early")
-            out.append(part)
-        data = decoder.unused_data
+        try:
+            data = _inflate(zlib.decompressobj(31), data, limit, out)
+        except _DeflateError as e:
+            raise ValueError(f"not gzip data: {e}") from e
     if not out:
         raise ValueError("not gzip data: empty")
-    return out[0] if len(out) == 1 else b"".join(out)
+    return _joined(out)
+
+
+def _inflate(decoder: Any, data: bytes, limit: int, out: list[bytes]) -> bytes:
+    """Put what one stream holds behind `out`, of `limit` bytes in all; what is behind the stream.
+
+    Piece by piece: at once, zlib would take twice the memory of the result.
+    """
+    total = sum(map(len, out))
+    while not decoder.eof:
+        part = decoder.decompress(data, PIECE)
+        data = decoder.unconsumed_tail
+        total += len(part)
+        if total > limit:
+            raise ValueError(f"grows beyond {limit} bytes when decompressed")
+        if not part and not data and not decoder.eof:
+            raise ValueError("a deflated stream ends too early")
+        out.append(part)
+    behind: bytes = decoder.unused_data
+    return behind
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def decompressed(data: bytes, suffix: str) -> bytes:
@@ -257,13 +269,9 @@ def _lzma(data: bytes, configuration: Mapping[str, Any], wanted: int | None) -> 
 
 
 def _zlib(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
-    decoder, limit = zlib.decompressobj(), _limit(wanted)
-    found: bytes = decoder.decompress(data, limit + 1)
-    if len(found) > limit:
-        raise ValueError(f"grows beyond {limit} bytes when decompressed")
-    if not decoder.eof:
-        raise ValueError("zlib data end too early")
-    return found
+    out: list[bytes] = []
+    _inflate(zlib.decompressobj(), data, _limit(wanted), out)
+    return _joined(out)
 
 
 def _lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
