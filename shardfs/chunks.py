@@ -416,7 +416,7 @@ class ChunkStore:
         mtimes = np.zeros(n, np.int64)
         places = self.format.place_many(coords)
         homes = np.stack([places.shard, places.page], axis=1)
-        for shard, number in np.unique(homes, axis=0).tolist():
+        for shard, number in sorted(set(map(tuple, homes.tolist()))):  # np.unique would load numpy.ma: 20 ms
             at = np.flatnonzero((homes[:, 0] == shard) & (homes[:, 1] == number))
             try:
                 page = self._page(shard, number)

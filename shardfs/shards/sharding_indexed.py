@@ -190,7 +190,7 @@ class ShardingIndexed(SinglePage):
             for (_, inner), stride in zip(split, self._steps, strict=True):
                 slot += inner * np.uint64(stride)
         else:
-            for s in np.unique(shard).tolist():
+            for s in set(shard.tolist()):
                 at = shard == s
                 for (_, inner), stride in zip(split, self._slot_strides(unravel(s, self.shard_grid)), strict=True):
                     slot[at] += inner[at] * np.uint64(stride)
@@ -392,7 +392,7 @@ class _Table:
     def framed(self, pieces: Plan) -> Plan:
         """The whole object. Raise ValueError if a row that led nowhere would seem to lead somewhere."""
         total = self._end if self._at_start else self._end + self.nbytes
-        found = np.setdiff1d(self._doubtful, self._outside(total))
+        found = np.setdiff1d(self._doubtful, self._outside(total), assume_unique=True)
         if len(found):
             raise ValueError(f"its index leads nowhere, but then would to new bytes: {self.told(int(found[0]))}")
         raw = self.rows.astype(self._dtype).tobytes()

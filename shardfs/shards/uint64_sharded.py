@@ -443,7 +443,7 @@ class _Rewriting:
     def append(self, kept: Mapping[int, _Entries]) -> Plan:
         """All bytes behind the shard index."""
         self._end = max(self._size, self._header)
-        others = np.setdiff1d(self._pages(), list(kept)).astype(np.intp)
+        others = np.setdiff1d(self._pages(), list(kept), assume_unique=True).astype(np.intp)
         starts, stops = self._before[others].T + np.uint64(self._header)
         found = [(starts, stops - starts)]
         for page, entries in kept.items():
@@ -537,7 +537,7 @@ class _Rewriting:
         if (self._root[:, 0] == self._root[:, 1]).all():
             return None
         starts, sizes = self._doubtful
-        found = np.setdiff1d(np.arange(len(starts)), leaving(starts, sizes, self._end))
+        found = np.setdiff1d(np.arange(len(starts)), leaving(starts, sizes, self._end), assume_unique=True)
         if len(found):
             where = f"[{starts[found[0]]}, {starts[found[0]] + sizes[found[0]]})"
             raise ValueError(f"an entry leads to {where}, out of its {self._size} bytes, but then would to new ones")
