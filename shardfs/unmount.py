@@ -33,15 +33,13 @@ NAMED = 20
 """So many files, or processes, are named."""
 
 _ASK = """\
-import json, os, sys
-pid, journal = 0, None
+import os, sys
 try:
-    pid = int(os.getxattr(sys.argv[1], 'user.shardfs.pid'))
-    with open(sys.argv[1] + '/.shardfs/status.json') as file:
-        journal = (json.load(file)['writing'] or {}).get('journal')
+    print(int(os.getxattr(sys.argv[1], 'user.shardfs.pid')), flush=True)
+    with open(sys.argv[1] + '/.shardfs/status.json', 'rb') as file:
+        sys.stdout.buffer.write(file.read())
 except OSError:
     pass
-print(json.dumps([pid, journal]))
 """
 
 
@@ -97,6 +95,8 @@ def umount(
         return LATE
     if daemon is None or process < 0:
         return 0
+    if daemon.journal:
+        import shardfs.recover  # noqa: F401  # while the daemon ends: it takes longer than that
     if not _await_end(process, timeout, daemon.journal, tell):
         doing = "still publishes what was written" if daemon.journal else "has not ended"
         if (other := elsewhere(mounted)) is not None:
@@ -191,7 +191,9 @@ def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
     asker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
         answer, _ = asker.communicate(timeout=seconds)
-        return Daemon(*json.loads(answer)) if answer else Daemon(0)
+        pid, _, status = answer.partition(b"\n")
+        writing = json.loads(status)["writing"] if status else None
+        return Daemon(int(pid or 0), (writing or {}).get("journal"))
     except subprocess.TimeoutExpired:
         asker.kill()
         with suppress(subprocess.TimeoutExpired):
