@@ -90,7 +90,8 @@ class Server:
         self._workers = self._idle = 0
         self._postponed: deque[tuple[bytes, float]] = deque()
         self._mutex = threading.Lock()  # guards the two counts, and what is postponed
-        self._leadership = threading.Semaphore(0)
+        self._leadership = threading.Lock()  # whoever takes it leads; given back by whoever has led
+        self._leadership.acquire()
 
     def waiting(self) -> None:
         """Called in the thread of a request right before it waits: another thread shall read the next request.

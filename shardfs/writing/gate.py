@@ -44,7 +44,8 @@ class Gate:
             if not depth:
                 with self._condition:
                     self._inside -= 1
-                    self._condition.notify_all()
+                    if self._waiting:
+                        self._condition.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
