@@ -46,6 +46,10 @@ _SCRATCH = re.compile(
 rclone, sed, vim, Python's tempfile, GLib."""
 
 
+LOCK = b".__lock"
+"""What tensorstore adds to a name for the file that it locks, fills, and renames to that name."""
+
+
 def is_scratch(name: str) -> bool:
     """Whether tools call their temporary files so."""
     return _SCRATCH.fullmatch(name) is not None

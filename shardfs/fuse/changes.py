@@ -495,7 +495,6 @@ class Changes:
     def _fsync(self, unique: int, number: int, _size: int) -> None:
         if number < control.DIRECTORY:
             (handle,) = lowlevel.HANDLE_IN.unpack_from(self._request, lowlevel.BODY)
-            self._waiting()
             try:
                 self._tree.fsync(handle)
             finally:

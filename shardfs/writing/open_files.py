@@ -16,7 +16,7 @@ from shardfs import disk
 from shardfs.cache import nothing
 from shardfs.chunk_tree import Spot
 from shardfs.inodes import CREATED, ROOT
-from shardfs.kinds import Kind
+from shardfs.kinds import LOCK, Kind
 from shardfs.writing.buffers import Budget, Buffer
 from shardfs.writing.descriptions import Descriptions
 from shardfs.writing.files import File, join, shown_mode
@@ -436,15 +436,21 @@ class OpenFiles(Descriptions):
             raise failure.with_traceback(None)
 
     def fsync(self, handle: int) -> None:
-        """What was written survives a power failure when this returns."""
+        """What was written survives a power failure when this returns; what was written to a lock, when it has the
+        name that it is for, and that is synced: nobody looks for it before (docs/decisions/0018)."""
         opened = self._handles[handle]
         file = opened.file
         if file is None:
             return
-        self._waiting()
         if file.fd >= 0:
+            self._waiting()
             disk.fsync(file.fd)
             return
+        if file.kind is Kind.SCRATCH and file.name.endswith(LOCK):
+            self._raise_errors(handle, opened)
+            return
+        if not self._is_quick(file):
+            self._waiting()
         self._settle(file)
         self._raise_errors(handle, opened)
         self.pending.sync()

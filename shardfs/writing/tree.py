@@ -24,7 +24,7 @@ from shardfs.writers import open_writer
 from shardfs.writing.buffers import Budget
 from shardfs.writing.documents import Documents
 from shardfs.writing.files import File, join, shown_mode
-from shardfs.writing.overlay import JOURNALED
+from shardfs.writing.overlay import JOURNALED, stale
 from shardfs.writing.passing import PassedThrough
 from shardfs.writing.writeback import WriteBuffer
 
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
     from shardfs.create_rules import Rules
     from shardfs.journal import Journal
+    from shardfs.model import Bytes
     from shardfs.pending import Version
     from shardfs.tree import Tree
+    from shardfs.writing.buffers import Buffer
     from shardfs.writing.publishing import Publishing
 
 log = logging.getLogger(__name__)
@@ -135,7 +137,7 @@ class WriteTree(PassedThrough):
             self._waiting()
         if moved is not None and moved.twin is not None:
             raise OSError(errno.EXDEV, "has a compressed form, which would stay", old)
-        self._settle_named(found.number)
+        self._prepare(found, moved, spot)
         while True:
             describes = spot.kind is Kind.DOCUMENT
             if describes:
@@ -148,14 +150,25 @@ class WriteTree(PassedThrough):
 
     def _moves_quickly(self, file: File, spot: Spot) -> bool:
         """Whether nothing but a record of the journal is needed to give it a name that stands for this."""
-        journaled = file.version is not None and file.kind in JOURNALED and spot.kind in JOURNALED
-        return journaled and not file.dirty and self.pending.is_quick(spot.target, 0)
+        if file.kind not in JOURNALED or spot.kind not in JOURNALED:
+            return False
+        carried = self._carried(file, spot)
+        if carried is None and (file.version is None or file.dirty):
+            return False
+        return self.pending.is_quick(spot.target, 0 if carried is None else carried.size)
 
-    def _settle_named(self, number: int) -> None:
+    def _carried(self, file: File, spot: Spot) -> Buffer | None:
+        """What was written to a temporary name, if it goes to the journal together with its new name: one record."""
+        unsaved = file.unsaved()
+        carries = unsaved is not None and file.kind is Kind.SCRATCH and spot.kind in JOURNALED
+        return unsaved[0] if unsaved is not None and carries else None
+
+    def _prepare(self, found: Attributes, file: File | None, spot: Spot) -> None:
         """What was written to it is where it belongs; nobody waits for the journal to have room after that."""
-        file = self._files.by_number.get(number)
-        if file is not None and file.kind in JOURNALED:
+        if file is not None and file.kind in JOURNALED and self._carried(file, spot) is None:
             self._settle(file)
+        if spot.kind in JOURNALED and (file is None or file.version is None):
+            self.pending.make_room(found.size)
 
     def _rename_file(
         self, found: Attributes, there: Attributes | None, source: str, name: bytes, directory: str, new_name: bytes,
@@ -198,28 +211,33 @@ class WriteTree(PassedThrough):
         new = join(directory, name)
         was, had = file.kind, file.target
         source = file.parent or ""
-        if was in JOURNALED:
+        if was in JOURNALED and self._carried(file, spot) is None:
             self._settle(file)
-        data = None if file.version is not None and spot.kind in JOURNALED else self._whole(file)
+        pending = spot.kind in JOURNALED and (file.version is not None or file.unsaved() is not None)
+        whole = None if pending else self._whole(file)
         self.pending.look(new, spot.target)
         if spot.kind is Kind.DOCUMENT or spot.kind is Kind.PLAIN:
-            self._replace_through(file, new, data or b"", spot)
+            self._replace_through(file, new, whole or b"", spot)
         with self._lock:
             stored = self.pending.is_stored(old, had)
             self._part_from_twin(file)
-            replaced = self._files.at(new)
-            if replaced is not None:
-                self._files.unname(replaced)
             if spot.kind in JOURNALED:
-                scratch = spot.kind is Kind.SCRATCH
+                scratch, carried = spot.kind is Kind.SCRATCH, self._carried(file, spot)
+                data: Bytes | None = whole if carried is None else carried.content()
+                if data is None and file.version is None and had is None:
+                    raise stale(file.number)  # its writer was told that it is refused, and has closed it
                 file.version = self.pending.move(
                     old, new, spot.target, had if stored else None, data, file.mtime_ns, file.mode, scratch=scratch,
                     had=had,
                 )  # fmt: skip
+                file.dirty = file.dirty and carried is None
                 stored = self.pending.holds(old)  # a tombstone
             elif was in JOURNALED and (stored or self.pending.holds(old)):
                 self.pending.drop(old, had if stored else None)
                 file.version = None
+            replaced = self._files.at(new)
+            if replaced is not None:
+                self._files.unname(replaced)
             self._files.rename(file, directory, name)
             file.kind, file.target = spot.kind, spot.target
             self._supersede(file)

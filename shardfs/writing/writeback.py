@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from shardfs import rewriting
 from shardfs.cache import nothing
 from shardfs.codecs import decompressed
-from shardfs.disk import FilePart
 from shardfs.errors import ShardfsError, errno_of
 from shardfs.journal import Kind as Record
 from shardfs.pending import Pending
@@ -145,11 +144,9 @@ class WriteBuffer:
         self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False
     ) -> Version:
         """A whole version of a file. It survives the end of this process when this returns."""
-        size = data.size if isinstance(data, FilePart) else len(data)
         meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
         with self._based(path, target) as base:
             self._apply(Record.PUT, {**meta, "base": base}, data)
-            self.counts["written_bytes"] += size
             self.retarget(path, target)
             return self._pending.versions[path]
 
@@ -164,7 +161,7 @@ class WriteBuffer:
             self.retarget(path, target)
 
     def move(
-        self, old: str, new: str, target: Target | None, gone: Target | None, data: bytes | None, mtime_ns: int,
+        self, old: str, new: str, target: Target | None, gone: Target | None, data: Bytes | None, mtime_ns: int,
         mode: int, *, scratch: bool = False, had: Target | None = None,
     ) -> Version:  # fmt: skip
         """Another name for a version; `data` if it is not pending so far. `gone` is given if the shard of the old name
@@ -184,10 +181,11 @@ class WriteBuffer:
             return self._pending.versions[new]
 
     def _apply(self, kind: Record, meta: dict[str, Any], data: Bytes | None = None) -> None:
-        content = b"" if data is None and kind is Record.PUT else data
         began = time.monotonic()
-        record = self._journal.append(kind, meta, content, reserve=kind is not Record.PUT)
+        record = self._journal.append(kind, meta, data, reserve=data is None)
         self._slow = time.monotonic() - began > QUICK_S
+        if record.data is not None:
+            self.counts["written_bytes"] += record.data.size
         self._journal.release(self._pending.apply(record))
 
     @contextmanager

@@ -82,6 +82,9 @@ class BareFiles:
     def patch(self, path: str, offset: int, data: bytes, *, sync: bool = False) -> None:
         self._pending[path] = data
 
+    def write_locked(self, path: str, data: bytes) -> None:
+        self._pending[path] = data
+
     def rename(self, old: str, new: str) -> None:
         self._pending[new] = self._pending.pop(old)
         if not old.endswith(".partial"):
@@ -197,6 +200,21 @@ class TreeFiles:
         parent, name = self._parent(path, make=True)
         _, handle = self.tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._fill(handle, 0, data, sync=sync)
+
+    def write_locked(self, path: str, data: bytes) -> None:
+        parent, name = self._parent(path, make=True)
+        lock = name + b".__lock"
+        _, handle = self.tree.create(parent, lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self.tree.write(handle, 0, memoryview(data))
+            self.tree.fsync(handle)
+            self.tree.rename(parent, lock, parent, name, noreplace=False)
+            self.tree.sync_directory(parent)
+        finally:
+            try:
+                self.tree.flush(handle)
+            finally:
+                self.tree.release(handle)
 
     def patch(self, path: str, offset: int, data: bytes, *, sync: bool = False) -> None:
         handle = self.tree.open(self.tree.resolve(path).number, os.O_RDWR)

@@ -31,6 +31,9 @@ class Files(Protocol):
     def patch(self, path: str, offset: int, data: bytes, *, sync: bool = False) -> None:
         """Open for reading and writing, pwrite, fsync if wanted, close."""
 
+    def write_locked(self, path: str, data: bytes) -> None:
+        """As tensorstore does: to `path.__lock`, fsync, rename, fsync of the directory, close."""
+
     def rename(self, old: str, new: str) -> None: ...
 
     def link(self, old: str, new: str) -> None: ...
@@ -92,6 +95,14 @@ class Session:
         self.files.link(f"{path}#1", path)
         self.log.ack(number, "closed")
         self.files.unlink(f"{path}#1")
+        return token
+
+    def write_locked(self, number: int) -> int:
+        """To its lock, which becomes the chunk, as tensorstore does."""
+        token = self.token(number)
+        self.log.issue(number, token)
+        self.files.write_locked(self.target.path(number), self.target.shown(token))
+        self.log.ack(number, "synced")
         return token
 
     def patch(self, number: int, *, sync: bool = False) -> int:
@@ -259,6 +270,16 @@ def renamed(s: Session) -> None:
     s.write_beside(0, sync=True)
     s.write_beside(1, suffix="00000000000000000000000000000000")
     s.publish()
+
+
+@_scenario(every_second)
+def locked(s: Session) -> None:
+    """As tensorstore writes: a new chunk, one that replaces what is stored, one that replaces what is journaled."""
+    s.write_locked(1)
+    s.write_locked(0)
+    s.write_locked(1)
+    s.publish()
+    s.write_locked(0)
 
 
 @_scenario(every_second)

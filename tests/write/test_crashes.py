@@ -32,7 +32,7 @@ IN_PLACE = ["precomputed", "precomputed_gzip"]
 REPLACING = ["overwrite_twice", "two_shards", "delete_one", "renamed"]
 """What happens to shards that exist."""
 
-SOME = ["come_and_go", "delete_shard", "document", "first_chunk", "renamed"]
+SOME = ["come_and_go", "delete_shard", "document", "first_chunk", "locked", "renamed"]
 
 
 def outcome(how: str, target: str, engine: str, *more: str, timeout: float) -> int:
@@ -92,7 +92,7 @@ def test_power_losses(target: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ALL_ENGINES)
 def test_an_fsync_that_fails_and_is_believed_later(engine: str) -> None:
-    assert outcome("sync", "zarr_end", engine, "renamed", "--stride=0", timeout=280) > 10
+    assert outcome("sync", "zarr_end", engine, "locked", "renamed", "--stride=0", timeout=280) > 10
 
 
 @pytest.mark.parametrize(

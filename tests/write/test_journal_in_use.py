@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardfs.journal import Journal
 from tests.write.engines import Whole
 from tests.write.targets import TARGETS
 
@@ -72,3 +73,24 @@ def test_a_chunk_may_be_published_while_it_is_renamed(
             assert files.read(target.path(0)) is None
             assert files.read(target.path(1)) == target.shown(1)
             files.publish()
+
+
+def test_a_lock_that_the_journal_has_no_room_for_replaces_nothing(
+    tmp_path: Path, source: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Whole().open(target, source, tmp_path / "j") as files:
+        files.write(target.path(0), target.shown(1))
+
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "append", full)
+            with pytest.raises(OSError, match="full"):
+                files.write_locked(target.path(0), target.shown(2))
+        for _ in range(2):
+            assert files.read(target.path(0)) == target.shown(1)
+            assert files.read(target.path(0) + ".__lock") is None  # it was closed, and could not be kept
+            files.publish()
+        files.write_locked(target.path(0), target.shown(3))
+        assert files.read(target.path(0)) == target.shown(3)

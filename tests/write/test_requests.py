@@ -401,6 +401,7 @@ def test_a_request_that_was_postponed_is_done_once(writer: Writer) -> None:
     turns = iter(gates)
 
     def fsync(handle: int) -> None:
+        writer.kernel.waiting()
         next(turns).wait(10)
 
     writer.tree.fsync = fsync

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardfs import disk
 from shardfs.journal import Journal
 from shardfs.journal.records import Kind
 from tests.write.engines import Whole
@@ -73,15 +74,21 @@ def test_requests_for_each_chunk(write: Callable[[Path, bytes], None], most: dic
 
 
 def test_records_for_each_chunk_that_tensorstore_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It opens the file twice, closes one of the two, and writes: what it wrote is journaled, and its name."""
+    """It opens the file twice, closes one of the two, and writes: that is journaled with its name, and synced once."""
     appended: list[Kind] = []
-    append = Journal.append
+    synced: list[int] = []
+    append, sync = Journal.append, disk.fdatasync
 
     def counted(self: Journal, kind: Kind, *arguments: Any, **more: Any) -> Any:
         appended.append(kind)
         return append(self, kind, *arguments, **more)
 
+    def counted_sync(fd: int) -> None:
+        synced.append(fd)
+        sync(fd)
+
     monkeypatch.setattr(Journal, "append", counted)
+    monkeypatch.setattr(disk, "fdatasync", counted_sync)
     (tmp_path / "store").mkdir()
     TARGET.create(tmp_path / "store")
     with Whole().open(TARGET, tmp_path / "store", tmp_path / "journal") as files:
@@ -97,4 +104,5 @@ def test_records_for_each_chunk_that_tensorstore_writes(tmp_path: Path, monkeypa
         files.tree.flush(first)
         files.tree.release(first)
         assert files.read(TARGET.path(0)) == TARGET.shown(1)
-        assert appended == [Kind.PUT, Kind.MOVE]
+        assert appended == [Kind.MOVE]
+        assert len(synced) == 1
