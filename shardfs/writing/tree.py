@@ -165,9 +165,10 @@ class WriteTree(PassedThrough):
 
     def _prepare(self, found: Attributes, file: File | None, spot: Spot) -> None:
         """What was written to it is where it belongs; nobody waits for the journal to have room after that."""
-        if file is not None and file.kind in JOURNALED and self._carried(file, spot) is None:
+        carried = file is not None and self._carried(file, spot) is not None
+        if file is not None and file.kind in JOURNALED and not carried:
             self._settle(file)
-        if spot.kind in JOURNALED and (file is None or file.version is None):
+        if spot.kind in JOURNALED and (file is None or file.version is None or carried):
             self.pending.make_room(found.size)
 
     def _rename_file(
@@ -211,10 +212,11 @@ class WriteTree(PassedThrough):
         new = join(directory, name)
         was, had = file.kind, file.target
         source = file.parent or ""
-        if was in JOURNALED and self._carried(file, spot) is None:
+        carried = self._carried(file, spot)
+        if was in JOURNALED and carried is None:
             self._settle(file)
-        pending = spot.kind in JOURNALED and (file.version is not None or file.unsaved() is not None)
-        whole = None if pending else self._whole(file)
+        held = carried is not None or (file.version is not None and spot.kind in JOURNALED)
+        whole = None if held else self._whole(file)
         self.pending.look(new, spot.target)
         if spot.kind is Kind.DOCUMENT or spot.kind is Kind.PLAIN:
             self._replace_through(file, new, whole or b"", spot)
