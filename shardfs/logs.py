@@ -43,6 +43,16 @@ class Tail(logging.Handler):
         return "".join(f"{line}\n" for line in list(self._lines)).encode(errors="backslashreplace")
 
 
+class _File(logging.handlers.WatchedFileHandler):
+    """A file that is begun anew if it was moved away. Where that is not possible nobody who logs fails by it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+
 def set_up(logs: Logs, *, daemon: bool) -> Tail:
     """From now on all that is logged goes where it should. What the last lines can be asked of is returned."""
     handler, tail = _handler(logs.file, daemon=daemon), Tail()
@@ -62,7 +72,7 @@ def cycle() -> str:
 
 def _handler(file: str | None, *, daemon: bool) -> logging.Handler:
     if file is not None:
-        return logging.handlers.WatchedFileHandler(file, encoding="utf8", errors="backslashreplace")
+        return _File(file, encoding="utf8", errors="backslashreplace")
     if not daemon:
         return logging.StreamHandler()
     if os.path.exists("/dev/log"):

@@ -309,6 +309,21 @@ def test_a_log_that_was_rotated_is_begun_anew(root_logger: logging.Logger, tmp_p
     assert log.read_text().endswith("ERROR two\n")
 
 
+def test_a_log_that_cannot_be_begun_anew_fails_nobody(
+    root_logger: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where only root may make files. A thread that answers requests would end by it, and the mount hang."""
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    logs.set_up(Logs(file=str(directory / "log")), daemon=True)
+    directory.rename(tmp_path / "away")
+    root_logger.error("two")
+    assert "Message: 'two'" in capsys.readouterr().err
+    directory.mkdir()
+    root_logger.error("three")
+    assert (directory / "log").read_text().endswith("ERROR three\n")
+
+
 def test_lines_for_the_journal_have_priorities(
     root_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
