@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 TARGET = TARGETS["zarr_end"]
 NUMBERS = [0, 1, 4, 5, 2, 6]  # a whole shard, and half of another one
 CHUNKS = {TARGET.path(number): number for number in NUMBERS}
-SCRATCH = ["c/0/0.0123456789abcdef0123456789abcdef.partial", "c/1/1#1"]
+LOCK = f"{TARGET.path(0)}.__lock"
+SCRATCH = ["c/0/0.0123456789abcdef0123456789abcdef.partial", "c/1/1#1", LOCK]
 ORPHAN = "c/0/7"
 PATHS = [*CHUNKS, *SCRATCH, ORPHAN]
 

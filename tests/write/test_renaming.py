@@ -1,0 +1,293 @@
+"""What is open, and not in the journal yet, is given another name: it goes there with that (docs/decisions/0018)."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+
+from shardfs.journal import Journal
+from shardfs.tree import open_tree
+from shardfs.writing import buffers
+from shardfs.writing.publishing import Publishing
+from shardfs.writing.tree import open_write_tree
+from tests.write.engines import NEVER, TreeFiles, Whole
+from tests.write.targets import TARGETS, described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+TARGET = TARGETS["zarr_end"]
+CHUNK = TARGET.path(0)
+LOCK = f"{CHUNK}.__lock"
+OLD, NEW, NEWER = (TARGET.shown(token) for token in (1, 2, 3))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    TARGET.create(tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def files(tmp_path: Path, source: Path) -> Iterator[TreeFiles]:
+    with Whole().open(TARGET, source, tmp_path / "journal") as opened:
+        yield opened
+
+
+@pytest.fixture
+def remote(tmp_path: Path, source: Path) -> Iterator[TreeFiles]:
+    """Of an object store."""
+    url = f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/zarr.json", (source / "zarr.json").read_bytes())
+    journal = Journal.open(tmp_path / "journal", url, limit_bytes=2 << 20, commit_s=0)
+    publishing = Publishing(idle_s=NEVER, age_s=NEVER)
+    files = TreeFiles(open_write_tree(open_tree(url), journal, publishing=publishing, cas_none=True), journal)
+    yield files
+    assert files.tree.close(20) == []
+
+
+def unsaved(files: TreeFiles, path: str, data: bytes) -> int:
+    """A handle of a file that was written, and not closed."""
+    _, handle = files.tree.create(*files._parent(path, make=True), os.O_RDWR | os.O_CREAT, 0o644)
+    files.tree.truncate(files.tree.resolve(path).number, 0, handle)
+    files.tree.write(handle, 0, data)
+    return handle
+
+
+def close(files: TreeFiles, handle: int) -> None:
+    try:
+        files.tree.flush(handle)
+    finally:
+        files.tree.release(handle)
+
+
+# ------------------------------------------------------------------------------------------------- what it becomes
+
+
+@pytest.mark.parametrize("new", [CHUNK, "c/0/99"])
+@pytest.mark.parametrize("before", [None, OLD])
+@pytest.mark.parametrize("data", [NEW, b""])
+@pytest.mark.parametrize("spill", [buffers.SPILL, 10])
+def test_it_survives_a_kill_with_its_new_name(
+    new: str, before: bytes | None, data: bytes, spill: int, tmp_path: Path, source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A chunk, or what is outside the grid; whether or not the journal has an earlier version of the lock."""
+    monkeypatch.setattr(buffers, "SPILL", spill)
+    with Whole().open(TARGET, source, tmp_path / "journal") as files:
+        if before is not None:
+            files.write(LOCK, before)
+        handle = unsaved(files, LOCK, data)
+        files.rename(LOCK, new)
+        files.tree.write(handle, 0, b"never closed")
+        files.die()
+    with Whole().open(TARGET, source, tmp_path / "journal") as files:
+        assert files.read(new) == data
+        assert files.read(LOCK) is None
+
+
+@pytest.mark.parametrize("there", [None, "", ".gz"])
+def test_it_becomes_a_compressed_chunk(there: str | None, tmp_path: Path) -> None:
+    """In place of none, of one that is not, or of another one; each is still open."""
+    target = TARGETS["precomputed"]
+    (tmp_path / "source").mkdir()
+    target.create(tmp_path / "source")
+    chunk, data = target.path(0), gzip.compress(target.shown(2), mtime=0)
+    with Whole().open(target, tmp_path / "source", tmp_path / "journal") as files:
+        other = None if there is None else unsaved(files, chunk + there, b"replaced")
+        handle = unsaved(files, f"{chunk}.gz.__lock", data)
+        files.rename(f"{chunk}.gz.__lock", f"{chunk}.gz")
+        for opened in (other, handle):
+            assert (files.read(f"{chunk}.gz"), files.read(chunk)) == (data, target.shown(2))
+            if opened is not None:
+                close(files, opened)
+        files.die()
+    with Whole().open(target, tmp_path / "source", tmp_path / "journal") as files:
+        assert (files.read(f"{chunk}.gz"), files.read(chunk)) == (data, target.shown(2))
+        files.publish()
+        assert files.read(chunk) == target.shown(2)
+
+
+def test_it_becomes_a_document(files: TreeFiles, source: Path) -> None:
+    text = described((source / "zarr.json").read_bytes(), TARGET, 7)
+    handle = unsaved(files, "zarr.json.__lock", text)
+    files.tree.fsync(handle)
+    files.rename("zarr.json.__lock", "zarr.json")
+    assert (source / "zarr.json").read_bytes() == files.read("zarr.json") == text
+    close(files, handle)
+    assert files.tree.left() == []
+
+
+@pytest.mark.parametrize("store", ["files", "remote"])
+def test_it_becomes_a_file_of_the_source(store: str, request: pytest.FixtureRequest) -> None:
+    files: TreeFiles = request.getfixturevalue(store)
+    handle = unsaved(files, "README.tmp", b"12345")
+    files.rename("README.tmp", "README")
+    files.tree.write(handle, 5, b"678")
+    close(files, handle)
+    assert files.read("README") == b"12345678"
+
+
+@pytest.mark.parametrize("name", ["zarr.json.tmp", CHUNK])
+def test_an_open_document_becomes_another_file(name: str, files: TreeFiles) -> None:
+    text = files.read("zarr.json")
+    assert text is not None
+    handle = unsaved(files, "zarr.json", text)
+    files.rename("zarr.json", name)
+    assert files.read(name) == text
+    close(files, handle)
+    assert files.read(name) == text
+
+
+@pytest.mark.parametrize("store", ["files", "remote"])
+def test_an_open_file_of_the_source_becomes_a_chunk(store: str, request: pytest.FixtureRequest) -> None:
+    files: TreeFiles = request.getfixturevalue(store)
+    handle = unsaved(files, "README", NEW)
+    files.rename("README", CHUNK)
+    assert (files.read(CHUNK), files.read("README")) == (NEW, None)
+    close(files, handle)
+    assert (files.read(CHUNK), files.read("README")) == (NEW, None)
+
+
+def test_it_waits_for_room_in_the_journal(files: TreeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the journal has an earlier version of it."""
+    asked: list[int] = []
+    files.write(LOCK, b"short")
+    handle = unsaved(files, LOCK, NEW)
+    monkeypatch.setattr(files.tree.pending, "make_room", asked.append)
+    files.rename(LOCK, CHUNK)
+    assert asked == [len(NEW)]
+    close(files, handle)
+
+
+# ------------------------------------------------------------------------------------------------- what comes between
+
+
+def flush(files: TreeFiles, handle: int) -> bytes:
+    files.tree.flush(handle)
+    return NEW
+
+
+def sync(files: TreeFiles, handle: int) -> bytes:
+    files.tree.fsync(handle)
+    return NEW
+
+
+def release(files: TreeFiles, handle: int) -> bytes:
+    files.tree.release(handle)
+    return NEW
+
+
+def write(files: TreeFiles, handle: int) -> bytes:
+    files.tree.write(handle, 0, NEWER)
+    return NEWER
+
+
+def flush_and_write(files: TreeFiles, handle: int) -> bytes:
+    files.tree.flush(handle)
+    return write(files, handle)
+
+
+def cut(files: TreeFiles, _handle: int) -> bytes:
+    files.tree.truncate(files.tree.resolve(LOCK).number, 5, None)
+    return NEW[:5]
+
+
+def publish(files: TreeFiles, _handle: int) -> bytes:
+    files.publish()
+    return NEW
+
+
+def unlink(files: TreeFiles, _handle: int) -> bytes:
+    files.unlink(CHUNK)
+    return NEW
+
+
+def replace(files: TreeFiles, _handle: int) -> bytes:
+    files.write(f"{CHUNK}.partial", NEWER)
+    files.rename(f"{CHUNK}.partial", CHUNK)
+    return NEW
+
+
+def while_renaming(files: TreeFiles, call: str, do: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Rename the lock to the chunk, and do something else right before a call that is made with no lock held; what
+    that returns."""
+    called, done = getattr(files.tree.pending, call), list[bytes]()
+
+    def calling(*arguments: Any) -> Any:
+        if not done:
+            done.append(b"")
+            done[0] = do()
+        return called(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.tree.pending, call, calling)
+        files.rename(LOCK, CHUNK)
+    (found,) = done
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("call", "spill"), [("make_room", buffers.SPILL), ("look", 10)])
+@pytest.mark.parametrize("there", ["pending", "stored", "open"])
+@pytest.mark.parametrize("do", [flush, sync, release, write, flush_and_write, cut, publish, unlink, replace])
+def test_between(
+    do: Callable[[TreeFiles, int], bytes], there: str, call: str, spill: int, tmp_path: Path, source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The chunk that is replaced is pending, or stored, or written to as well."""
+    monkeypatch.setattr(buffers, "SPILL", spill)
+    with Whole().open(TARGET, source, tmp_path / "journal") as files:
+        files.write(CHUNK, OLD)
+        if there == "stored":
+            files.publish()
+        other = unsaved(files, CHUNK, NEWER) if there == "open" else None
+        handle = unsaved(files, LOCK, NEW)
+        wanted = while_renaming(files, call, partial(do, files, handle), monkeypatch)
+        assert (files.read(CHUNK), files.read(LOCK)) == (wanted, None)
+        for opened in (other, None if do is release else handle):
+            if opened is not None:
+                close(files, opened)
+        assert files.read(CHUNK) == wanted
+        files.publish()
+        assert files.read(CHUNK) == wanted
+        files.die()
+    with Whole().open(TARGET, source, tmp_path / "journal") as files:
+        assert (files.read(CHUNK), files.read(LOCK)) == (wanted, None)
+
+
+@pytest.mark.parametrize("call", ["make_room", "look"])
+@pytest.mark.parametrize("before", [None, NEWER])
+def test_one_that_cannot_be_kept_between(
+    call: str, before: bytes | None, files: TreeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is closed, and told that there is no room: then it is what it was before, or nothing."""
+    files.write(CHUNK, OLD)
+    if before is not None:
+        files.write(LOCK, before)
+    handle = unsaved(files, LOCK, NEW)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    def fails() -> bytes:
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "append", full)
+            with pytest.raises(OSError, match="full"):
+                close(files, handle)
+        return before or b""
+
+    with nullcontext() if before is not None else pytest.raises(OSError, match="Stale"):
+        while_renaming(files, call, fails, monkeypatch)
+    assert (files.read(CHUNK), files.read(LOCK)) == (before or OLD, None)
+    files.publish()
+    assert files.read(CHUNK) == (before or OLD)
