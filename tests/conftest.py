@@ -310,7 +310,7 @@ def _mounted(
 def _end_mount(mountpoint: Path, pid: int, started: str | None) -> None:
     try:
         unmount(mountpoint)
-        if not _wait_gone(pid, started, 10):
+        if not _wait_gone(pid, started, 30):
             raise AssertionError(f"the daemon {pid} of {mountpoint} outlives its mount; is a file on it still open?")
     finally:
         _kill(pid, started)

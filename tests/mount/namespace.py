@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.alone import alone
 from tests.datasets import ROOT
 from tests.mount.programs import PLAIN_ENVIRONMENT, attempt
 
@@ -112,8 +113,8 @@ def namespace(scratch: Path, *, manager: bool = False) -> Iterator[Namespace]:
     _write_programs(scratch / "bin")
     (scratch / "config/systemd/user").mkdir(parents=True)
     cgroups = _make_cgroups() if manager else []
-    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private"]
-    command = [*unshare, sys.executable, "-m", "tests.mount.inside", str(scratch), *map(str, cgroups)]
+    separate = alone("--pid", "--fork", "--kill-child")
+    command = [*separate, sys.executable, "-m", "tests.mount.inside", str(scratch), *map(str, cgroups)]
     pipe = subprocess.PIPE
     try:
         with subprocess.Popen(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.alone import alone
 from tests.datasets import ROOT
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.fuse
 
-UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+SEPARATE = alone("--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 @pytest.fixture
@@ -48,11 +49,11 @@ def container(
     os.mkdir(mountpoint)
     # What is left when the script has ended can still be seen in its namespace.
     script = 'mnt=$1; shift; sh "$@"; echo status $?; grep -c " $mnt " /proc/mounts'
-    words = [*UNSHARE, "sh", "-c", script, "sh", mountpoint, str(ROOT / "scripts/entrypoint.sh")]
+    words = [*SEPARATE, "sh", "-c", script, "sh", mountpoint, str(ROOT / "scripts/entrypoint.sh")]
     words += [str(source), mountpoint, *command]
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+    with subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=env) as process:
         try:
             yield process
         finally:
@@ -121,7 +122,17 @@ def test_a_mount_in_the_foreground_as_the_first_process(source: Path, tmp_path: 
     mountpoint.mkdir()
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    words = [*UNSHARE, sys.executable, "-m", "shardfs", "mount", "-f", "--log-level=info", str(source), str(mountpoint)]
+    words = [
+        *SEPARATE,
+        sys.executable,
+        "-m",
+        "shardfs",
+        "mount",
+        "-f",
+        "--log-level=info",
+        str(source),
+        str(mountpoint),
+    ]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stderr is not None
         assert "is mounted on" in process.stderr.readline()

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests import conftest
+from tests.alone import alone
 from tests.datasets import ROOT
 from tests.write.disks import FILE_SYSTEMS
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
-
-ALONE = ("unshare", "--mount", "--propagation=private")
 
 
 def need_disks(kind: str) -> None:
@@ -28,7 +27,7 @@ def need_disks(kind: str) -> None:
         pytest.skip("there are no loop devices")
     if not shutil.which(FILE_SYSTEMS[kind].make[0]):
         pytest.skip(f"{FILE_SYSTEMS[kind].make[0]} is not installed")
-    if subprocess.run([*ALONE, "true"], stderr=subprocess.DEVNULL, timeout=10, check=False).returncode:
+    if subprocess.run([*alone(), "true"], cwd=ROOT, stderr=subprocess.DEVNULL, timeout=10, check=False).returncode:
         pytest.skip("no namespace can be made here")
 
 
@@ -38,7 +37,7 @@ def need_disks(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(FILE_SYSTEMS))
 def test_a_power_loss_under_a_file_system(kind: str, target: str) -> None:
     need_disks(kind)
-    command = [*ALONE, sys.executable, "-m", "tests.write.disks", kind, target, "--states=300"]
+    command = [*alone(), sys.executable, "-m", "tests.write.disks", kind, target, "--states=300"]
     run = conftest._run(command, 1100, cwd=ROOT)
     assert run.returncode == 0, run.stderr[-3000:]
     found = json.loads(run.stdout)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from shardfs import mounted, unmount
+from tests.alone import alone
 from tests.conftest import MountFailed, _start_time, mount_entry, read_with
 from tests.datasets import ROOT
 from tests.mount.processes import stopped
@@ -498,7 +499,7 @@ def test_a_source_that_can_only_be_read_is_refused(source: Path, tmp_path: Path)
     bind = 'mount --bind "$0" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
     command = [sys.executable, "-m", "shardfs", "mount", "--rw", "-o", f"journal={tmp_path / 'j'}"]
     words: list[str | Path] = [source, tmp_path / "ro", *command, tmp_path / "ro", tmp_path / "mnt"]
-    done = attempt("unshare", "--mount", "--propagation=private", "sh", "-c", bind, *words, cwd=ROOT)
+    done = attempt(*alone(), "sh", "-c", bind, *words, cwd=ROOT)
     if "unshare" in done.stderr or "permission denied" in done.stderr:
         pytest.skip("no namespace can be made here")
     assert (done.returncode, done.stderr) == (3, f"shardfs: {tmp_path / 'ro'}: Read-only file system\n")

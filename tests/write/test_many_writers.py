@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,7 +87,9 @@ def test_what_close_acknowledged_survives_the_death_of_the_daemon(name: str, tmp
         writable(tmp_path / "store", tmp_path, "-o", "idle=0.01,age=0.1") as mount,
         client("hammer", mount.path / "array", name, log, 4) as hammer,
     ):
-        for cycle in range(6 * times()):
+        for cycle in count():
+            if cycle >= 6 * times() and acknowledged(log) > 100:  # a slow machine needs longer for so many
+                break
             mount.mount()
             errors = _hammered(hammer, mount, chance.uniform(0.02, 0.4))
             assert not set(errors) - {"ENOTCONN", "ECONNABORTED", "EIO"}, errors
@@ -100,8 +103,11 @@ def test_what_close_acknowledged_survives_the_death_of_the_daemon(name: str, tmp
         mount.mount()
         assert mount.umount().returncode == 0
     assert oracle.wrong(target, array, log, held, "closed", [r for r in target.readers if r != "cloudvolume"]) == []
-    assert sum(line.startswith("ack") for line in log.read_text().splitlines()) > 100
     assert not [p for p in array.rglob("*") if ".tmp" in p.name]
+
+
+def acknowledged(log: Path) -> int:
+    return sum(line.startswith("ack") for line in log.read_text().splitlines())
 
 
 def _hammered(hammer: subprocess.Popen[str], mount: WritableMount, seconds: float) -> dict[str, int]:
