@@ -583,6 +583,7 @@ _ALL_HOSTILE = """
 import resource, sys, time
 from pathlib import Path
 from tests import data_n5
+from tests.limits import usual_seconds
 from tests.test_bad_input import exercise
 import numpy, shardfs.tree, google_crc32c, mmh3, numcodecs, blosc  # what a mount has loaded when it starts
 cases = [data_n5.hostile(Path(sys.argv[1], name), d) for name, d in data_n5.HOSTILE.items()]
@@ -590,7 +591,8 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.process_time()
 for case in cases:
     exercise(case)
-print(time.process_time() - began, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+spent, most = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(usual_seconds(spent), (most - before) >> 10)
 """
 
 

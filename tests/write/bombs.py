@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from shardfs.errors import CorruptShardError
 from shardfs.fsspec_fs import ShardFileSystem
 from tests import data_n5, handmade
+from tests.limits import usual_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,7 +225,8 @@ class Told:
             came = errno.errorcode.get(e.errno or 0, repr(e))
         except CorruptShardError:  # which a mount tells as EIO
             came = "EIO"
-        self.steps[what] = came, time.process_time() - began, _peak_mib() - before
+        spent, mib = time.process_time() - began, _peak_mib() - before
+        self.steps[what] = came, usual_seconds(spent), mib
         self._beside()
 
     def _beside(self) -> None:
