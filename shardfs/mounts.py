@@ -67,11 +67,15 @@ def mounted_at(mountpoint: str) -> Entry | None:
 
 
 def elsewhere(mounted: Entry) -> tuple[int, str] | None:
-    """A process that has the same file system mounted somewhere, bound or in a namespace of its own, and where."""
+    """A process that has the same file system mounted somewhere, bound or in a namespace of its own, and where.
+
+    The number of a device is given to the next mount as soon as the one with it is gone, so the source counts, too.
+    """
+    same = (mounted.device, mounted.type, mounted.source)
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # it has ended, or is somebody else's
             for e in entries(process):
-                if (e.device, e.type) == (mounted.device, mounted.type):
+                if (e.device, e.type, e.source) == same:
                     return int(process), e.mountpoint
     return None
 

@@ -25,6 +25,7 @@ from shardfs import notify, unmount
 from shardfs.errors import MountError
 from shardfs.fuse import lowlevel
 from shardfs.masking import public_name
+from shardfs.mounts import elsewhere, mounted_at
 from tests.conftest import _start_time, daemon_pid, mount_entry
 from tests.conftest import unmount as clear
 from tests.datasets import ROOT
@@ -380,6 +381,15 @@ def test_a_lazy_umount_asks_nobody(source: Path, mountpoint: Path) -> None:
         assert shardfs("umount", "--lazy", mountpoint).returncode == 0
         assert time.monotonic() - began < unmount.ANSWER_S
     wait_until(lambda: _start_time(pid) is None)
+
+
+@fuse
+def test_another_mount_with_the_number_of_one_that_is_gone(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        known = mounted_at(os.fspath(mount))
+        assert known is not None
+        assert elsewhere(known) is not None
+        assert elsewhere(known._replace(source="/of/one/that/is/gone")) is None
 
 
 @fuse
