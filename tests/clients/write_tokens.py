@@ -1,11 +1,14 @@
 """Writes its share of an array's chunks, one by one: `write_tokens TOOL ARRAY TARGET LOG WRITER WRITERS ROUNDS`.
 
-TOOL is zarr, tensorstore, z5 or direct (open, write, close). Each chunk is noted in LOG before and after.
+TOOL is zarr, tensorstore, z5 or direct (open, write, close). Each chunk is noted in LOG before and after. SIGTERM ends
+it between two chunks.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -56,9 +59,13 @@ def _z5(path: Path) -> Any:
 def main(tool: str, path: str, name: str, log_path: str, writer: str, writers: str, rounds: str) -> None:
     warnings.simplefilter("ignore")
     target, log = TARGETS[name], Log(Path(log_path))
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     write = opened(tool, Path(path), target)
     for round_ in range(1, int(rounds) + 1):
         for number in range(int(writer), len(target.chunks), int(writers)):
+            if ended.is_set():
+                return
             token = 1000 * round_ + number
             log.issue(number, token)
             write(number, token)
