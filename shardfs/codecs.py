@@ -36,6 +36,10 @@ MAX_STORED = MAX_DECODED + (MAX_DECODED >> 6)
 """What is larger before decoding cannot be smaller after it, but for what a codec adds to incompressible data."""
 
 PIECE = 16 << 20
+"""So much is decoded at a time."""
+
+FIRST_WINDOW = 1 << 12
+"""So much is given to the decoder of a member that is not the first, and twice as much each time after that."""
 
 PRECOMPUTED_LEVEL = 9
 """Of the gzip around chunks of precomputed shards, as tensorstore has it."""
@@ -43,38 +47,38 @@ PRECOMPUTED_LEVEL = 9
 
 def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
     """Decode gzip members. Raise ValueError, with the reason, if that fails or gives more than `limit` bytes."""
-    out: list[bytes] = []
-    while data:
-        try:
-            data = _inflate(zlib.decompressobj(31), data, limit, out)
-        except _DeflateError as e:
-            raise ValueError(f"not gzip data: {e}") from e
-    if not out:
+    if not data:
         raise ValueError("not gzip data: empty")
-    return _joined(out)
+    try:
+        return _inflate(data, 31, limit, members=True)
+    except _DeflateError as e:
+        raise ValueError(f"not gzip data: {e}") from e
 
 
-def _inflate(decoder: Any, data: bytes, limit: int, out: list[bytes]) -> bytes:
-    """Put what one stream holds behind `out`, of `limit` bytes in all; what is behind the stream.
+def _inflate(data: bytes, wbits: int, limit: int, *, members: bool = False) -> bytes:
+    """What a stream of zlib holds, or all `members` of gzip.
 
-    Piece by piece: at once, zlib would take twice the memory of the result.
+    Piece by piece: at once, zlib would take twice the memory of the result. What is given to a decoder and lies behind
+    its stream is copied; there may be a million members, so those behind the first are given little at first.
     """
-    total = sum(map(len, out))
-    while not decoder.eof:
-        part = decoder.decompress(data, PIECE)
-        data = decoder.unconsumed_tail
-        total += len(part)
-        if total > limit:
-            raise ValueError(f"grows beyond {limit} bytes when decompressed")
-        if not part and not data and not decoder.eof:
-            raise ValueError("a deflated stream ends too early")
-        out.append(part)
-    behind: bytes = decoder.unused_data
-    return behind
-
-
-def _joined(pieces: list[bytes]) -> bytes:
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    out, total, at, window = list[bytes](), 0, 0, len(data)
+    while True:
+        decoder = zlib.decompressobj(wbits)
+        while not decoder.eof:
+            given = data[at : at + window]
+            part = decoder.decompress(given, PIECE)
+            at += len(given) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
+            total += len(part)
+            if total > limit:
+                raise ValueError(f"grows beyond {limit} bytes when decompressed")
+            if part:
+                out.append(part)
+            elif at == len(data) and not decoder.eof:
+                raise ValueError("a deflated stream ends too early")
+            window = min(2 * window, PIECE)
+        if not members or at == len(data):
+            return out[0] if len(out) == 1 else b"".join(out)
+        window = FIRST_WINDOW
 
 
 def decompressed(data: bytes, suffix: str) -> bytes:
@@ -269,9 +273,7 @@ def _lzma(data: bytes, configuration: Mapping[str, Any], wanted: int | None) -> 
 
 
 def _zlib(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
-    out: list[bytes] = []
-    _inflate(zlib.decompressobj(), data, _limit(wanted), out)
-    return _joined(out)
+    return _inflate(data, zlib.MAX_WBITS, _limit(wanted))
 
 
 def _lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:

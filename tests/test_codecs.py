@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import time
 from typing import Any
 
 import numcodecs
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from shardfs import codecs
 from shardfs.arrays import Codec
 from tests.data_n5 import lz4_blocks
+from tests.limits import usual_seconds
 
 CONFIGURATIONS: list[tuple[str, dict[str, Any]]] = [
     ("crc32c", {}),
@@ -54,3 +57,21 @@ def test_the_lz4_of_java(data: bytes, size: int) -> None:
 def test_every_codec_that_is_encoded_is_decoded() -> None:
     assert codecs.ENCODERS.keys() <= codecs.DECODERS.keys()
     assert {name for name, _ in CONFIGURATIONS} == codecs.ENCODERS.keys()
+
+
+@given(st.lists(st.binary(max_size=9000), min_size=1, max_size=5), st.sampled_from([0, 9]))
+def test_members_of_gzip_follow_each_other(members: list[bytes], level: int) -> None:
+    """Also such as are longer than what is given to their decoder at first."""
+    assert codecs.gunzip(b"".join(gzip.compress(data, level) for data in members)) == b"".join(members)
+
+
+def test_a_member_of_gzip_behind_a_large_one() -> None:
+    large = bytes(2 * codecs.PIECE + 1)
+    assert codecs.gunzip(gzip.compress(large, 1) + gzip.compress(b"end")) == large + b"end"
+
+
+def test_very_many_members_of_gzip() -> None:
+    data = gzip.compress(b"") * 400_000
+    began = time.process_time()
+    assert codecs.gunzip(data) == b""
+    assert usual_seconds(time.process_time() - began) < 3
