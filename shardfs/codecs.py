@@ -235,19 +235,22 @@ def _unpack(decoder: Callable[[], Any]) -> Decoder:
 
     def undo(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
         out: list[bytes] = []
-        total, limit = 0, _limit(wanted)
-        while data:  # one stream after the other, as the command line tools write them
+        total, limit, at, window = 0, _limit(wanted), 0, len(data)
+        while at < len(data):  # one stream after the other, as the command line tools write them
             unpacker = decoder()
             while not unpacker.eof:
-                part = unpacker.decompress(data, PIECE)
-                data = b""
+                given = data[at : at + window] if unpacker.needs_input else b""
+                at += len(given)
+                part = unpacker.decompress(given, PIECE)
                 total += len(part)
                 if total > limit:
                     raise ValueError(f"grows beyond {limit} bytes when decompressed")
-                if not part and not unpacker.eof and unpacker.needs_input:
+                if not part and at == len(data) and not unpacker.eof and unpacker.needs_input:
                     raise ValueError("ends too early")
                 out.append(part)
-            data = unpacker.unused_data
+                window = min(2 * window, PIECE)
+            at -= len(unpacker.unused_data)
+            window = FIRST_WINDOW  # see `_inflate`
         if not out:
             raise ValueError("is empty")
         return b"".join(out)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numcodecs
 import pytest
@@ -15,6 +17,9 @@ from shardfs import codecs
 from shardfs.arrays import Codec
 from tests.data_n5 import lz4_blocks
 from tests.limits import usual_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONFIGURATIONS: list[tuple[str, dict[str, Any]]] = [
     ("crc32c", {}),
@@ -68,6 +73,20 @@ def test_members_of_gzip_follow_each_other(members: list[bytes], level: int) -> 
 def test_a_member_of_gzip_behind_a_large_one() -> None:
     large = bytes(2 * codecs.PIECE + 1)
     assert codecs.gunzip(gzip.compress(large, 1) + gzip.compress(b"end")) == large + b"end"
+
+
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
+@given(streams=st.lists(st.binary(max_size=9000), min_size=1, max_size=5))
+def test_streams_follow_each_other(pack: Callable[[bytes], bytes], streams: list[bytes]) -> None:
+    codec = [Codec("numcodecs.bz2" if pack is bz2.compress else "numcodecs.lzma")]
+    assert codecs.decode(codec, b"".join(map(pack, streams))) == b"".join(streams)
+
+
+def test_very_many_streams_of_lzma() -> None:
+    data = lzma.compress(b"") * 400_000
+    began = time.process_time()
+    assert codecs.decode([Codec("numcodecs.lzma")], data) == b""
+    assert usual_seconds(time.process_time() - began) < 6
 
 
 def test_very_many_members_of_gzip() -> None:
