@@ -349,7 +349,7 @@ def blosc2_index(chunk: bytes) -> bytes:
     try:
         import blosc2
     except ImportError:
-        raise ValueError("needs python-blosc2: pip install 'shardfs[blosc2]'") from None
+        raise ValueError("needs python-blosc2: pip install blosc2") from None
     try:
         return bytes(blosc2.decompress2(chunk))
     except (RuntimeError, ValueError) as e:

@@ -40,11 +40,11 @@ MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup"
 SECONDS = 10.0
 """How long a store is waited for, at most."""
 
-EXTRAS = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "adl": "azure",
-    "http": "http", "https": "http",
+PACKAGES = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "adl": "adlfs",
+    "http": "aiohttp", "https": "aiohttp",
 }  # fmt: skip
-"""Protocol -> the extra of shardfs that brings what it needs."""
+"""The package that fsspec needs for a protocol."""
 
 
 class Finding(NamedTuple):
@@ -262,11 +262,11 @@ def _unreachable(source: str, shown: str, e: Exception) -> Finding:
     told = f"{shown}: {message(e)}"
     protocol = source.rpartition("::")[2].partition("://")[0]
     if isinstance(e, ImportError):
-        extra = EXTRAS.get(protocol)
-        fix = f"pip install 'shardfs[{extra}]'" if extra else "pip install what is named there"
+        package = PACKAGES.get(protocol)
+        fix = f"pip install {package}" if package else "install the package that the message names"
         return Finding("store", WRONG, told, fix)
     if isinstance(e, PermissionError) or _is_about_credentials(e):
-        return Finding("credentials", WRONG, told, _CREDENTIALS.get(EXTRAS.get(protocol, ""), _RIGHTS))
+        return Finding("credentials", WRONG, told, _CREDENTIALS.get(PACKAGES.get(protocol, ""), _RIGHTS))
     if isinstance(e, NoAnswer | TimeoutError):
         fix = "look at the network, at a proxy, at the name in the URL and the endpoint_url"
         return Finding("store", WRONG, told, fix)
@@ -276,10 +276,10 @@ def _unreachable(source: str, shown: str, e: Exception) -> Finding:
 
 
 _CREDENTIALS = {
-    "s3": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; if it is public, storage_option.anon=true",
-    "gcs": "gcloud auth application-default login; of a public bucket, storage_option.token=anon",
-    "azure": "set AZURE_STORAGE_ACCOUNT_NAME and a key or SAS token; of a public container, storage_option.anon=true",
-    "http": "the server wants a password, or does not let us in: put https://NAME:PASSWORD@... into a profile",
+    "s3fs": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; if it is public, storage_option.anon=true",
+    "gcsfs": "gcloud auth application-default login; of a public bucket, storage_option.token=anon",
+    "adlfs": "set AZURE_STORAGE_ACCOUNT_NAME and a key or SAS token; of a public container, storage_option.anon=true",
+    "aiohttp": "the server wants a password, or does not let us in: put https://NAME:PASSWORD@... into a profile",
 }  # fmt: skip
 _RIGHTS = "let the user that mounts read it; shardfs reads with the rights of that user"
 

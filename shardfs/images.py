@@ -64,7 +64,7 @@ class Encoding(NamedTuple):
     Args:
         types: of elements that it can hold, as numpy writes them without byte order.
         channels: how many it can hold.
-        module: that knows it, of this package, which is in this extra.
+        module: the module that decodes, of the package `package`.
         crashes: with damaged data, so that it runs in a process of its own.
     """
 
@@ -73,16 +73,14 @@ class Encoding(NamedTuple):
     channels: Sequence[int]
     module: str
     package: str
-    extra: str
     crashes: bool = False
 
 
 def encoding_of(name: str, dtype: npt.DTypeLike, channels: int) -> Encoding | None:
     """What decodes chunks of this encoding; None if nothing that is known here."""
     if name == "png" and np.dtype(dtype).itemsize > 1 and channels > 1:
-        return Encoding(
-            _png_deep, ("u2",), tuple(MODES), "imagecodecs", "imagecodecs", "codecs"
-        )  # Pillow would cut them to 8 bits
+        # Pillow would cut such elements to 8 bits.
+        return Encoding(_png_deep, ("u2",), tuple(MODES), "imagecodecs", "imagecodecs")
     return ENCODINGS.get(name)
 
 
@@ -96,7 +94,7 @@ def lacking(name: str, dtype: npt.DTypeLike, channels: int) -> str:
     try:
         importlib.import_module(encoding.module)
     except ImportError:
-        return f"encoding {name!r} needs {encoding.package}: pip install 'shardfs[{encoding.extra}]'"
+        return f"encoding {name!r} needs {encoding.package}: pip install {encoding.package}"
     return ""
 
 
@@ -357,12 +355,12 @@ INTEGERS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 ANY, ONE = range(1, 1 << 16), (1,)
 
 ENCODINGS: Mapping[str, Encoding] = {
-    "jpeg": Encoding(_pillow, ("u1",), (1, 3), "PIL.Image", "Pillow", "images"),
-    "png": Encoding(_pillow, ("u1", "u2"), tuple(MODES), "PIL.Image", "Pillow", "images"),
+    "jpeg": Encoding(_pillow, ("u1",), (1, 3), "PIL.Image", "Pillow"),
+    "png": Encoding(_pillow, ("u1", "u2"), tuple(MODES), "PIL.Image", "Pillow"),
     "compressed_segmentation": Encoding(_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy", ""),
-    "jxl": Encoding(_jxl, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs", "codecs"),
-    "compresso": Encoding(_labels, INTEGERS, ONE, "compresso", "compresso", "codecs", crashes=True),
-    "crackle": Encoding(_labels, INTEGERS, ONE, "crackle", "crackle-codec", "codecs", crashes=True),
-    "fpzip": Encoding(_fpzip, ("f4",), ANY, "fpzip", "fpzip", "codecs", crashes=True),
-    "kempressed": Encoding(_kempressed, ("f4",), ANY, "fpzip", "fpzip", "codecs", crashes=True),
+    "jxl": Encoding(_jxl, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs"),
+    "compresso": Encoding(_labels, INTEGERS, ONE, "compresso", "compresso", crashes=True),
+    "crackle": Encoding(_labels, INTEGERS, ONE, "crackle", "crackle-codec", crashes=True),
+    "fpzip": Encoding(_fpzip, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
+    "kempressed": Encoding(_kempressed, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
 }

@@ -296,7 +296,7 @@ def test_without_a_yaml_library_json_is_read_and_the_rest_is_told(monkeypatch: p
     assert _shown()["meta/sizes"]["shape"] == [100, 3]
     why = _problem(b"shape: (100, 3)\n")
     assert "meta/sizes: is YAML" in why
-    assert "pip install 'shardfs[bcolz]'" in why
+    assert "pip install pyyaml" in why
 
 
 # ------------------------------------------------------------------------------------------ bloscpack files

@@ -206,7 +206,7 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Install gcsfs to access Google Storage")
 
     monkeypatch.setattr(doctor, "open_store", missing)
-    assert examined("gs://bucket/x")["store"].fix == "pip install 'shardfs[gcs]'"
+    assert examined("gs://bucket/x")["store"].fix == "pip install gcsfs"
 
 
 def test_a_store_that_says_nothing() -> None:

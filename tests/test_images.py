@@ -260,9 +260,9 @@ def test_what_cannot_be_decoded_is_known_beforehand(name: str, dtype: str, chann
 @pytest.mark.parametrize(
     ("name", "module", "dtype", "channels", "why"),
     [
-        ("png", "PIL.Image", "uint16", 1, "encoding 'png' needs Pillow: pip install 'shardfs[images]'"),
-        ("crackle", "crackle", "uint8", 1, "encoding 'crackle' needs crackle-codec: pip install 'shardfs[codecs]'"),
-        ("png", "imagecodecs", "uint16", 2, "encoding 'png' needs imagecodecs: pip install 'shardfs[codecs]'"),
+        ("png", "PIL.Image", "uint16", 1, "encoding 'png' needs Pillow: pip install Pillow"),
+        ("crackle", "crackle", "uint8", 1, "encoding 'crackle' needs crackle-codec: pip install crackle-codec"),
+        ("png", "imagecodecs", "uint16", 2, "encoding 'png' needs imagecodecs: pip install imagecodecs"),
     ],
 )
 def test_what_is_not_installed_is_named(

@@ -90,7 +90,7 @@ def _require_matplotlib() -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise click.UsageError("--png needs the package matplotlib: pip install 'shardfs[plot]'")
+        raise click.UsageError("--png needs the package matplotlib: pip install matplotlib")
 
 
 def _print_maps(tree: Tree) -> None:

@@ -70,7 +70,7 @@ def _dask(address: str, stack: ExitStack) -> tuple[Executor, int]:
     try:
         from distributed import Client
     except ImportError as e:
-        raise click.UsageError(f"--dask needs the package distributed: pip install 'shardfs[dask]' ({e})") from e
+        raise click.UsageError(f"--dask needs the package distributed: pip install distributed ({e})") from e
     where = {"scheduler_file": address} if os.path.isfile(address) else {"address": address}
     client = stack.enter_context(Client(**where))
     return client.get_executor(retries=2), max(1, sum(client.nthreads().values()))

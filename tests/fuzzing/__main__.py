@@ -1,7 +1,6 @@
 """Fuzzes targets with atheris, one after the other, each with what it has learned before.
 
-Needs `pip install 'shardfs[test]'`: atheris is there for Linux and some versions of Python only. What an input reached
-in the package guides it; inputs that reached something new are kept in the directory SHARDFS_FUZZ_CORPUS, or `.fuzz`
+Needs atheris, which exists for Linux and some versions of Python only. What an input reached in the package guides it; inputs that reached something new are kept in the directory SHARDFS_FUZZ_CORPUS, or `.fuzz`
 beside the sources. What fails a target is put there as well, below `found`: `python -m tests.fuzzing TARGET FILE...`
 tries such files again, without atheris.
 """
@@ -44,7 +43,7 @@ def main() -> int:
     if inputs:
         return _again(names, inputs)
     if find_spec("atheris") is None:
-        print("atheris is not installed: pip install 'shardfs[test]', or pip install atheris", file=sys.stderr)
+        print("atheris is not installed: pip install atheris", file=sys.stderr)
         return 2
     return sum([fuzz(name, args.seconds) for name in names or TARGETS]) and 1
 

@@ -45,7 +45,7 @@ def parse_yaml(raw: bytes) -> Any:
     try:
         import yaml
     except ImportError:
-        raise ValueError("is YAML, for which PyYAML must be installed: pip install 'shardfs[bcolz]'") from None
+        raise ValueError("is YAML, for which PyYAML must be installed: pip install pyyaml") from None
     try:
         depth = 0
         for event in yaml.parse(raw, yaml.SafeLoader):  # one by one, so that it ends before it costs anything
