@@ -276,7 +276,7 @@ def _unreachable(source: str, shown: str, e: Exception) -> Finding:
 
 
 _CREDENTIALS = {
-    "s3fs": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; if it is public, storage_option.anon=true",
+    "s3fs": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for public data storage_option.anon=true",
     "gcsfs": "gcloud auth application-default login; of a public bucket, storage_option.token=anon",
     "adlfs": "set AZURE_STORAGE_ACCOUNT_NAME and a key or SAS token; of a public container, storage_option.anon=true",
     "aiohttp": "the server wants a password, or does not let us in: put https://NAME:PASSWORD@... into a profile",

@@ -1,8 +1,9 @@
 """Fuzzes targets with atheris, one after the other, each with what it has learned before.
 
-Needs atheris, which exists for Linux and some versions of Python only. What an input reached in the package guides it; inputs that reached something new are kept in the directory SHARDFS_FUZZ_CORPUS, or `.fuzz`
-beside the sources. What fails a target is put there as well, below `found`: `python -m tests.fuzzing TARGET FILE...`
-tries such files again, without atheris.
+Needs atheris, which exists for Linux and some versions of Python only. Code that an input reached in the package guides
+atheris. Inputs that reached new code are kept in the directory SHARDFS_FUZZ_CORPUS, or `.fuzz` beside the sources.
+Inputs that fail a target are stored there below `found`: `python -m tests.fuzzing TARGET FILE...` repeats such files,
+without atheris.
 """
 
 from __future__ import annotations
