@@ -357,7 +357,7 @@ ANY, ONE = range(1, 1 << 16), (1,)
 ENCODINGS: Mapping[str, Encoding] = {
     "jpeg": Encoding(_pillow, ("u1",), (1, 3), "PIL.Image", "Pillow"),
     "png": Encoding(_pillow, ("u1", "u2"), tuple(MODES), "PIL.Image", "Pillow"),
-    "compressed_segmentation": Encoding(_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy", ""),
+    "compressed_segmentation": Encoding(_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy"),
     "jxl": Encoding(_jxl, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs"),
     "compresso": Encoding(_labels, INTEGERS, ONE, "compresso", "compresso", crashes=True),
     "crackle": Encoding(_labels, INTEGERS, ONE, "crackle", "crackle-codec", crashes=True),
