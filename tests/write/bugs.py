@@ -8,6 +8,7 @@ status 1 if one was not.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -17,16 +18,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.datasets import ROOT
 
-LOCAL = "shardfs/writers/local.py"
-IN_PLACE = "shardfs/writers/in_place.py"
-LOG = "shardfs/journal/log.py"
-READING = "shardfs/journal/reading.py"
-BUFFER = "shardfs/writing/writeback.py"
-JOB = "shardfs/writing/publishing.py"
-OPEN = "shardfs/writing/open_files.py"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CRASHES = "tests/write/test_crashes.py"
 KILLS = f"{CRASHES}::test_a_kill_at_some_calls"
@@ -40,36 +37,41 @@ MANY = "tests/write/test_many_writers.py"
 
 @dataclass(frozen=True)
 class Bug:
-    """`edits`: in these files the one text becomes the other. `found_by`: the tests that are tried first."""
+    """A bug to seed.
+
+    Args:
+        edits: (function, old text, new text): in the function of this qualified name, the text is replaced.
+        found_by: the tests that should find the bug, and run first.
+    """
 
     name: str
     edits: tuple[tuple[str, str, str], ...]
     found_by: tuple[str, ...]
 
 
-def bug(name: str, file: str, old: str, new: str, *found_by: str) -> Bug:
-    return Bug(name, ((file, old, new),), found_by)
+def bug(name: str, function: str, old: str, new: str, *found_by: str) -> Bug:
+    return Bug(name, ((function, old, new),), found_by)
 
 
 BUGS = [
     # ---- the order of things on the disk
     bug(
         "the new shard is not synced",
-        LOCAL,
+        "_written",
         "        disk.fsync(fd)\n    except BaseException:",
         "    except BaseException:",
         POWER,
     ),
     bug(
         "the name of a new shard is not synced",
-        LOCAL,
-        "    disk.fsync_directory(place.at)\n    return True\n\n\ndef _name_new",
-        "    return True\n\n\ndef _name_new",
+        "_switch",
+        "    disk.fsync_directory(place.at)\n    return True\n",
+        "    return True\n",
         POWER,
     ),
     bug(
         "the old shard is removed before the exchange is on disk",
-        LOCAL,
+        "_settle",
         "        disk.fsync_directory(place.at)  # before: else",
         "        # before: else",
         POWER,
@@ -77,9 +79,9 @@ BUGS = [
     Bug(
         "the new shard is synced after the exchange",
         (
-            (LOCAL, "        disk.fsync(fd)\n    except BaseException:", "    except BaseException:"),
+            ("_written", "        disk.fsync(fd)\n    except BaseException:", "    except BaseException:"),
             (
-                LOCAL,
+                "LocalWriter._updated",
                 "                    return stat_of(new)\n",
                 "                    disk.fsync(fd)\n                    return stat_of(new)\n",
             ),
@@ -88,28 +90,28 @@ BUGS = [
     ),
     bug(
         "what is appended to a shard is not synced before entries lead there",
-        IN_PLACE,
+        "_append",
         "os.fstat(fd), nothing)))\n    disk.fsync(fd)\n",
         "os.fstat(fd), nothing)))\n",
         LYING,
     ),
     bug(
         "entries that were changed where they lie are not synced",
-        IN_PLACE,
+        "changed",
         "        disk.fsync(fd)\n        info = os.fstat(fd)\n        return",
         "        info = os.fstat(fd)\n        return",
         LYING,
     ),
     bug(
         "entries of which the sync failed are not written again",
-        IN_PLACE,
+        "made_last",
         "            disk.pwrite_all(fd, os.pread(fd, note.head, 0), 0)\n",
         "",
         LYING,
     ),
     bug(
         "the journal says that it is published before it is",
-        BUFFER,
+        "WriteBuffer._begun",
         '            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n',
         '            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n'
         '            self._apply(Record.DONE, {"key": note.key, "lsns": lsns, "entries": dict.fromkeys(entries)})\n',
@@ -117,28 +119,28 @@ BUGS = [
     ),
     bug(
         "the journal is not synced",
-        LOG,
+        "Journal._sync_segments",
         "                disk.fdatasync(segment.fd)\n            except OSError as e:",
         "                pass\n            except OSError as e:",
         POWER,
     ),
     bug(
         "fsync does not wait for the journal",
-        OPEN,
+        "OpenFiles.fsync",
         "        self._settle(file)\n        self._raise_errors(handle, opened)\n        self.pending.sync()\n",
         "        self._settle(file)\n        self._raise_errors(handle, opened)\n",
         POWER,
     ),
     bug(
         "a failed fdatasync of the journal is tried again and believed",
-        LOG,
+        "Journal._sync_segments",
         "                broken.append(segment)\n",
         "                disk.fdatasync(segment.fd)\n",
         SYNCS,
     ),
     bug(
         "the name of a new segment is not synced",
-        "shardfs/journal/segments.py",
+        "Segment._begin",
         "        disk.fsync_directory(str(directory))\n",
         "",
         POWER,
@@ -146,14 +148,14 @@ BUGS = [
     # ---- recovery
     bug(
         "what had begun is not cleared up",
-        BUFFER,
+        "WriteBuffer.__init__",
         "            writer.recover(Begun.told(begun))\n",
         "            pass\n",
         "tests/write/test_conflicts.py",
     ),
     bug(
         "the journal's tail is cut at the first bad record",
-        READING,
+        "_Scan.run",
         "            elif (after := self._next(at + ALIGN)) is not None and after < stop:",
         "            elif True:\n                break\n"
         "            elif (after := self._next(at + ALIGN)) is not None and after < stop:",
@@ -161,7 +163,7 @@ BUGS = [
     ),
     bug(
         "checksums of the journal are not looked at",
-        READING,
+        "_Scan._whole",
         "        if crc != head.data_crc:\n            return False\n",
         "",
         "tests/write/test_journal_damage.py",
@@ -169,7 +171,7 @@ BUGS = [
     ),
     bug(
         "deleted chunks are shown again after a crash",
-        "shardfs/writing/overlay.py",
+        "Overlay._recover",
         "                    self._hide(parent, raw, spot.target)\n",
         "                    pass\n",
         KILLS,
@@ -177,7 +179,7 @@ BUGS = [
     ),
     bug(
         "the oldest version wins",
-        "shardfs/pending.py",
+        "Pending._set",
         "        old = self.versions.pop(path, None)\n",
         "        old = self.versions.pop(path, None)\n        version = old or version\n",
         KILLS,
@@ -185,21 +187,21 @@ BUGS = [
     # ---- other writers
     bug(
         "nobody looks whether somebody else changed the chunk",
-        JOB,
+        "Job._conflicts",
         "        if version == shard.version:\n",
         "        if True:\n",
         "tests/write/test_conflicts.py",
     ),
     bug(
         "what comes out of the exchange is taken for ours",
-        LOCAL,
+        "_settle",
         "    if found == note.base:\n",
         "    if True:\n",
         "tests/write/test_local_writer.py",
     ),
     bug(
         "shards are not locked",
-        LOCAL,
+        "LocalWriter._locked",
         "                    disk.lock(fd, wait=max(deadline - time.monotonic(), 0))\n",
         "                    pass\n",
         "tests/write/test_local_writer.py",
@@ -207,21 +209,21 @@ BUGS = [
     ),
     bug(
         "the journal is not locked",
-        "shardfs/journal/places.py",
+        "Lock.take",
         "            disk.lock(fd",
         "            (lambda *_, **__: None)(fd",
         "tests/write/test_journal_places.py",
     ),
     bug(
         "every publish packs the shard",
-        JOB,
+        "Job._packs",
         "        compact = self._settings.compact\n",
         "        return old is not None\n        compact = self._settings.compact\n",
         f"{MANY}::test_native_readers_see_whole_versions_during_publishes",
     ),
     bug(
         "a chunk that was written again while it was published is forgotten",
-        BUFFER,
+        "WriteBuffer._arrived",
         "                if path not in self._pending.versions:\n                    shard.targets.pop(path, None)\n",
         "                if True:\n                    shard.targets.pop(path, None)\n",
         MANY,
@@ -229,28 +231,28 @@ BUGS = [
     # ---- files
     bug(
         "files are put into the journal when they are released, not when they are closed",
-        OPEN,
+        "OpenFiles.flush",
         "        self._settle(opened.file)\n        self._raise_errors(handle, opened)\n        if self.pending",
         "        self._raise_errors(handle, opened)\n        if self.pending",
         f"{CRASHES}::test_a_kill_between_a_close_and_the_release_that_follows_it",
     ),
     bug(
         "what is stored through a mapping after the close is lost",
-        OPEN,
+        "OpenFiles.release",
         "                self._settle(file)\n        except OSError as e:",
         "                pass\n        except OSError as e:",
         "tests/write/test_posix_rw.py",
     ),
     bug(
         "an error is told to nobody if it came before the file was opened",
-        "shardfs/writing/failures.py",
+        "Failures.seen",
         "found[0] - (found[2] in self._unseen)",
         "found[0]",
         "tests/write/test_told_errors.py",
     ),
     bug(
         "numbers of files are made of their paths",
-        "shardfs/writing/files.py",
+        "Files.new",
         "        file = self.unnamed(kind, target, number)\n",
         "        file = self.unnamed(kind, target, number or CREATED + sum(parent.encode() + name))\n",
         f"{MANY}::test_compare_and_swap_counts_exactly",
@@ -258,7 +260,7 @@ BUGS = [
     ),
     bug(
         "the old name of a chunk comes back after it was renamed",
-        BUFFER,
+        "WriteBuffer.move",
         '"gone": gone is not None',
         '"gone": False',
         MODEL,
@@ -266,14 +268,14 @@ BUGS = [
     ),
     bug(
         "empty chunks are published",
-        BUFFER,
+        "WriteBuffer._taken",
         "            empty = version.data is not None and version.data.size == 0 and not target.tree.by_id\n",
         "            empty = False\n",
         MODEL,
     ),
     bug(
         "a short write is taken for a whole one",
-        "shardfs/disk.py",
+        "pwrite_all",
         "        view, offset = view[n:], offset + n\n",
         "        view, offset = view[len(view) :], offset + n\n",
         "tests/write/test_disk.py",
@@ -281,7 +283,7 @@ BUGS = [
     ),
     bug(
         "O_EXCL is not looked at",
-        OPEN,
+        "OpenFiles.create",
         "            if flags & os.O_EXCL:\n                raise FileExistsError(errno.EEXIST, ",
         "            if False:\n                raise FileExistsError(errno.EEXIST, ",
         "tests/write/test_fsspec_writing.py",  # on a mount the kernel has looked before
@@ -289,17 +291,40 @@ BUGS = [
 ]
 
 
-class Unfit(Exception):
-    """The source is not what it was when the bug was thought of."""
+class UnfitError(Exception):
+    """The sources no longer contain the text that a bug replaces."""
 
 
 def edited(top: Path, bug: Bug) -> None:
-    """Put a bug into the sources below `top`. Raise Unfit."""
-    for name, old, new in bug.edits:
-        text = (top / name).read_text()
-        if text.count(old) != 1:
-            raise Unfit(f"{bug.name}: {name} has {text.count(old)} times: {old}")
-        (top / name).write_text(text.replace(old, new))
+    """Put a bug into the sources below `top`. Raise UnfitError if a text is not there exactly once."""
+    for function, old, new in bug.edits:
+        places = [place for path in sorted((top / "shardfs").rglob("*.py")) for place in _places(path, function, old)]
+        if len(places) != 1:
+            raise UnfitError(f"{bug.name}: found {len(places)} times in functions named {function}: {old}")
+        path, start = places[0]
+        text = path.read_text()
+        path.write_text(text[:start] + new + text[start + len(old) :])
+
+
+def _places(path: Path, function: str, old: str) -> Iterator[tuple[Path, int]]:
+    """Each place of the text `old` in a function of this qualified name: the file, and the offset."""
+    text = path.read_text()
+    if function.rpartition(".")[2] not in text or old not in text:
+        return
+    lines = text.splitlines(keepends=True)
+    for name, first, last in _functions(ast.parse(text), ""):
+        if name == function:
+            start, stop = len("".join(lines[:first])), len("".join(lines[:last]))
+            yield from ((path, m.start()) for m in re.finditer(re.escape(old), text) if start <= m.start() < stop)
+
+
+def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+    """Qualified name, lines before the function, and last line of each function in a syntax tree."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.FunctionDef):
+            yield f"{prefix}{child.name}", child.lineno - 1, child.end_lineno or child.lineno
 
 
 def found(bug: Bug, seconds: float, *, first: bool) -> str:
