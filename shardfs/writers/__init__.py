@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol
 
-from shardfs.errors import UnsupportedError
+from shardfs.errors import UnsupportedError, errno_of, message
 from shardfs.store import FsspecStore, LocalStore, Store
 from shardfs.writers.common import Begun, Make, nobody
 from shardfs.writers.gcs import GcsObjects
 from shardfs.writers.lease import Lease
 from shardfs.writers.local import LocalWriter
 from shardfs.writers.memory import MemoryObjects
-from shardfs.writers.objects import Objects, ObjectWriter
+from shardfs.writers.objects import Changed, Objects, ObjectWriter
 from shardfs.writers.plain import PlainObjects
 from shardfs.writers.s3 import S3Objects
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from shardfs.model import Blob, Stat
 
 __all__ = ["Begun", "Make", "Writer", "open_writer"]
+
+log = logging.getLogger(__name__)
+
+_RISK = "-o cas=none mounts it all the same, and concurrent writers may overwrite each other's changes"
 
 
 class Writer(Protocol):
@@ -136,9 +141,11 @@ def open_writer(store: Store, *, cas_none: bool = False, journal: Path | None = 
         return LocalWriter(store)
     if not isinstance(store, FsspecStore):
         raise UnsupportedError("this kind of store cannot be written")
-    objects, root = _objects(store), store.path("")
+    objects, root = _objects(store, cas_none=cas_none), store.path("")
     if not objects.conditional and not cas_none:
-        raise UnsupportedError("this store keeps no conditions: others could lose what they write (cas=none: so be it)")
+        raise UnsupportedError(f"{root}: this store does not heed conditional writes; {_RISK}")
+    if objects.conditional and not objects.removes:
+        log.warning("this store does not heed conditional deletes: a delete may remove another writer's new version")
     if isinstance(objects, PlainObjects):
         objects.try_writing(root)
     private = isinstance(objects, MemoryObjects)
@@ -146,15 +153,28 @@ def open_writer(store: Store, *, cas_none: bool = False, journal: Path | None = 
     return ObjectWriter(store, objects, lease)
 
 
-def _objects(store: FsspecStore) -> Objects:
+def _objects(store: FsspecStore, *, cas_none: bool) -> Objects:
     protocol = store.fs.protocol
     names = {protocol} if isinstance(protocol, str) else set(protocol)
     if "memory" in names:
         return MemoryObjects(store.fs)
     if "s3" in names:
-        found = S3Objects(store.fs, store.patience)
-        found.try_conditions(store.path(""))
-        return found
+        return _tried(S3Objects(store), cas_none=cas_none)
     if "gs" in names:
         return GcsObjects(store.fs, store.patience)
     return PlainObjects(store)
+
+
+def _tried(objects: S3Objects, *, cas_none: bool) -> S3Objects:
+    try:
+        objects.try_conditions()
+    except (PermissionError, FileNotFoundError):  # cas=none does not help
+        raise
+    except (Changed, OSError) as e:
+        why = "the store refuses to create a new object" if isinstance(e, Changed) else message(e)
+        if not cas_none:
+            what = f"cannot find out whether the store heeds conditional requests: {why}"
+            raise OSError(errno_of(e), f"{what}. Try again later; {_RISK}") from e
+        log.warning("it is not known whether the store heeds conditional requests, so none are sent: %s", why)
+        objects.conditional = objects.removes = False
+    return objects

@@ -10,14 +10,16 @@ import errno
 import json
 import logging
 import os
+import random
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardfs.errors import BusyError, message
 from shardfs.journal.places import LOCK, SOURCE_LOCK, describe, read_owner
 from shardfs.writers.common import PlannedBlob
-from shardfs.writers.objects import Changed, Known, put_once
+from shardfs.writers.objects import PAUSE_S, Changed, Known, put_once, remove_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +32,9 @@ LEASE_S = 60.0
 """For so long its owner can be relied on to live, in seconds."""
 
 RENEW_S = 20.0
+
+ATTEMPTS = 100
+"""How often a mount tries to take the lock object when another mount changes it at the same moment."""
 
 EXPIRED_S = 2 * LEASE_S
 """Since it was renewed, both by the store's clock: nobody's clock is compared with another's."""
@@ -49,13 +54,15 @@ class Lease:
 
     @classmethod
     def take(cls, objects: Objects, directory: str, journal: Path) -> Lease:
-        """Raise BusyError if somebody else has it."""
+        """Raise BusyError if another mount has it."""
         lease = cls(objects, f"{directory}/{SOURCE_LOCK}" if directory else SOURCE_LOCK, journal)
-        while lease._known is None:
-            with suppress(Changed):  # somebody else takes it at this moment
+        for _ in range(ATTEMPTS):
+            with suppress(Changed):  # another mount takes it at this moment
                 lease._renew(lease._expired())
-        lease._thread.start()
-        return lease
+                lease._thread.start()
+                return lease
+            time.sleep(random.uniform(0.0, PAUSE_S))
+        raise BusyError(errno.EBUSY, f"{lease._path}: the store refuses to write the lock object, again and again")
 
     def _expired(self) -> Known | None:
         found = self._objects.look(self._path, 1 << 16)
@@ -79,12 +86,26 @@ class Lease:
     def _renew_for_ever(self) -> None:
         while not self._ended.wait(RENEW_S):
             try:
-                self._renew(self._known)
+                self._renew_ours()
             except Changed:
                 log.error("another mount has taken over the source: what both change is compared, chunk by chunk")
                 return
             except OSError as e:
                 log.warning("the lock of the source cannot be renewed: %s", message(e))
+
+    def _renew_ours(self) -> None:
+        try:
+            self._renew(self._known)
+        except Changed:  # perhaps an earlier renewal was executed, and its answer got lost
+            known = self._ours()
+            if known is None:
+                raise
+            self._renew(known)
+
+    def _ours(self) -> Known | None:
+        """Return the lock object if this mount wrote it."""
+        found = self._objects.look(self._path, 1 << 16)
+        return found[0] if found is not None and self._was_ours(_owner(found[1])) else None
 
     @property
     def lost(self) -> bool:
@@ -98,7 +119,9 @@ class Lease:
         self._thread.join()
         if self._known is not None and not lost:
             with suppress(Changed, OSError):
-                self._objects.remove(self._path, self._known)
+                known = self._ours()
+                if known is not None:
+                    remove_once(self._objects, self._path, known)
 
 
 def _owner(raw: bytes) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import secrets
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardfs import disk
@@ -41,9 +41,24 @@ MARK = "shardfs-put"
 RACE_S = 60.0
 """How long an update begins anew whenever somebody else was faster, in seconds."""
 
-
 PAUSE_S = 0.05
 """At most, before it begins anew, in seconds: two that are equally fast must not stay so."""
+
+
+ABANDONED_S = 3600.0
+"""Age in seconds from which a temporary object belongs to no running writer: all retries of a writer take minutes."""
+
+_TEMPORARY = re.compile(r"\.shardfs-[0-9a-f]{16}\.tmp")
+
+
+def temporary_path(directory: str) -> str:
+    """Return a path in `directory` that no other object ever had."""
+    return f"{directory}/.shardfs-{secrets.token_hex(8)}.tmp"
+
+
+def is_abandoned(path: str, age_s: float) -> bool:
+    """Return whether a crashed writer left the object behind."""
+    return age_s > ABANDONED_S and _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
 
 
 class Changed(Exception):
@@ -100,7 +115,7 @@ class Objects(Protocol):
         """Raise Changed. It is no error if it is gone."""
 
     def abandon(self, path: str, temp: str) -> None:
-        """Give up an upload in parts, if the store knows of it."""
+        """Remove what `begun` was given of an update that has not ended: an upload in parts, or a temporary object."""
 
 
 def cut(r: ByteRange, parts: Iterable[tuple[ByteRange, bytes]]) -> bytes:
@@ -137,13 +152,32 @@ def put_once(
     mark = secrets.token_hex(8)
     try:
         return objects.put(path, base, new, mark, begun)
-    except (Changed, OSError):
-        # Perhaps it was done, and only the answer got lost; or a repetition of it was refused.
-        with suppress(OSError):
-            known = objects.head(path)
-            if known is not None and known.mark == mark:
-                return known
+    except (Changed, OSError) as e:
+        known = _after(e, objects, path)
+        if known is not None and known.mark == mark:
+            return known
         raise
+
+
+def remove_once(objects: Objects, path: str, base: Known) -> None:
+    """Remove `base`, even if answers get lost. Raise Changed if another version is there, OSError if `base` may be."""
+    try:
+        objects.remove(path, base)
+    except (Changed, OSError) as e:
+        if _after(e, objects, path) is not None:
+            raise
+
+
+def _after(failure: Changed | OSError, objects: Objects, path: str) -> Known | None:
+    """Return what is there after a request failed.
+
+    The store may have done it and the answer got lost, or a client library repeated it and the store refused the
+    repetition. Raise OSError if the store does not say what is there: then `Changed` is not certain.
+    """
+    try:
+        return objects.head(path)
+    except OSError as e:
+        raise (failure if isinstance(failure, OSError) else e) from failure
 
 
 class ObjectWriter:
@@ -191,7 +225,7 @@ class ObjectWriter:
             return None if base is None else base.stat()
         if plan is None and base is not None:
             begun(Begun(key, tag))
-            self._objects.remove(path, base)
+            remove_once(self._objects, path, base)
             return None
         new = PlannedBlob(plan or [], old)
         check(new)

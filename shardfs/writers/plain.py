@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fsspec import AbstractFileSystem
 
 from shardfs import disk
-from shardfs.errors import UnsupportedError, message
+from shardfs.errors import UnsupportedError, errno_of, message
 from shardfs.model import ByteRange
-from shardfs.patience import Patience
+from shardfs.patience import Patience, is_accident
 from shardfs.store import FsspecStore, stat_of_info, store_errors
-from shardfs.writers.objects import PUT_S, Changed, Known
+from shardfs.writers.objects import PUT_S, Changed, Known, is_abandoned, temporary_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,14 +34,29 @@ class PlainObjects:
         self._moves = getattr(type(self._fs), "mv", None) is not AbstractFileSystem.mv
 
     def try_writing(self, directory: str) -> None:
-        """Raise UnsupportedError if the store is none to be written: an archive, a web server."""
-        path = f"{directory}/{_temporary()}"
+        """Raise UnsupportedError if the store is none to be written: an archive, a web server. OSError if that is not
+        certain, as the store does not answer or has a fault."""
+        path = temporary_path(directory)
         try:
             with store_errors(path):
                 self._write(path, b"")
+                self._clean(directory, path)
                 self._remove(path)
         except OSError as e:
+            if is_accident(e) or is_accident(e.__cause__ or e):
+                raise OSError(errno_of(e), f"cannot try out writing: {message(e)}. Try again later") from e
             raise UnsupportedError(f"this store cannot be written: {message(e)}") from e
+
+    def _clean(self, directory: str, probe: str) -> None:
+        """Remove temporary objects that earlier mounts left in a directory; `probe` is a new one, and has the time."""
+        with suppress(OSError), store_errors(directory):
+            self._fs.invalidate_cache(directory)
+            infos = self._reading.run("list", self._fs.ls, directory, detail=True)
+            times = {info["name"]: stat_of_info(info).mtime_ns for info in infos if info.get("type") == "file"}
+            now_ns = next((t for path, t in times.items() if path.endswith(probe.rpartition("/")[2])), 0)
+            for path, mtime_ns in times.items():
+                if mtime_ns and is_abandoned(path, (now_ns - mtime_ns) / 1e9):
+                    self._remove(path)
 
     def head(self, path: str) -> Known | None:
         with store_errors(path):
@@ -72,9 +86,9 @@ class PlainObjects:
     def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
         data = new.bytes(new.plan)
         self._require(path, base)
-        begun("")
         directory = path.rpartition("/")[0]
-        temp = f"{directory}/{_temporary()}" if self._moves else path
+        temp = temporary_path(directory) if self._moves else path
+        begun(temp if self._moves else "")
         with store_errors(path):
             if base is None:
                 with suppress(FileExistsError, NotImplementedError):
@@ -83,7 +97,7 @@ class PlainObjects:
             if self._reading.run("read", self._fs.cat_file, temp) != data:
                 raise OSError(errno.EIO, "was written, but something else is there", path)
             if self._moves:
-                disk.call("rename_object", self._move, temp, path)
+                disk.call("rename_object", self._move, temp, path, data)
         found = self.head(path)
         if found is None:
             raise Changed
@@ -92,16 +106,21 @@ class PlainObjects:
     def _write(self, path: str, data: bytes) -> None:
         self._writing.run("write", self._fs.pipe_file, path, data)
 
-    def _move(self, old: str, new: str) -> None:
-        self._writing.run("write", self._fs.mv, old, new)
+    def _move(self, old: str, new: str, data: bytes) -> None:
+        try:
+            self._writing.run("write", self._fs.mv, old, new)
+        except FileNotFoundError:  # perhaps an earlier attempt has moved it, and its answer got lost
+            if self._reading.run("read", self._fs.cat_file, new) != data:
+                raise
 
     def remove(self, path: str, base: Known) -> None:
         self._require(path, base)
-        with store_errors(path), suppress(FileNotFoundError):
+        with store_errors(path):
             disk.call("delete_object", self._remove, path)
 
-    def _remove(self, path: str) -> Any:
-        return self._writing.run("write", self._fs.rm_file, path)
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):  # an earlier attempt may have removed it
+            self._writing.run("write", self._fs.rm_file, path)
 
     def _require(self, path: str, base: Known | None) -> None:
         found = self.head(path)
@@ -109,8 +128,6 @@ class PlainObjects:
             raise Changed
 
     def abandon(self, path: str, temp: str) -> None:
-        """There are no uploads in parts."""
-
-
-def _temporary() -> str:
-    return f".shardfs-{secrets.token_hex(8)}.tmp"
+        """Remove the file that the new version was written to."""
+        with store_errors(temp):
+            self._remove(temp)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,16 +20,27 @@ from fsspec.asyn import sync_wrapper
 
 from shardfs import disk
 from shardfs.model import ByteRange, Piece, Plan
-from shardfs.patience import Patience, http_status
+from shardfs.patience import Patience, http_status, is_accident
 from shardfs.plans import joined, piece_size
 from shardfs.store import MAX_GAP, MAX_MERGED, coalesce, store_errors
-from shardfs.writers.common import part_of
-from shardfs.writers.objects import MARK, PUT_S, Changed, Known, cut
+from shardfs.writers.common import PlannedBlob, part_of
+from shardfs.writers.objects import (
+    MARK,
+    PUT_S,
+    Changed,
+    Known,
+    cut,
+    is_abandoned,
+    put_once,
+    remove_once,
+    temporary_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
-    from shardfs.writers.common import PlannedBlob
+    from shardfs.store import FsspecStore
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +78,10 @@ class Limits(NamedTuple):
 
 
 class S3Objects:
-    """See `Objects`. `fs` is an S3FileSystem."""
+    """See `Objects`. The file system of `store` is an S3FileSystem. Probe objects are made in its root."""
 
-    def __init__(self, fs: Any, patience: Patience, limits: Limits = Limits()) -> None:  # noqa: B008 - a tuple
+    def __init__(self, store: FsspecStore, limits: Limits = Limits()) -> None:  # noqa: B008 - a tuple
+        fs, patience, self._root = store.fs, store.patience, store.path("")
         self.conditional = self.removes = True
         self._parts_hold: bool | None = None
         self._trying = threading.Lock()
@@ -86,51 +97,86 @@ class S3Objects:
         loop: asyncio.AbstractEventLoop = self._fs.loop
         return loop
 
-    def try_conditions(self, directory: str) -> None:
-        """Find out which conditions the store keeps: many take them and do not heed them. Five requests."""
-        path = f"{directory}/.shardfs-{secrets.token_hex(8)}.tmp"
-        tag = self._change("put_object", path, Body=b"1", IfNoneMatch="*")["ETag"]
-        self.conditional = all(self._refuses(path, **c) for c in ({"IfNoneMatch": "*"}, {"IfMatch": '"0"'}))
-        try:
-            self._change("delete_object", path, IfMatch='"0"')
-            self.removes = False
-        except Changed:
-            self._change("delete_object", path, IfMatch=tag)
-        except OSError:  # knows no such thing, and says so
-            self.removes = False
-            self._change("delete_object", path)
+    def try_conditions(self) -> None:
+        """Find out which conditions the store heeds: many accept conditions and ignore them. Takes seven requests.
 
-    def _refuses(self, path: str, **condition: str) -> bool:
+        Only a definite answer decides: a refusal with the object unchanged, or a condition that is ignored or rejected
+        as unknown. Raise OSError or Changed if the store gives none; the next mount removes the probe then.
+        """
+        path = temporary_path(self._root)
+        known = self._probe(path)
+        self.conditional = self.conditional and all(
+            self._refuses("put_object", path, Body=b"2", **condition)
+            for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"0"'})
+        )
+        self.removes = self._refuses("delete_object", path, IfMatch='"0"')
+        found = self.head(path)
+        if found is None:
+            self.removes = False
+        else:
+            self.conditional = self.conditional and found.tag == known.tag
+            try:
+                remove_once(self, path, found)
+            except Changed:  # although the version is right
+                self.removes = False
+                self._change("delete_object", path)
+        self._clean()
+
+    def _probe(self, path: str) -> Known:
+        """Make a new object on the condition that there is none; without, if the store rejects the condition."""
         try:
-            self._change("put_object", path, Body=b"1", **condition)
+            return put_once(self, path, None, PlannedBlob([b"1"], None))
+        except OSError as e:
+            if not self.conditional or not _is_unknown(e):
+                raise
+            self.conditional = False
+            return self._probe(path)
+
+    def _refuses(self, method: str, path: str, **words: Any) -> bool:
+        """Return whether the store refuses a request whose condition does not hold, rather than ignore or reject it."""
+        try:
+            self._change(method, path, **words)
         except Changed:
             return True
+        except FileNotFoundError:  # an earlier attempt was executed, and its answer got lost
+            return False
         except OSError as e:
-            if http_status(e) not in (400, 501):
+            if not _is_unknown(e):
                 raise
         return False
 
-    def _may_send_parts(self, path: str) -> bool:
+    def _clean(self) -> None:
+        """Remove probes that earlier mounts left behind. One request if there are none."""
+        try:
+            listed = self._ask("list_objects_v2", f"{self._root}/.shardfs-", key_name="Prefix", Delimiter="/")
+            for found in listed.get("Contents", ()):
+                path = f"{self._root}/{found['Key'].rpartition('/')[2]}"
+                if is_abandoned(path, _age_s(listed, found["LastModified"])):
+                    self._change("delete_object", path)
+        except (Changed, OSError) as e:
+            log.debug("probes of earlier mounts are not removed: %s", e)
+
+    def _may_send_parts(self) -> bool:
         """Whether conditions hold for uploads in parts, too; tried out once, when there is something large to send."""
         with self._trying:
             if self._parts_hold is None:
-                self._parts_hold = not self.conditional or self._parts_are_refused(path)
+                self._parts_hold = not self.conditional or self._parts_are_refused()
             return self._parts_hold
 
-    def _parts_are_refused(self, path: str) -> bool:
-        path = f"{path.rpartition('/')[0]}/.shardfs-{secrets.token_hex(8)}.tmp"
-        tag = self._change("put_object", path, Body=b"1", IfNoneMatch="*")["ETag"]
+    def _parts_are_refused(self) -> bool:
+        path = temporary_path(self._root)
+        known = self._probe(path)
         upload = self._change("create_multipart_upload", path)["UploadId"]
         part = self._change("upload_part", path, UploadId=upload, PartNumber=1, Body=b"2")["ETag"]
         told = {"UploadId": upload, "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": part}]}}
-        try:
-            self._change("complete_multipart_upload", path, IfMatch='"0"', **told)
-        except Changed:
-            self.abandon(path, upload)
-            self._change("delete_object", path, **({"IfMatch": tag} if self.removes else {}))
+        refused = self._refuses("complete_multipart_upload", path, IfMatch='"0"', **told)
+        self.abandon(path, upload)
+        found = self.head(path)
+        if found is not None:
+            remove_once(self, path, found)
+        if refused and found is not None and found.tag == known.tag:
             return True
         log.warning("uploads in parts keep no conditions on this store: large shards are sent whole, from memory")
-        self._change("delete_object", path)
         return False
 
     # ---- reading
@@ -180,10 +226,10 @@ class S3Objects:
 
         return list(await asyncio.gather(*map(get, ranges)))
 
-    def _ask(self, method: str, path: str, **words: Any) -> Any:
+    def _ask(self, method: str, path: str, key_name: str = "Key", **words: Any) -> Any:
         bucket, key, _ = self._fs.split_path(path)
         with _translated(path):
-            return self._reading.run("stat", self._fs.call_s3, method, Bucket=bucket, Key=key, **words)
+            return self._reading.run("stat", self._fs.call_s3, method, Bucket=bucket, **{key_name: key}, **words)
 
     # ---- changing
 
@@ -200,7 +246,7 @@ class S3Objects:
             condition = {}
         words = _marked(base.facts if base is not None else {}, mark)
         try:
-            if new.size <= self._limits.max_whole or not self._may_send_parts(path):
+            if new.size <= self._limits.max_whole or not self._may_send_parts():
                 data = new.bytes(new.plan)
                 begun("")
                 answer = self._change("put_object", path, Body=data, **words, **condition)
@@ -276,6 +322,11 @@ class S3Objects:
             self._change("abort_multipart_upload", path, UploadId=temp)
 
 
+def _is_unknown(error: OSError) -> bool:
+    """Return whether the store answers that it does not know the condition of a request."""
+    return http_status(error) in (400, 501) and not is_accident(error)
+
+
 @contextmanager
 def _translated(path: str) -> Iterator[None]:
     try:
@@ -291,10 +342,14 @@ def _known(answer: Mapping[str, Any]) -> Known:
     size = answer["ContentRange"].rpartition("/")[2] if "ContentRange" in answer else answer["ContentLength"]
     facts = {name: answer[name] for name in _KEPT if name in answer}
     modified = answer["LastModified"]
-    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    age_s = (parsedate_to_datetime(date) - modified).total_seconds() if date else 0.0
-    mark = facts.get("Metadata", {}).get(MARK, "")
+    mark, age_s = facts.get("Metadata", {}).get(MARK, ""), _age_s(answer, modified)
     return Known(answer["ETag"], int(size), int(modified.timestamp() * 1e9), mark, facts, age_s, answer["ETag"])
+
+
+def _age_s(answer: Mapping[str, Any], modified: datetime) -> float:
+    """Return the age in seconds by the store's clock; 0 if its answer has no date."""
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return (parsedate_to_datetime(date) - modified).total_seconds() if date else 0.0
 
 
 def _made(answer: Mapping[str, Any], size: int, mark: str, words: Mapping[str, Any]) -> Known:

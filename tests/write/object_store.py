@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 ALL = frozenset({"put", "delete", "complete", "copy"})
 
+ANSWERS = {
+    "busy": (503, "ServiceUnavailable", "busy"),
+    "error": (500, "InternalError", "InternalError"),
+    "refuse": (412, "PreconditionFailed", "refused"),
+    "forbid": (403, "AccessDenied", "forbidden"),
+}
+"""Status, code and message of faults."""
+
 
 @dataclass
 class Object:
@@ -45,11 +53,16 @@ class Upload:
 class Server:
     """Args:
     heeds: the requests whose conditions are heeded; those of others are taken and forgotten.
+    rejects: the status of requests with a condition, by kind: the store does not know conditions of these.
+    missing: the status of a request on the condition that an object is there, when it is not.
     fault: told of every request by number and name, says what goes wrong with it: "lost" (done, but no answer),
-        "reset" (not done, no answer), "busy" (503), "cut" (half of the answer), "hang" (until `released`), or "".
+        "late error" (done, but the answer is 500), "reset" (not done, no answer), "cut" (half of the answer), "hang"
+        (until `released`), one of `ANSWERS` (not done), or "".
     """
 
     heeds: frozenset[str] = ALL
+    rejects: Mapping[str, int] = field(default_factory=dict)
+    missing: int = 404
     min_part: int = 1
     fault: Callable[[int, str], str] = lambda number, name: ""
     objects: dict[str, Object] = field(default_factory=dict)
@@ -68,6 +81,7 @@ class Server:
             for kept in (self.objects, self.uploads, self.requests, self.applied):
                 kept.clear()
             self.heeds, self.min_part, self.fault = ALL, 1, lambda number, name: ""
+            self.rejects, self.missing = {}, 404
             self.clock = time.time
             self.released = threading.Event()
 
@@ -93,8 +107,8 @@ def listed(seconds: float) -> str:
 
 
 class Refused(Exception):
-    def __init__(self, status: int, code: str) -> None:
-        self.status, self.code = status, code
+    def __init__(self, status: int, code: str, said: str = "") -> None:
+        self.status, self.code, self.said = status, code, said or code
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -120,15 +134,17 @@ class Handler(BaseHTTPRequestHandler):
         if fault in ("reset", "hang"):
             self.close_connection = True
             return
-        status, headers, data = 503, {}, b"<Error><Code>ServiceUnavailable</Code><Message>busy</Message></Error>"
-        if fault != "busy":
-            try:
-                with state.lock:
-                    status, headers, data = getattr(self, name)(state, path, query, body)
-                    state.applied.append(name)
-            except Refused as e:
-                status, headers = e.status, {}
-                data = f"<Error><Code>{e.code}</Code><Message>{e.code}</Message></Error>".encode()
+        try:
+            if fault in ANSWERS:
+                raise Refused(*ANSWERS[fault])
+            with state.lock:
+                status, headers, data = getattr(self, name)(state, path, query, body)
+                state.applied.append(name)
+            if fault == "late error":
+                raise Refused(*ANSWERS["error"])
+        except Refused as e:
+            status, headers = e.status, {}
+            data = f"<Error><Code>{e.code}</Code><Message>{e.said}</Message></Error>".encode()
         if fault == "lost":
             self.close_connection = True
             return
@@ -167,11 +183,13 @@ class Handler(BaseHTTPRequestHandler):
         return "head_object" if self.command == "HEAD" else "get_object"
 
     def heed(self, state: Server, kind: str, found: Object | None) -> None:
+        if kind in state.rejects and ("If-Match" in self.headers or "If-None-Match" in self.headers):
+            raise Refused(state.rejects[kind], "NotImplemented" if state.rejects[kind] == 501 else "InvalidArgument")
         if kind not in state.heeds:
             return
         match, none_match = self.headers.get("If-Match"), self.headers.get("If-None-Match")
         if match is not None and found is None:
-            raise Refused(404, "NoSuchKey")
+            raise Refused(state.missing, "NoSuchKey" if state.missing == 404 else "PreconditionFailed")
         if found is not None and ((match is not None and match.strip('"') != found.tag.strip('"')) or none_match):
             raise Refused(412, "PreconditionFailed")
 

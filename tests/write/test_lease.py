@@ -55,7 +55,7 @@ def journal(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 def take(server: Server, journal: Path) -> Lease:
     store = s3_store(server)
-    return Lease.take(S3Objects(store.fs, store.patience), "data/root", journal)
+    return Lease.take(S3Objects(store), "data/root", journal)
 
 
 def test_one_has_it_until_it_is_free(server: Server, journal: Callable[[str], Path]) -> None:

@@ -73,7 +73,7 @@ def s3_store(server: Server, patience: Patience | None = None) -> FsspecStore:
 
 def s3_bench(server: Server, limits: Limits = Limits(), patience: Patience | None = None) -> Bench:  # noqa: B008
     store = s3_store(server, patience)
-    return Bench(store, ObjectWriter(store, S3Objects(store.fs, store.patience, limits)), server)
+    return Bench(store, ObjectWriter(store, S3Objects(store, limits)), server)
 
 
 def knows_of_parts(bench: Bench) -> Bench:
@@ -543,7 +543,7 @@ def test_a_store_that_hangs_is_given_up(name: str, server: Server) -> None:
 
 def test_who_never_stops_is_left_alone(server: Server) -> None:
     store = s3_store(server)
-    writer = ObjectWriter(store, S3Objects(store.fs, store.patience), race_s=0.2)
+    writer = ObjectWriter(store, S3Objects(store), race_s=0.2)
 
     def fault(number: int, name: str) -> str:
         server.put("data/root/a/shard", str(number).encode())
@@ -573,16 +573,16 @@ def test_uploads_in_parts_are_given_up_at_recovery(server: Server) -> None:
 def test_conditions_are_tried_out(heeds: frozenset[str], server: Server) -> None:
     server.heeds = heeds
     store = s3_store(server)
-    objects = S3Objects(store.fs, store.patience)
-    objects.try_conditions(store.path(""))
+    objects = S3Objects(store)
+    objects.try_conditions()
     assert objects.conditional == ("put" in heeds)
     assert objects.removes == ("delete" in heeds)
     assert not server.objects
-    assert len(server.requests) <= 5
+    assert len(server.requests) <= 7
     if "put" in heeds:
         assert open_writer(store).conditional
     else:
-        with pytest.raises(UnsupportedError, match="conditions"):
+        with pytest.raises(UnsupportedError, match="conditional writes"):
             open_writer(store)
     writer = open_writer(store, cas_none=True)
     writer.put(KEY, b"1")
@@ -622,7 +622,7 @@ class Moving(Plain):
 def test_any_store_can_be_written_if_asked_for(kind: type[Plain]) -> None:
     fs = kind()
     store = FsspecStore(fs, "/root")
-    with pytest.raises(UnsupportedError, match="conditions"):
+    with pytest.raises(UnsupportedError, match="conditional writes"):
         open_writer(store)
     assert not fs.store
     writer = open_writer(store, cas_none=True)
@@ -663,7 +663,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("a", b"1")
     for store in (open_store(f"zip://::file://{tmp_path}/x.zip"), FsspecStore(Refusing(), "/root")):
-        with pytest.raises(UnsupportedError, match="conditions"):
+        with pytest.raises(UnsupportedError, match="conditional writes"):
             open_writer(store)
         with pytest.raises(UnsupportedError, match="cannot be written"):
             open_writer(store, cas_none=True)

@@ -157,7 +157,7 @@ class Other:
     def __init__(self, server: Server, target: Target) -> None:
         store = s3_store(server, Patience(10, 0))
         self._target = target
-        self._writer = ObjectWriter(store, S3Objects(store.fs, store.patience))
+        self._writer = ObjectWriter(store, S3Objects(store))
         documents = {target.document: server.objects[f"{ROOT}/{target.document}"].data}
         found = [f.open("", documents) for f in formats() if target.document in f.documents]
         self._collection: Collection = next(d.collections[0] for d in found if d is not None and d.collections)
