@@ -12,6 +12,7 @@ import pytest
 
 from shardfs.errors import BusyError
 from shardfs.journal import Journal
+from shardfs.patience import Patience
 from shardfs.writers import lease as lease_module
 from shardfs.writers import open_writer
 from shardfs.writers.lease import Lease
@@ -114,6 +115,37 @@ def test_it_is_renewed_and_survives_faults(
     assert not held.lost
     held.free()
     assert not server.objects
+
+
+def test_a_renewal_whose_answer_is_lost_is_no_take_over(
+    server: Server, journal: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store executes the request, and is down until the renewal is given up."""
+    monkeypatch.setattr(lease_module, "RENEW_S", 0.05)
+
+    def fault(number: int, name: str) -> str:
+        puts = server.requests.count("put_object")
+        if puts < 2 or "cannot be renewed" in caplog.text:
+            return ""
+        return "lost" if name == "put_object" and puts == 2 else "busy"
+
+    server.fault = fault
+    store = s3_store(server, Patience(60, 1))
+    held = Lease.take(S3Objects(store), "data/root", journal("a"))
+    wait_until(lambda: server.requests.count("put_object") >= 8)
+    assert not held.lost
+    held.free()
+    assert "cannot be renewed" in caplog.text
+    assert not server.objects
+
+
+def test_a_store_that_always_refuses_the_lock_is_given_up(
+    server: Server, journal: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "ATTEMPTS", 3)
+    server.fault = lambda number, name: "refuse" if name == "put_object" else ""
+    with pytest.raises(BusyError, match="refuses to write the lock object"):
+        take(server, journal("a"))
 
 
 def test_a_former_owner_notices(

@@ -489,6 +489,12 @@ def test_faults_of_gcs(fault: str, gcs_server: Server) -> None:
     gcs_server.fault = lambda number, name: ""
     assert bench.get() == b"0123x"
     assert gcs_server.applied.count("put_object") == 1
+    again, seen = iter([fault]), list[Blob | None]()
+    gcs_server.fault = lambda number, name: next(again, "") if name == "delete_object" else ""
+    bench.writer.update(KEY, seen.append)
+    gcs_server.fault = lambda number, name: ""
+    assert len(seen) == 1
+    assert bench.get() is None
 
 
 def test_a_lost_answer_and_somebody_else(server: Server) -> None:

@@ -10,7 +10,7 @@ import pytest
 from shardfs.errors import UnsupportedError
 from shardfs.patience import Patience
 from shardfs.store import FsspecStore
-from shardfs.writers import open_writer
+from shardfs.writers import Begun, open_writer
 from shardfs.writers.objects import ABANDONED_S, ObjectWriter, temporary_path
 from shardfs.writers.s3 import S3Objects
 from tests.conftest import MountFailed, need_fuse
@@ -134,6 +134,70 @@ def test_probes_of_a_store_that_is_only_compared_are_removed() -> None:
     old.created = old.created.replace(year=2001)
     open_writer(FsspecStore(fs, "/root"), cas_none=True)
     assert list(fs.store) == ["/root/.shardfs-0123456789abcde0.tmp"]
+
+
+class Faulty(Moving):
+    """Each call named in `lost` is executed once, and its answer lost; all of those in `down` fail."""
+
+    protocol = "faulty"
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self.lost, self.down = set[str](), set[str]()
+
+    def _call(self, name: str, *args: object, **kwargs: object) -> None:
+        if name in self.down:
+            raise ConnectionResetError("down")
+        getattr(super(), name)(*args, **kwargs)
+        if name in self.lost:
+            self.lost.remove(name)
+            raise ConnectionResetError("lost")
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: object) -> None:
+        self._call("pipe_file", path, value, mode, **kwargs)
+
+    def mv(self, path1: str, path2: str, **kwargs: object) -> None:
+        if path1 not in self.store:
+            raise FileNotFoundError(path1)
+        self._call("mv", path1, path2, **kwargs)
+
+    def rm_file(self, path: str) -> None:
+        if path not in self.store:
+            raise FileNotFoundError(path)
+        self._call("rm_file", path)
+
+
+@pytest.mark.parametrize("name", ["pipe_file", "mv", "rm_file"])
+def test_lost_answers_of_a_store_that_is_only_compared(name: str) -> None:
+    fs = Faulty()
+    fs.lost = {name}
+    writer = open_writer(FsspecStore(fs, "/root"), cas_none=True)
+    writer.put(KEY, b"1")
+    writer.put(KEY, b"2")
+    assert fs.store[f"/root/{KEY}"].getvalue() == b"2"
+    fs.lost = {name}
+    writer.delete(KEY)
+    assert not fs.store
+    assert fs.lost == ({name} - {"rm_file"})
+
+
+@pytest.mark.parametrize("name", ["pipe_file", "rm_file"])
+def test_a_store_that_is_down_is_not_one_that_cannot_be_written(name: str) -> None:
+    fs = Faulty()
+    fs.down = {name}
+    with pytest.raises(OSError, match=r"down.*Try again later"):
+        open_writer(FsspecStore(fs, "/root", patience=Patience(60, 1)), cas_none=True)
+
+
+def test_a_crash_leaves_no_temporary_file_beside_the_shard() -> None:
+    fs = Faulty()
+    writer, notes = open_writer(FsspecStore(fs, "/root", patience=Patience(60, 0)), cas_none=True), list[Begun]()
+    fs.down = {"mv"}
+    with pytest.raises(OSError, match="down"):
+        writer.update(KEY, lambda _: [b"1"], notes.append)
+    assert len(fs.store) == 1
+    writer.recover(notes[0])
+    assert not fs.store
 
 
 # ---- uploads in parts
