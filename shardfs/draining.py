@@ -40,6 +40,7 @@ class Writing(Protocol):
             a shard is what is not shared with the old one.
         conflicts, failures: how often that was so.
         failing, errors: what cannot be published now; the first of it, with why.
+        refused, refused_paths: files whose last version was refused when they were closed; the first of them, with why.
         problems: what is wrong with the journal.
         read_only: why nothing can be written any more, or None.
         """

@@ -309,7 +309,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def publish(self, path: str = "", timeout: float | None = None) -> None:
         """Wait until what was written at and below a path is in its shards. Raise the first OSError."""
         path = self._strip_protocol(path)
-        self._to_write(path).pending.flush(path.strip("/"), timeout)
+        self._to_write(path).pending.publish(path.strip("/"), timeout)
 
     def close(self, timeout: float = 3600.0) -> list[str]:
         """Publish what can be, and let others write to the source; paths of what stays in the journal.

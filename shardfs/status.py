@@ -79,6 +79,7 @@ class Status:
         if (writing := told["writing"]) is not None:
             words += [f"{writing['dirty_chunks']} chunks to be published"] if writing["dirty_chunks"] else []
             words += [f"{writing['failing']} SHARDS CANNOT BE PUBLISHED"] if writing["failing"] else []
+            words += [f"{writing['refused']} FILES WERE REFUSED AT CLOSE"] if writing["refused"] else []
         return ", ".join([*words, *(["the store does not answer"] if store and store["silent"] else [])])
 
 
@@ -155,6 +156,7 @@ def _writing_metrics(writing: Mapping[str, Any]) -> Iterator[str]:
         yield from _metric(name, kind, words, [({}, writing[name.removesuffix("_total").removeprefix("publish_")])])
     yield from _metric("orphans", "gauge", "Files that belong to no array.", [({}, writing["orphans"])])
     yield from _metric("unpublishable_shards", "gauge", "Shards that fail now.", [({}, writing["failing"])])
+    yield from _metric("refused_files", "gauge", "Files refused at their last close.", [({}, writing["refused"])])
     yield from _metric("read_only", "gauge", "1 if the journal has failed.", [({}, int(bool(writing["read_only"])))])
 
 

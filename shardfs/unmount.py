@@ -18,7 +18,7 @@ from shardfs.errors import MountError
 from shardfs.mounts import FS_TYPE, elsewhere, mount_type, mounted_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 LEFT, BUSY, LATE = 3, 4, 5
 """Exit codes: files stay in the journal; a program uses the mount; the daemon has not ended in time."""
@@ -44,10 +44,14 @@ except OSError:
 
 
 class Daemon(NamedTuple):
-    """Who serves a mount: its process, 0 if it is dead, and the directory of its journal, if it has one."""
+    """Who serves a mount: its process, 0 if it is dead, and the directory of its journal, if it has one.
+
+    `refused`: files of which the last version was refused when they were closed, and why.
+    """
 
     pid: int
     journal: str | None = None
+    refused: Mapping[str, str] = {}
 
 
 def is_mounted(mountpoint: str) -> bool:
@@ -104,7 +108,8 @@ def umount(
         waited = f"waited {timeout:g} s for it"
         sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {daemon.pid} {doing}; {waited}\n")
         return LATE
-    return _told(daemon.journal) if daemon.journal else 0
+    code = _told(daemon.journal) if daemon.journal else 0
+    return _told_refused(daemon.refused) if daemon.refused else code
 
 
 def _await_end(process: int, seconds: float, journal: str | None, tell: Callable[[int], object]) -> bool:
@@ -143,6 +148,15 @@ def _told(journal: str) -> int:
     lines += f"They are kept for the next writable mount, and for shardfs recover {journal}\n"
     what = f"{len(left)} files are not in the source, but in the journal" if left else "damage is left in the journal"
     sys.stderr.write(f"shardfs: {what} {journal}:\n{lines}")
+    return LEFT
+
+
+def _told_refused(refused: Mapping[str, str]) -> int:
+    """Name the files whose last version is lost; the exit code."""
+    lines = [f"  {path or 'more files'}: {why}\n" for path, why in refused.items()]
+    more = f"  and {len(lines) - NAMED} more, or many more\n" if len(lines) > NAMED else ""
+    what = "the last version of these files was refused when a program closed them; write them again"
+    sys.stderr.write(f"shardfs: {what}:\n{''.join(lines[:NAMED])}{more}")
     return LEFT
 
 
@@ -192,8 +206,8 @@ def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
     try:
         answer, _ = asker.communicate(timeout=seconds)
         pid, _, status = answer.partition(b"\n")
-        writing = json.loads(status)["writing"] if status else None
-        return Daemon(int(pid or 0), (writing or {}).get("journal"))
+        writing = (json.loads(status)["writing"] if status else None) or {}
+        return Daemon(int(pid or 0), writing.get("journal"), writing.get("refused_paths", {}))
     except subprocess.TimeoutExpired:
         asker.kill()
         with suppress(subprocess.TimeoutExpired):

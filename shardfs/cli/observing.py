@@ -58,7 +58,7 @@ def _publishes(mount: Mount) -> bool:
 
 def _fails(mount: Mount) -> bool:
     writing = mount.told and mount.told["writing"]
-    return bool(writing and (writing["errors"] or writing["read_only"]))
+    return bool(writing and (writing["errors"] or writing["refused"] or writing["read_only"]))
 
 
 def _status_of_source(what: str, *, wait: bool, as_json: bool, **given: Any) -> int:
@@ -163,9 +163,10 @@ def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
     shards = f"{human_bytes(w['published_bytes'])} in {w['published_shards']} shards"
     yield f"  written: {human_bytes(w['written_bytes'])}; published: {shards}{per}"
     told = [f"NOT PUBLISHED: {path}: {why}" for path, why in w["errors"].items()]
+    told += [f"LOST, REFUSED AT CLOSE: {path or 'more files'}: {why}" for path, why in w["refused_paths"].items()]
     told += [f"belongs to no array: {path}" for path in w["orphan_paths"]]
     yield from (f"  {line}" for line in [*w["problems"], *told[:NAMED]])
-    if (n := w["failing"] + w["orphans"]) > NAMED:
+    if (n := w["failing"] + w["refused"] + w["orphans"]) > NAMED:
         yield f"  and {n - NAMED} more"
 
 

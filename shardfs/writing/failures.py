@@ -1,8 +1,58 @@
-"""Errors that nobody waited for: each is told once to all who have the file open, and to one who opens it later."""
+"""Errors that nobody waited for: each is told once to all who have the file open, and to one who opens it later.
+
+And errors of `close` that the program may have ignored: they are reported until the file is written again.
+"""
 
 from __future__ import annotations
 
+import errno
 import threading
+from itertools import islice
+
+MOST_REFUSED = 10_000
+"""Files of which the error of `close` is kept. Beyond that, an entry for the whole mount stands for all others."""
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Return whether a path is a directory, or in it."""
+    return not directory or path == directory or path.startswith(f"{directory}/")
+
+
+class Refused:
+    """Files whose last version was refused when a program closed or synced them, so that it is lost.
+
+    The system call returned the error. Some programs (z5py) ignore it.
+    """
+
+    def __init__(self) -> None:
+        self._whys: dict[str, OSError] = {}
+
+    def note(self, path: str, failure: OSError) -> None:
+        """Remember a file. If there are too many, the root stands for it."""
+        self._whys[path if len(self._whys) < MOST_REFUSED else ""] = failure
+
+    def forget(self, path: str) -> None:
+        """The file has a newer version, or is removed."""
+        self._whys.pop(path, None)
+
+    def forget_below(self, path: str) -> None:
+        """The directory is removed."""
+        for known in [known for known in self._whys if known and is_below(known, path)]:
+            self.forget(known)
+
+    def first(self, path: str) -> OSError | None:
+        """Return the error of one file at or below a path."""
+        for known, why in list(self._whys.items()):
+            if is_below(known, path) or not known:
+                return OSError(why.errno or errno.EIO, f"was refused when it was closed: {why.strerror or why}", known)
+        return None
+
+    def state(self, most: int) -> dict[str, str]:
+        """Return why, by path; of so many files at most."""
+        return {path: str(why.strerror or why) for path, why in islice(list(self._whys.items()), most)}
+
+    def __len__(self) -> int:
+        return len(self._whys)
 
 
 class Failures:

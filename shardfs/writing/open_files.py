@@ -536,8 +536,10 @@ class OpenFiles(Descriptions):
         """Put what was written where it is safe."""
         try:
             self._save(file)
-        except OSError:
+        except OSError as e:
             file.refused = True
+            if file.path is not None and file.kind is not Kind.SCRATCH:  # of which the rename fails then
+                self.pending.refuse(file.path, e)
             raise
 
     def _save(self, file: File) -> None:
@@ -591,6 +593,7 @@ class OpenFiles(Descriptions):
         if file.kind is Kind.DOCUMENT and self._write_document(file, directory, name, data):
             return
         self.writer.put(path, data)
+        self.pending.refused.forget(path)
         file.frozen = data if file.kind is Kind.DOCUMENT else None
         file.base, file.known_size = 0, len(data)
         self.base.changed(path)

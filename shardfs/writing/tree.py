@@ -101,6 +101,7 @@ class WriteTree(PassedThrough):
     def _remove(self, directory: str, name: bytes, number: int, spot: Spot) -> None:
         """Take a name away; who has the file open goes on with its bytes."""
         path = join(directory, name)
+        self.pending.refused.forget(path)
         with self._lock:
             file = self._files.at(path)
             stored = self.pending.is_stored(path, spot.target)
@@ -398,6 +399,7 @@ class WriteTree(PassedThrough):
     def _remove_directory(self, number: int, path: str) -> None:
         if any(len(batch.names) for batch in self.scan(number)):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self.pending.refused.forget_below(path)
         made = self._files.by_number.get(number)
         if made is not None:
             with self._lock:
@@ -446,7 +448,7 @@ class WriteTree(PassedThrough):
             super().set_xattr(number, name, value, flags)
             return
         self._waiting()
-        self.pending.flush(self.path_of(number), float(value or b"0") or None)
+        self.pending.publish(self.path_of(number), float(value or b"0") or None)
 
     # ---- what was published ----
 

@@ -23,7 +23,7 @@ from shardfs.journal import Kind as Record
 from shardfs.pending import Pending
 from shardfs.recover import losses, park_scratch
 from shardfs.writers import Begun
-from shardfs.writing.failures import Failures
+from shardfs.writing.failures import Failures, Refused, is_below
 from shardfs.writing.files import join
 from shardfs.writing.publishing import MAX_RETRY_S, RETRY_S, UNLOOKED, DirtyShard, Extent, Job, Publishing
 
@@ -84,7 +84,7 @@ class WriteBuffer:
         self._pending = Pending()
         self._shards: dict[tuple[int, int], DirtyShard] = {}
         self._shard_at: dict[str, DirtyShard] = {}
-        self.failures = Failures()
+        self.failures, self.refused = Failures(), Refused()
         self._early = min(EARLY * journal.limit_bytes, self.settings.dirty_bytes)
         self._stopping = self._slow = False
         self._threads: list[threading.Thread] = []
@@ -147,6 +147,7 @@ class WriteBuffer:
         meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
         with self._based(path, target) as base:
             self._apply(Record.PUT, {**meta, "base": base}, data)
+            self.refused.forget(path)
             self.retarget(path, target)
             return self._pending.versions[path]
 
@@ -176,6 +177,7 @@ class WriteBuffer:
             if data is None and version is not None:
                 meta["lsn"] = version.lsn
             self._apply(Record.MOVE, meta, data)
+            self.refused.forget(new)
             self.retarget(old, gone)
             self.retarget(new, target)
             return self._pending.versions[new]
@@ -252,7 +254,7 @@ class WriteBuffer:
     def require_writable(self, target: Target) -> None:
         """Raise OSError (EROFS) if chunks of this collection cannot be written, or some that were are lost."""
         path = target.tree.path
-        if any(not damaged or _is_below(damaged, path) for damaged in self._damaged):
+        if any(not damaged or is_below(damaged, path) for damaged in self._damaged):
             told = "what was written to it before is damaged in the journal (shardfs recover --salvage)"
             raise OSError(errno.EROFS, told, path)
         why = rewriting.unwritable(target.tree.collection)
@@ -486,10 +488,17 @@ class WriteBuffer:
         self.failures.note(path, failure)
         self.failed(path, failure)
 
+    def refuse(self, path: str, failure: OSError) -> None:
+        """A program closes or syncs a file, and its new version cannot be kept. The caller raises the error."""
+        if not self.refused:
+            log.warning("%s: was refused when it was closed: %s", path, failure)
+            self.failed(path, failure)
+        self.refused.note(path, failure)
+
     def count(self, path: str) -> int:
         """How much is pending at and below a path."""
         with self._lock:
-            return sum(_is_below(p, path) for p in self._shard_at)
+            return sum(is_below(p, path) for p in self._shard_at)
 
     def failure(self, path: str) -> BaseException | None:
         """Why a path is not published; None if nothing is known to be wrong."""
@@ -510,13 +519,19 @@ class WriteBuffer:
         with self._lock:
             self._raise_conflicts(path)
 
+    def publish(self, path: str, timeout: float | None = None) -> None:
+        """As `flush`, for a user: raise also what programs were told when they closed files, and may have ignored."""
+        self.flush(path, timeout)
+        if (failure := self.refused.first(path)) is not None:
+            raise failure
+
     def drain(self, path: str, timeout: float | None = None) -> None:
         """As `flush`, but what waits for somebody to decide (conflicts, chunks that do not fit) is passed over."""
         self._waiting()
         end = time.monotonic() + (timeout if timeout is not None else 1e9)
         with self._lock:
-            shards = [s for s in self._shards.values() if any(_is_below(p, path) for p in s.targets)]
-            wanted = {s: {p: self._pending.versions[p].lsn for p in s.targets if _is_below(p, path)} for s in shards}
+            shards = [s for s in self._shards.values() if any(is_below(p, path) for p in s.targets)]
+            wanted = {s: {p: self._pending.versions[p].lsn for p in s.targets if is_below(p, path)} for s in shards}
             for shard in shards:
                 shard.due, shard.failure, shard.retry_at = True, None, 0.0
             self._lock.notify_all()
@@ -548,10 +563,10 @@ class WriteBuffer:
     def _raise_conflicts(self, path: str) -> None:
         for shard in self._shards.values():
             for p, why in shard.unfit.items():
-                if _is_below(p, path):
+                if is_below(p, path):
                     raise OSError(errno.EINVAL, why, p)
         for p, version in self._pending.versions.items():
-            if version.conflict and _is_below(p, path):
+            if version.conflict and is_below(p, path):
                 raise OSError(errno.ESTALE, version.conflict, p)
 
     def left(self) -> list[str]:
@@ -579,6 +594,8 @@ class WriteBuffer:
                 "read_only": self._journal.read_only,
                 "failing": len(failing),
                 "errors": dict(islice(failing.items(), NAMED)),
+                "refused": len(self.refused),
+                "refused_paths": self.refused.state(NAMED),
                 **self.counts,
             }
 
@@ -612,7 +629,3 @@ class WriteBuffer:
 def _passes(failure: BaseException) -> bool:
     """Whether what went wrong may be right again by itself, soon."""
     return isinstance(failure, OSError) and errno_of(failure) not in LASTING
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return not directory or path == directory or path.startswith(f"{directory}/")
