@@ -587,13 +587,16 @@ class OpenFiles(Descriptions):
 
     def _write_through(self, file: File, path: str, data: bytes) -> None:
         """A document, or a file of a store that is not local."""
+        self._write_to_store(file, path, data)
+        self.pending.refused.forget(path)
+
+    def _write_to_store(self, file: File, path: str, data: bytes) -> None:
         directory, _, name = path.rpartition("/")
         if file.kind is Kind.DOCUMENT:  # chunks were written for the one that was there before
             self.pending.drain(self.documents.described_by(directory, name))
         if file.kind is Kind.DOCUMENT and self._write_document(file, directory, name, data):
             return
         self.writer.put(path, data)
-        self.pending.refused.forget(path)
         file.frozen = data if file.kind is Kind.DOCUMENT else None
         file.base, file.known_size = 0, len(data)
         self.base.changed(path)

@@ -686,6 +686,8 @@ def _(x: Place) -> None:
         fails(errno.EINVAL, x.put_json, {**document, **change}, "attributes.json")
         until(lambda: x.exists("attributes.json"))
     same(x.json("attributes.json")["units"], ["nm", "nm"])
+    fails(errno.EINVAL, x.publish)  # until the document is written again
+    x.put_json(document, "attributes.json")
     x.unlink("1/1")
     x.publish()
     same(x.exists("1/1"), False)
