@@ -58,6 +58,7 @@ class Array:
         names: of the axes, if they have any.
         offset: where the array's first element lies, in elements.
         attributes: the user's own.
+        codec: the only codec in which layouts may show the chunks, "raw" for none; None leaves it to the layout.
     """
 
     shape: tuple[int, ...]
@@ -69,6 +70,7 @@ class Array:
     names: tuple[str | None, ...] | None = None
     offset: tuple[int, ...] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    codec: str | None = None
 
     @property
     def grid(self) -> tuple[int, ...]:

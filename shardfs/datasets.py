@@ -24,11 +24,11 @@ from shardfs.model import Dataset, Problem
 from shardfs.nodes import Content, Directory, Inherited, Placed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shardfs.arrays import Array
     from shardfs.cache import ByteLRU
-    from shardfs.model import Levels, Scope
+    from shardfs.model import Collection, Levels, Scope
     from shardfs.nodes import Told
     from shardfs.store import DirEntry, Store
 
@@ -48,6 +48,7 @@ class Datasets:
     Args:
         index_cache: for shard indices, and for what is known to be damaged.
         layout: the name of a view, or `NATIVE`.
+        chunk_codec: the codec that the view shows chunks in; None leaves it to the view.
         skip_unsupported: what the view cannot express becomes a problem instead of an error.
     """
 
@@ -60,8 +61,9 @@ class Datasets:
         layout: str = NATIVE,
         *,
         skip_unsupported: bool = False,
+        chunk_codec: str | None = None,
     ) -> None:
-        self.store = store
+        self.store, self._codec = store, chunk_codec
         self.view = views()[layout] if layout != NATIVE else None
         self.formats = formats() if layout == NATIVE else sources()
         self._skips = skip_unsupported
@@ -167,15 +169,13 @@ class Datasets:
                 raise
 
     def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
-        """What the documents say of a directory."""
+        """What the documents say of a directory, and the user of its chunks."""
         documents = self.documents(path)
-        for f in self.formats:
-            if (found := f.open(path, documents)) is not None:
-                return found
-        if inherited.scope is None:
-            return None
-        scope, base = inherited.scope
-        return scope.open(path, _below(path, base), self._scope_documents(path, inherited.scope))
+        found = next((d for f in self.formats if (d := f.open(path, documents)) is not None), None)
+        if found is None and inherited.scope is not None:
+            scope, base = inherited.scope
+            found = scope.open(path, _below(path, base), self._scope_documents(path, inherited.scope))
+        return found if found is None or self._codec is None else _in_codec(found, self._codec)
 
     def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
         scope, base = inherited
@@ -204,6 +204,7 @@ class Datasets:
             if (found := self._stored_below(directory, name)) is not None:
                 below[name] = found
         try:
+            self._require_codec(dataset)
             return self.view.show(path, dataset, below)
         except UnsupportedError as e:
             why = f"cannot be shown as {self.view.name}: {e}"
@@ -211,6 +212,14 @@ class Datasets:
                 raise UnsupportedError(f"{path or '/'}: {why}") from e
             self.report(Problem(path, why, skipped=True))
             return Dataset("unsupported", blank=True, closed=True)
+
+    def _require_codec(self, dataset: Dataset | None) -> None:
+        """Raise UnsupportedError for chunks that the view would show as they are stored, in any codec."""
+        if self._codec is None or dataset is None or self.view is None or dataset.format != self.view.name:
+            return
+        if dataset.collections or dataset.unsharded or dataset.closed:
+            why = f"{dataset.format} is shown in its own layout as it is stored"
+            raise UnsupportedError(f"{why}: choose another layout, or leave out chunk_codec={self._codec}")
 
     def _situated(self, directory: Directory, dataset: Dataset) -> Dataset:
         """The dataset with what is known of it from around: what lies beside an image, which image an array is of."""
@@ -348,6 +357,15 @@ class Datasets:
         while not (found := self.mtime(path)) and path:
             path = path.rpartition("/")[0]
         return found
+
+
+def _in_codec(dataset: Dataset, codec: str) -> Dataset:
+    """The dataset, asking layouts to show all its arrays in this codec."""
+
+    def asking(found: Iterable[Collection]) -> tuple[Collection, ...]:
+        return tuple(replace(c, array=c.array and replace(c.array, codec=codec)) for c in found)
+
+    return replace(dataset, collections=asking(dataset.collections), unsharded=asking(dataset.unsharded))
 
 
 def _below(path: str, base: str) -> str:

@@ -315,6 +315,7 @@ def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Finding]:
 
 def _dataset(source: str, shown: str, found: Options) -> Finding:
     options: dict[str, Any] = {"layout": found.layout, "skip_unsupported": found.unsupported == "skip"}
+    options["chunk_codec"] = found.chunk_codec
     try:
         tree = open_tree(
             source,

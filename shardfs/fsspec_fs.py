@@ -58,6 +58,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         source: a path or an fsspec URL.
         layout: "native": what a writer of the same format leaves without sharding; or another, see docs/layouts.md.
         unsupported: "fail" refuses a source that the layout cannot express, "skip" leaves out what it cannot.
+        chunk_codec: the codec that the layout shows chunks in, such as "raw"; None keeps that of the source.
         storage_options: for the file system of `source`.
         index_cache, chunk_cache: bytes, or a text such as "256M".
         index_ttl: seconds for which an index, or the absence of a shard, is trusted.
@@ -85,6 +86,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         index_ttl: float = math.inf,
         symlinks: str = "inside",
         unsupported: str = "fail",
+        chunk_codec: str | None = None,
         rw: bool = False,
         write_options: Mapping[str, str] | None = None,
         fo: str | None = None,
@@ -93,7 +95,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        given = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported}
+        given = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported, "chunk_codec": chunk_codec}
         given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
         given |= {"rw": "true" if rw else "false", **(write_options or {})}
         self.options = options.merged(options.from_flags(given))
@@ -118,6 +120,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             follow_symlinks=self.options.symlinks == "follow",
             layout=self.options.layout,
             skip_unsupported=self.options.unsupported == "skip",
+            chunk_codec=self.options.chunk_codec,
         )
 
     def _open_writable(self) -> WriteTree:

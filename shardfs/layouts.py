@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from shardfs.arrays import BYTES, Codec
 from shardfs.errors import UnsupportedError
 from shardfs.grid import MappedNames
 from shardfs.model import Dataset
@@ -49,6 +50,12 @@ def array_of(stored: Collection) -> Array:
     return stored.array
 
 
+def levels_below(dataset: Dataset) -> list[str]:
+    """Paths of the levels of images that are datasets of their own, below this one."""
+    own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
+    return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
+
+
 def images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> dict[str, Multiscale]:
     """For `Dataset.images`: each level that is an array of as many axes, as an image of that level alone."""
     out = {}
@@ -67,6 +74,26 @@ def from_above(path: str, stored: Collection) -> Collection:
     return replace(stored, shards=join(path, stored.stored_at))
 
 
+CODECS: Mapping[str, tuple[Codec, ...]] = {
+    "raw": (),
+    "gzip": (Codec("gzip", {"level": 5}),),
+    "zlib": (Codec("numcodecs.zlib", {"level": 1}),),
+    "zstd": (Codec("zstd", {"level": 0, "checksum": False}),),
+    "blosc": (Codec("blosc", {"cname": "lz4", "clevel": 5, "shuffle": "noshuffle", "typesize": 1, "blocksize": 0}),),
+}
+"""What the option `chunk_codec` names."""
+
+
+def _in_codec(encoding: ChunkEncoding, name: str) -> ChunkEncoding:
+    """The encoding with this codec of `CODECS`, and with the parameters that it has if it is in this codec already."""
+    wanted = CODECS[name]
+    if [c.name for c in encoding.codecs] == [c.name for c in wanted]:
+        return encoding
+    if encoding.serializer != BYTES:
+        raise UnsupportedError(f"strings of any length are shown only in the codec that they are stored in, not {name}")
+    return replace(encoding, codecs=wanted)
+
+
 @dataclass(frozen=True)
 class Placed:
     """An array of any source, shown at a path below its dataset, in this encoding."""
@@ -80,7 +107,8 @@ class Placed:
     def of(cls, stored: Collection, path: str, encode: Callable[[Array], ChunkEncoding]) -> Self:
         """Raise UnsupportedError, with the reason, if the array is not described, or `encode` finds no encoding."""
         array = array_of(stored)
-        return cls(stored, path, array, encode(array))
+        encoding = encode(array)
+        return cls(stored, path, array, encoding if array.codec is None else _in_codec(encoding, array.codec))
 
 
 def shown(

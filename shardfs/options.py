@@ -160,6 +160,15 @@ class Setting:
 
 
 LAYOUTS = ("native", "zarr2", "zarr3", "n5", "precomputed", "bcolz")
+LAYOUT_CODECS: Mapping[str, tuple[str, ...]] = {
+    "native": (),
+    "zarr2": ("raw", "gzip", "zlib", "zstd", "blosc"),
+    "zarr3": ("raw", "gzip", "zstd", "blosc"),
+    "n5": ("raw", "gzip", "zstd", "blosc"),
+    "precomputed": ("raw",),
+    "bcolz": ("blosc",),
+}
+"""The codecs in which a layout can show chunks if it is asked to."""
 
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
 STORE, FILES, WRITING = "Sources behind a network", "Configuration files", "Writing"
@@ -182,6 +191,15 @@ class Options:
         VIEW,
         "How datasets are shown: native is what a writer of the same format leaves without sharding; the others are "
         "plain files of another ecosystem.",
+    )
+    chunk_codec: str | None = _option(
+        "",
+        one_of(*LAYOUT_CODECS["zarr2"]),
+        "|".join(LAYOUT_CODECS["zarr2"]),
+        VIEW,
+        "Show all chunks uncompressed (raw) or in this codec, for programs that lack the codec of the source. Layouts "
+        "zarr2, zarr3 (not zlib) and n5 (not zlib). Chunks in another codec are decoded, and not compressed again.",
+        unset="the codec of the source, if the layout has it",
     )
     unsupported: str = _option(
         "fail",
@@ -633,6 +651,10 @@ def check(found: Options) -> None:
         )
     if found.allow_root and (found.allow_other or found.uid is not None):
         raise OptionError("allow_root is for you and root alone: leave out allow_other and uid, or allow_root")
+    codecs = LAYOUT_CODECS[found.layout]
+    if found.chunk_codec is not None and found.chunk_codec not in codecs:
+        able = f"only in {', '.join(codecs)}" if codecs else "only as they are stored: give a layout such as zarr2"
+        raise OptionError(f"chunk_codec={found.chunk_codec}: the layout {found.layout} shows chunks {able}")
     if found.bare_rw and not found.rw:
         raise OptionError("rw is what mount(8) says by itself, so it makes no mount writable: say ro, or writable")
     if found.create is not None and not found.rw:

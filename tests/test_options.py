@@ -57,6 +57,7 @@ def test_every_option_can_be_given_in_all_three_ways() -> None:
         "store",
         "wrap",
         "never",
+        "raw",
     }
     for s in options.settings():
         text = next(t for t in sorted(samples) if _parses(s, t))
@@ -118,6 +119,20 @@ def test_what_is_wrong_is_refused_and_said(word: str, told: str) -> None:
     with pytest.raises(OptionError) as failure:
         from_mount_options([word])
     assert told in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("chunk_codec=raw", "the layout native shows chunks only as they are stored: give a layout such as zarr2"),
+        ("layout=bcolz,chunk_codec=raw", "the layout bcolz shows chunks only in blosc"),
+        ("layout=zarr3,chunk_codec=zlib", "the layout zarr3 shows chunks only in raw, gzip, zstd, blosc"),
+        ("layout=precomputed,chunk_codec=gzip", "the layout precomputed shows chunks only in raw"),
+    ],
+)
+def test_a_codec_that_a_layout_lacks_is_refused(words: str, why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        options.check(merged(from_mount_options([words])))
 
 
 def test_a_wrong_variable_is_named() -> None:

@@ -118,6 +118,7 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
             follow_symlinks=found.symlinks == "follow",
             layout=found.layout,
             skip_unsupported=found.unsupported == "skip",
+            chunk_codec=found.chunk_codec,
             store_timeout_s=found.store_timeout,
             store_retries=found.store_retries,
             **hooks,

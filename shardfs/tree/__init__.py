@@ -42,6 +42,7 @@ def open_tree(
     follow_symlinks: bool = False,
     layout: str = NATIVE,
     skip_unsupported: bool = False,
+    chunk_codec: str | None = None,
     store_timeout_s: float = patience.TIMEOUT_S,
     store_retries: int = patience.RETRIES,
     may_be_empty: bool = False,
@@ -58,7 +59,7 @@ def open_tree(
     patient = patience.Patience(store_timeout_s, store_retries)
     store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks, patience=patient)
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
-    tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported)
+    tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
     if not may_be_empty:
         tree.require_dataset()
     elif not store.remote:  # a directory of an object store is not there before it holds something

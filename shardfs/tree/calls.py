@@ -65,11 +65,18 @@ class Calls:
         layout: str = NATIVE,
         *,
         skip_unsupported: bool = False,
+        chunk_codec: str | None = None,
     ) -> None:
         self.store = store
         self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
         self._datasets = Datasets(
-            store, index_cache, chunk_cache, index_ttl_s, layout, skip_unsupported=skip_unsupported
+            store,
+            index_cache,
+            chunk_cache,
+            index_ttl_s,
+            layout,
+            skip_unsupported=skip_unsupported,
+            chunk_codec=chunk_codec,
         )
         self._chunks_of = self._datasets.chunks_of
         self._root = Directory(ROOT, "", Inherited())
