@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardfs import images
+from shardfs.arrays import Codec
 from shardfs.model import Checksum
 
 try:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shardfs.arrays import Codec
     from shardfs.model import U64, Coords, Sizes
 
 _DeflateError: type[Exception] = zlib.error
@@ -568,9 +568,24 @@ def _deflated(data: bytes) -> list[bytes | memoryview]:
 
 
 def _store_gzip(data: bytes, _: Mapping[str, Any]) -> bytes:
+    return _gzip_member(data, _deflated(data))
+
+
+def _gzip_member(data: bytes, deflated: Sequence[bytes | memoryview]) -> bytes:
     """RFC 1952: no name, no time, an unknown system."""
     sums = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-    return b"".join([b"\x1f\x8b\x08\0\0\0\0\0\0\xff", *_deflated(data), sums])
+    return b"".join([b"\x1f\x8b\x08\0\0\0\0\0\0\xff", *deflated, sums])
+
+
+def gzip_of_zlib(stream: bytes, most: int | None = None) -> bytes:
+    """The same deflated data as gzip, which costs decoding: gzip has another checksum.
+
+    Raise ValueError, with the reason, if the stream is damaged, holds more than `most` bytes, or ends before `stream`.
+    """
+    data = decode((Codec("numcodecs.zlib"),), stream, most)
+    if stream[-4:] != zlib.adler32(data).to_bytes(4, "big"):
+        raise ValueError("a zlib stream has other bytes behind it")
+    return _gzip_member(data, [memoryview(stream)[2:-4]])  # RFC 1950
 
 
 def _store_zlib(data: bytes, _: Mapping[str, Any]) -> bytes:

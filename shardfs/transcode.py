@@ -7,11 +7,14 @@ it has not, only dressed up as what its codec makes of incompressible data: so i
 
 from __future__ import annotations
 
+import base64
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardfs.arrays import Codec
 from shardfs.codecs import (
     MAX_DECODED,
     can_decode,
@@ -21,6 +24,7 @@ from shardfs.codecs import (
     decode_into,
     encode,
     encode_array,
+    gzip_of_zlib,
     require_crc32c,
     store,
     stored_sizes,
@@ -33,12 +37,15 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shardfs.arrays import Array, ChunkEncoding, Codec
+    from shardfs.arrays import Array, ChunkEncoding
     from shardfs.model import U64, Bool, Coords, Sizes, Transform
 
 CRC32C, CHECK_SIZE = "crc32c", 4
 BCOLZ_HEADER = b"blpk" + bytes([1, 0, 0, 0]) + (1).to_bytes(8, "little")
 """bcolz skips the 16 bytes before the Blosc chunk: magic, version, reserved, one chunk."""
+
+ZLIB, REWRAPPED_SIZE = "numcodecs.zlib", 12
+"""How much larger gzip's wrapper around deflated data is: 18 bytes instead of 6."""
 
 N5_DEFAULT, N5_VARLENGTH = 0, 1
 
@@ -84,6 +91,15 @@ def _same_payload(array: Array, b: ChunkEncoding) -> bool:
         and memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
         and _decoded_alike((a.serializer, *_inner(a)), (b.serializer, *_inner(b)))
     )
+
+
+def _is_rewrapped(array: Array, b: ChunkEncoding) -> bool:
+    """Whether a full chunk has the same bytes, but that they are deflated as zlib when stored and as gzip in `b`."""
+    inner = _inner(array.encoding)
+    if not inner or inner[-1].name != ZLIB:
+        return False
+    as_gzip = replace(array.encoding, codecs=(*inner[:-1], Codec("gzip")))
+    return _same_payload(replace(array, encoding=as_gzip), b)
 
 
 def _differ_in_byte_order(array: Array, b: ChunkEncoding) -> bool:
@@ -137,10 +153,15 @@ class _Shown:
         self._dtype = np.dtype(encoding.data_type)
         self._chunk, self._shape = np.array(array.chunk, np.uint64), np.array(array.shape, np.uint64)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether chunks can be made in memory."""
+        return math.prod(self.shape((0,) * self.rank)) * self._dtype.itemsize <= MAX_DECODED
+
     def require_small(self) -> None:
         """Raise UnsupportedError if chunks are too large to be made in memory."""
-        largest = self.clipped_shape((0,) * self.rank) if self.encoding.clipped else self.array.chunk
-        if math.prod(largest) * self._dtype.itemsize > MAX_DECODED:
+        if not self.is_small:
+            largest = self.shape((0,) * self.rank)
             raise UnsupportedError(f"chunks of {largest} must be made anew; {MAX_DECODED} bytes is the limit")
 
     def cell(self, coords: Coords) -> Coords:
@@ -217,7 +238,8 @@ class Transcoder:
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
         self._stored, self._shown = array.encoding, _Shown(array, shown)
         self._array = array
-        self._passes = _same_payload(array, shown)
+        self._rewraps = _is_rewrapped(array, shown)
+        self._passes = self._rewraps or _same_payload(array, shown)
         self._checks = _checks(self._stored)
         self._around = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
         # At the edge an N5 block may have any shape, and tells it itself; a Blosc chunk may be whole all the same.
@@ -238,6 +260,7 @@ class Transcoder:
         if not self._passes or self._shown.is_plain:
             return made
         kept = stored - self._around + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
+        kept += REWRAPPED_SIZE * self._rewraps
         kept = np.where(stored < self._around, -1, kept)
         return np.where(self._shown.are_whole(cells), kept, made) if self._cuts else kept
 
@@ -249,14 +272,15 @@ class Transcoder:
             shown = self._turned(stored[start:], shape)
         elif not self._passes or shape != self._shown.shape(cell) or self._remakes(cell):
             shown = self._shown.made_of(cell, self._elements(stored[start:], shape))
-        elif not (self._shown.checks or self._shown.header_size):
+        elif not (self._rewraps or self._shown.checks or self._shown.header_size):
             shown = memoryview(stored)[start:]  # chunks are large: no copy
             for _ in self._checks:
                 require_crc32c(shown)
                 shown = shown[:-CHECK_SIZE]
         else:
-            payload = encode(self._shown.checks, decode(self._checks, stored[start:]))
-            shown = self._shown.framed(shape, payload)
+            payload = decode(self._checks, stored[start:])
+            payload = gzip_of_zlib(payload, self._most(shape)) if self._rewraps else payload
+            shown = self._shown.framed(shape, encode(self._shown.checks, payload))
         told = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
         if len(shown) != told >= 0:  # what was said of its size before must stay true
             raise ValueError(f"{len(stored)} bytes are none of a chunk of {shape} {self._array.data_type}")
@@ -276,6 +300,11 @@ class Transcoder:
         if stored.byteorder != shown.byteorder and stored.itemsize > 1:
             room.view(shown)[...] = room.view(stored)  # in place, element by element, and faster than `byteswap`
         return buffer
+
+    def _most(self, shape: Coords) -> int | None:
+        """Bytes of a chunk before its codecs, if there is but one."""
+        size = math.prod(shape) * np.dtype(self._stored.data_type).itemsize
+        return size if len(_inner(self._stored)) == 1 and self._stored.serializer.name == "bytes" else None
 
     def _remakes(self, cell: Coords) -> bool:
         """Whether a chunk is made anew though it may be as it should: all of those are whose size depends on that."""
@@ -324,7 +353,13 @@ def n5_header(shape: Coords) -> bytes:
 
 
 def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:
-    """A fill value of metadata as an element: a number, bool, [re, im], or the name of a float that JSON has not."""
+    """A fill value of metadata as an element.
+
+    It may be a number, bool, [re, im], a string, or the name of a float that JSON has not.
+    """
+    kind = np.dtype(dtype).kind
+    if kind in "US":
+        return np.array(base64.b64decode(value) if kind == "S" else value, dtype)[()]
     if isinstance(value, list | tuple):
         value = complex(*(fill_element(part, np.float64) for part in value))
     if isinstance(value, str):
@@ -342,11 +377,15 @@ class FillValue:
     """A `model.Filler`: chunks full of the array's fill value.
 
     Raise UnsupportedError, with the reason, if they are too large, or a codec has parameters that make no sense.
+
+    Args:
+        lazy: refuse too large chunks only when one that is not stored is opened; perhaps all are stored.
     """
 
-    def __init__(self, array: Array, shown: ChunkEncoding) -> None:
+    def __init__(self, array: Array, shown: ChunkEncoding, *, lazy: bool = False) -> None:
         self._shown = _Shown(array, shown, compress=True)  # hardly any work: it is done once
-        self._shown.require_small()
+        if not lazy:
+            self._shown.require_small()
         try:
             encode(shown.codecs, bytes(np.dtype(shown.data_type).itemsize))
         except ValueError as e:
@@ -360,6 +399,8 @@ class FillValue:
         for i in np.flatnonzero(sizes < 0).tolist():
             cell = tuple(cells[i].tolist())
             shape = self._shown.shape(cell)
+            if not self._shown.is_small:
+                continue  # `show` says why
             if shape not in self._sizes:  # of compressed ones: by making one of each shape
                 self._sizes[shape] = len(self._made(cell, shape))
             sizes[i] = self._sizes[shape]
@@ -372,9 +413,23 @@ class FillValue:
     def _made(self, cell: Coords, shape: Coords) -> bytes:
         last = self._last
         if last is None or last[0] != shape:
-            element = fill_element(self._shown.array.fill_value, self._shown.encoding.data_type)
-            self._last = last = shape, bytes(self._shown.made_of(cell, np.broadcast_to(element, shape)))
+            self._last = last = shape, self._make(cell, shape)
         return last[1]
+
+    def _make(self, cell: Coords, shape: Coords) -> bytes:
+        self._shown.require_small()
+        encoding, value = self._shown.encoding, self._shown.array.fill_value
+        if encoding.serializer.name == "vlen-utf8":
+            return encode(encoding.codecs, _strings(math.prod(shape), value.encode()))
+        element = fill_element(value, encoding.data_type)
+        return bytes(self._shown.made_of(cell, np.broadcast_to(element, shape)))
+
+
+def _strings(count: int, string: bytes) -> bytes:
+    """The same string so many times, as the codec vlen-utf8 of numcodecs has it."""
+    if count * (len(string) + 4) > MAX_DECODED:
+        raise UnsupportedError(f"a chunk of {count} strings must be made anew; {MAX_DECODED} bytes is the limit")
+    return count.to_bytes(4, "little") + count * (len(string).to_bytes(4, "little") + string)
 
 
 def _require_decodable(array: Array) -> None:

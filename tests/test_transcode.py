@@ -22,7 +22,7 @@ from numcodecs.lz4 import LZ4
 from numcodecs.zstd import Zstd
 
 from shardfs.arrays import Array, ChunkEncoding, Codec
-from shardfs.codecs import MAX_DECODED
+from shardfs.codecs import MAX_DECODED, encode
 from shardfs.errors import UnsupportedError
 from shardfs.transcode import FillValue, Transcoder, transcoder
 
@@ -345,6 +345,20 @@ def test_a_small_block_inside_cannot_be_shown_at_a_size_it_has_not() -> None:
     transform = Transcoder(array(stored), plain(">u2", codecs=(Codec("gzip"),)))
     with pytest.raises(ValueError, match="none of a chunk"):
         transform.show((0, 0), laid_out(block((1, 1), ">u2"), stored))
+
+
+def test_zlib_is_shown_as_gzip_without_being_compressed_again() -> None:
+    zipped = zlib.compress(bytes(range(16)), 9)
+    stored, shown = plain(codecs=(Codec("numcodecs.zlib"), Codec("crc32c"))), plain(codecs=(Codec("gzip"),))
+    transform = transcoder(array(stored), shown)
+    assert transform is not None
+    chunk = encode([Codec("crc32c")], zipped)
+    (size,) = transform.sizes(np.zeros((1, 2), np.uint64), np.array([len(chunk)], np.int64))
+    found = bytes(transform.show((0, 0), chunk))
+    assert (len(found), gzip.decompress(found), found[10:-8]) == (size, bytes(range(16)), zipped[2:-4])
+    for damaged in (zipped[:-1], zipped + b"more", zipped[:-1] + b"x", b"", b"x", zlib.compress(bytes(1 << 20))):
+        with pytest.raises(ValueError, match=r"zlib|deflated|expected|beyond|none of a chunk"):
+            transform.show((0, 0), encode([Codec("crc32c")], damaged))
 
 
 def test_what_cannot_be_undone_is_refused_at_once() -> None:

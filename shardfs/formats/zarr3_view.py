@@ -18,8 +18,9 @@ from shardfs.codecs import can_store
 from shardfs.errors import UnsupportedError
 from shardfs.formats import Pairing, print_strict
 from shardfs.grid import FlatNames, NestedNames
-from shardfs.layouts import Placed, arrays_of, images_of, laid_out, shown, with_offset
+from shardfs.layouts import Placed, arrays_of, images_of, laid_out, levels_below, shown, with_offset
 from shardfs.model import Dataset
+from shardfs.transcode import ZLIB, without_checks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +36,6 @@ MEMBERS: Mapping[str, Mapping[str, Any]] = {
     "crc32c": {},
 }
 """The codecs of the specification, with what they are if the source does not say: readers want every parameter."""
-
-FURTHER = frozenset(f"numcodecs.{name}" for name in ("bz2", "lzma", "zlib", "lz4"))
-"""Those of zarr-python, whose parameters are numcodecs' own."""
 
 
 class Zarr3View:
@@ -63,10 +61,7 @@ class Zarr3View:
     )
 
     def children(self, dataset: Dataset) -> Sequence[str]:
-        if dataset.format == self.name:
-            return ()
-        own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
-        return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
+        return levels_below(dataset) if dataset.format != self.name else ()
 
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:
@@ -150,9 +145,17 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if stored.serializer != BYTES:
         return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))
     is_cut = stored.clipped and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
-    is_known = all(c.name in MEMBERS or c.name in FURTHER for c in stored.codecs)
-    kept = stored.codecs if is_known and (not is_cut or can_store(stored.codecs)) else ()
-    return ChunkEncoding(stored.data_type, stored.order, codecs=kept)
+    codecs = _with_gzip(stored.codecs)
+    passes = all(c.name in MEMBERS for c in codecs) and (not is_cut or can_store(codecs))
+    return ChunkEncoding(stored.data_type, stored.order, codecs=codecs if passes else ())
+
+
+def _with_gzip(codecs: tuple[Codec, ...]) -> tuple[Codec, ...]:
+    """The codecs with gzip instead of zlib, which the specification does not have: `transcode` changes the wrapper."""
+    inner = without_checks(codecs)
+    if not inner or inner[-1].name != ZLIB:
+        return codecs
+    return *inner[:-1], Codec("gzip", MEMBERS["gzip"]), *codecs[len(inner) :]
 
 
 def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
@@ -167,8 +170,6 @@ def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
 
 
 def _codec(codec: Codec) -> dict[str, Any]:
-    if codec.name in FURTHER:
-        return {"name": codec.name, "configuration": dict(codec.configuration)}
     members = MEMBERS[codec.name]
     configuration = {member: codec.configuration.get(member, default) for member, default in members.items()}
     return {"name": codec.name, "configuration": configuration} if configuration else {"name": codec.name}
