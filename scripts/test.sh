@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 debian_packages python3:python3 venv:python3-venv fusermount3:fuse3 rsync:rsync nginx:nginx-light chromium:chromium \
     getfattr:attr tar:tar find:findutils systemctl:systemd zsh:zsh fish:fish \
-    fio:fio stress-ng:stress-ng
+    fio:fio stress-ng:stress-ng ncdump:netcdf-bin gdal_translate:gdal-bin
 need_python
 need_fuse
 
@@ -23,7 +23,7 @@ venv=${SHARDFS_VENV:-$PWD/.venv}
 # decide on a blosc. They are installed side by side, which takes half the time.
 clients='
 cv cloud-volume>=12 igneous-pipeline neuroglancer tensorstore
-zarr2 zarr~=2.18.0 numcodecs<0.14 pytest rasterio netCDF4 ome-zarr<0.11 xarray<2025
+zarr2 zarr~=2.18.0 numcodecs<0.14 pytest rasterio netCDF4 ome-zarr<0.11 xarray<2025 pandas<3
 bcolz bcolz-zipline bloscpack
 blosc2 blosc2
 '

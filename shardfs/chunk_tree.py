@@ -477,7 +477,8 @@ class ChunkTree:
         if found is None:
             if self._filler is None:
                 raise self._missing(coords)
-            return Attributes(number, False, self._fill_sizes(np.array([coords], np.uint64)).item(), self.mtime_ns)
+            size = self._fill_sizes(np.array([coords], np.uint64)).item()
+            return Attributes(number, False, len(self._filler.show(coords)) if size < 0 else size, self.mtime_ns)
         blob, start, size, _ = found
         if blob.fd < 0:
             mtime_ns = self.chunks.stat(self.chunks.shard_of(coords)).mtime_ns
@@ -548,13 +549,18 @@ class ChunkTree:
     @property
     def can_read_many(self) -> bool:
         """Whether several chunks are better asked for at once: they come as they are, and not from a local file."""
-        return self._raw and self._filler is None and not self.chunks.is_local
+        return self._raw and not self.chunks.is_local
 
     def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
         """(number, offset, size) of chunks; those of one shard are fetched together."""
         coords = [self.coords(number) for number, _, _ in requests]
         parts = [ByteRange(offset, offset + size) for _, offset, size in requests]
-        return self.chunks.read_many(coords, parts)
+        found = self.chunks.read_many(coords, parts)
+        if self._filler is not None:
+            for i, data in enumerate(found):
+                if isinstance(data, FileNotFoundError):
+                    found[i] = self._filler.show(coords[i])[parts[i].start : parts[i].stop]
+        return found
 
     def stored(self, coords: Coords) -> Found:
         """Where the stored bytes of a chunk lie."""

@@ -20,6 +20,11 @@ NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
 STRING = "|O"
 """The data type of strings of any length, as numpy writes it."""
 
+FIXED_LENGTH = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1)}
+"""Strings of one length, as zarr-python has them: numpy's kind, and how many bytes a character takes."""
+
+MAX_LENGTH = 1 << 20
+
 NAMES_OF_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 IDENTITIES = frozenset(("bitround", "numcodecs.bitround"))
@@ -44,6 +49,11 @@ def numpy_type(data_type: Any) -> str:
     if isinstance(data_type, str) and data_type in NUMBERS:
         return np.dtype(data_type).str
     name = data_type.get("name") if isinstance(data_type, dict) else data_type
+    if isinstance(data_type, dict) and name in FIXED_LENGTH:
+        kind, width = FIXED_LENGTH[name]
+        length = data_type["configuration"]["length_bytes"]
+        if type(length) is int and 0 < length <= MAX_LENGTH and length % width == 0:
+            return np.dtype(f"{kind}{length // width}").str
     raise ValueError(f"data type {name!r:.80} is none that layouts know")
 
 
@@ -66,7 +76,7 @@ def fill_value(value: Any, data_type: str) -> Any:
     Raise ValueError if it is none of this data type.
     """
     dtype = np.dtype(data_type)
-    if data_type == STRING:
+    if data_type == STRING or dtype.kind in "US":  # of bytes in base64, in both versions
         if value is not None and not isinstance(value, str):
             raise ValueError(f"fill_value {value!r:.80} is no string")
         return value or ""
@@ -157,7 +167,7 @@ def _ordered(data_type: str, endian: Any) -> str:
     dtype = np.dtype(data_type)
     if data_type == STRING:
         raise ValueError("codec 'bytes' cannot make bytes of strings")
-    if dtype.itemsize == 1 or (dtype.kind == "c" and dtype.itemsize == 2):
+    if dtype.itemsize == 1 or dtype.kind == "S" or (dtype.kind == "c" and dtype.itemsize == 2):
         return dtype.str
     order: dict[Any, Literal["<", ">"]] = {"little": "<", "big": ">"}
     if endian not in order:

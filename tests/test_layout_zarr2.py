@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardfs import codecs, transcode
 from shardfs.arrays import Array, ChunkEncoding, Codec
 from shardfs.errors import NotADatasetError, UnsupportedError
 from shardfs.formats.zarr2 import compressor, shown_encoding
 from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.inodes import ROOT
+from shardfs.layouts import CODECS
 from shardfs.tree import Tree, open_tree
-from tests.data_layouts import Written, arrays, equal
+from tests.data_layouts import BYTE, Written, arrays, element, equal
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, transpose
 from tests.handmade import group_document, write_files, write_json, zarr_metadata
 from tests.suites.walking import entries, walk
@@ -189,15 +194,149 @@ def test_a_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("told", "shown"),
-    [("AAAAgB2vFUQ=", float(np.float32(1e20))), ("AAAAAAAA+H8=", "NaN"), (-9.5, -9.5), ("AAAA", "AAAA"), ("-1", "-1")],
+    [("AAAAgB2vFUQ=", float(np.float32(1e20))), (-9.5, -9.5), ("AAAA", "AAAA"), ("-1", "-1")],
 )
 def test_what_marks_missing_values_is_a_number(told: Any, shown: Any, tmp_path: Path) -> None:
-    """Of floats, xarray has it in base64."""
+    """xarray writes that of floats in base64."""
     for name, dtype in (("float", "float32"), ("int", "int16")):
         Written(np.ones(3, dtype), (2,), members={"attributes": {"_FillValue": told}}).write(tmp_path / name)
     documents = _shown(tmp_path)
     assert documents["float/.zattrs"] == {"_FillValue": shown}
     assert documents["int/.zattrs"] == {"_FillValue": told}
+
+
+NAN = "AAAAAAAA+H8="
+
+
+@pytest.mark.parametrize(
+    ("dtype", "own", "attributes", "fill_value", "fills"),
+    [
+        ("int16", 0, {}, None, True),
+        ("int16", 7, {"_FillValue": -9999}, -9999, True),
+        ("int16", -9999, {"_FillValue": -9999}, -9999, False),
+        ("int16", 0, {"_FillValue": "no number"}, None, True),
+        ("float32", 0.0, {}, None, True),
+        ("float32", "NaN", {}, "NaN", False),
+        ("float32", "NaN", {"_FillValue": NAN}, "NaN", False),
+        ("float32", 0.0, {"_FillValue": NAN}, "NaN", True),
+        ("float32", "NaN", {"_FillValue": "AAAAAAAA8D8="}, 1.0, True),
+        ("complex64", [0, 0], {"_FillValue": ["AAAAAAAA8D8=", NAN]}, [1.0, "NaN"], True),
+        ("bool", False, {}, None, True),
+    ],
+)
+def test_the_fill_value_is_the_mark_of_missing_values(
+    dtype: str, own: Any, attributes: Any, fill_value: Any, fills: bool, tmp_path: Path
+) -> None:
+    """Whatever readers would take the fill value for; chunks that are not stored are shown if it is not theirs."""
+    data = np.full((4, 2), element(own, dtype), dtype)
+    data[0] = 1
+    members = {"fill_value": own, "attributes": attributes}
+    for name, names in (("named", ["y", "x"]), ("half", ["y", None]), ("unnamed", None)):
+        more = {"dimension_names": names} if names else {}
+        Written(data, (1, 2), [LITTLE] if data.itemsize > 1 else [BYTE], (2, 2), members | more).write(tmp_path / name)
+    shown = walk(_zarr2(tmp_path))
+    assert json.loads(shown["named/.zarray"])["fill_value"] == fill_value
+    assert {name for name in shown if name.startswith("named/") and "/.z" not in name} == {
+        f"named/{i}/0" for i in range(4 if fills else 1)
+    }
+    assert b"".join(shown[f"named/{i}/0"] for i in range(4 if fills else 1)) == data[: 4 if fills else 1].tobytes()
+    for name in ("half", "unnamed"):
+        assert json.loads(shown[f"{name}/.zarray"])["fill_value"] == own
+        assert f"{name}/3/0" not in shown
+    assert fill_value != "NaN" or "_FillValue" not in json.loads(shown["named/.zattrs"])
+
+
+def test_missing_chunks_of_a_store_behind_a_network_are_filled_too(tmp_path: Path) -> None:
+    """There, chunks that are asked for together are fetched together."""
+    members = {"dimension_names": ["x"], "fill_value": 7}
+    Written(np.array([1, 7, 3], "uint8"), (1,), [BYTE], (3,), members).write(tmp_path)
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path), "/filled.zarr", recursive=True)
+    try:
+        shown = ShardFileSystem("memory://filled.zarr", layout="zarr2")
+        assert shown.cat(["0", "1", "2"]) == {"/0": b"\1", "/1": b"\7", "/2": b"\3"}
+    finally:
+        memory.rm("/filled.zarr", recursive=True)
+
+
+def test_levels_of_images_keep_their_fill_value(tmp_path: Path) -> None:
+    axes = [{"name": name, "type": "space"} for name in "yx"]
+    levels = [{"path": "s0", "coordinateTransformations": [{"type": "scale", "scale": [1, 1]}]}]
+    image = {"version": "0.5", "multiscales": [{"name": "i", "axes": axes, "datasets": levels}]}
+    write_json(tmp_path / "zarr.json", group_document(ome=image))
+    data = np.zeros((4, 2), "uint8")
+    Written(data, (1, 2), [BYTE], (2, 2), {"dimension_names": ["y", "x"]}).write(tmp_path / "s0")
+    shown = _shown(tmp_path)
+    assert shown["s0/.zarray"]["fill_value"] == 0
+    assert not [name for name in shown if name.startswith("s0/") and "/.z" not in name]
+
+
+def test_a_missing_chunk_that_is_too_large_to_be_made_is_an_error_of_its_own(tmp_path: Path) -> None:
+    """Perhaps all are stored, and nobody sees that one is missing."""
+    members = {"dimension_names": ["x"], "codecs": [LITTLE, GZIP], "shape": [1 << 28]}
+    grid = {"name": "regular", "configuration": {"chunk_shape": [1 << 27]}}
+    write_json(tmp_path / "zarr.json", _plain(**members, chunk_grid=grid))
+    write_files(tmp_path, {"c/0": b"stored"})
+    tree = _zarr2(tmp_path)
+    assert {e.name: e.size for e in entries(tree, ROOT)}[b"1"] == -1
+    assert bytes(tree.read(tree.resolve("0").number, 0, 9)) == b"stored"
+    with pytest.raises(UnsupportedError, match="limit"):
+        tree.resolve("1")
+
+
+@pytest.mark.parametrize(("member", "dtype"), [("fixed_length_utf32", "<U3"), ("null_terminated_bytes", "S3")])
+def test_strings_of_one_length_pass(member: str, dtype: str, tmp_path: Path) -> None:
+    data = np.array(["a", "", "abc", ""], dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zarr-python says that the specification does not have them yet
+        zarr.create_array(tmp_path / "source", data=data, chunks=(1,), shards=(2,), dimension_names=["x"])
+        assert json.loads((tmp_path / "source/zarr.json").read_text())["data_type"]["name"] == member
+    write_files(tmp_path / "shown", walk(_zarr2(tmp_path / "source")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert _read_zarr(tmp_path / "shown").tolist() == data.tolist()
+
+
+# --------------------------------------------------------------------------------- the codec that is asked for
+
+
+@settings(max_examples=100)
+@given(arrays(), st.sampled_from(("zarr2", "zarr3", "n5")), st.sampled_from(sorted(CODECS)))
+def test_any_array_in_the_codec_that_is_asked_for(
+    tmp_path_factory: pytest.TempPathFactory, written: Written, layout: str, codec: str
+) -> None:
+    """Of Zarr v3, which layout `zarr3` shows as it is stored."""
+    path = tmp_path_factory.mktemp("codec")
+    written.write(path / "source")
+    if layout == "zarr3":
+        with pytest.raises(UnsupportedError, match=f"leave out chunk_codec={codec}"):
+            open_tree(str(path / "source"), layout=layout, chunk_codec=codec)
+        return
+    try:
+        tree = open_tree(str(path / "source"), layout=layout, chunk_codec=codec)
+    except UnsupportedError:
+        assert layout == "n5"
+        return
+    shown = walk(tree)
+    write_files(path / "shown", shown)
+    if layout == "zarr2":
+        told = json.loads(shown[".zarray"])["compressor"]
+        assert (told or {"id": "raw"})["id"] == codec
+        assert equal(_read_zarr(path / "shown"), written.data)
+        return
+    assert json.loads(shown["attributes.json"])["compression"]["type"] == codec.replace("zlib", "gzip")
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}/shown/"}}
+    found = ts.open(spec).result().read().result().T
+    assert np.array_equal(found.astype(written.data.dtype), written.data, equal_nan=written.data.dtype.kind == "f")
+
+
+def test_strings_are_not_shown_in_another_codec(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarr.create_array(tmp_path, shape=(2,), chunks=(2,), dtype="string")[...] = np.array(["a", "b"], object)
+    assert json.loads(walk(open_tree(str(tmp_path), layout="zarr2", chunk_codec="zstd"))[".zarray"])["compressor"]
+    with pytest.raises(UnsupportedError, match="strings of any length are shown only in the codec"):
+        open_tree(str(tmp_path), layout="zarr2", chunk_codec="raw")
 
 
 def test_an_array_without_axes_says_that_it_has_none(tmp_path: Path) -> None:
@@ -248,11 +387,11 @@ def _plain(**members: Any) -> dict[str, Any]:
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "data type": ({"data_type": "int4"}, "data type 'int4'"),
     "structure": ({"data_type": {"name": "struct", "configuration": {"fields": []}}}, "data type 'struct'"),
-    "strings of one length": (
-        {"data_type": {"name": "fixed_length_utf32", "configuration": {"length_bytes": 8}}},
-        "data type 'fixed_length_utf32'",
+    "strings of no length": ({"data_type": "fixed_length_utf32"}, "data type 'fixed_length_utf32'"),
+    "bytes": (
+        {"data_type": {"name": "null_terminated_bytes", "configuration": {"length_bytes": -1}}},
+        "data type 'null_terminated_bytes'",
     ),
-    "bytes": ({"data_type": "null_terminated_bytes"}, "data type 'null_terminated_bytes'"),
     "times": ({"data_type": "numpy.datetime64"}, "data type 'numpy.datetime64'"),
     "raw bits": ({"data_type": "r16"}, "data type 'r16'"),
     "strings in bytes": ({"data_type": "string", "fill_value": ""}, "codec 'bytes' cannot make bytes of strings"),

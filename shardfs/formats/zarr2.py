@@ -7,21 +7,22 @@ their codec; others are decoded and shown uncompressed.
 from __future__ import annotations
 
 import base64
+import math
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs import ome
+from shardfs import ome, zarr_values
 from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.codecs import can_store
 from shardfs.errors import UnsupportedError
 from shardfs.formats import OfDocuments, Pairing, System, parse_json, print_json, print_strict
 from shardfs.grid import FlatNames, NestedNames
-from shardfs.layouts import Placed, arrays_of, laid_out, shown, with_offset
+from shardfs.layouts import Placed, arrays_of, images_of, laid_out, levels_below, shown, with_offset
 from shardfs.model import Consolidation, Dataset
-from shardfs.transcode import memory_order, without_checks
+from shardfs.transcode import FillValue, memory_order, without_checks
 from shardfs.zarr_values import SHUFFLES, STRING
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ DEFAULTS: Mapping[str, Any] = {"level": 5, "cname": "lz4", "clevel": 5, "shuffle
 PASSING = frozenset(("bz2", "zlib", "lzma", "lz4"))
 """Further compressors of numcodecs, by their name in Zarr v2: those that all its readers bring."""
 
-KINDS = "biufc"
-FLOAT64 = 8
+KINDS = "biufcUS"
+MARK = "_FillValue"
 
 
 class Zarr2(OfDocuments):
@@ -82,7 +83,7 @@ class Zarr2(OfDocuments):
         return Dataset("zarr2", documents=found, closed=ARRAY in found, form=frozenset(found))
 
     def children(self, dataset: Dataset) -> Sequence[str]:
-        return ()
+        return levels_below(dataset) if dataset.format != self.name else ()
 
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:
@@ -90,12 +91,15 @@ class Zarr2(OfDocuments):
         if dataset.format == self.name:
             return dataset if dataset.closed else replace(dataset, consolidation=CONSOLIDATION)
         is_array, arrays = arrays_of(dataset)
-        placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
+        levels = {level.path for image in dataset.multiscales for level in image.levels}
+        is_level = dataset.level_of is not None
+        placed = [replace(_Placed.of(c, at, shown_encoding), is_level=is_level or at in levels) for c, at in arrays]
         documents = {} if is_array else _group_documents(dataset)
         for p in placed:
             documents |= p.documents()
         consolidation = None if is_array else CONSOLIDATION
-        return laid_out("zarr2", dataset, (p.collection() for p in placed), documents, consolidation=consolidation)
+        out = laid_out("zarr2", dataset, (p.collection() for p in placed), documents, consolidation=consolidation)
+        return replace(out, images=images_of(dataset, children))
 
 
 # ---- groups ----
@@ -127,10 +131,36 @@ CONSOLIDATION = Consolidation(CONSOLIDATED, _consolidated)
 # ---- arrays ----
 
 
+@dataclass(frozen=True)
 class _Placed(Placed):
+    """`is_level` if the array is a resolution of an image."""
+
+    is_level: bool = False
+
     def collection(self) -> Collection:
-        axes, codecs = self.array.grid_axes, (c.name for c in self.encoding.codecs)
-        return shown(self.stored, self.path, self.encoding, self._names(), axes, codecs)
+        array, axes, codecs = self.array, self.array.grid_axes, (c.name for c in self.encoding.codecs)
+        filler = None if self._fill_value == array.fill_value else FillValue(array, self.encoding, lazy=True)
+        return shown(self.stored, self.path, self.encoding, self._names(), axes, codecs, filler)
+
+    @property
+    def _axes(self) -> tuple[str | None, ...] | None:
+        """The names of all axes, without which xarray opens no array; None if some have none."""
+        names = self.array.names if self.array.shape else ()
+        return None if names is None or None in names else names
+
+    @property
+    def _fill_value(self) -> Any:
+        """The member `fill_value`, which xarray, netCDF-C and GDAL take for the mark of missing values.
+
+        Zarr v3 has that mark in the attribute `_FillValue`. So `fill_value` is the mark, or None if there is none, and
+        chunks that are not stored are shown, full of the array's own fill value. Arrays without names of axes and
+        levels of images are not read by these conventions: they keep their fill value and their missing chunks.
+        """
+        own = self.array.fill_value
+        if self.is_level or self._axes is None:
+            return own
+        mark = _mark(self.array)
+        return own if mark is None and own == "NaN" else mark  # NaN is missing, whatever the metadata say
 
     @property
     def _separator(self) -> str:
@@ -159,7 +189,7 @@ class _Placed(Placed):
             "chunks": array.chunk,
             "dtype": encoding.data_type,
             "order": "C" if encoding.order == tuple(range(len(array.shape))) else "F",
-            "fill_value": array.fill_value,
+            "fill_value": self._fill_value,
             "dimension_separator": self._separator,
             "filters": None if encoding.serializer == BYTES else [{"id": encoding.serializer.name}],
             "compressor": compressor(encoding.codecs[0]) if encoding.codecs else None,
@@ -167,23 +197,39 @@ class _Placed(Placed):
 
     def _attributes(self) -> dict[str, Any]:
         array = self.array
-        attributes = dict(array.attributes)
-        if "_FillValue" in attributes and np.dtype(array.data_type).kind == "f":
-            attributes["_FillValue"] = _missing_value(attributes["_FillValue"])
-        names = array.names if array.shape else ()  # without the member, xarray opens not even a scalar
-        if names is not None and None not in names:
-            attributes["_ARRAY_DIMENSIONS"] = list(names)
+        attributes = {name: value for name, value in array.attributes.items() if not _is_nan(name, value)}
+        if (mark := _mark(array)) is not None:
+            attributes[MARK] = mark  # netCDF-C looks here
+            if isinstance(mark, str) and np.dtype(array.data_type).kind == "f":
+                del attributes[MARK]  # NaN and infinities are text in JSON, of which netCDF-C crashes here
+        if self._axes is not None:
+            attributes["_ARRAY_DIMENSIONS"] = list(self._axes)
         return with_offset(attributes, array)
 
 
-def _missing_value(told: Any) -> Any:
-    """What marks missing values, as a number: xarray writes the bytes of a float64 in base64 to Zarr v3, and netCDF-C
-    aborts on any text."""
+def _is_nan(name: str, value: Any) -> bool:
+    """Whether an attribute says that NaN is missing, which readers know; JSON has no number for it."""
+    return name == "missing_value" and isinstance(value, float) and math.isnan(value)
+
+
+def _mark(array: Array) -> Any:
+    """What marks missing values, as a fill value; None if the array has no mark, or one of another type."""
+    told = array.attributes.get(MARK)
+    dtype = np.dtype(array.data_type)
     try:
-        raw = base64.b64decode(told, validate=True) if isinstance(told, str) else b""
+        return None if told is None else zarr_values.fill_value(_decoded(told, dtype.kind), array.data_type)
     except ValueError:
+        return None
+
+
+def _decoded(told: Any, kind: str) -> Any:
+    """xarray writes floats to Zarr v3 as the bytes of float64 in base64, and complex numbers as two of these."""
+    if kind == "c" and isinstance(told, list):
+        return [_decoded(part, "f") for part in told]
+    if kind != "f" or not isinstance(told, str) or told in zarr_values.NAMES_OF_FLOATS:
         return told
-    return struct.unpack("<d", raw)[0] if len(raw) == FLOAT64 else told
+    raw = base64.b64decode(told, validate=True)
+    return struct.unpack("<d", raw)[0] if len(raw) == struct.calcsize("<d") else told
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:

@@ -14,8 +14,7 @@ from tests.clients.outcome import report
 def read(path: str, variable: str) -> npt.NDArray[Any]:
     import xarray
 
-    # Of Zarr v2 xarray takes the fill value for what marks missing values, and would make floats of integers.
-    opened = xarray.open_zarr(path, consolidated=True, mask_and_scale=False)
+    opened = xarray.open_zarr(path)
     return np.asarray(opened[variable].transpose("y", "x").values)
 
 
