@@ -153,7 +153,7 @@ def _read_profile(path: str, name: str, table: Mapping[str, Any], found: Configu
 def _added(values: Values, key: str, new: Values) -> Values:
     # Keys have several names: `ro` and `writable` of `rw`, and each with `-` for `_`.
     if any(values.get(name, v) != v for name, v in new.items() if not isinstance(v, dict | tuple)):
-        raise OptionError(f"{key!r} contradicts what was said before it")
+        raise OptionError(f"{key!r} contradicts an earlier option")
     return options.joined(values, new)
 
 
@@ -166,7 +166,7 @@ def _name_faults(name: str, found: Configuration) -> Iterator[str]:
 
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise OptionError(f"{key}: must be a text")
+        raise OptionError(f"{key}: must be a string that is not empty")
     if key == "mountpoint" and not value.startswith(("/", "~/")):
         raise OptionError(f"mountpoint: {value!r} is not an absolute path")
     return options.without_nul(key, value)

@@ -51,7 +51,7 @@ def finite_seconds(text: str) -> float:
     """As `seconds`, without forever."""
     value = seconds(text)
     if value == math.inf:
-        raise OptionError("forever is not possible here")
+        raise OptionError("'forever' is not possible here; give a number of seconds")
     if value > LONGEST_S:
         raise OptionError(f"must be at most {LONGEST_S}")
     return value
@@ -71,7 +71,7 @@ def octal(text: str) -> int:
         raise OptionError(f"{text!r} is not an octal mode such as 022 or 0444")
     mode = int(text, 8)
     if mode > 0o777:
-        raise OptionError(f"{text!r} has more than the nine permission bits")
+        raise OptionError(f"{text!r} is more than nine permission bits (0777)")
     return mode
 
 
@@ -135,12 +135,12 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a field's metadata says of it. In `-o` it is called as the field is; `-` and `_` are equal there.
+    """An option: a field of `Options` with its metadata. `-o` uses the field's name; `-` and `_` are equal there.
 
     Args:
-        value: what a value is, in a word for the help text; empty for a switch, which needs none.
-        default: as a user would write it, or what happens otherwise.
-        scope: the heading under which it is explained.
+        value: the kind of value, in a word, or the choices with `|` between them; empty for a switch.
+        default: as a user would write the default, or what happens without the option.
+        scope: the heading of the option's group in help and docs.
     """
 
     name: str
@@ -158,6 +158,11 @@ class Setting:
     def variable(self) -> str:
         return "SHARDFS_" + self.name.upper()
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values that are possible; empty if there are too many to list."""
+        return tuple(self.value.split("|")) if "|" in self.value else ()
+
 
 LAYOUTS = ("native", "zarr2", "zarr3", "n5", "precomputed", "bcolz")
 LAYOUT_CODECS: Mapping[str, tuple[str, ...]] = {
@@ -172,6 +177,8 @@ LAYOUT_CODECS: Mapping[str, tuple[str, ...]] = {
 
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
 STORE, FILES, WRITING = "Sources behind a network", "Configuration files", "Writing"
+SCOPES = (VIEW, USERS, KERNEL, CACHE, STORE, DAEMON, WRITING, FILES)
+"""The groups of options, in the order of help and docs."""
 
 
 def _option(default: str, parse: Callable[[str], Any], value: str, scope: str, help: str, *, unset: str = "") -> Any:
@@ -189,8 +196,8 @@ class Options:
         one_of(*LAYOUTS),
         "|".join(LAYOUTS),
         VIEW,
-        "How datasets are shown: native is what a writer of the same format leaves without sharding; the others are "
-        "plain files of another ecosystem.",
+        "How to show datasets: native shows what a writer of the same format writes without sharding; the other "
+        "layouts show plain files of another format.",
     )
     chunk_codec: str | None = _option(
         "",
@@ -206,93 +213,88 @@ class Options:
         one_of("fail", "skip"),
         "fail|skip",
         VIEW,
-        "What the layout cannot express: fail refuses the mount, skip leaves it out; `shardfs info` lists it.",
+        "What to do with arrays that the layout cannot show: fail refuses the mount, skip omits them; `shardfs info` "
+        "lists them.",
     )
     symlinks: str = _option(
         "inside",
         one_of("inside", "follow"),
         "inside|follow",
         VIEW,
-        "Follow symbolic links of a local source only as long as they stay inside it, or wherever they lead.",
+        "Follow symbolic links of a local source only inside the source, or everywhere.",
     )
     allow_other: bool = _option(
-        "false", switch, "", USERS, "Let other users use the mount. Only together with default_permissions."
+        "false", switch, "", USERS, "Let other users use the mount. Requires default_permissions."
     )
     allow_root: bool = _option(
-        "false", switch, "", USERS, "Let root use the mount, besides you: modes lose what others may."
+        "false", switch, "", USERS, "Let root use the mount, besides you. Removes the permission bits for others."
     )
-    default_permissions: bool = _option(
-        "false", switch, "", USERS, "Let the kernel check the shown owner and mode of files."
-    )
+    default_permissions: bool = _option("false", switch, "", USERS, "Let the kernel check the owner and mode of files.")
     uid: int | None = _option("", natural, "NUMBER", USERS, "The owner of all files.", unset="your own")
     gid: int | None = _option("", natural, "NUMBER", USERS, "The group of all files.", unset="your own")
-    umask: int = _option("0", octal, "OCTAL", USERS, "Permission bits to take away from all modes.")
-    file_mode: int | None = _option(
-        "", octal, "OCTAL", USERS, "The mode of files.", unset="0444; 0644 if mounted with rw"
-    )
-    dir_mode: int | None = _option(
-        "", octal, "OCTAL", USERS, "The mode of directories.", unset="0555; 0755 if mounted with rw"
-    )
+    umask: int = _option("0", octal, "OCTAL", USERS, "Permission bits to remove from all modes.")
+    file_mode: int | None = _option("", octal, "OCTAL", USERS, "The mode of files.", unset="0444; 0644 with rw")
+    dir_mode: int | None = _option("", octal, "OCTAL", USERS, "The mode of directories.", unset="0555; 0755 with rw")
     attr_timeout: float = _option(
-        "1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may remember size, mode and times."
+        "1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may cache sizes, modes and times."
     )
-    entry_timeout: float = _option("1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may remember names.")
+    entry_timeout: float = _option("1h", finite_seconds, "SECONDS", KERNEL, "How long the kernel may cache names.")
     negative_timeout: float = _option(
         "1h",
         finite_seconds,
         "SECONDS",
         KERNEL,
-        "How long the kernel may remember that a name does not exist.",
+        "How long the kernel may cache that a name does not exist.",
     )
-    max_read: int = _option("0", size, "SIZE", KERNEL, "The largest read request; 0 leaves it to the kernel.")
+    max_read: int = _option("0", size, "SIZE", KERNEL, "The largest read request; 0 lets the kernel choose.")
     max_readahead: int = _option(
-        "0", size, "SIZE", KERNEL, "How far the kernel may read ahead; 0 leaves it to the kernel."
+        "0", size, "SIZE", KERNEL, "How far the kernel may read ahead; 0 lets the kernel choose."
     )
     direct_io: bool = _option(
         "false",
         switch,
         "",
         KERNEL,
-        "Read chunks over 128 KiB past the page cache: faster once, but they cannot be mapped shared.",
+        "Bypass the page cache for chunks over 128 KiB: faster to read once, but such files cannot be mapped shared.",
     )
     fsname: str | None = _option(
-        "", str, "NAME", KERNEL, "The source that findmnt and df show.", unset="the source, without secrets"
+        "", str, "NAME", KERNEL, "The name of the source in findmnt and df.", unset="the source, without secrets"
     )
     index_cache: int = _option("256M", size, "SIZE", CACHE, "Memory for decoded shard indices.")
-    chunk_cache: int = _option("256M", size, "SIZE", CACHE, "Memory for chunks and shards that had to be decoded.")
+    chunk_cache: int = _option("256M", size, "SIZE", CACHE, "Memory for decoded chunks and shards.")
     index_ttl: float = _option(
         "forever",
         seconds,
         "SECONDS",
         CACHE,
-        "How long an index, or the absence of a shard, is trusted. The kernel remembers no longer either.",
+        "How long to trust a shard index, or the absence of a shard. The kernel caches no longer than that either.",
     )
     threads: int = _option(
-        "16", positive, "NUMBER", DAEMON, "Requests that may wait for the source at the same time, plus one."
+        "16", positive, "NUMBER", DAEMON, "Requests that may wait for the source at the same time; one more is served."
     )
     poll_us: int = _option(
         "0",
         natural,
         "MICROSECONDS",
         DAEMON,
-        "Look for the next request this long before going to sleep, while requests come densely.",
+        "How long to poll for the next request before sleeping, while requests follow each other closely.",
     )
     store_timeout: float = _option(
         "30",
         positive_seconds,
         "SECONDS",
         STORE,
-        "How long one request to the source may take. An operation ends after twice that, with all retries.",
+        "How long one request to the source may take. An operation with all its retries may take twice as long.",
     )
     store_retries: int = _option(
         "4",
         natural,
         "NUMBER",
         STORE,
-        "How often to ask again after lost connections, time-outs, throttling and faults of a server.",
+        "How often to retry after lost connections, time-outs, throttling and server errors.",
     )
     ready_timeout: float = _option(
-        "60", finite_seconds, "SECONDS", DAEMON, "How long `shardfs mount` waits until the mount answers."
+        "60", finite_seconds, "SECONDS", DAEMON, "How long `shardfs mount` waits for the mount to answer."
     )
     log_file: str | None = _option(
         "", file_path, "PATH", DAEMON, "Append the log to this file.", unset="stderr with -f, else syslog"
@@ -300,22 +302,22 @@ class Options:
     log_level: str = _option(
         "warning",
         one_of("debug", "info", "warning", "error"),
-        "LEVEL",
+        "debug|info|warning|error",
         DAEMON,
-        "The least grave thing to log.",
+        "The lowest severity to log.",
     )
     log_format: str = _option(
-        "text", one_of("text", "json"), "text|json", DAEMON, "Lines of the log as text, or each a JSON object."
+        "text", one_of("text", "json"), "text|json", DAEMON, "Log lines as text, or as one JSON object per line."
     )
     access_log: str | None = _option(
-        "", file_path, "PATH", DAEMON, "Append a line of JSON for each request to this file.", unset="none"
+        "", file_path, "PATH", DAEMON, "Append one line of JSON per request to this file.", unset="none"
     )
     metrics_addr: str | None = _option(
         "",
         address,
         "HOST:PORT",
         DAEMON,
-        "Answer Prometheus at http://HOST:PORT/metrics, to everybody who can reach it.",
+        "Serve Prometheus metrics at http://HOST:PORT/metrics to every client that can connect.",
         unset="nowhere",
     )
     rw: bool = _option(
@@ -323,7 +325,7 @@ class Options:
         switch,
         "",
         WRITING,
-        "Let programs write. In `-o` it is called `writable`, since mount(8) says `rw` by itself.",
+        "Let programs write. In `-o`, use `writable` instead: mount(8) adds `rw` automatically.",
     )
     create: str | None = _option(
         "",
@@ -331,47 +333,47 @@ class Options:
         "RULES",
         WRITING,
         "Store new arrays sharded, such as zarr3:chunks_per_shard=8,8,8; see docs/durability.md.",
-        unset="as they are written",
+        unset="as written",
     )
     forget_sharding: bool = _option(
-        "false", switch, "", WRITING, "Store an array unsharded that is deleted and written anew."
+        "false", switch, "", WRITING, "Store an array unsharded if a program deletes it and writes it again."
     )
     close: str = _option(
         "journal",
         one_of("journal", "sync", "publish"),
         "journal|sync|publish",
         WRITING,
-        "What closing a file waits for: that it is in the journal, that it survives a power failure, that it is in "
-        "its shard.",
+        "What close() waits for: journal until the file is in the journal, sync until it survives a power failure, "
+        "publish until it is in its shard.",
     )
     commit: float = _option(
-        "5", positive_seconds, "SECONDS", WRITING, "How long closed files may not yet survive a power failure."
+        "5", positive_seconds, "SECONDS", WRITING, "A closed file survives a power failure after this time."
     )
     idle: float = _option(
-        "5", finite_seconds, "SECONDS", WRITING, "A shard is published when nobody wrote to it for so long ..."
+        "5", finite_seconds, "SECONDS", WRITING, "Publish a shard when no program has written to it for this long ..."
     )
-    age: float = _option("30", finite_seconds, "SECONDS", WRITING, "... or when its oldest chunk has waited so long.")
+    age: float = _option("30", finite_seconds, "SECONDS", WRITING, "... or when its oldest chunk has waited this long.")
     dirty_limit: int = _option(
-        "256M", size, "SIZE", WRITING, "Shards are published at once when more than this waits for it."
+        "256M", size, "SIZE", WRITING, "Publish shards at once when more than this waits to be published."
     )
     stall: float = _option(
-        "300", finite_seconds, "SECONDS", WRITING, "How long writers wait for room in the journal before ENOSPC."
+        "300", finite_seconds, "SECONDS", WRITING, "How long writers wait for space in the journal before ENOSPC."
     )
     conflict: str = _option(
         "fail",
         one_of("fail", "ours"),
         "fail|ours",
         WRITING,
-        "A chunk that somebody else has written to the source meanwhile: fail keeps it in the journal and says ESTALE, "
-        "ours overwrites.",
+        "What to do when another writer has changed the same chunk in the source: fail keeps our version in the "
+        "journal and reports ESTALE, ours overwrites the other version.",
     )
     compact: str = _option(
         "limit",
         one_of("limit", "never", "eager"),
         "limit|never|eager",
         WRITING,
-        "Pack a shard when it is published: limit if more than 64 MiB and three quarters of it are dead, eager if a "
-        "third is.",
+        "When to remove dead bytes from a shard that is published: limit if they exceed 64 MiB and three quarters of "
+        "the shard, eager if they exceed a third.",
     )
     u64: str = _option(
         "wrap",
@@ -379,42 +381,42 @@ class Options:
         "wrap|nowrap",
         WRITING,
         "Differences in a minishard index of neuroglancer_uint64_sharded_v1: wrap lets them wrap modulo 2^64; nowrap "
-        "writes the minishard again, behind the others, where they would, for readers that do not expect it.",
+        "rewrites the minishard behind the others instead, for readers that do not expect wrapping.",
     )
     inplace: str = _option(
         "never",
         one_of("never", "uint64"),
         "never|uint64",
         WRITING,
-        "uint64: shards of neuroglancer_uint64_sharded_v1 on a local disk are changed where they lie, by appending, "
-        "instead of replaced by a new file; see docs/durability.md for what that asks of readers.",
+        "uint64: change shards of neuroglancer_uint64_sharded_v1 on a local disk in place, by appending, instead of "
+        "replacing the file; docs/durability.md says what this requires of readers.",
     )
     cas: str = _option(
         "store",
         one_of("store", "none"),
         "store|none",
         WRITING,
-        "none allows writing to a store that cannot refuse to overwrite what somebody else has put there meanwhile.",
+        "none allows writing to a store without conditional writes, where concurrent writers may overwrite each other.",
     )
     journal: str | None = _option(
-        "", file_path, "DIRECTORY", WRITING, "Where journals lie.", unset="$XDG_STATE_HOME/shardfs"
+        "", file_path, "DIRECTORY", WRITING, "The directory of the journals.", unset="$XDG_STATE_HOME/shardfs"
     )
     journal_limit: int | None = _option(
         "",
         size,
         "SIZE",
         WRITING,
-        "How large the journal may grow.",
-        unset="10G, or half of the free space if that is less",
+        "The largest size of the journal.",
+        unset="10G, or half of the free space if less",
     )
     on_error: str | None = _option(
-        "", str, "COMMAND", WRITING, "A shell command to run when something cannot be published.", unset="none"
+        "", str, "COMMAND", WRITING, "A shell command to run when a chunk cannot be published.", unset="none"
     )
     profile: str | None = _option(
-        "", str, "NAME", FILES, "Take the options of this profile; those given otherwise win.", unset="none"
+        "", str, "NAME", FILES, "Use the options of this profile; options given elsewhere win.", unset="none"
     )
     config: str | None = _option(
-        "", file_path, "PATH", FILES, "Read this file or directory and no other.", unset="see docs/service.md"
+        "", file_path, "PATH", FILES, "Read only this configuration file or directory.", unset="see docs/service.md"
     )
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -509,7 +511,7 @@ def _add_word(values: Values, word: str) -> None:
 
 def _add_access(values: Values, name: str, rw: bool) -> None:
     if values.get("rw", rw) is not rw:
-        raise OptionError(f"{name!r} contradicts what was said before it")
+        raise OptionError(f"{name!r} contradicts an earlier option")
     values["rw"] = rw
 
 
@@ -545,7 +547,7 @@ def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
         ]
         raise OptionError(f"unknown key {key!r}{suggestion(known, names)}")
     if setting.parse is octal and not isinstance(value, str):
-        raise OptionError(f'{key}: write it as a text, such as "0444"')  # 22 would be 026, and 0o22 be 18
+        raise OptionError(f'{key}: write the octal mode as a string, such as "0444"')  # 22 would be 026, and 0o22 be 18
     return {known: _parsed(setting, _plain(key, value), key)}
 
 
@@ -553,20 +555,20 @@ def _variables(key: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in given.items():
         text = _plain(f"{key}.{name}", value)
         if not name or "=" in name or "\0" in name:
-            raise OptionError(f"{key}: no variable can be called {name!r}")
+            raise OptionError(f"{key}: {name!r} is not a valid name of a variable")
         yield name, text
 
 
 def _plain(key: str, value: Any) -> str:
     if not isinstance(value, str | bool | int | float):
-        raise OptionError(f"{key}: must be a text, a number, true or false")
+        raise OptionError(f"{key}: must be a string, a number, true or false")
     return without_nul(key, str(value))
 
 
 def without_nul(key: str, text: str) -> str:
     """The text, which the system shall be given; in a file it can have what no command line has."""
     if "\0" in text:
-        raise OptionError(f"{key}: must not have the character NUL")
+        raise OptionError(f"{key}: must not contain the character NUL")
     return text
 
 
@@ -646,21 +648,21 @@ def check(found: Options) -> None:
     """Refuse what is no option by itself: what would let others in, or let them write, by mistake."""
     if found.allow_other and not found.default_permissions:
         raise OptionError(
-            "allow_other lets everybody in, and only with default_permissions does the kernel look at owners and "
-            "modes: give both"
+            "allow_other needs default_permissions: without it the kernel checks no owner or mode, and every user may "
+            "read everything. Give both"
         )
     if found.allow_root and (found.allow_other or found.uid is not None):
-        raise OptionError("allow_root is for you and root alone: leave out allow_other and uid, or allow_root")
+        raise OptionError("allow_root cannot be combined with allow_other or uid: remove one of them")
     codecs = LAYOUT_CODECS[found.layout]
     if found.chunk_codec is not None and found.chunk_codec not in codecs:
         able = f"only in {', '.join(codecs)}" if codecs else "only as they are stored: give a layout such as zarr2"
         raise OptionError(f"chunk_codec={found.chunk_codec}: the layout {found.layout} shows chunks {able}")
     if found.bare_rw and not found.rw:
-        raise OptionError("rw is what mount(8) says by itself, so it makes no mount writable: say ro, or writable")
+        raise OptionError("-o rw alone is refused because mount(8) adds it automatically: use -o writable or -o ro")
     if found.create is not None and not found.rw:
-        raise OptionError("create has no effect without rw")
+        raise OptionError("create has no effect without rw: add rw, or remove create")
     if found.rw and found.layout != "native":
-        raise OptionError(f"only the layout native can be written, not {found.layout}: leave out rw or layout")
+        raise OptionError(f"the layout {found.layout} is read-only: remove rw, or use layout=native")
 
 
 # ---- for people ----
@@ -698,18 +700,18 @@ secrets to the files and variables that the stores read by themselves, or to a p
 
 ## Words of mount(8) and fstab
 
-- `ro` is what every mount is that does not say `writable`. mount(8) adds `rw` by itself when `ro` is missing, also for
-  `defaults`; so that nobody gets a writable mount who has not asked for one, `rw` alone is refused. A line in fstab
-  needs either `ro` or `writable`.
-- Passed on to the kernel: {forwarded}.
-- Accepted, without effect here: {accepted}, and all that begin with `x-`.
+- A mount is read-only (`ro`) unless `writable` is given. mount(8) adds `rw` automatically when `ro` is missing, also
+  for `defaults`. `rw` alone is therefore refused, so that no mount becomes writable by accident. A line in fstab needs
+  either `ro` or `writable`.
+- Passed to the kernel: {forwarded}.
+- Accepted without effect: {accepted}, and all words that begin with `x-`.
 """
 
 
 def as_markdown() -> str:
     """The text of docs/options.md."""
     parts = [_INTRODUCTION]
-    for scope in (VIEW, USERS, KERNEL, CACHE, STORE, DAEMON, WRITING, FILES):
+    for scope in SCOPES:
         rows = "".join(_row(s) for s in settings() if s.scope == scope)
         parts.append(f"## {scope}\n\n| `-o` | value | default | |\n|---|---|---|---|\n{rows}")
     words = {"forwarded": FORWARDED, "accepted": sorted(ACCEPTED)}

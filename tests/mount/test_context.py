@@ -82,7 +82,7 @@ def test_what_goes_wrong(source: Path, tmp_path: Path, place: Path) -> None:
     cases: list[tuple[type[Exception], str, Path, dict[str, Any]]] = [
         (ValueError, "did you mean 'layout'", source, {"layot": "x"}),
         (ValueError, "'a,b' is not one of", source, {"layout": "a,b"}),
-        (ValueError, "allow_other lets everybody in", source, {"allow_other": True}),
+        (ValueError, "allow_other needs default_permissions", source, {"allow_other": True}),
         (OSError, "No such file", tmp_path / "none", {}),
         (NotADatasetError, "no sharded", tmp_path / "plain", {}),
         (TimeoutError, "not ready in time", source, {"ready_timeout": 0.01}),

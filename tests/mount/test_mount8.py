@@ -72,7 +72,7 @@ def test_a_mount_is_writable_by_its_own_word(
 ) -> None:
     own = copy_tree(source, tmp_path / "own")
     refused = installed.attempt("mount", "-t", "shardfs", own, mountpoint)  # to which mount(8) adds rw
-    assert (refused.returncode, "say ro, or writable" in refused.stderr) == (1, True)
+    assert (refused.returncode, "use -o writable or -o ro" in refused.stderr) == (1, True)
     words = f"writable,_netdev,journal={tmp_path / 'j'}"
     told = installed.attempt("mount", "-t", "shardfs", "-o", words, own, mountpoint)
     assert (told.returncode, told.stderr) == (0, "")
