@@ -64,7 +64,9 @@ class Item:
     def place(self) -> None:
         """Put it there, in place of what is there."""
         if self.target is not None and not self.target.exists():
-            raise FileNotFoundError(errno.ENOENT, "there is no such program to link to", str(self.target))
+            raise FileNotFoundError(
+                errno.ENOENT, "does not exist; --programs names the directory of the programs", str(self.target)
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Beside it, and renamed: a half written unit must never be seen.
         new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -84,7 +86,9 @@ def shipped(name: str) -> str:
     places = (package / "share" / name, package.parent / name)
     found = next((path for path in places if path.exists()), None)
     if found is None:
-        raise FileNotFoundError(errno.ENOENT, "is missing from this installation of shardfs", name)
+        raise FileNotFoundError(
+            errno.ENOENT, "is missing from this installation of shardfs: install shardfs again", name
+        )
     return found.read_text("utf8")
 
 

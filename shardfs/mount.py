@@ -87,6 +87,7 @@ def mount(
     told: Logs = DEFAULT_LOGS,
     access_log: str | None = None,
     metrics_addr: str | None = None,
+    ready: Callable[[], object] = lambda: None,
 ) -> int:
     """Mount a source; the exit code. In the foreground, returns when it is unmounted, else when the mount answers.
     The exit code of a process that served is 3 if something that was written stays in the journal.
@@ -98,6 +99,7 @@ def mount(
         fsname: what findmnt shows as the source.
         access_log: a file to which each request is added, as a line of JSON.
         metrics_addr: HOST:PORT at which Prometheus may ask.
+        ready: called in this process when the mount answers.
     """
     # Without links: libfuse takes /dev/fd/N for a device that was opened before.
     mountpoint = os.path.realpath(mountpoint)
@@ -111,12 +113,13 @@ def mount(
         tail = logs.set_up(told, daemon=False)
         manager = notify.from_environment(os.environ)
 
-        def ready(status: Status) -> None:
+        def answering(status: Status) -> None:
             log.info("%s is mounted on %s", shown, mountpoint)
+            ready()
             if manager is not None:
                 manager.watch(mountpoint, lambda: f"serving {shown} on {mountpoint}: {status.line()}")
 
-        code = _serve(what, tail, ready, manager)
+        code = _serve(what, tail, answering, manager)
         _end_soon(code)
         return code
     sys.stdout.flush()
@@ -128,7 +131,10 @@ def mount(
         os.close(receive)
         _daemon(what, send, told, masked)
     os.close(send)
-    return _await_daemon(pid, receive, ready_timeout, mountpoint, masked)
+    code = _await_daemon(pid, receive, ready_timeout, mountpoint, masked)
+    if code == 0:
+        ready()
+    return code
 
 
 # ---- the mountpoint ----
@@ -359,11 +365,13 @@ def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str, maske
             if mount_type(mountpoint) == FS_TYPE:
                 unmount(mountpoint, lazy=True)
     if not reported:
-        sys.stderr.write(f"shardfs: {mountpoint}: not ready within {seconds:g} s\n")
+        sys.stderr.write(
+            f"shardfs: {mountpoint}: not ready within {seconds:g} s: -o ready_timeout=SECONDS waits longer\n"
+        )
         return NOT_READY
     with open(receive) as pipe:
         told = pipe.read()
-    code, text = json.loads(told) if told else (1, "the daemon ended without a word")
+    code, text = json.loads(told) if told else (1, "the daemon ended without a message; its log may tell more")
     for line in text.splitlines():
         sys.stderr.write(f"shardfs: {line}\n")
     return int(code)

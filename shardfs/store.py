@@ -550,6 +550,18 @@ def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:
     return Stat(size, mtime_ns, (tag, mtime_ns if weak else None, size))
 
 
+PACKAGES = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
+    "adl": "adlfs", "http": "aiohttp", "https": "aiohttp",
+}  # fmt: skip
+"""Protocol -> the optional package that it needs."""
+
+
+def package_for(source: str) -> str | None:
+    """The optional package that the file system of this source needs; None if it is not known."""
+    return PACKAGES.get(source.rpartition("::")[2].partition("://")[0])
+
+
 def open_store(
     source: str,
     storage_options: Mapping[str, Any] | None = None,

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from shardfs import cli
 from shardfs.install import HELPERS, shipped
+from shardfs.options import LAYOUTS
 from tests.datasets import ROOT
 
 if TYPE_CHECKING:
@@ -56,15 +57,15 @@ def test_what_is_placed_is_told_found_again_and_removed(programs: Path, tmp_path
     root.mkdir()
     install = ("install", "--root", root, "--programs", programs)
     code, told = shardfs(*install, "--dry-run")
-    assert (code, told.count(": would be placed\n"), placed(root)) == (0, len(SYSTEM), [])
+    assert (code, told.count(": would be installed\n"), placed(root)) == (0, len(SYSTEM), [])
     code, told = shardfs(*install)
-    assert (code, told.count(": placed\n"), placed(root)) == (0, len(SYSTEM), sorted(SYSTEM))
+    assert (code, told.count(": installed\n"), placed(root)) == (0, len(SYSTEM), sorted(SYSTEM))
     assert [os.readlink(root / "sbin" / name) for name in HELPERS] == [str(programs / name) for name in HELPERS]
     unit = (root / "etc/systemd/system/shardfs@.service").read_text()
     assert f"ExecStart={programs}/shardfs mount" in unit
     assert "/usr/bin/shardfs" not in unit
     code, told = shardfs(*install)
-    assert (code, told.count(": is there\n")) == (0, len(SYSTEM))
+    assert (code, told.count(": is up to date\n")) == (0, len(SYSTEM))
     code, told = shardfs("uninstall", "--root", root, "--dry-run")
     assert (told.count(": would be removed\n"), placed(root)) == (len(SYSTEM), sorted(SYSTEM))
     shardfs("uninstall", "--root", root)
@@ -80,7 +81,7 @@ def test_what_others_have_placed_stays(programs: Path, tmp_path: Path) -> None:
     (root / "etc/systemd/system/shardfs@.service").write_text("[Service]\n")
     install = ("install", "--root", root, "--programs", programs)
     code, told = shardfs(*install)
-    assert (code, told.count("was not placed by shardfs"), len(placed(root))) == (1, 2, 2)
+    assert (code, told.count("was not installed by shardfs"), len(placed(root))) == (1, 2, 2)
     _, told = shardfs("uninstall", "--root", root)
     assert (told.count("stays"), len(placed(root))) == (2, 2)
     assert shardfs(*install, "--force")[0] == 0
@@ -92,16 +93,23 @@ def test_an_old_version_of_ours_is_replaced(programs: Path, tmp_path: Path) -> N
     shutil.copytree(programs, other)
     shardfs("install", "--root", root, "--programs", other)
     code, told = shardfs("install", "--root", root, "--programs", programs)
-    assert (code, told.count(": placed\n")) == (0, 3)  # the links and the unit
+    assert (code, told.count(": installed\n")) == (0, 3)  # the links and the unit
     shutil.rmtree(programs)  # links that lead nowhere are removed as well
     shardfs("uninstall", "--root", root)
     assert placed(root) == []
 
 
 def test_a_program_that_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such program"):
+    with pytest.raises(FileNotFoundError, match="--programs"):
         shardfs("install", "--root", tmp_path, "--programs", tmp_path)
     assert placed(tmp_path) == []
+
+
+def test_who_may_not_write_is_told_the_file_and_the_way(programs: Path) -> None:
+    """Nobody can make files in sysfs, not even root."""
+    with pytest.raises(OSError, match="run this as root, or use --user") as refused:
+        shardfs("install", "--root", "/sys/none", "--programs", programs)
+    assert refused.value.filename == "/sys/none/sbin/mount.shardfs"
 
 
 def test_a_user_gets_no_helpers(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +171,49 @@ def test_verbs_options_and_profiles_are_completed(tmp_path: Path, monkeypatch: p
     assert complete("shardfs mount br", tmp_path) == ["plain,brain", "file,br"]
     assert complete("shardfs mount x /m", tmp_path) == ["dir,/m"]
     assert complete("shardfs config sh", tmp_path) == ["plain,show"]
+    assert complete("shardfs config show br", tmp_path) == ["plain,brain"]
+    assert complete("shardfs status br", tmp_path) == ["plain,brain", "file,br"]
+    assert complete("shardfs mount --profile br", tmp_path) == ["plain,brain"]
+    assert complete("shardfs help inf", tmp_path) == ["plain,info"]
+
+
+def test_values_of_options_are_completed(tmp_path: Path) -> None:
+    assert complete("shardfs mount --layout z", tmp_path) == ["plain,zarr2", "plain,zarr3"]
+    assert complete("shardfs mount --log-level w", tmp_path) == ["plain,warning"]
+    assert complete("shardfs mount --journal /v", tmp_path) == ["dir,/v"]
+    assert complete("shardfs mount --log-file /v", tmp_path) == ["file,/v"]
+    assert complete("shardfs ls -o ro,lay", tmp_path)[0] == "plain,ro,layout=native"
+    assert complete("shardfs /x -o attr", tmp_path) == ["plain,attr_timeout="]
+    assert complete("shardfs mount -o wri", tmp_path) == ["plain,writable"]
+
+
+# What a person sees: bash splits words at `=`, and zsh and fish do not.
+SHELLS = {
+    "bash": (
+        "shopt -s expand_aliases; source {script}; "
+        "COMP_WORDS=(shardfs mount -o ro,layout = z); COMP_CWORD=5; _shardfs_completion shardfs; "
+        'printf "%s\\n" "${{COMPREPLY[@]}}"; '
+        "COMP_WORDS=(shardfs mount -o ro,layou); COMP_CWORD=3; COMPREPLY=(); _shardfs_completion shardfs; "
+        'printf "%s\\n" "${{COMPREPLY[@]}}"',
+        ["zarr2", "zarr3", *(f"ro,layout={name}" for name in LAYOUTS)],
+    ),
+    "fish": (
+        'source {script}; complete --do-complete "shardfs mount -o ro,layout=z"',
+        ["ro,layout=zarr2", "ro,layout=zarr3"],
+    ),
+}
+
+
+@pytest.mark.parametrize("shell", sorted(SHELLS))
+def test_shells_complete_a_list_of_options(shell: str, programs: Path, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    program = f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m shardfs\n"
+    (programs / "shardfs").write_text(program)
+    shardfs("install", "--root", tmp_path, "--programs", programs)
+    (script,) = [tmp_path / path for path in SYSTEM if path.endswith({"bash": "ions/shardfs", "fish": ".fish"}[shell])]
+    words, wanted = SHELLS[shell]
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path), "XDG_CONFIG_HOME": "/none"}
+    command = [shell, "-c", words.format(script=script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert (done.stdout.split(), done.stderr) == (wanted, "")

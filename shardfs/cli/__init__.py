@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -21,6 +22,8 @@ from shardfs.errors import is_expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from click.shell_completion import CompletionItem
 
 OK, USAGE, INTERRUPTED = 0, 2, 128 + signal.SIGINT
 """Exit codes of its own; the others are in `errors.exit_code`."""
@@ -42,26 +45,52 @@ VERBS = {
     "install": "installing",
     "uninstall": "installing",
 }
-"""Verb -> the module of this package that has it, as a click command of the verb's name (`-` is `_` there).
-In the order of the help text."""
+"""Verb -> the module of this package with the click command of the verb's name, in the order of the help text."""
+
+ALIASES = {"unmount": "umount"}
 
 
-class _Verbs(click.Group):
-    """A first word that is no verb means `mount`: this is how mount(8) calls us."""
+class Group(click.Group):
+    """A group that prints its help if no verb is given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ([] if ctx.resilient_parsing else ["--help"]))
+
+
+class _Verbs(Group):
+    """The verbs. A first word that is no verb means `mount`, because mount(8) calls shardfs like this."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return [*VERBS, *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        command = getattr(importlib.import_module(f"shardfs.cli.{VERBS[cmd_name]}"), cmd_name.replace("-", "_"))
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in VERBS:
+            return super().get_command(ctx, name)
+        command = getattr(importlib.import_module(f"shardfs.cli.{VERBS[name]}"), name)
         return command if isinstance(command, click.Command) else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in VERBS and args[0] not in ("-h", "--help", "--version"):
+        known = (*VERBS, *ALIASES, *self.commands, "-h", "--help", "--version")
+        if args and args[0] not in known:
+            if not ctx.resilient_parsing:
+                _refuse_typo(args[0])
             args = ["mount", *args]
         return super().parse_args(ctx, args)
+
+
+def _refuse_typo(word: str) -> None:
+    """Raise UsageError for a word that resembles a verb, unless a path or a profile has this name."""
+    near = options.suggestion(word, (*VERBS, *ALIASES, "help"))
+    if not near or not re.fullmatch("[A-Za-z-]+", word) or os.path.lexists(word):
+        return
+    from shardfs.config import read
+
+    found = read(os.environ.get("SHARDFS_CONFIG"))
+    if word not in (*found.profiles, *(fault.profile for fault in found.faults)):
+        raise click.UsageError(
+            f"no verb {word!r}{near} To mount a source or profile of this name: shardfs mount {word}"
+        )
 
 
 @click.group(
@@ -70,13 +99,31 @@ class _Verbs(click.Group):
     options_metavar="",
     subcommand_metavar="VERB ...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`shardfs SOURCE MOUNTPOINT` means `shardfs mount SOURCE MOUNTPOINT`. Exit codes: 0 ok, 1 unexpected, "
-    "2 usage, 3 not found or unreadable, or not all published, 4 not a supported sharded dataset, or in use, 5 mount "
-    "failed, or not gone in time, 6 not ready in time, 7 damage found.",
+    epilog="You can omit `mount`: shardfs SOURCE MOUNTPOINT. `shardfs help VERB` shows the options of a verb. Exit "
+    "codes: 0 success; 1 unexpected error; 2 wrong usage; 3 source not found or unreadable, or data not published; "
+    "4 no supported sharded dataset, or in use; 5 mount failed, or daemon still running; 6 not ready in time; "
+    "7 damage found.",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def commands() -> None:
     """Show sharded n-d datasets (Zarr, Neuroglancer precomputed, N5, bcolz, Blosc2) as one plain file per chunk."""
+
+
+def _complete_verb(ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    from shardfs.cli.completing import begun_by
+
+    return begun_by(begun, commands.list_commands(ctx))
+
+
+@commands.command()
+@click.argument("verb", nargs=-1, shell_complete=_complete_verb)
+def help(verb: tuple[str, ...]) -> int:
+    """Show the help of a verb."""
+    known = (*VERBS, *ALIASES, *commands.commands)
+    if verb and verb[0] not in known:
+        near = options.suggestion(verb[0], known)
+        raise click.UsageError(f"no verb {verb[0]!r}{near or '; `shardfs --help` lists the verbs'}")
+    return int(commands.main([*verb, "--help"], prog_name="shardfs", standalone_mode=False) or OK)
 
 
 # ---- errors ----
@@ -137,4 +184,8 @@ def fill_standard_streams() -> None:
 def main() -> NoReturn:
     """The `shardfs` program."""
     fill_standard_streams()
+    if "_SHARDFS_COMPLETE" in os.environ:
+        from shardfs.cli.completing import register
+
+        register()
     sys.exit(run(sys.argv[1:]))

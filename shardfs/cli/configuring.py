@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs import options
+from shardfs.cli import Group
+from shardfs.cli.completing import profiles as complete_profile
 from shardfs.cli.printing import write_json
 from shardfs.masking import masked, public_name
 
@@ -18,18 +20,21 @@ if TYPE_CHECKING:
 
     from shardfs.config import Fault, Profile
 
-_WHERE = click.option("--config", "where", metavar="PATH", help="Read this file or directory and no other.")
+_WHERE = click.option("--config", "where", metavar="PATH", help="Read only this file or directory.")
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=Group, no_args_is_help=False)
 def config() -> None:
-    """Look at the configuration files: /etc/shardfs/*.toml and ~/.config/shardfs/*.toml."""
+    """Check and show the configuration files.
+
+    They are /etc/shardfs/*.toml and ~/.config/shardfs/*.toml; those of the user take precedence.
+    """
 
 
 @config.command()
 @_WHERE
 def check(where: str | None) -> int:
-    """Tell what is wrong with the configuration files. Exit code 2 if something is; warnings do not count."""
+    """Check the configuration files. Exit code 2 for errors; warnings do not count."""
     from shardfs.config import read
 
     found = read(_chosen(where))
@@ -54,11 +59,11 @@ def _misfits(profiles: Iterable[Profile]) -> Iterator[Fault]:
 
 
 @config.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_profile)
 @_WHERE
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def show(names: tuple[str, ...], where: str | None, as_json: bool) -> None:
-    """Print profiles as a mount would use them, with variables of the environment laid over; secrets are masked."""
+    """Print profiles as a mount would use them, with the environment applied and secrets masked."""
     from shardfs.config import read
 
     found = read(_chosen(where))

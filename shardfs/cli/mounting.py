@@ -6,29 +6,30 @@ import logging
 import math
 import os
 import re
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs import options
+from shardfs.cli import completing
 from shardfs.cli.printing import human_bytes, waiting
 from shardfs.cli.sources import (
     Function,
     absolute,
-    configured,
     debug,
     given_options,
     opened_to_mount,
     opened_to_write,
+    profile_named,
     source_options,
 )
 from shardfs.masking import public_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from click.shell_completion import CompletionItem
 
     from shardfs.fuse.settings import FuseSettings
     from shardfs.options import Options, Setting
@@ -37,24 +38,6 @@ if TYPE_CHECKING:
     from shardfs.writing.tree import WriteTree
 
 log = logging.getLogger(__name__)
-
-
-# Not click.Path: it looks at what it is given, and a mountpoint may hang whoever looks at it.
-
-
-def _profiles_and_files(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    from shardfs.config import read
-
-    names = [name for name in read(os.environ.get("SHARDFS_CONFIG")).profiles if name.startswith(begun)]
-    return [*(CompletionItem(name) for name in names), CompletionItem(begun, type="file")]
-
-
-def _directories(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(begun, type="dir")]
 
 
 def _mount_options(function: Function) -> Function:
@@ -66,33 +49,55 @@ def _mount_options(function: Function) -> Function:
 
 def _flag(setting: Setting) -> Callable[[Function], Function]:
     if setting.value:
-        text = f"{setting.help}  [{setting.default}]"
-        return click.option(setting.flag, setting.name, metavar=setting.value, help=text)
+        text, complete = f"{setting.help}  [{setting.default}]", completing.setting_values(setting)
+        return click.option(setting.flag, setting.name, metavar=setting.value, help=text, shell_complete=complete)
     off = "/--ro" if setting.name == "rw" else f"/--no-{setting.flag[2:]}"
     return click.option(setting.flag + off, setting.name, default=None, is_flag=True, help=setting.help)
 
 
-@click.command()
-@click.argument("source", required=False, shell_complete=_profiles_and_files)
-@click.argument("mountpoint", required=False, shell_complete=_directories)
-@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
+class _Mount(click.Command):
+    """The help shows the options in the groups of the option table."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        scopes = {setting.name: setting.scope for setting in options.settings()}
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *options.SCOPES)}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                terms = record[0].partition(" / --no-")[0]
+                groups[scopes.get(param.name or "", "Options")].append((terms, record[1]))
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+@click.command(cls=_Mount)
+@click.argument("source", required=False, shell_complete=completing.profiles_and_files)
+@click.argument("mountpoint", required=False, shell_complete=completing.kind("dir"))
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground; Ctrl-C unmounts.")
+@click.option("-v", "--verbose", is_flag=True, help="Print what is mounted where, and log at level info.")
 @source_options
 @_mount_options
 def mount(
     source: str | None,
     mountpoint: str | None,
     foreground: bool,
+    verbose: bool,
     words: tuple[str, ...],
     storage: tuple[str, ...],
     env: tuple[str, ...],
     **flags: Any,
 ) -> int:
-    """Mount SOURCE, a path or an fsspec URL, on the directory MOUNTPOINT.
+    """Mount SOURCE on the directory MOUNTPOINT.
 
-    A single word instead of both is the name of a profile in the configuration files, which has them.
+    SOURCE is a path or an fsspec URL. The name of a profile in the configuration files replaces SOURCE and MOUNTPOINT.
 
-    Returns when the mount answers; a daemon then serves it until it is unmounted.
+    Returns when the mount answers; a daemon then serves the mount until `shardfs umount MOUNTPOINT`. On a terminal, or
+    with -v or -f, a line says what is mounted where.
+
+    Switches have a --no- form, such as --no-direct-io.
     """
+    if verbose and flags["log_level"] is None:
+        flags["log_level"] = "info"
     if source is not None and mountpoint is None:
         flags["profile"] = _only_profile(source, flags["profile"])
     found, profile = given_options(words, storage, env, flags)
@@ -100,11 +105,14 @@ def mount(
         if profile is None:
             raise click.UsageError(_NEEDED)
         source, mountpoint = profile.source, profile.mountpoint
-    return start(source, mountpoint, found, foreground=foreground)
+    return start(source, mountpoint, found, foreground=foreground, tell=verbose or foreground or sys.stdout.isatty())
 
 
-def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> int:
-    """Mount it; the exit code. Raise OptionError, before anything else, if the options do not go together."""
+def start(source: str, mountpoint: str, found: Options, *, foreground: bool, tell: bool = False) -> int:
+    """Mount the source and return the exit code. Raise OptionError first if the options contradict each other.
+
+    `tell`: print a line when the mount answers.
+    """
     check(found)
     if not found.rw:
         found = _looked_for_journal(source, found)
@@ -117,10 +125,16 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool) -> 
         tree = opened_to_write(source, found, os.path.realpath(mountpoint), waiting)
         return tree, tree
 
+    def ready() -> None:
+        how = "Ctrl-C unmounts it" if foreground else f"`shardfs umount {mountpoint}` unmounts it"
+        with suppress(OSError):  # standard output may be closed
+            click.echo(f"{public_name(source)} is mounted on {mountpoint}; {how}")
+
     return mount_tree(
         absolute(source),
         mountpoint,
         foreground=foreground,
+        ready=ready if tell else lambda: None,
         ready_timeout=found.ready_timeout,
         open_tree=open_tree,
         fuse=_fuse_settings(found),
@@ -168,7 +182,7 @@ def check(found: Options) -> None:
         raise options.OptionError(f"create: {e}") from None
 
 
-_NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile"
+_NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile; `shardfs config show` lists the profiles"
 
 
 def _only_profile(word: str, given: str | None) -> str:
@@ -176,7 +190,7 @@ def _only_profile(word: str, given: str | None) -> str:
     from shardfs.config import NAME
 
     if given is not None or not re.fullmatch(NAME, word):
-        raise click.UsageError(f"{word!r} stands alone: {_NEEDED}")
+        raise click.UsageError(f"{word!r} is not enough: {_NEEDED}")
     return word
 
 
@@ -199,23 +213,23 @@ def _fuse_settings(found: Options) -> FuseSettings:
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=_profiles_and_files)
-@click.option("--timeout", default="60", metavar="SECONDS", help="How long to wait until it is gone.  [60]")
-@click.option("-l", "--lazy", is_flag=True, help="Detach it now, even if programs still use it.")
-@click.option("--patient", is_flag=True, help="While it is busy, try again until the timeout.")
-@click.option("--if-mounted", is_flag=True, help="It is no error if nothing is mounted there.")
+@click.argument("mountpoint", shell_complete=completing.profiles_and_files)
+@click.option("--timeout", default="60", metavar="SECONDS", help="How long to wait for the daemon to end.  [60]")
+@click.option("-l", "--lazy", is_flag=True, help="Detach the mount now, even if programs still use it.")
+@click.option("--patient", is_flag=True, help="While the mount is busy, retry until the time-out.")
+@click.option("--if-mounted", is_flag=True, help="Succeed if nothing is mounted there.")
 @click.option("--debug", is_flag=True, expose_value=False, is_eager=True, callback=debug, help="Show tracebacks.")
 def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted: bool) -> int:
-    """Unmount MOUNTPOINT, or that of the profile of this name, and wait until it is gone.
+    """Unmount MOUNTPOINT and wait until its daemon has ended.
 
-    A writable mount publishes first what was written. The time-out counts anew while that goes on. Exit code 3 if files
-    stay in the journal, which are named; 4 if the mount is busy; 5 if the daemon has not ended in time.
+    MOUNTPOINT is a directory or the name of a profile. A writable mount first publishes all data; the time-out starts
+    again whenever that makes progress. Exit code 3 if files stay in the journal, which are named; 4 if the mount is
+    busy; 5 if the daemon has not ended in time, or the mount belongs to another user.
     """
     from shardfs import unmount
 
-    if "/" not in mountpoint and not unmount.is_mounted(mountpoint):
-        profile = configured(os.environ.get("SHARDFS_CONFIG"), mountpoint).profiles.get(mountpoint)
-        mountpoint = mountpoint if profile is None else profile.mountpoint
+    if not unmount.is_mounted(mountpoint) and (profile := profile_named(mountpoint)) is not None:
+        mountpoint = profile.mountpoint
     if if_mounted and not unmount.is_mounted(mountpoint):
         return 0
     with waiting("publishing") as tell:

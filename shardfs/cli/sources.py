@@ -13,7 +13,8 @@ import click
 
 from shardfs import errors, masking, options
 from shardfs.cli import is_bug
-from shardfs.errors import is_expected
+from shardfs.cli.completing import mount_options
+from shardfs.errors import UnsupportedError, is_expected
 from shardfs.masking import public_name
 
 if TYPE_CHECKING:
@@ -38,17 +39,29 @@ def source_options(function: Function) -> Function:
     """What every verb takes that opens a source."""
     for decorate in (
         click.option(
-            "--debug", is_flag=True, expose_value=False, is_eager=True, callback=debug, help="Show tracebacks."
+            "--debug",
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=debug,
+            help="Show tracebacks of errors.",
         ),
-        click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Set a variable of the environment."),
+        click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Set an environment variable."),
         click.option(
             "--storage-option",
             "storage",
             multiple=True,
             metavar="KEY=VALUE",
-            help="An option for the source's fsspec file system.",
+            help="Set an option of the source's fsspec file system.",
         ),
-        click.option("-o", "words", multiple=True, metavar="A,B=C", help="Options, as in fstab; see docs/options.md."),
+        click.option(
+            "-o",
+            "words",
+            multiple=True,
+            metavar="A,B=C",
+            help="Options as in fstab; see docs/options.md.",
+            shell_complete=mount_options,
+        ),
     ):
         function = decorate(function)
     return function
@@ -80,7 +93,7 @@ def _warn_of_secrets(said: Options) -> None:
     for kind, group in (("storage option", said.storage_options), ("variable", said.env)):
         for name, value in group.items():
             if any(masking.secrets_of("", {name: value})):
-                told = f"everybody can read the {kind} {name!r} where it was given; a profile can keep it"
+                told = f"every user can read the {kind} {name!r} on the command line: use a profile instead"
                 click.echo(f"shardfs: warning: {told}", err=True)
 
 
@@ -95,10 +108,15 @@ def configured(where: str | None, name: str) -> Configuration:
     return found
 
 
+def profile_named(word: str, where: str | None = None) -> Profile | None:
+    """The profile of this name; None if there is none, or if the word is a path."""
+    return None if "/" in word else configured(where or os.environ.get("SHARDFS_CONFIG"), word).profiles.get(word)
+
+
 def absolute(source: str) -> str:
     """A local path, independent of the directory in which a daemon runs; a URL as it is."""
     if not source:  # a variable that is not set, rather than the current directory
-        raise click.UsageError("the source is empty")
+        raise click.UsageError("the source is empty: give a path or a URL")
     return os.path.abspath(source) if masking.is_path(source) else source
 
 
@@ -149,12 +167,24 @@ def opening(source: str) -> Iterator[None]:
         number = errors.errno_of(e)  # fsspec's FileNotFoundErrors have neither errno nor words
         words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))
         raise OSError(number, words, public_name(source)) from e
-    except (ImportError, ValueError) as e:  # how fsspec says that it knows no such file system, or misses a package
+    except UnsupportedError as e:
+        raise type(e)(f"{public_name(source)}: {e}") from e
+    except ImportError as e:
+        raise OSError(errno.EIO, missing_package(source, e), public_name(source)) from e
+    except ValueError as e:  # fsspec does not know the protocol
         raise OSError(errno.EIO, f"cannot be opened: {e}", public_name(source)) from e
     except Exception as e:
         if is_expected(e) or is_bug(e):
             raise
         raise OSError(errno.EIO, f"cannot be opened: {type(e).__name__}: {e}", public_name(source)) from e
+
+
+def missing_package(source: str, error: ImportError) -> str:
+    """Name the package that the source needs."""
+    from shardfs.store import package_for
+
+    package = package_for(source)
+    return f"needs the package {package} ({error}): pip install {package}" if package else f"cannot be opened: {error}"
 
 
 def open_for(source: str, words: Iterable[str], storage: Iterable[str], env: Iterable[str]) -> Tree:

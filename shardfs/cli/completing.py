@@ -1,0 +1,107 @@
+"""Shell completion of values: profiles, verbs, options and their choices."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shardfs import options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import click
+    from click.shell_completion import CompletionItem
+
+    Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def begun_by(begun: str, words: Iterable[str]) -> list[CompletionItem]:
+    """The words that begin like this."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(word) for word in words if word.startswith(begun)]
+
+
+def kind(name: str) -> Complete:
+    """Completion by the shell itself; `name` is "file" or "dir".
+
+    `click.Path` is no alternative: it touches the path, and a mountpoint may hang.
+    """
+
+    def complete(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(begun, type=name)]
+
+    return complete
+
+
+def profiles(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The profiles in the configuration files."""
+    from shardfs.config import read
+
+    return begun_by(begun, read(os.environ.get("SHARDFS_CONFIG")).profiles)
+
+
+def profiles_and_files(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Profiles, and paths."""
+    return [*profiles(ctx, param, begun), *kind("file")(ctx, param, begun)]
+
+
+def setting_values(setting: options.Setting) -> Complete | None:
+    """Completion of the value of an option; None if shells cannot help."""
+    if setting.name == "profile":
+        return profiles
+    if setting.choices:
+        return lambda _ctx, _param, begun: begun_by(begun, setting.choices)
+    return {"PATH": kind("file"), "DIRECTORY": kind("dir")}.get(setting.value)
+
+
+def mount_options(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The argument of `-o`: an option after the last comma, with its choices."""
+    given = begun.rpartition(",")[0]
+    return begun_by(begun, (f"{given},{word}" if given else word for word in _words()))
+
+
+def _words() -> Iterator[str]:
+    for setting in options.settings():
+        if setting.choices:
+            yield from (f"{setting.name}={choice}" for choice in setting.choices)
+        elif setting.name != "rw":  # mount(8) adds `rw` automatically: `-o` has other names for it
+            yield setting.name + ("=" if setting.value else "")
+    yield from (*options.ACCESS, *options.FORWARDED, "storage_option.", "env.")
+
+
+def register() -> None:
+    """Replace the completion of click where bash and fish split words that `-o` needs whole."""
+    from click.shell_completion import BashComplete, FishComplete, add_completion_class
+
+    class Bash(BashComplete):
+        """Bash splits words at `=`, and replaces only the part behind it."""
+
+        replaced = ""
+
+        def get_completion_args(self) -> tuple[list[str], str]:
+            words, begun = super().get_completion_args()
+            joined: list[str] = []
+            for word in (*words, begun):
+                if joined and (word == "=" or (joined[-1].endswith("=") and self.replaced)):
+                    joined[-1] += word
+                    self.replaced = joined[-1].rpartition("=")[0] + "="
+                else:
+                    joined.append(word)
+                    self.replaced = ""
+            return joined[:-1], joined[-1]
+
+        def format_completion(self, item: CompletionItem) -> str:
+            item.value = item.value.removeprefix(self.replaced)
+            return super().format_completion(item)
+
+    class Fish(FishComplete):
+        """The script of click cuts values at their first comma."""
+
+        source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
+
+    add_completion_class(Bash, "bash")
+    add_completion_class(Fish, "fish")
