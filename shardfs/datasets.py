@@ -10,6 +10,7 @@ import math
 import threading
 from bisect import bisect_right
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NATIVE = "native"
+
+FORMAT_NAMES = {"zarr2": "Zarr v2", "zarr3": "Zarr v3", "zarr3-draft": "Zarr v3 (2022 draft)", "n5": "N5"}
+"""How messages name formats, where the name differs."""
+
 LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
 """How many directories below a plain one are looked into before it is taken to lead to a dataset."""
 
@@ -124,6 +129,20 @@ class Datasets:
             return None  # what the layout shows here, it has said above, or there is nothing
         return self._viewed(directory, dataset)
 
+    def plain_array(self, path: str) -> tuple[str, list[str]] | None:
+        """The format of an unsharded array in a directory, and the layouts that can show it; None if there is none."""
+        names = dict.fromkeys(name for f in sources() for name in f.documents)
+        documents = self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
+        dataset = next(filter(None, (f.open(path, documents) for f in sources())), None)
+        if dataset is None or not (dataset.unsharded or (dataset.format == "zarr2" and dataset.closed)):
+            return None
+        layouts = []
+        for name, view in views().items():
+            with suppress(UnsupportedError):
+                if view.show(path, dataset, {}).collections:
+                    layouts.append(name)
+        return FORMAT_NAMES.get(dataset.format, dataset.format), layouts
+
     def _leads_on(self, directory: Directory) -> bool:
         """Whether a dataset lies somewhere below a directory that is none, as far as a bounded look can tell."""
         if next(self._members(directory), None) is not None:
@@ -209,7 +228,8 @@ class Datasets:
         except UnsupportedError as e:
             why = f"cannot be shown as {self.view.name}: {e}"
             if not self._skips:
-                raise UnsupportedError(f"{path or '/'}: {why}") from e
+                hint = "; -o unsupported=skip omits it" if path else ""
+                raise UnsupportedError(f"{path or '/'}: {why}{hint}") from e
             self.report(Problem(path, why, skipped=True))
             return Dataset("unsupported", blank=True, closed=True)
 

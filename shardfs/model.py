@@ -760,8 +760,8 @@ class Batch(NamedTuple):
     by_name: bool = False
     links: Bool | None = None
 
-    def only(self, which: Bool | slice) -> Batch:
-        """Some of the entries."""
+    def only(self, which: Bool | slice | npt.NDArray[np.intp]) -> Batch:
+        """Some of the entries: those that a mask, a slice or an array of positions selects."""
         return self._replace(
             names=self.names[which],
             numbers=self.numbers[which],

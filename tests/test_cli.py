@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import types
@@ -15,11 +17,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from shardfs import __version__, cli
+from shardfs import __version__, cli, options
+from shardfs.cli import looking
 from shardfs.errors import CorruptShardError
+from shardfs.model import Batch
 from tests import handmade_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardfs.fuse.settings import FuseSettings
 
 zarr = pytest.importorskip("zarr")
@@ -63,7 +69,7 @@ def invoke(*args: str) -> str:
 
 
 def test_ls(source: str) -> None:
-    assert invoke("ls", source) == "zarr.json\ndeep\n"
+    assert invoke("ls", source) == "deep\nzarr.json\n"
     assert invoke("ls", source, "deep/sharded/c").split() == [str(i) for i in range(10)]
     assert invoke("ls", source, "deep/sharded/c/4").split() == ["0", "1", "2", "3", "8"]
     assert invoke("ls", source, "deep/sharded/c/4/0") == "0\n"
@@ -73,7 +79,7 @@ def test_ls_long_shows_sizes(source: str) -> None:
     kind, size, _, _, name = invoke("ls", "-l", source, "deep/sharded/c/0/1").split()
     assert (kind, name) == ("-", "1")
     assert int(size) == os.stat(f"{source}/deep/plain/c/0/1").st_size
-    assert invoke("ls", "-l", source, "deep/sharded").splitlines()[-1].startswith("d            0 ")
+    assert invoke("ls", "-l", source, "deep/sharded").splitlines()[0].startswith("d            0 ")
 
 
 def test_ls_shows_what_cannot_be_opened_too(source: str, tmp_path: Path) -> None:
@@ -105,7 +111,7 @@ def test_names_break_no_rows_and_steer_no_terminal(source: str, tmp_path: Path) 
     for verb in ("info", "verify"):
         done = shardfs(verb, str(tmp_path))
         assert (done.returncode, done.stderr) == (0, b"")
-        assert done.stdout.splitlines()[-1].startswith(rb"a\nb\x1b[31m\xff")
+        assert done.stdout.splitlines()[0 if verb == "info" else -1].startswith(rb"a\nb\x1b[31m\xff")
     (told,) = json.loads(shardfs("info", "--json", str(tmp_path)).stdout)["collections"]
     assert told["path"] == name
 
@@ -120,8 +126,8 @@ def test_a_slash_behind_a_path_asks_for_a_directory(source: str) -> None:
 def test_a_path_that_exists_is_no_chained_url(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(f"{source}/deep/sharded", tmp_path / "zip::sharded")
     monkeypatch.chdir(tmp_path)
-    assert invoke("ls", "zip::sharded") == "zarr.json\nc\n"
-    assert invoke("ls", str(tmp_path / "zip::sharded")) == "zarr.json\nc\n"
+    assert invoke("ls", "zip::sharded") == "c\nzarr.json\n"
+    assert invoke("ls", str(tmp_path / "zip::sharded")) == "c\nzarr.json\n"
     done = shardfs("info", "reference://x")  # which wants an option
     assert (done.returncode, done.stderr.count(b"\n")) == (3, 1)
     assert done.stderr.startswith(b"shardfs: reference://x: cannot be opened: ReferenceFileSystem")
@@ -162,16 +168,16 @@ def test_info(source: str) -> None:
     assert told["stored_bytes"] == sum(p.stat().st_size for p in plain)
     table = invoke("info", source)
     assert "deep/sharded" in table
-    assert "74 of 90 (82%)" in table
+    assert "74 of 90 chunks (82%)" in table
 
 
 def test_info_of_what_has_ids(tmp_path: Path) -> None:
     handmade_ids.CASES["meshes_sound"](tmp_path)
     (told,) = json.loads(invoke("info", "--json", str(tmp_path)))["collections"]
     assert told["grid_chunks"] is None
-    head, row = invoke("info", str(tmp_path)).splitlines()
-    assert row[: head.index("chunks  shards") + len("chunks")].endswith(f" {told['chunks']}")
-    assert "None" not in row
+    table = invoke("info", str(tmp_path))
+    assert f"  {told['chunks']} chunks, " in table
+    assert "None" not in table
 
 
 def test_version() -> None:
@@ -279,14 +285,210 @@ def test_what_the_daemon_meets_is_told_by_the_program_that_started_it(source: st
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.fuse
+def test_a_mount_in_the_foreground_says_that_it_is_ready(source: str, tmp_path: Path) -> None:
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-m", "shardfs", "mount", "-f", source, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=where) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline().decode()
+            assert line == f"{source} is mounted on {tmp_path}; Ctrl-C unmounts it\n"
+            assert (tmp_path / "deep/sharded/zarr.json").exists()
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(("words", "lines"), [((), 0), (("-v",), 1)])
+def test_a_mount_tells_a_script_nothing_unless_it_asks(
+    words: tuple[str, ...], lines: int, source: str, tmp_path: Path
+) -> None:
+    done = shardfs("mount", *words, source, str(tmp_path))
+    shardfs("umount", str(tmp_path))
+    assert (done.returncode, done.stdout.count(b" is mounted on "), done.stderr) == (0, lines, b"")
+
+
+# ---- verbs and help ----
+
+
+def test_no_words_mean_help() -> None:
+    for words in ((), ("config",)):
+        done = shardfs(*words)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout == shardfs(*words, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [((), ("--help",)), (("info",), ("info", "--help")), (("config", "show"), ("config", "show", "--help"))],
+)
+def test_help_is_a_verb(words: tuple[str, ...], same: tuple[str, ...]) -> None:
+    assert shardfs("help", *words).stdout == shardfs(*same).stdout
+    assert b"Usage: shardfs " in shardfs("help", *words).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["infoo", "SOURCE"], "info"),
+        (["infoo", "--json", "SOURCE"], "info"),
+        (["mout", "SOURCE", "MOUNTPOINT"], "mount"),
+        (["umoutn", "MOUNTPOINT"], "umount"),
+        (["help", "infoo"], "info"),
+        (["verfiy", "--deep", "SOURCE"], "verify"),
+    ],
+)
+def test_a_mistyped_verb_is_no_source(words: list[str], meant: str, source: str, tmp_path: Path) -> None:
+    given = {"SOURCE": source, "MOUNTPOINT": str(tmp_path)}
+    done = shardfs(*(given.get(word, word) for word in words))
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    assert f"; did you mean '{meant}'?" in done.stderr.decode()
+
+
+def test_a_path_or_profile_may_resemble_a_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounted: list[Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "infoo").mkdir()
+    assert cli.run(["infoo", "/mnt"]) == 5
+    (tmp_path / "x.toml").write_text('[mount.mout]\nsource = "/x"\nmountpoint = "/y"\n')
+    monkeypatch.setenv("SHARDFS_CONFIG", str(tmp_path / "x.toml"))
+    assert cli.run(["mout"]) == 5
+    assert [call[0] for call in mounted] == [(str(tmp_path / "infoo"), "/mnt"), ("/x", "/y")]
+
+
+def test_unmount_is_another_name(tmp_path: Path) -> None:
+    done = shardfs("unmount", str(tmp_path))
+    assert (done.returncode, b"is not a mount of shardfs" in done.stderr) == (5, True)
+
+
+def test_the_list_of_verbs_cuts_no_sentence() -> None:
+    assert "..." not in shardfs("--help").stdout.decode().partition("Commands:")[2]
+
+
+def test_the_help_of_mount_has_a_group_for_each_kind_of_option() -> None:
+    text = shardfs("mount", "--help", COLUMNS="80").stdout.decode()
+    assert max(map(len, text.splitlines())) <= 80
+    places = [text.index(f"\n{scope}:\n") for scope in options.SCOPES]
+    assert places == sorted(places)
+    for setting in options.settings():
+        at = text.index(f"\n  {setting.flag}")
+        assert options.SCOPES[sum(place < at for place in places) - 1] == setting.scope
+
+
+# ---- arrays and names in order ----
+
+
+@pytest.fixture(scope="module")
+def levels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A group of arrays, sharded and not, and one whose data type shardfs does not know."""
+    path = tmp_path_factory.mktemp("levels") / "x.zarr"
+    group = zarr.open_group(str(path), mode="w")
+    for i in range(11):
+        shards = None if i == 3 else (64, 64, 64)
+        group.create_array(f"s{i}", shape=(30720, 21504, 21504), chunks=(32, 32, 32), shards=shards, dtype="float64")
+    document = json.loads((path / "s3/zarr.json").read_text())
+    (path / "odd").mkdir()
+    (path / "odd/zarr.json").write_text(json.dumps({**document, "data_type": "int4"}))
+    return path
+
+
+def test_info_lists_all_arrays_in_order_at_80_columns(levels: Path) -> None:
+    text = shardfs("info", str(levels), COLUMNS="80").stdout.decode()
+    assert [line for line in text.splitlines() if line[0] != " "] == ["odd", *(f"s{i}" for i in range(11))]
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("  float64 30720 x 21504 x 21504, chunks 32 x 32 x 32") == 11
+    assert text.count("not sharded") == 2
+    told = json.loads(invoke("info", "--json", str(levels)))
+    assert [array["path"] for array in told["collections"]] == [f"s{i}" for i in range(11) if i != 3]
+    assert [(array["path"], array["data_type"]) for array in told["unsharded"]][1:] == [("s3", "float64")]
+    assert "int4" in told["unsharded"][0]["data_type"]
+
+
+def test_ls_sorts_numbers_by_value(levels: Path) -> None:
+    names = ["odd", *(f"s{i}" for i in range(11)), "zarr.json"]
+    assert invoke("ls", str(levels)).split() == names
+    assert [row.split()[-1] for row in invoke("ls", "-l", str(levels)).splitlines()] == names
+    assert [json.loads(row)["name"] for row in invoke("ls", "--json", str(levels)).splitlines()] == names
+
+
+def test_ls_sorts_a_bounded_part_of_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batch(*names: bytes) -> Batch:
+        numbers, n = np.arange(len(names), dtype=np.uint64), np.zeros(len(names), np.int64)
+        return Batch(np.array(names), numbers, np.zeros(len(names), np.bool_), n, n, numbers)
+
+    read = 0
+
+    def batches() -> Iterator[Batch]:
+        nonlocal read
+        for names in ((b"x10", b"x9"), (b"x2",), (b"x1", b"x0")):
+            read += 1
+            yield batch(*names)
+
+    monkeypatch.setattr(looking, "SORTED", 3)
+    found = looking._ordered(batches())
+    assert next(found).names.tolist() == [b"x2", b"x9", b"x10"]
+    assert read == 2  # the rest streams
+    assert [b.names.tolist() for b in found] == [[b"x1", b"x0"]]
+    assert [b.names.tolist() for b in looking._ordered(iter([batch(b"10", b"9")]))] == [[b"9", b"10"]]
+
+
 # ---- what goes wrong ----
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "package"),
+    [
+        ("s3://bucket/x", "s3fs", "s3fs"),
+        ("simplecache::s3://bucket/x", "s3fs", "s3fs"),
+        ("gs://bucket/x", "gcsfs", "gcsfs"),
+        ("abfs://container/x", "adlfs", "adlfs"),
+        ("http://localhost/x", "aiohttp", "aiohttp"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(url: str, module: str, package: str) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None; from shardfs import cli; sys.exit(cli.run(['info', {url!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"shardfs: {url}: needs the package {package} (")
+    assert done.stderr.endswith(f"): pip install {package}\n")
+
+
+def test_a_source_without_shards_says_what_is_in_it(source: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    zarr.create_array(str(tmp_path / "old/a"), shape=(4,), chunks=(2,), dtype="u1", zarr_format=2)
+    zarr.create_array(str(tmp_path / "new/b"), shape=(4,), chunks=(2,), dtype="u1")
+    for name, told in (
+        ("empty", "(looked for Zarr v3, precomputed, N5, bcolz, Blosc2).\n"),
+        ("old", "Found: an unsharded Zarr v2 array at a; its chunks are plain files already"),
+        ("new", "Found: an unsharded Zarr v3 array at b; --layout zarr2|n5"),
+    ):
+        done = shardfs("info", str(tmp_path / name))
+        assert done.returncode == 4
+        assert done.stderr.decode().startswith(f"shardfs: {tmp_path / name}: no sharded dataset found")
+        assert told in done.stderr.decode()
+    told = shardfs("info", f"{source}/deep/plain").stderr.decode()
+    layouts = re.findall(r"--layout (\S+) can show it", told)[0].split("|")
+    assert "zarr2" in layouts
+    for layout in layouts:
+        assert shardfs("ls", "-o", f"layout={layout}", f"{source}/deep/plain").returncode == 0
+
+
+def test_a_refusal_of_a_layout_names_the_way_around(levels: Path) -> None:
+    refused = shardfs("info", "-o", "layout=n5", str(levels))
+    assert (refused.returncode, refused.stderr.count(b"\n")) == (4, 1)
+    assert refused.stderr.startswith(f"shardfs: {levels}: odd: cannot be shown as n5: ".encode())
+    assert b"; -o unsupported=skip omits it" in refused.stderr
+    assert shardfs("info", "-o", "layout=n5,unsupported=skip", str(levels)).returncode == 0
 
 
 def test_exit_codes_and_one_line_of_explanation(source: str, tmp_path: Path) -> None:
     for code, told, args in [
-        (2, "Missing command", []),
         (2, "Missing argument", ["ls"]),
-        (2, "no profile 'lss'", ["lss"]),
+        (2, "no verb 'lss'; did you mean 'ls'?", ["lss"]),
+        (2, "no profile 'zzz'", ["zzz"]),
         (2, "mount needs SOURCE and MOUNTPOINT, or the name of a profile", ["./lss"]),
         (2, "mount needs SOURCE and MOUNTPOINT, or the name of a profile", ["mount"]),
         (2, "allow_other needs default_permissions", [source, str(tmp_path), "-o", "allow_other"]),
@@ -300,7 +502,7 @@ def test_exit_codes_and_one_line_of_explanation(source: str, tmp_path: Path) -> 
         (2, "did you mean 'attr_timeout'", [source, str(tmp_path), "-o", "atr_timeout=3"]),
         (2, "use -o writable or -o ro", [source, str(tmp_path), "-o", "rw,dev,suid"]),
         (2, "--threads: must be at least 1", ["mount", source, str(tmp_path), "--threads", "0"]),
-        (2, "is no chunk on a mount", ["locate", source]),
+        (2, "is not a chunk on a mount", ["locate", source]),
         (2, "locate needs", ["locate", source, "zarr.json", "--shard", "x"]),
         (3, f"{tmp_path}/none: No such file", ["ls", f"{tmp_path}/none"]),
         (3, "nothing: No such file", ["cat", source, "nothing"]),
@@ -314,7 +516,6 @@ def test_exit_codes_and_one_line_of_explanation(source: str, tmp_path: Path) -> 
         (2, "not in the range", ["locate", source, "--shard", "deep/sharded/c/0/0", "--offset", str(2**64)]),
         (2, "the source is empty", ["ls", ""]),
         (2, "the source is empty", ["mount", "", str(tmp_path)]),
-        (2, "Missing command", ["config"]),
         (3, "deep/sharded/c/0: is a directory", ["cat", source, "deep/sharded/c/0"]),
         (3, "deep/sharded/c/99/0: no such chunk", ["cat", source, "deep/sharded/c/99/0"]),
         (3, "/dev/null: is neither", ["ls", "/dev/null"]),

@@ -493,7 +493,10 @@ def test_what_lies_beside_a_volume_and_is_no_array_is_refused(
     write_json(tmp_path / "info", {"type": "image", "data_type": "uint8", "num_channels": 1, "scales": [scale]})
     write_files(tmp_path, {"s/0-8_0-8_0-4": bytes(256), "beside/1": b"x", "beside/by_id/1": b"x"})
     write_json(tmp_path / "beside/info", {"@type": f"neuroglancer_{kind}", **_BY_ID})
-    with pytest.raises(UnsupportedError, match=f"^beside: cannot be shown as {layout}: {what} are no array$"):
+    with pytest.raises(
+        UnsupportedError,
+        match=f"^beside: cannot be shown as {layout}: {what} are no array; -o unsupported=skip omits it$",
+    ):
         open_tree(str(tmp_path), layout=layout)
     tree = open_tree(str(tmp_path), layout=layout, skip_unsupported=True)
     assert not any(name.startswith("beside") for name in walk(tree))

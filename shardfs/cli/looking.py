@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.printing import human_bytes, printable, write, write_json
+from shardfs.cli.printing import human_bytes, natural, printable, write, write_json
 from shardfs.cli.sources import open_for, source_options
 from shardfs.errors import ShardfsError
 
@@ -24,22 +24,31 @@ if TYPE_CHECKING:
 
 PIECE = 8 << 20
 
+WIDTH = 80
+
+SORTED = 1 << 16
+"""Directories of up to this many entries are listed in order; of larger ones, these many entries are sorted first."""
+
 
 @click.command()
 @click.argument("source")
 @click.argument("path", default="")
-@click.option("-l", "long", is_flag=True, help="With kind, exact size and time.")
+@click.option("-l", "long", is_flag=True, help="Show kind, exact size and time.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
 def ls(source: str, path: str, long: bool, as_json: bool, **given: Any) -> None:
-    """List the directory PATH of what a mount of SOURCE would show."""
+    """List a directory as a mount of SOURCE would show it.
+
+    Names are sorted, numbers in them by value. In a directory of more than 65,536 entries, those that follow are listed
+    in the order of the grid or of the shards.
+    """
     tree = open_for(source, **given)
     found = tree.resolve(path)
     render = _json_entries if as_json else _long_entries if long else None
     if not found.directory:
         write(render([(_last(path), found)]) if render else os.fsencode(_last(path)) + b"\n")
         return
-    for batch in tree.scan(found.number):
+    for batch in _ordered(tree.scan(found.number)):
         write(render(_entries(tree, found.number, batch, exact=long)) if render else _names(batch))
 
 
@@ -48,7 +57,7 @@ def ls(source: str, path: str, long: bool, as_json: bool, **given: Any) -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @source_options
 def cat(source: str, paths: tuple[str, ...], **given: Any) -> None:
-    """Write the bytes of the files PATH... of what a mount of SOURCE would show."""
+    """Write the bytes of files as a mount of SOURCE would show them."""
     tree = open_for(source, **given)
     for path in paths:
         found = tree.resolve(path)
@@ -62,21 +71,26 @@ def cat(source: str, paths: tuple[str, ...], **given: Any) -> None:
 @click.argument("source")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
 @click.option("--map", "as_map", is_flag=True, help="Also draw which chunks exist, their sizes, and dead bytes.")
-@click.option("--png", metavar="FILE", help="Draw the same into a PNG file (needs the extra `plot`).")
+@click.option("--png", metavar="FILE", help="Draw the same into a PNG file (needs the package matplotlib).")
 @source_options
 def info(source: str, as_json: bool, as_map: bool, png: str | None, **given: Any) -> None:
-    """Tell of the sharded arrays in SOURCE: shapes, counts, bytes, and what cannot be shown. Reads every index."""
+    """Show the arrays in SOURCE: shapes, types, chunks, bytes.
+
+    Also lists what cannot be shown, and why. Reads every shard index; unsharded arrays are listed without counts.
+    """
     if as_json and as_map:
-        raise click.UsageError("--json and --map do not go together")
+        raise click.UsageError("--json and --map cannot be combined: --png draws a map beside --json")
     if png is not None:
         _require_matplotlib()
     tree = open_for(source, **given)
-    collections = [summary._asdict() for summary in tree.summaries()]
+    collections = _by_path(summary._asdict() for summary in tree.summaries())
+    unsharded = _by_path({"path": path, "format": format, **asdict(facts)} for path, format, facts in tree.unsharded())
     problems = tree.problems()
     if as_json:
-        write_json({"source": source, "collections": collections, "problems": list(map(asdict, problems))})
+        told = {"collections": collections, "unsharded": unsharded, "problems": list(map(asdict, problems))}
+        write_json({"source": source, **told})
     else:
-        _print_info(collections, problems)
+        _print_info([*collections, *unsharded], problems)
     if as_map:
         _print_maps(tree)
     if png is not None:
@@ -108,14 +122,14 @@ def _print_maps(tree: Tree) -> None:
 @click.command()
 @click.argument("source")
 @click.argument("path", required=False)
-@click.option("--shard", metavar="KEY", help="The other way: a shard object of SOURCE ...")
-@click.option("--offset", type=click.IntRange(0, 2**64 - 1), metavar="BYTE", help="... and a position in it.")
+@click.option("--shard", metavar="KEY", help="Find the chunk in this shard object of SOURCE ...")
+@click.option("--offset", type=click.IntRange(0, 2**64 - 1), metavar="BYTE", help="... that covers this byte.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
 @source_options
 def locate(source: str, path: str | None, shard: str | None, offset: int | None, as_json: bool, **given: Any) -> None:
-    """Tell where the chunk PATH lies, or which chunk covers a byte of a shard.
+    """Show where a chunk is stored, or which chunk covers a byte.
 
-    SOURCE may also be a chunk on a mount; then there is no PATH.
+    PATH is a chunk of SOURCE as a mount would show it. SOURCE may also be a chunk on a mount, without PATH.
     """
     if (path is None, shard is None, offset is None) not in (
         (False, True, True),
@@ -140,7 +154,7 @@ def locate(source: str, path: str | None, shard: str | None, offset: int | None,
 def _covering(tree: Tree, shard: str, offset: int) -> dict[str, Any]:
     path = tree.chunk_at(shard, offset)
     if path is None:
-        raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of it", shard)
+        raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of this shard", shard)
     return {"path": path}
 
 
@@ -152,7 +166,7 @@ def _located_on_mount(path: str) -> dict[str, Any]:
     except OSError as e:
         if e.errno != errno.ENODATA and e.errno != errno.ENOTSUP:
             raise
-        raise click.UsageError(f"{path} is no chunk on a mount: a PATH in the source is needed") from None
+        raise click.UsageError(f"{path} is not a chunk on a mount: give SOURCE and the PATH of a chunk in it") from None
     return {"shard": shard, "offset": int(offset), "size": int(size), "codecs": tuple(codecs.split(","))}
 
 
@@ -209,40 +223,59 @@ def _long_entry(a: Attributes) -> bytes:
     return f"{'d' if a.directory else '-'} {a.size if a.size >= 0 else '?':>12} {when} ".encode()
 
 
-def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _ordered(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The entries in natural order, as far as `SORTED` allows: memory must not grow with a directory."""
+    import numpy as np
 
-    console = Console(soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 240  # a pipe has no width: nothing shall be folded
-    table = Table("array", "shape", "chunks of", "shards of", "type", "codecs", "sharding", box=None, pad_edge=False)
-    for title in ("chunks", "shards", "stored", "in shards"):
-        table.add_column(title, justify="right")
-    for c in collections:
-        table.add_row(*(Text(printable(cell)) for cell in _cells(c)))
-    if collections:
-        console.print(table)
+    from shardfs.model import Batch
+
+    first: list[Batch] = []
+    while sum(len(batch.names) for batch in first) < SORTED and (batch := next(batches, None)) is not None:
+        first.append(batch)
+    if first:
+        joined = Batch._make((*map(np.concatenate, zip(*(batch[:6] for batch in first), strict=True)), False, None))
+        try:
+            order = joined.names.astype(np.int64).argsort(kind="stable")
+        except (ValueError, OverflowError):  # not only numbers
+            keys = [natural(os.fsdecode(name)) for name in joined.names.tolist()]
+            order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+        yield joined.only(order)
+    yield from batches
+
+
+def _by_path(arrays: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(arrays, key=lambda told: natural(told["path"]))
+
+
+def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> None:
+    for told in _by_path(collections):
+        click.echo(printable(told["path"] or "/"))
+        for line in _lines(told):
+            click.echo(click.wrap_text(printable(line), WIDTH, "  ", "    "))
     for p in problems:
-        console.print(Text(printable(f"{p.path or '/'}: {p.instead}: {p.why}")), soft_wrap=True)
+        click.echo(printable(f"{p.path or '/'}: {p.instead}: {p.why}"))
 
 
 def _count(chunks: int, of: int | None) -> str:
     """How many there are, and of how many there could be: of ids there could be any."""
     if of is None:
-        return str(chunks)
-    return f"{chunks} of {of} ({chunks / of:.0%})" if of else f"{chunks} of {of}"
+        return f"{chunks} chunks"
+    return f"{chunks} of {of} chunks ({chunks / of:.0%})" if of else f"{chunks} of {of} chunks"
 
 
-def _cells(c: Mapping[str, Any]) -> Iterator[str]:
-    yield c["path"] or "/"
-    for key in ("shape", "chunk_shape", "shard_shape"):
-        yield " x ".join(map(str, c[key])) if c[key] else "-"
-    yield c["data_type"]
-    yield ", ".join(c["codecs"])
-    yield f"{c['format']}: {c['sharding']}"
-    yield _count(c["chunks"], c["grid_chunks"])
-    yield str(c["shards"])
-    yield human_bytes(c["stored_bytes"])
-    yield human_bytes(c["shard_bytes"])
+def _lines(c: Mapping[str, Any]) -> Iterator[str]:
+    """What `info` prints of an array, below its path."""
+    shape, chunk, shard = (" x ".join(map(str, c[key] or ())) for key in ("shape", "chunk_shape", "shard_shape"))
+    words = [
+        f"{c['data_type']} {shape}".rstrip(),
+        f"chunks {chunk}" if chunk else "",
+        f"shards {shard}" if shard else "",
+    ]
+    yield ", ".join(filter(None, words))
+    sharding = "not sharded" if c["sharding"] == "none" else c["sharding"]
+    if "chunks" not in c:
+        yield f"{c['format']}: {sharding}, shown as stored"
+        return
+    yield f"{c['format']}: {sharding}; codecs {', '.join(c['codecs']) or 'none'}"
+    chunks = f"{_count(c['chunks'], c['grid_chunks'])}, {human_bytes(c['stored_bytes'])}"
+    yield chunks + (f", in {c['shards']} shards, {human_bytes(c['shard_bytes'])}" if sharding == c["sharding"] else "")

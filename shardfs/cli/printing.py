@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,12 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def natural(text: str) -> list[list[str | int]]:
+    """A sort key: paths by component, and numbers in names by value, so that s2 is before s10."""
+    parts = (re.split(r"(\d+)", name) for name in text.split("/"))
+    return [[int(word) if i % 2 else word for i, word in enumerate(words)] for words in parts]
+
+
 def human_bytes(n: float) -> str:
     """A number of bytes with its unit."""
     units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
@@ -48,7 +55,7 @@ def human_bytes(n: float) -> str:
 
 @contextmanager
 def waiting(doing: str) -> Iterator[Callable[[str], object]]:
-    """What takes long is told on standard error, if that is a terminal: what is done, and how far it is."""
+    """Show on standard error what takes long and how far it is, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -6,11 +6,14 @@ import errno
 import logging
 import math
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardfs.errors import NotADatasetError
+from shardfs.datasets import LOOK_AHEAD, LOOK_AHEAD_REMOTE
+from shardfs.errors import NotADatasetError, ShardfsError
 from shardfs.inodes import TABLE_END
 from shardfs.model import (
+    Facts,
     Located,
     Problem,
     Summary,
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from shardfs.model import Dataset
 
 log = logging.getLogger(__name__)
+
+LOOKED_FOR = "Zarr v3, precomputed, N5, bcolz, Blosc2"
 
 SEARCH_DIRECTORIES = 2_000
 """How many directories are looked into before a source is mounted on trust."""
@@ -107,6 +112,17 @@ class Survey(Calls):
                 **occupancy._asdict(),
             )
 
+    def unsharded(self) -> Iterator[tuple[str, str, Facts]]:
+        """The path, format and facts of each array whose chunks are shown as they are stored."""
+        for directory in self._directories():
+            dataset = directory.content.dataset if directory.content is not None else None
+            if dataset is None:
+                continue
+            for c in dataset.unsharded:
+                yield "/".join(filter(None, [directory.shown, c.path])), c.format, c.facts
+            if dataset.indescribable and not (dataset.collections or dataset.unsharded):
+                yield directory.shown, dataset.format, Facts((), (), None, f"unknown ({dataset.indescribable})", "none")
+
     def xattrs(self, number: int) -> dict[str, bytes]:
         """`user.shardfs.*` of a chunk: where it lies."""
         where = self._located(number)
@@ -167,7 +183,19 @@ class Survey(Calls):
         root = self._root.content
         if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
             self.store.entry("")  # says so if it does not exist
-        raise NotADatasetError("no sharded dataset of a kind that shardfs knows found in the source")
+        raise NotADatasetError(f"no sharded dataset found (looked for {LOOKED_FOR}).{self._found_instead()}")
+
+    def _found_instead(self) -> str:
+        """A sentence on the first unsharded array in the source and the layouts that can show it; empty if none."""
+        for directory in self._directories(LOOK_AHEAD_REMOTE if self.store.remote else LOOK_AHEAD):
+            with suppress(ShardfsError, OSError):
+                if (found := self._datasets.plain_array(directory.inside)) is not None:
+                    name, layouts = found
+                    told = f" Found: an unsharded {name} array at {directory.shown or 'its root'}; "
+                    if layouts:
+                        return f"{told}--layout {'|'.join(layouts)} can show it."
+                    return f"{told}its chunks are plain files already, and no layout can convert it."
+        return ""
 
     def _open_source_file(self) -> None:
         """A remote source is asked what it is only if its name may be that of such a file."""
