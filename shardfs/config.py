@@ -69,7 +69,7 @@ class Configuration:
             return self.profiles[name]
         # A file that cannot be read at all may be the one that has it.
         unread = [str(fault) for fault in self.faults if not fault.profile and not fault.warning]
-        where = "" if self.files else "; there is no configuration file"
+        where = "; `shardfs config show` lists the profiles" if self.files else "; there is no configuration file"
         raise OptionError("; ".join([f"no profile {name!r}{options.suggestion(name, self.profiles)}{where}", *unread]))
 
 

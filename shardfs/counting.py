@@ -13,6 +13,10 @@ BOUNDS_S: tuple[float, ...] = tuple(float(4**i) / 1e6 for i in range(14))
 """Of the bins of a histogram, from 1 microsecond to 67 seconds; one more bin is open."""
 
 
+ORDINARY = frozenset(("ENOENT", "ENOSYS", "EROFS", "ENODATA", "ENOTSUP", "ENOTTY", "ERANGE"))
+"""Names of errors that are ordinary answers: a name does not exist, a request is not supported."""
+
+
 class Histogram:
     """Durations, in bins of which each ends at four times the one before. Not for several threads that write."""
 

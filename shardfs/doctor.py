@@ -22,7 +22,7 @@ from shardfs.masking import public_name, scrubbed
 from shardfs.model import ByteRange, Suffix
 from shardfs.mount import DESCRIPTORS
 from shardfs.patience import NoAnswer, Patience, http_status
-from shardfs.store import open_store
+from shardfs.store import open_store, package_for
 from shardfs.tree import open_tree
 
 if TYPE_CHECKING:
@@ -39,12 +39,6 @@ MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup"
 
 SECONDS = 10.0
 """How long a store is waited for, at most."""
-
-PACKAGES = {
-    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "adl": "adlfs",
-    "http": "aiohttp", "https": "aiohttp",
-}  # fmt: skip
-"""The package that fsspec needs for a protocol."""
 
 
 class Finding(NamedTuple):
@@ -216,15 +210,15 @@ def examine_mount(mount: mounts.Mount) -> Iterator[Finding]:
     name, point = "mount", mount.mountpoint
     if mount.state == mounts.DEAD:
         fix = f"shardfs umount --lazy {point}"
-        yield Finding(name, WRONG, f"{point}: its daemon has gone and has left the mount", fix)
+        yield Finding(name, WRONG, f"{point}: its daemon has died, and the mount remains", fix)
     elif mount.state == mounts.HANGS:
         yield Finding(name, WRONG, f"{point}: does not answer", f"shardfs umount --lazy {point}, and mount it again")
     elif mount.state == mounts.CLOSED:
-        yield Finding(name, NOTE, f"{point}: is another user's")
+        yield Finding(name, NOTE, f"{point}: belongs to another user")
     elif mount.told is None:
-        yield Finding(name, NOTE, f"{point}: tells nothing of itself")
+        yield Finding(name, NOTE, f"{point}: reports no status, as mounts of old versions")
     elif (store := mount.told["store"]) and store["silent"]:
-        fix = "look at the network and at the store; nothing need be done here when it is back"
+        fix = "check the network and the store; the mount recovers by itself"
         yield Finding(name, WRONG, f"{point}: its store does not answer", fix)
     else:
         failed = sum(store["errors"].values()) - store["errors"].get("ENOENT", 0) if store else 0
@@ -260,26 +254,26 @@ def _documents(store: Store) -> dict[str, bytes]:
 
 def _unreachable(source: str, shown: str, e: Exception) -> Finding:
     told = f"{shown}: {message(e)}"
-    protocol = source.rpartition("::")[2].partition("://")[0]
+    package = package_for(source)
     if isinstance(e, ImportError):
-        package = PACKAGES.get(protocol)
         fix = f"pip install {package}" if package else "install the package that the message names"
         return Finding("store", WRONG, told, fix)
     if isinstance(e, PermissionError) or _is_about_credentials(e):
-        return Finding("credentials", WRONG, told, _CREDENTIALS.get(PACKAGES.get(protocol, ""), _RIGHTS))
+        return Finding("credentials", WRONG, told, _CREDENTIALS.get(package or "", _RIGHTS))
     if isinstance(e, NoAnswer | TimeoutError):
-        fix = "look at the network, at a proxy, at the name in the URL and the endpoint_url"
+        fix = "check the network, the proxy, the host name in the URL and endpoint_url"
         return Finding("store", WRONG, told, fix)
     if isinstance(e, FileNotFoundError):
-        return Finding("store", WRONG, told, "look at the path: is it spelled so, and is its disk mounted?")
-    return Finding("store", WRONG, told, "look at the URL and at storage_options")
+        return Finding("store", WRONG, told, "check the spelling of the path, and whether its disk is mounted")
+    return Finding("store", WRONG, told, "check the URL and the storage options")
 
 
 _CREDENTIALS = {
-    "s3fs": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for public data storage_option.anon=true",
-    "gcsfs": "gcloud auth application-default login; of a public bucket, storage_option.token=anon",
-    "adlfs": "set AZURE_STORAGE_ACCOUNT_NAME and a key or SAS token; of a public container, storage_option.anon=true",
-    "aiohttp": "the server wants a password, or does not let us in: put https://NAME:PASSWORD@... into a profile",
+    "s3fs": "set AWS_PROFILE, or "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket, storage_option.anon=true",
+    "gcsfs": "gcloud auth application-default login; for a public bucket, storage_option.token=anon",
+    "adlfs": "set AZURE_STORAGE_ACCOUNT_NAME and a key or SAS token; for a public container, storage_option.anon=true",
+    "aiohttp": "the server refuses access: put https://NAME:PASSWORD@... into a profile",
 }  # fmt: skip
 _RIGHTS = "let the user that mounts read it; shardfs reads with the rights of that user"
 
@@ -307,15 +301,14 @@ def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Finding]:
         yield Finding("byte ranges", WRONG, scrubbed(state), fix)
         return
     if got != [data[2:6], data[-4:]]:
-        fix = "a cache or proxy on the way answers wrongly: go around it"
-        yield Finding("byte ranges", WRONG, f"{name}: other bytes come than were asked for", fix)
+        fix = "a cache or proxy between here and the store answers wrongly: bypass it"
+        yield Finding("byte ranges", WRONG, f"{name}: the store returned other bytes than the range requested", fix)
         return
     yield Finding("byte ranges", OK, "are honoured")
 
 
 def _dataset(source: str, shown: str, found: Options) -> Finding:
     options: dict[str, Any] = {"layout": found.layout, "skip_unsupported": found.unsupported == "skip"}
-    options["chunk_codec"] = found.chunk_codec
     try:
         tree = open_tree(
             source,
@@ -326,7 +319,7 @@ def _dataset(source: str, shown: str, found: Options) -> Finding:
             **options,
         )
     except (ShardfsError, OSError) as e:
-        return Finding("dataset", WRONG, f"{shown}: {message(e)}", "`shardfs info` tells what is in it")
+        return Finding("dataset", WRONG, f"{shown}: {message(e)}", "`shardfs info` lists what is in it")
     problems = tree.problems()
     if problems:
         told = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])

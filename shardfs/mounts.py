@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -27,13 +28,14 @@ PATIENCE_S = 0.7
 
 
 class Entry(NamedTuple):
-    """A line of mountinfo."""
+    """A line of mountinfo. `owner` is the user who mounted a FUSE file system."""
 
     mountpoint: str
     type: str
     source: str
     options: frozenset[str] = frozenset()
     device: str = ""
+    owner: int | None = None
 
 
 class Mount(NamedTuple):
@@ -52,7 +54,9 @@ def entries(process: int | str = "self") -> Iterator[Entry]:
             words = line.rstrip("\n").split(" ")  # other white space is not escaped in paths
             at = words.index("-", 6)
             options = frozenset(words[5].split(","))
-            yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]), options, words[2])
+            owner = re.search(r"\buser_id=(\d+)", words[at + 3])
+            user = int(owner[1]) if owner else None
+            yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]), options, words[2], user)
 
 
 def mount_type(mountpoint: str) -> str | None:

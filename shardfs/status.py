@@ -9,7 +9,7 @@ from errno import errorcode
 from typing import TYPE_CHECKING, Any
 
 from shardfs import __version__
-from shardfs.counting import BOUNDS_S, Histogram
+from shardfs.counting import BOUNDS_S, ORDINARY, Histogram
 from shardfs.fuse.lowlevel import NAMES
 
 if TYPE_CHECKING:
@@ -81,10 +81,6 @@ class Status:
             words += [f"{writing['failing']} SHARDS CANNOT BE PUBLISHED"] if writing["failing"] else []
             words += [f"{writing['refused']} FILES WERE REFUSED AT CLOSE"] if writing["refused"] else []
         return ", ".join([*words, *(["the store does not answer"] if store and store["silent"] else [])])
-
-
-ORDINARY = frozenset(("ENOENT", "ENOSYS", "EROFS", "ENODATA", "ENOTSUP", "ENOTTY", "ERANGE"))
-"""Errors that are answers like any other."""
 
 
 def _failures(errors: Mapping[str, Mapping[str, int]]) -> Iterator[int]:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import json
 import os
+import pwd
 import select
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def umount(
     mountpoint = _mounted_path(mountpoint)
     mounted = mounted_at(mountpoint)
     if mounted is None or mounted.type != FS_TYPE:
-        raise MountError(errno.EINVAL, "is not a mount of shardfs", mountpoint)
+        raise MountError(errno.EINVAL, "is not a mount of shardfs: `shardfs status` lists the mounts", mountpoint)
     daemon = None if lazy else daemon_of(mountpoint, ANSWER_S)
     process = _process(daemon.pid if daemon else 0)
     try:
@@ -91,7 +92,7 @@ def umount(
     except OSError as e:
         if e.errno != errno.EBUSY:
             raise
-        hangs = "" if daemon is not None else "does not answer (--lazy takes it away), and is "
+        hangs = "" if daemon is not None else "does not answer (--lazy detaches it), and is "
         sys.stderr.write(f"shardfs: {mountpoint}: {hangs}busy: {_users(mountpoint)}\n")
         return BUSY
     if daemon is None and not lazy and "rw" in mounted.options:
@@ -225,6 +226,12 @@ def _process(pid: int) -> int:
     return -1
 
 
+def _user_name(user: int | None) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(user or 0).pw_name
+    return str(user)
+
+
 def unmount(mountpoint: str, *, lazy: bool) -> None:
     """Raise OSError with what the kernel says, EBUSY among it."""
     if os.geteuid() == 0:
@@ -233,6 +240,10 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
             number = ctypes.get_errno()
             raise MountError(number, os.strerror(number), mountpoint)
         return
+    mounted = mounted_at(mountpoint)
+    if mounted is not None and mounted.owner not in (None, os.getuid()):
+        why = f"was mounted by the user {_user_name(mounted.owner)}: only that user or root can unmount it"
+        raise MountError(errno.EPERM, why, mountpoint)
     command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if ended.returncode:  # it says why in words only; a mount of ours that it leaves in place is in use

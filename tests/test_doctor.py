@@ -139,10 +139,10 @@ STORE = {"silent": False, "errors": {"ENOENT": 3}}
 @pytest.mark.parametrize(
     ("state", "told", "expected", "words"),
     [
-        ("dead", None, WRONG, "has gone"),
+        ("dead", None, WRONG, "has died"),
         ("hangs", None, WRONG, "does not answer"),
         ("closed", None, NOTE, "another user"),
-        ("old", None, NOTE, "tells nothing"),
+        ("old", None, NOTE, "reports no status"),
         ("answers", {"store": {**STORE, "silent": True}}, WRONG, "its store does not answer"),
         ("answers", {"store": {**STORE, "errors": {"EIO": 2}}}, NOTE, "failed 2 times"),
         ("answers", {"store": STORE}, OK, "answers"),
@@ -166,7 +166,7 @@ def examined(source: str, **options: Any) -> dict[str, Finding]:
 def test_a_local_source(source: Path, tmp_path: Path) -> None:
     found = examined(str(source))
     assert {check: f.state for check, f in found.items()} == {"store": OK, "dataset": OK}
-    assert "is its disk mounted?" in examined(str(tmp_path / "missing"))["store"].fix
+    assert "whether its disk is mounted" in examined(str(tmp_path / "missing"))["store"].fix
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain/file").write_text("x")
     assert examined(str(tmp_path / "plain"))["dataset"].state == WRONG
@@ -186,7 +186,7 @@ def test_a_web_server_with_and_without_ranges(source: Path) -> None:
 def test_nobody_listens() -> None:
     pytest.importorskip("aiohttp")
     found = examined("http://127.0.0.1:9/x", store_retries=0)["store"]
-    assert (found.state, "look at the " in found.fix) == (WRONG, True)
+    assert (found.state, "check the " in found.fix) == (WRONG, True)
 
 
 def test_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,4 +263,4 @@ def test_the_verb_for_a_mountpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = Mount("/mnt/x", "/data", mounts.DEAD, None)
     monkeypatch.setattr(mounts, "mounts", lambda point=None: [dead] if point in (None, "/mnt/x") else [])
     code, text = run("/mnt/x")
-    assert (code, text.count("its daemon has gone")) == (1, 1)
+    assert (code, text.count("its daemon has died")) == (1, 1)

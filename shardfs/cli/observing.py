@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardfs.cli.completing import profiles_and_files
 from shardfs.cli.printing import human_bytes, write_json
-from shardfs.cli.sources import absolute, configured, given_options, source_options
+from shardfs.cli.sources import absolute, given_options, profile_named, source_options
+from shardfs.counting import ORDINARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,20 +23,25 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("what", required=False, metavar="[MOUNTPOINT|SOURCE]")
-@click.option("--wait", is_flag=True, help="Wait until nothing is to be published, or nobody does it any more.")
+@click.argument("what", required=False, metavar="[MOUNTPOINT|SOURCE|PROFILE]", shell_complete=profiles_and_files)
+@click.option("--wait", is_flag=True, help="Wait until all data is published, or no process publishes it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
 def status(what: str | None, wait: bool, as_json: bool, **given: Any) -> int:
-    """Tell how the mounts on this machine fare, or the one on MOUNTPOINT; or what waits in the journal of SOURCE.
+    """Show the state of mounts, or of the journal of SOURCE.
 
-    Exit code 1 if a mount is dead or hangs, or cannot publish something, or if there is none on MOUNTPOINT; of SOURCE
-    if files wait that nobody publishes. How mounts fare is told in less than a second.
+    Without an argument, of all mounts on this machine; answers within a second. Exit code 1 if a mount is dead, hangs
+    or cannot publish, if nothing is mounted on MOUNTPOINT, or if files wait in the journal and no process publishes
+    them.
     """
     from shardfs import mounts
 
     mountpoint = None if what is None else os.path.abspath(what)
     found = mounts.mounts(mountpoint)
+    if not found and what is not None and (profile := profile_named(what)) is not None:
+        mountpoint, what = os.path.realpath(profile.mountpoint), profile.source
+        given["words"] = (f"profile={profile.name}", *given["words"])
+        found = mounts.mounts(mountpoint)
     if not found and what is not None:
         return _status_of_source(what, wait=wait, as_json=as_json, **given)
     while wait and any(_publishes(mount) for mount in found):
@@ -62,7 +69,7 @@ def _fails(mount: Mount) -> bool:
 
 
 def _status_of_source(what: str, *, wait: bool, as_json: bool, **given: Any) -> int:
-    """What waits in a journal, and who publishes it."""
+    """What waits in the journal of a source, and which process publishes it."""
     from shardfs import recover
     from shardfs.journal import directory_for
 
@@ -70,7 +77,7 @@ def _status_of_source(what: str, *, wait: bool, as_json: bool, **given: Any) -> 
     directory = directory_for(absolute(what), found.journal)
     if not directory.is_dir():
         if not as_json:
-            click.echo(f"{what}: is no mount of shardfs, and nothing was written to it by one")
+            click.echo(f"{what}: is not mounted by shardfs, and has no journal; `shardfs status` lists the mounts")
         return 1
     left = recover.look(directory)
     while wait and left.owner is not None and _waiting(left):
@@ -93,11 +100,13 @@ def _left_lines(what: str, left: Left) -> Iterator[str]:
 
     waiting = _waiting(left)
     if not waiting:
-        yield f"{what}: all is published"
+        yield f"{what}: all data is published"
         return
     yield f"{what}: {len(waiting)} files wait in {left.directory}"
     yield (
-        f"  {describe(left.owner)}" if left.owner else "  nobody publishes them: mount it with --rw, or shardfs recover"
+        f"  {describe(left.owner)}"
+        if left.owner
+        else f"  no process publishes them: mount with --rw, or use shardfs recover {what}"
     )
     yield from (f"  {entry.path}{f': {entry.why}' if entry.why else ''}" for entry in waiting[:NAMED])
     if len(waiting) > NAMED:
@@ -107,13 +116,13 @@ def _left_lines(what: str, left: Left) -> Iterator[str]:
 LOOK_S = 0.5
 
 NAMED = 20
-"""So many files or shards are named."""
+"""At most this many files or shards are named."""
 
 _WORDS = {
-    "dead": "dead: its daemon has gone; `shardfs umount --lazy {0}` clears it",
-    "hangs": "does not answer; `shardfs umount --lazy {0}` takes it away",
-    "closed": "is another user's, and not open to others",
-    "old": "tells nothing of itself",
+    "dead": "its daemon has died; `shardfs umount --lazy {0}` removes the mount",
+    "hangs": "does not answer; `shardfs umount --lazy {0}` removes the mount",
+    "closed": "belongs to another user, and is not open to others",
+    "old": "was mounted by a version of shardfs that reports no status",
 }
 
 
@@ -127,7 +136,8 @@ def _lines(mount: Mount) -> Iterator[str]:
     yield f"  layout {told['layout']}, process {told['pid']}, up {up}, {human_bytes(told['resident_bytes'])} of memory"
     yield f"  requests: {_counts(told['requests'])}"
     for op, errors in told["errors"].items():
-        yield f"  errors of {op}: {_counts(errors)}"
+        if failures := {name: n for name, n in errors.items() if name not in ORDINARY}:
+            yield f"  errors of {op}: {_counts(failures)}"
     yield f"  served: {human_bytes(told['bytes_served'])}"
     if told["waiting"] or told["postponed"]:
         yield f"  waiting for the source: {told['waiting']} requests, and {told['postponed']} for a thread"
@@ -144,19 +154,19 @@ def _lines(mount: Mount) -> Iterator[str]:
 
 
 def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
-    silent = "; IT DOES NOT ANSWER" if store["silent"] else ""
+    silent = "; THE STORE DOES NOT ANSWER" if store["silent"] else ""
     yield f"  store: {_counts(store['requests'])}; {human_bytes(store['bytes_fetched'])} fetched{silent}"
     if store["latency"]:
         yield f"  store operations: {_latency(store['latency'])}"
     if store["errors"]:
         yield f"  errors of the store: {_counts(store['errors'])}"
     if store["retries"] or store["timeouts"]:
-        yield f"  tried again: {store['retries']}; without an answer: {store['timeouts']}"
+        yield f"  retries: {store['retries']}; time-outs: {store['timeouts']}"
 
 
 def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
     if w["read_only"]:
-        yield f"  NOTHING CAN BE WRITTEN ANY MORE: {w['read_only']}"
+        yield f"  READ-ONLY NOW: {w['read_only']}"
     yield f"  to be published: {w['dirty_chunks']} chunks of {w['dirty_shards']} shards"
     yield f"  journal: {human_bytes(w['journal_bytes'])} of {human_bytes(w['journal_limit'])} in {w['journal']}"
     per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if w["written_bytes"] else ""
@@ -198,13 +208,14 @@ def _duration(seconds: float) -> str:
 
 
 @click.command()
-@click.argument("what", required=False, metavar="[SOURCE|MOUNTPOINT]")
+@click.argument("what", required=False, metavar="[SOURCE|MOUNTPOINT|PROFILE]", shell_complete=profiles_and_files)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
 def doctor(what: str | None, as_json: bool, **given: Any) -> int:
-    """Look for what keeps mounts from working: on this machine, of a SOURCE or profile, or of what is mounted.
+    """Find what prevents mounts from working.
 
-    Each line says what was looked at, and what is wrong also what to do. Exit code 1 if something is.
+    Checks this machine and all mounts, and SOURCE if given. Each problem comes with a remedy. Exit code 1 if there is a
+    problem.
     """
     from shardfs import doctor as work
     from shardfs import masking, mounts
@@ -213,7 +224,7 @@ def doctor(what: str | None, as_json: bool, **given: Any) -> int:
     mounted = what is not None and bool(mounts.mounts(os.path.abspath(what)))
     findings = [work.examine_machine(found)]
     if what is not None and not mounted:
-        profile = configured(found.config, what).profiles.get(what) if "/" not in what else None
+        profile = profile_named(what, found.config)
         source = what if profile is None else profile.source
         if profile is not None:
             given["words"] = (f"profile={what}", *given["words"])

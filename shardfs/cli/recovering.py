@@ -24,22 +24,27 @@ LEFT, DAMAGED = 3, 7
 
 @click.command()
 @click.argument("source", required=False, metavar="[SOURCE|DIRECTORY]")
-@click.option("--list", "doing", flag_value="list", default=True, help="What is in the journal; this is the default.")
-@click.option("--verify", "doing", flag_value="verify", help="Read all of it and compare checksums.")
-@click.option("--apply", "doing", flag_value="apply", help="Publish what can be, without a mount.")
-@click.option("--export", "out", metavar="DIRECTORY", help="Write what is in it to plain files below this directory.")
+@click.option(
+    "--list", "doing", flag_value="list", default=True, help="List the contents of the journal (the default)."
+)
+@click.option("--verify", "doing", flag_value="verify", help="Read the whole journal and compare checksums.")
+@click.option("--apply", "doing", flag_value="apply", help="Publish what can be published, without a mount.")
+@click.option("--export", "out", metavar="DIRECTORY", help="Write the contents to plain files below this directory.")
 @click.option(
     "--ours",
     multiple=True,
     metavar="PATH",
-    help="Of a conflict, or all in a directory: what was written here is to be published.",
+    help="Resolve a conflict, or all below a directory: publish our version.",
 )
 @click.option(
-    "--theirs", multiple=True, metavar="PATH", help="Of a conflict, or all in a directory: what is in the source stays."
+    "--theirs",
+    multiple=True,
+    metavar="PATH",
+    help="Resolve a conflict, or all below a directory: keep the version in the source.",
 )
-@click.option("--salvage", "doing", flag_value="salvage", help="Put damage aside, and go on without it.")
-@click.option("--discard", "doing", flag_value="discard", help="Put everything aside; it is kept for seven days.")
-@click.option("--yes", is_flag=True, help="Really discard.")
+@click.option("--salvage", "doing", flag_value="salvage", help="Move damaged records aside and continue without them.")
+@click.option("--discard", "doing", flag_value="discard", help="Move everything aside; it is kept for seven days.")
+@click.option("--yes", is_flag=True, help="Confirm --discard.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
 def recover(
@@ -52,18 +57,20 @@ def recover(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Look after what was written to SOURCE and is not published: in the journal that a mount has left.
+    """Inspect, publish or discard the journal of a mount.
 
-    A DIRECTORY with a journal will do, also a copy, or one whose source is gone. Without either, all of your journals
-    are listed. Exit code 3 if something is left that cannot be published, 4 if a mount has the journal, 7 if it is
-    damaged.
+    A mount leaves a journal if data that was written to SOURCE is not published. A DIRECTORY with a journal will do,
+    also a copy, or one whose source is gone. Without either, all of your journals are listed. Exit code 3 if something
+    is left that cannot be published, 4 if a mount has the journal, 7 if it is damaged.
     """
     from shardfs import recover as work
 
     found, _ = given_options(**given, flags={})
     if source is None:
         if doing != "list" or out is not None or ours or theirs:
-            raise click.UsageError("which one? SOURCE, or the directory of a journal, is needed")
+            raise click.UsageError(
+                "which journal? Give SOURCE, or the directory of a journal; `shardfs recover` lists them"
+            )
         return _all(work.journals(found.journal), as_json=as_json)
     directory = _find(source, found)
     if out is not None:
@@ -180,7 +187,7 @@ def _discard(directory: Path, *, really: bool) -> int:
 
     if not really:
         n = len(work.look(directory).entries)
-        raise click.UsageError(f"--discard would give up {n} files in {directory}: say --yes, too")
+        raise click.UsageError(f"--discard would give up {n} files in {directory}: add --yes to confirm")
     aside = work.discard(directory)
     click.echo("the journal is empty" if aside is None else f"put aside in {aside}, for seven days")
     return 0

@@ -36,14 +36,14 @@ def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> Part:
 @click.argument("source")
 @click.option("--deep", is_flag=True, help="Read and decode every chunk.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]")
-@click.option("--shards", "part", default="1/1", metavar="I/N", callback=_part, help="Only part I of N, from 1 to N.")
+@click.option("--shards", "part", default="1/1", metavar="I/N", callback=_part, help="Check only part I of N.")
 @click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: findings, then counts.")
 @source_options
 def verify(source: str, deep: bool, jobs: int, part: Part, dask: str | None, as_json: bool, **given: Any) -> int:
     """Look for damage in all shards of SOURCE. Exit code 7 if there is any.
 
-    Looks at indices, at checksums, and at what the first bytes of chunks tell; see docs/verify.md.
+    Checks indices, checksums and the first bytes of chunks; see docs/verify.md.
     """
     from shardfs import jobs as work
 
@@ -192,5 +192,5 @@ def _words(t: Tally) -> Iterator[str]:
     if t.outside_chunks:
         yield f"{t.outside_chunks} entries beyond the edge of the array"
     if t.unchecked_chunks:
-        yield f"{t.unchecked_chunks} chunks not decoded, for want of a decoder"
+        yield f"{t.unchecked_chunks} chunks not decoded: their decoder is not installed"
     yield f"{t.findings} findings" if t.findings else "sound"

@@ -23,25 +23,26 @@ LEFT, LATE = 3, 5
 
 @click.command()
 @click.argument("path")
-@click.option("--timeout", default="1h", metavar="SECONDS", help="How long to wait for it.  [1h]")
+@click.option("--timeout", default="1h", metavar="SECONDS", help="How long to wait.  [1h]")
 @click.option("--debug", is_flag=True, expose_value=False, is_eager=True, callback=debug, help="Show tracebacks.")
 def flush(path: str, timeout: str) -> int:
-    """Publish what was written to PATH, a mount or anything on it, and wait until it is in the source.
+    """Publish the data written below PATH, and wait.
 
-    Exit code 3 if that fails, with the first error; 5 if it takes longer than the time-out.
+    PATH is a mount, or a file or directory on a mount. Exit code 3 if publishing fails, with the first error; 5 if it
+    takes longer than the time-out.
     """
     from shardfs import mounts
 
     mountpoint = mounts.mount_of(path)
     if mountpoint is None:
-        raise click.UsageError(f"{path} is on no mount of shardfs")
+        raise click.UsageError(f"{path} is not on a mount of shardfs: `shardfs status` lists the mounts")
     try:
         with waiting("publishing") as tell:
             mounts.flush(path, options.positive_seconds(timeout), lambda: _tell(mountpoint, tell))
     except OSError as e:
         if e.errno in (errno.EROFS, errno.ENOTSUP):
             raise click.UsageError(f"{mountpoint} is mounted read-only") from None
-        more = "" if e.errno == errno.ETIMEDOUT else f"; shardfs status {mountpoint} says of what, and why"
+        more = "" if e.errno == errno.ETIMEDOUT else f"; shardfs status {mountpoint} names the files and the reasons"
         click.echo(f"shardfs: {path}: {e.strerror}{more}", err=True)
         return LATE if e.errno == errno.ETIMEDOUT else LEFT
     return 0
@@ -58,14 +59,15 @@ def _tell(mountpoint: str, tell: Callable[[str], object]) -> None:
 
 @click.command()
 @click.argument("source")
-@click.option("-n", "--dry-run", is_flag=True, help="Only tell what could be saved.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what could be saved.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
 def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
-    """Leave out of the shards of SOURCE what earlier versions of chunks have left in them. Reads every index.
+    """Reclaim space from overwritten chunks.
 
-    Each new shard is compared with the old one, chunk by chunk, before it takes its place. Programs that remember where
-    chunks lay read other bytes then. Exit code 3 if some shards cannot be packed; 4 if somebody else writes to SOURCE.
+    Rewrites the shards of SOURCE without the bytes that no index leads to. Reads every index, and compares each new
+    shard with the old one, chunk by chunk, before replacing it. Programs that cache the positions of chunks read wrong
+    bytes afterwards. Exit code 3 if some shards cannot be packed; 4 if another writer uses SOURCE.
     """
     from shardfs import compacting
     from shardfs.writable import open_journal
@@ -120,6 +122,6 @@ class _Packed:
         if self._as_json:
             write_json({"type": "end", "shards": self.shards, "dead": self.dead, "saved": self.saved})
         elif dry_run:
-            click.echo(f"{human_bytes(self.dead)} in {self.shards} shards lead nowhere")
+            click.echo(f"{human_bytes(self.dead)} in {self.shards} shards can be reclaimed")
         else:
             click.echo(f"{human_bytes(self.saved)} saved in {self.shards} shards")

@@ -167,7 +167,8 @@ class Session:
         with _stderr() as said:
             failed = self._fuse.mount(self._handle, os.fsencode(mountpoint))
         if failed:
-            raise MountError(errno.EIO, _reason(said, f"cannot mount on {mountpoint}"))
+            why = _reason(said, "the kernel refused the mount")
+            raise MountError(errno.EIO, f"cannot mount: {why}; `shardfs doctor` looks for the cause", mountpoint)
         # Our own descriptor: libfuse closes its one in `unmount`, while a thread may still be reading.
         self.fd = os.dup(self._fuse.fd(self._handle))
 

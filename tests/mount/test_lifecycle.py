@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import pwd
 import re
 import resource
 import shutil
@@ -22,10 +23,11 @@ import pytest
 
 from shardfs import mount as mounts
 from shardfs import notify, unmount
-from shardfs.errors import MountError
+from shardfs.errors import MountError, exit_code
 from shardfs.fuse import lowlevel
 from shardfs.masking import public_name
 from shardfs.mounts import elsewhere, mounted_at
+from tests.alone import alone
 from tests.conftest import _start_time, daemon_pid, mount_entry
 from tests.conftest import unmount as clear
 from tests.datasets import ROOT
@@ -113,6 +115,33 @@ def test_an_autofs_trigger_is_free(source: Path, mountpoint: Path) -> None:
         again = shardfs("mount", source, mountpoint, timeout=20)
         assert (again.returncode, "mounted here already" in again.stderr) == (5, True)
         assert shardfs("umount", mountpoint).returncode == 0
+
+
+@fuse
+def test_a_mount_of_another_user(source: Path, mountpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shardfs("mount", source, mountpoint).returncode == 0
+    owner = pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(os, "getuid", lambda: 65533)
+    monkeypatch.setattr(os, "geteuid", lambda: 65533)
+    for lazy in (False, True):
+        with pytest.raises(MountError, match=f"was mounted by the user {owner}: only that user or root") as refused:
+            unmount.umount(str(mountpoint), timeout=5, lazy=lazy)
+        assert exit_code(refused.value) == 5
+    monkeypatch.undo()
+    assert (mountpoint / "zarr.json").exists()
+    assert shardfs("umount", mountpoint).returncode == 0
+
+
+@fuse
+def test_without_the_device_doctor_is_named(source: Path, mountpoint: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    hide = 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'
+    command = [*alone(), "sh", "-c", hide, "sh", sys.executable, "-m", "shardfs", "mount", str(source), str(mountpoint)]
+    done = attempt(*command, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (5, 1), done.stderr
+    assert done.stderr.startswith(f"shardfs: {mountpoint}: cannot mount: ")
+    assert "`shardfs doctor`" in done.stderr
 
 
 @fuse

@@ -81,7 +81,7 @@ def test_a_mount_is_writable_by_its_own_word(
     installed.run("umount", mountpoint)
     installed.wait_until(lambda: b"123456789012" in (own / "c/0/0").read_bytes())
     done = installed.run("shardfs", "status", "--wait", "-o", f"journal={tmp_path / 'j'}", own)
-    assert done == f"{own}: all is published\n"
+    assert done == f"{own}: all data is published\n"
 
 
 @fuse

@@ -63,6 +63,28 @@ def told(mount: Path) -> dict[str, Any]:
     return found
 
 
+@fuse
+def test_the_status_of_a_profile(source: Path, mounted: Mounted, tmp_path: Path) -> None:
+    config = tmp_path / "x.toml"
+    with mounted(source) as mount:
+        config.write_text(f'[mount.brain]\nsource = "{source}"\nmountpoint = "{mount}"\n')
+        os.environ["SHARDFS_CONFIG"] = str(config)
+        try:
+            done = status("brain")
+        finally:
+            del os.environ["SHARDFS_CONFIG"]
+        assert (done.returncode, done.stdout.startswith(f"{mount}: {source}\n")) == (0, True), done
+
+
+@fuse
+def test_answers_that_are_no_failures_are_not_shown_as_errors(source: Path, mounted: Mounted) -> None:
+    with mounted(source) as mount:
+        assert errno_of((mount / "c/9/9/9").stat) == errno.ENOENT
+        assert attempt("getfattr", "-n", "user.nothing", mount).returncode != 0
+        assert told(mount)["errors"]
+        assert "errors of" not in status(mount).stdout
+
+
 # ------------------------------------------------------------------------------------------ the hidden directory
 
 
@@ -163,7 +185,7 @@ def test_status(source: Path, mounted: Mounted) -> None:
     done = shardfs("status", mount)
     assert (done.returncode, done.stdout) == (
         1,
-        f"{mount}: is no mount of shardfs, and nothing was written to it by one\n",
+        f"{mount}: is not mounted by shardfs, and has no journal; `shardfs status` lists the mounts\n",
     )
 
 
@@ -184,7 +206,7 @@ def test_status_of_a_mount_that_hangs_and_of_a_dead_one(source: Path, mounted: M
             assert time.monotonic() < end
         code, (found,) = statuses(status("--json", mount))
         assert (code, found["state"]) == (1, "dead")
-        assert f"`shardfs umount --lazy {mount}` clears it" in status(mount).stdout
+        assert f"`shardfs umount --lazy {mount}` removes the mount" in status(mount).stdout
         assert shardfs("umount", "--lazy", mount).returncode == 0
 
 

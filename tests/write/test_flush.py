@@ -35,8 +35,8 @@ def test_the_mount_of_a_path_is_found_without_touching_it(monkeypatch: pytest.Mo
     ("number", "code", "told"),
     [
         (0, 0, ""),
-        (errno.ENOSPC, 3, "/x: No space left on device; shardfs status / says of what, and why"),
-        (errno.ESTALE, 3, "/x: Stale file handle; shardfs status / says of what, and why"),
+        (errno.ENOSPC, 3, "/x: No space left on device; shardfs status / names the files and the reasons"),
+        (errno.ESTALE, 3, "/x: Stale file handle; shardfs status / names the files and the reasons"),
         (errno.ETIMEDOUT, 5, "/x: Connection timed out"),
         (errno.EROFS, 2, "/ is mounted read-only"),
     ],

@@ -183,7 +183,7 @@ def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source
         done = shardfs("status", "-o", f"journal={mount.journal}", *words, source)
         return done.returncode, done.stdout
 
-    assert told_of() == (0, f"{source}: all is published\n")
+    assert told_of() == (0, f"{source}: all data is published\n")
     write(mount.path / "c/0/0", chunk(7))
     code, told = told_of()
     assert (code, told.splitlines()[0].startswith(f"{source}: 1 files wait in {mount.journal}/")) == (0, True)
@@ -192,7 +192,7 @@ def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source
     code, told = told_of("--wait")  # for nobody
     assert (code, told.splitlines()[1:]) == (
         1,
-        ["  nobody publishes them: mount it with --rw, or shardfs recover", "  c/0/0"],
+        [f"  no process publishes them: mount with --rw, or use shardfs recover {source}", "  c/0/0"],
     )
     (mount.path.parent / "ro").mkdir()
     done = shardfs("mount", "-o", f"journal={mount.journal}", source, mount.path.parent / "ro")
