@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardfs import options
-from shardfs.cli import VERBS, commands
+from shardfs.cli import commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,8 @@ shardfs is a FUSE file system. It shows a sharded dataset as the directory that 
 metadata without the sharding, and every chunk a plain file. To read, nothing is converted or copied. With `--rw`
 programs write chunk files; they lie in a journal, which survives crashes, until the shards receive them.
 
-A first word that is no verb means `mount`, so that `shardfs SOURCE MOUNTPOINT -o ro` is a mount command like any other.
-A SOURCE is a path or a URL that fsspec knows. The name of a profile can stand for SOURCE and MOUNTPOINT."""
+You can omit `mount`: `shardfs SOURCE MOUNTPOINT -o ro`. A SOURCE is a path or a URL that fsspec knows. The name of a
+profile replaces SOURCE and MOUNTPOINT. `unmount` is another name of `umount`."""
 
 FILES = [
     ("/etc/shardfs/*.toml, ~/.config/shardfs/*.toml", "Profiles: tables [mount.NAME] with source, mountpoint, "
@@ -111,7 +111,7 @@ def verbs(command: click.Command, name: str) -> Iterator[tuple[str, click.Comman
 
 def all_verbs() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(commands)
-    for name in VERBS:
+    for name in commands.list_commands(context):
         command = commands.get_command(context, name)
         if command is None:
             raise LookupError(name)

@@ -1,4 +1,4 @@
-"""What can go wrong, and the one table that turns it into an errno or an exit code."""
+"""The errors of shardfs, and the table that maps errors to errno and exit codes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CorruptShardError(ShardfsError):
 
 
 class UnfitChunkError(ShardfsError, ValueError):
-    """Bytes that the array cannot hold at these coordinates, or that fit nothing that lies beside them."""
+    """Bytes that the array cannot hold at these coordinates, or that contradict the chunks beside them."""
 
     def __init__(self, coords: tuple[int, ...], why: str) -> None:
         self.coords = coords
@@ -44,7 +44,7 @@ class StaleShardError(ShardfsError):
 
 
 class UnsupportedError(ShardfsError):
-    """A layout cannot show this array, or this source is nothing shardfs can show."""
+    """A layout cannot show this array, or shardfs cannot show this source."""
 
 
 class NotADatasetError(UnsupportedError):
@@ -52,11 +52,11 @@ class NotADatasetError(UnsupportedError):
 
 
 class MountError(OSError):
-    """The mountpoint is no good, or the kernel, fusermount3 or libfuse refused; the message says which."""
+    """The mountpoint is unusable, or the kernel, fusermount3 or libfuse refused; the message says which."""
 
 
 class BusyError(OSError):
-    """Somebody else writes to the source, or works on its journal; the message says who. Its errno is EBUSY."""
+    """Another writer uses the source or its journal; the message names the writer. Its errno is EBUSY."""
 
 
 def errno_of(error: BaseException) -> int:
@@ -94,7 +94,7 @@ def is_expected(error: BaseException) -> bool:
 
 
 def exit_code(error: BaseException) -> int:
-    """What the shell is told of an error that ended the program.
+    """The exit code for an error that ended the program.
 
     1 unexpected, 3 source not found or unreadable, 4 not a supported sharded dataset, or in use by another writer, 5
     mount failed.

@@ -22,6 +22,7 @@ from shardfs.cli import looking
 from shardfs.errors import CorruptShardError
 from shardfs.model import Batch
 from tests import handmade_ids
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -290,14 +291,10 @@ def test_a_mount_in_the_foreground_says_that_it_is_ready(source: str, tmp_path: 
     where = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     command = [sys.executable, "-m", "shardfs", "mount", "-f", source, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=where) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline().decode()
-            assert line == f"{source} is mounted on {tmp_path}; Ctrl-C unmounts it\n"
-            assert (tmp_path / "deep/sharded/zarr.json").exists()
-        finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        wait_until((tmp_path / "deep/sharded/zarr.json").exists, 60)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output.decode()) == (0, f"{source} is mounted on {tmp_path}; Ctrl-C unmounts it\n")
 
 
 @pytest.mark.fuse
