@@ -242,10 +242,10 @@ class ChunkStore:
             return None
         local = blob.fd >= 0 or isinstance(blob, BytesBlob)
         size = blob.stat().size if local else MAX_OBJECT
-        if isinstance(request, ByteRange) and size and request.stop > size:
+        if isinstance(request, ByteRange) and request.stop > size:
             raise ValueError(f"an index is said to lie at [{request.start}, {request.stop}), beyond its {size} bytes")
         raw = blob.read([request])[0]
-        if isinstance(request, ByteRange) and raw and len(raw) != request.stop - request.start:
+        if isinstance(request, ByteRange) and len(raw) != request.stop - request.start:
             raise ValueError(f"an index at [{request.start}, {request.stop}) is cut off after {len(raw)} bytes")
         index = self.format.decode_page(shard, number, raw).checked(size)
         return _Page(index, blob, blob.stat().version if local else None)
@@ -262,7 +262,8 @@ class ChunkStore:
                 data = blob.read([where])[0]
             except FileNotFoundError:
                 return (None, version), 0, self._ttl
-            return (data, version), len(data), self._ttl
+            whole = len(data) == where.stop - where.start
+            return (data, version), len(data), self._ttl if whole else DAMAGE_TTL_S
 
         root, of = self._cache.get(key, load)
         if of != version:  # somebody else looked at it before or after it was replaced

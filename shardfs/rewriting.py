@@ -456,7 +456,7 @@ def unwrapped(layer: Layer, stored: Blob | None) -> Blob | None:
         return SliceBlob(stored, 0, max(0, size - layer.trailer))
     if size > codecs.MAX_STORED:
         raise ValueError(f"a shard of {size} bytes that is decoded as a whole; {codecs.MAX_STORED} is the limit")
-    return BytesBlob(codecs.decode(layer.codecs, stored.read([ByteRange(0, size)])[0]), stored) if size else stored
+    return BytesBlob(codecs.decode(layer.codecs, stored.read([ByteRange(0, size)])[0]), stored)
 
 
 def wrapped(layer: Layer, plan: Plan | None, stored: Blob | None, blob: Blob | None) -> Plan | None:
@@ -476,7 +476,8 @@ def _trailer(size: int, plan: Plan, stored: Blob | None) -> bytes:
     """Checksums for a new shard. Raise ValueError if those of the old one do not hold: the new ones would say that
     its chunks are sound."""
 
-    if stored is not None and (n := stored.stat().size):
+    if stored is not None:
+        n = stored.stat().size
         told = stored.read([ByteRange(max(n - size, 0), n)])[0]
         if len(told) != size or _sums([ByteRange(0, n - size)], stored, size) != told:
             raise ValueError("the crc32c of the whole shard does not hold")
@@ -507,7 +508,7 @@ def read_page(layer: Layer, shard: int, page: int, blob: Blob) -> ShardIndex | N
     if request is None:
         return None
     raw = blob.read([request])[0]
-    if not isinstance(request, Suffix) and raw and len(raw) != request.stop - request.start:
+    if not isinstance(request, Suffix) and len(raw) != request.stop - request.start:
         raise ValueError(f"an index at [{request.start}, {request.stop}) is cut off after {len(raw)} bytes")
     return format.decode_page(shard, page, raw).arrays()
 

@@ -240,8 +240,6 @@ def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:
         data = codecs.decode(layer.codecs, blob.read([ByteRange(0, size)])[0])
         return data, len(data), math.inf
 
-    if not size:
-        return blob
     if size > codecs.MAX_STORED:
         raise ValueError(f"a shard of {size} bytes that is decoded as a whole; {codecs.MAX_STORED} is the limit")
     return BytesBlob(decoded.get((key, version, "decoded"), load), blob)

@@ -209,10 +209,10 @@ class ShardVerifier:
         import google_crc32c
 
         size = stored.stat().size
-        if size and size < trailer:
+        if size < trailer:
             raise ValueError(f"its crc32c should have {trailer} bytes, but the object has {size}")
         crc, position = 0, 0
-        for end in range(size - trailer, size, 4) if size else ():
+        for end in range(size - trailer, size, 4):
             for part in _stream(stored, position, end):
                 crc = google_crc32c.extend(crc, part)
             told = int.from_bytes(stored.read([ByteRange(end, end + 4)])[0], "little")
@@ -276,8 +276,6 @@ class _Shard:
 
     def _pages(self) -> Iterator[tuple[int, ShardIndex]]:
         """Every page that can be read; what cannot is found."""
-        if not self._size:
-            return  # readers take it for a shard without chunks
         if self._format.walk is not None:
             try:
                 yield 0, self._format.walk(self._blob)

@@ -84,19 +84,25 @@ class Index:
     location: Literal["start", "end"] = "end"
     fastest: Literal["first", "last"] = "first"
     named: str = "raw-bytes"
+    raw: bool = False
 
     @property
     def codecs(self) -> Json:
-        order = {"name": self.named, "configuration": {"endian": self.endian}}
-        return [order, {"name": "crc32c"}] if self.checksum else [order]
+        configuration = {} if self.named == "n5bytes" else {"configuration": {"endian": self.endian}}
+        around = [{"name": "raw"}] * self.raw + [{"name": "crc32c"}] * self.checksum
+        return [{"name": self.named, **configuration}, *around]
 
-    def size(self, slots: int) -> int:
-        return 16 * slots + (4 if self.checksum else 0)
+    def header(self, per: Coords) -> bytes:
+        """N5 4.x (`N5BlockCodecs.java`) writes it before the codecs around the values see them."""
+        return header((2, *per)) if self.named == "n5bytes" else b""
 
-    def encode(self, entries: Iterable[tuple[int, int]]) -> bytes:
+    def size(self, per: Coords) -> int:
+        return len(self.header(per)) + 16 * prod(per) + (4 if self.checksum else 0)
+
+    def encode(self, entries: Iterable[tuple[int, int]], per: Coords) -> bytes:
         order = "<" if self.endian == "little" else ">"
         packed = b"".join(struct.pack(f"{order}QQ", *e) for e in entries)
-        return packed + crc32c(packed) if self.checksum else packed
+        return self.header(per) + packed + (crc32c(packed) if self.checksum else b"")
 
 
 SEED_INDEX = Index(checksum=False, fastest="last")
@@ -121,7 +127,7 @@ def shard(
     entries: Mapping[int, tuple[int, int]] | None = None,
 ) -> bytes:
     """Chunks by position inside the shard, in the order of their slots; `entries` replaces index entries."""
-    base = index.size(prod(per)) if index.location == "start" else 0
+    base = index.size(per) if index.location == "start" else 0
     listed, body = [(EMPTY, EMPTY)] * prod(per), bytearray()
     for slot, chunk in sorted((slot_of(local, per, index.fastest), chunk) for local, chunk in chunks.items()):
         body += gap
@@ -129,7 +135,7 @@ def shard(
         body += chunk
     for slot, entry in (entries or {}).items():
         listed[slot] = entry
-    encoded = index.encode(listed)
+    encoded = index.encode(listed, per)
     return encoded + bytes(body) if index.location == "start" else bytes(body) + encoded
 
 
@@ -330,6 +336,11 @@ VARIANTS: dict[str, Variant] = {
     "index_big": Variant(*_CUBE, indices=[_BIG]),
     "index_big_crc_start": Variant(*_CUBE, indices=[Index("big", location="start")]),
     "index_bytes": Variant(*_CUBE, indices=[Index(named="bytes")]),
+    "index_n5bytes": Variant(*_CUBE, indices=[Index("big", checksum=False, named="n5bytes")]),
+    "index_n5bytes_crc_start": Variant(*_CUBE, indices=[Index("big", location="start", named="n5bytes")]),
+    "index_n5bytes_raw_crc": Variant(*_FLAT, indices=[Index("big", named="n5bytes", raw=True)]),
+    "index_n5bytes_nested": Variant((20, 15), (2, 2), [(2, 2), (2, 3)], indices=[Index("big", named="n5bytes")]),
+    "index_raw": Variant(*_CUBE, indices=[Index(checksum=False, raw=True)]),
     "gaps": Variant(*_CUBE, gap=b"hole!"),
     "sparse": Variant((20, 24), (2, 4), [(4, 2)], data=_islands),
     "nested": Variant((20, 15), (2, 2), [(2, 2), (2, 2)], indices=[_START, Index()]),
@@ -510,7 +521,9 @@ _damaged("index_checksum_wrong_end", _first(Index())[:-1] + b"?", bad=range(4), 
 _damaged("cut", _first()[:-1], bad=[3])
 _damaged("cut_end", _first(Index())[:-5], bad=range(4), index=Index())
 _damaged("shorter_than_index", _first()[:67], bad=range(4))
-_damaged("zero_bytes", b"", absent=range(4))
+_damaged("zero_bytes", b"", bad=range(4))
+_N5_INDEX = Index("big", location="start", named="n5bytes")
+_damaged("index_header_wrong", _first(_N5_INDEX)[:7] + b"?" + _first(_N5_INDEX)[8:], bad=range(4), index=_N5_INDEX)
 _damaged("offset_alone_is_ones", _first(entries={1: (EMPTY, 16)}), absent=[1])
 _damaged("size_alone_is_ones", _first(entries={2: (0, EMPTY)}), absent=[2])
 _damaged("range_past_end", _first(entries={0: (10**6, 4), 3: (0, 10**6)}), bad=[0, 3])

@@ -191,6 +191,13 @@ def mesh_index_damaged(path: Path) -> Case:
 
 
 @_case
+def mesh_zero_byte_shard(path: Path) -> Case:
+    case = _meshes(path, _EVEN, good={}, bad=[*_shown(_EVEN), *_shown(_ODD)])
+    (path / "0.shard").write_bytes(b"")
+    return Case(path, {}, case.bad)
+
+
+@_case
 def mesh_offsets_of_all_ones(path: Path) -> Case:
     """Offset or size -1 in a minishard index, and a range that wraps: what is left of them is no manifest."""
     write_json(path / "info", {**MESHES, "sharding": sharding()})
@@ -233,6 +240,24 @@ def skeletons_of_one_damaged_minishard(path: Path) -> Case:
     stored = uint64_shard([even, odd], deflate_index=True, indices={0: b"not gzip"})
     write_files(path, {"0.shard": stored})
     return Case(path, {"1": b"one", str(2**64 - 1): b"last"}, bad=frozenset({"0", "2", "4"}))
+
+
+@_case
+def skeletons_zero_byte_shard(path: Path) -> Case:
+    write_json(path / "info", {**SKELETONS, "sharding": sharding(minishard=1, shard=1)})
+    second = uint64_shard([[Entry(6, b"six")], []])
+    write_files(path, {"0.shard": b"", "1.shard": second})
+    return Case(path, {"6": b"six"}, bad=frozenset({"0", "1", "4"}))
+
+
+@_case
+def annotations_zero_byte_shard(path: Path) -> Case:
+    sharded = sharding(minishard=0)
+    level = {"key": "cells", "grid_shape": [2, 1, 1], "chunk_size": [1, 1, 1], "limit": 1, "sharding": sharded}
+    by_id = {"key": "by_id", "sharding": sharded}
+    write_json(path / "info", {"@type": "neuroglancer_annotations_v1", "by_id": by_id, "spatial": [level]})
+    write_files(path, {"cells/0.shard": b"", "by_id/0.shard": b""})
+    return Case(path, {}, bad=frozenset({"cells/0_0_0", "cells/1_0_0", "by_id/7"}))
 
 
 @_case

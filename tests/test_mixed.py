@@ -226,6 +226,19 @@ def test_a_mount_of_a_file(mounted: Mounted, tmp_path: Path) -> None:
         assert os.getxattr(mount / "00000001.chunk", "user.shardfs.shard") == b""
 
 
+@pytest.mark.parametrize(("name", "chunk"), [("plain-crc32.blp", "data/__0.blp"), ("x.b2nd", "00000001.chunk")])
+def test_a_file_of_chunks_that_becomes_empty_under_a_mount_is_damaged(name: str, chunk: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(FILES[name])
+    tree = open_tree(str(tmp_path), index_ttl_s=0)
+    found = tree.resolve(f"{name}/{chunk}")
+    assert found.size
+    os.truncate(tmp_path / name, 0)
+    with pytest.raises(CorruptShardError, match=name):
+        tree.read(found.number, 0, 10)
+    with pytest.raises(CorruptShardError, match=name):
+        tree.attributes(found.number)
+
+
 def test_any_other_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(FILES["x.b2nd"])
     (tmp_path / "cut.b2nd").write_bytes(FILES["x.b2nd"][:60])

@@ -51,12 +51,14 @@ class IndexEncoding:
 
     Args:
         either_is_empty: an entry of which only one number is all-ones is empty, too, as N5 has it; else it is damage.
+        header: bytes before the entries, which the checksum does not cover.
     """
 
     endian: Literal["little", "big"] = "little"
     crc32c: bool = True
     location: Literal["start", "end"] = "end"
     either_is_empty: bool = False
+    header: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ class ShardingIndexed(SinglePage):
         return math.prod(self._slots_per_axis(unravel(shard, self.shard_grid)))
 
     def _index_bytes(self, shard: int) -> int:
-        return 16 * self.slots_per_shard(shard) + (4 if self.index.crc32c else 0)
+        return len(self.index.header) + 16 * self.slots_per_shard(shard) + (4 if self.index.crc32c else 0)
 
     def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest:
         n = self._index_bytes(shard)
@@ -224,16 +226,17 @@ class ShardingIndexed(SinglePage):
         return Suffix(n) if self.index.location == "end" else ByteRange(0, n)
 
     def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
-        if not raw:  # zarr-python reads a shard of zero bytes as all fill value
-            return ShardIndex.empty()
         rows = _Rows(self._verified(shard, raw), self.index)
         return rows if rows.nbytes <= SMALL else rows.arrays()
 
     def _verified(self, shard: int, raw: bytes) -> bytes:
-        """The rows of an index. Raise ValueError, with the reason, unless length and checksum hold."""
-        n = self._index_bytes(shard)
+        """The rows of an index. Raise ValueError, with the reason, unless length, header and checksum are right."""
+        n, header = self._index_bytes(shard), self.index.header
         if len(raw) != n:
             raise ValueError(f"its index should have {n} bytes, but the shard ends after {len(raw)}")
+        if not raw.startswith(header):
+            raise ValueError(f"its index should begin with {header.hex()}, not {raw[: len(header)].hex()}")
+        raw = raw[len(header) :]
         if self.index.crc32c:
             raw, told = raw[:-4], int.from_bytes(raw[-4:], "little")
             found = google_crc32c.value(raw)
@@ -295,8 +298,6 @@ class ShardingIndexed(SinglePage):
 
     def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
         table = _Table.read(self, shard, old)
-        if not table.size:
-            return Usage(0, 0, 0, 0)
         starts, sizes = table.extents()
         begin = 0 if self.index.location == "start" else table.size - table.nbytes
         live = cover(starts, starts + sizes).nbytes
@@ -325,7 +326,7 @@ class _Table:
     def read(cls, format: ShardingIndexed, shard: int, old: Blob | None) -> _Table:
         request = format.page_request(shard, 0, None)
         nbytes, size = format._index_bytes(shard), 0 if old is None else old.stat().size
-        if old is None or not size:
+        if old is None:
             return cls(np.full((format.slots_per_shard(shard), 2), MISSING, np.uint64), format.index, 0, nbytes)
         raw = format._verified(shard, old.read([request])[0])
         dtype = "<u8" if format.index.endian == "little" else ">u8"
@@ -396,8 +397,8 @@ class _Table:
         if len(found):
             raise ValueError(f"its index leads nowhere, but then would to new bytes: {self.told(int(found[0]))}")
         raw = self.rows.astype(self._dtype).tobytes()
-        if self._encoding.crc32c:
-            raw += int(google_crc32c.value(raw)).to_bytes(4, "little")
+        crc = int(google_crc32c.value(raw)).to_bytes(4, "little") if self._encoding.crc32c else b""
+        raw = self._encoding.header + raw + crc
         return [raw, *pieces] if self._at_start else [*pieces, raw]
 
 

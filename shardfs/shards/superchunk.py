@@ -242,17 +242,15 @@ class Pack(Numbered):
         leads: Leads | None = None,
     ) -> Plan | None:
         """All is written anew, in the order of chunks: readers go from one to the next, whatever the offsets say."""
-        work = _Rewriting(old if old is not None and old.stat().size else None, self.per_file)
+        work = _Rewriting(old, self.per_file)
         return work.rewritten({slot: put for (_, slot), put in puts.items()}, {slot for _, slot in drops})
 
     def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
         return self.rewrite(shard, old, {}, frozenset())
 
     def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
-        size = old.stat().size
-        if not size:
-            return Usage(0, 0, 0, 0)
         beginning = Beginning(old)
+        size = beginning.size
         own = min(beginning.data_start(), size)
         live = live_bytes(beginning.index(self.per_file), beginning.header.checksum.size)
         return Usage(size, own, live, max(size - own - live, 0))

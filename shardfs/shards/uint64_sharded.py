@@ -218,8 +218,6 @@ class Uint64Sharded:
 
     def _entries(self, block: int, root: bytes | None) -> U64:
         wanted = self.root_request(block)
-        if root == b"" and block == 0:  # a shard of zero bytes counts as missing, for other readers too
-            return np.zeros((1 << min(self.page_bits, BLOCK_BITS), 2), np.uint64)
         if root is None or len(root) != wanted.stop - wanted.start:
             raise ValueError(f"its shard index should have {self._header} bytes, but the shard is shorter")
         return np.frombuffer(root, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
@@ -379,7 +377,7 @@ class _Rewriting:
         self._size = 0 if old is None else old.stat().size
         pages = 1 << format.page_bits
         self._root = np.zeros((pages, 2), np.uint64)
-        if old is not None and self._size:
+        if old is not None:
             blocks = old.read([format.root_request(block) for block in range(format.blocks)])
             self._root = np.concatenate([format._entries(n, raw) for n, raw in enumerate(blocks)])
         self._before = self._root.copy()
@@ -544,8 +542,6 @@ class _Rewriting:
         return [self._root.astype("<u8").tobytes(), *pieces]
 
     def usage(self, leads: Leads | None) -> Usage:
-        if not self._size:
-            return Usage(0, 0, 0, 0)
         starts, stops = [_NONE], [_NONE]
         indices = [ByteRange(0, self._header)]
         for _, at, entries in self._read(self._pages(), damaged=[]):

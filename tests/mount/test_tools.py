@@ -342,11 +342,13 @@ DAMAGED = [
     "zarr_truncated_start",
     "zarr_range_past_end",
     "zarr_nested_inner_damage",
+    "zarr_zero_byte_shard",
     "zarr_garbage_without_checksum",
     "volume_chunk_past_end",
     "volume_index_past_end",
     "volume_data_gzip_damaged",
     "volume_index_not_gzip",
+    "volume_zero_byte_shard",
 ]
 
 

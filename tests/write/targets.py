@@ -10,7 +10,6 @@ import json
 import warnings
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numcodecs
@@ -283,8 +282,7 @@ def _n5(name: str, location: Any) -> Target:
 
 def n5_blocks(data: bytes, per: Coords, index: data_n5.Index) -> dict[Coords, bytes]:
     """The blocks of a shard by their position in it; AssertionError if its index is not sound."""
-    slots = prod(per)
-    size = index.size(slots)
+    size = index.size(per)
     assert len(data) >= size, f"a shard of {len(data)} bytes"
     raw = data[:size] if index.location == "start" else data[-size:]
     if index.checksum:

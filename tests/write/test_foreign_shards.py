@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs.errors import CorruptShardError
 from shardfs.journal import Journal
 from shardfs.tree import open_tree
 from shardfs.writing.publishing import Publishing
@@ -79,4 +80,32 @@ def test_a_chunk_that_others_changed_is_a_conflict(tmp_path: Path) -> None:
         assert e.value.errno == errno.ESTALE
         assert files.read("c/0/0") == b"ours"
     wanted = {"c/0/0": b"1st ", "c/0/1": b"too", "c/1/0": b"three"}
+    assert {name: data for name, data in walk(open_tree(str(path))).items() if name != "zarr.json"} == wanted
+
+
+def test_an_empty_shard_takes_no_chunk(tmp_path: Path) -> None:
+    """Its chunks may be lost: a new shard in its place would show the others as if they never were."""
+    path = _array(tmp_path / "source")
+    (path / "c/0/0").write_bytes(b"")
+    with _writable(path, tmp_path / "journal") as files:
+        for change, more in (("write", (b"new!",)), ("unlink", ()), ("patch", (0, b"x"))):
+            with pytest.raises(CorruptShardError, match="68 bytes, but the shard ends after 0"):
+                getattr(files, change)("c/0/0", *more)
+        files.publish()
+    assert (path / "c/0/0").read_bytes() == b""
+
+
+def test_a_chunk_outlives_that_its_shard_is_emptied(tmp_path: Path) -> None:
+    path = _array(tmp_path / "source")
+    with _writable(path, tmp_path / "journal") as files:
+        files.write("c/1/1", b"ours")
+        (path / "c/0/0").write_bytes(b"")
+        with pytest.raises(OSError, match="ends after 0") as e:
+            files.publish()
+        assert e.value.errno == errno.EIO
+        assert files.read("c/1/1") == b"ours"
+        assert (path / "c/0/0").read_bytes() == b""
+        _replace(path, handmade.zarr_shard(_OLD))  # restored from a backup
+        files.publish()
+    wanted = {"c/0/0": b"one ", "c/0/1": b"two ", "c/1/0": b"three", "c/1/1": b"ours"}
     assert {name: data for name, data in walk(open_tree(str(path))).items() if name != "zarr.json"} == wanted

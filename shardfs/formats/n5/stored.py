@@ -122,7 +122,8 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Un
         own = integers(configuration["chunk_shape"], "chunk_shape", 1)
         require_rank(own, len(shape), "chunk_shape")
         inner = own[::-1]
-        layers.append(_layer(shape, outer, inner, _index_encoding(configuration)))
+        per_shard = [a // b for a, b in zip(outer, inner, strict=True)]
+        layers.append(_layer(shape, outer, inner, _index_encoding(configuration, per_shard)))
         codecs, outer = configuration["codecs"], inner
     compression, transform = _plain(chain, outer, doc["dataType"])
     shown: dict[str, Any] = {}
@@ -158,16 +159,24 @@ def _coords_of(rank: int) -> Callable[[str], Coords | None]:
     return partial(cell_of, separator="/", rank=rank)
 
 
-def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
+def _index_encoding(configuration: Mapping[str, Any], per_shard: Sequence[int]) -> IndexEncoding:
+    """How the index of shards of so many chunks is written.
+
+    N5 4.x writes the index as a block of uint64 with an axis of length 2 before the others (`ShardIndex.java`,
+    `N5BlockCodecs.java`): `n5bytes` gives this block its header. A checksum covers only the bytes behind the header.
+    """
     location = configuration.get("index_location", "end")
     if location not in ("start", "end"):
         raise ValueError(f"index_location should be start or end, not {location!r:.80}")
     codecs = chain_of(configuration["index_codecs"])
     names = [name for name, _ in codecs]
-    if names[:1] not in (["raw-bytes"], ["bytes"]) or names[1:] not in ([], ["crc32c"]):
+    first, around = names[0], [name for name in names[1:] if name != "raw"]
+    if first not in ("n5bytes", *HEADERLESS) or around not in ([], ["crc32c"]):
         raise ValueError(f"index_codecs {names!r:.80} are none that shardfs knows")
-    endian = endian_of(*codecs[0])
-    return IndexEncoding(endian, len(names) == 2, cast("Literal['start', 'end']", location), either_is_empty=True)
+    framed = first == "n5bytes"
+    header = _default_header((2, *per_shard)) if framed else b""
+    endian = "big" if framed else endian_of(*codecs[0])
+    return IndexEncoding(endian, bool(around), cast("Literal['start', 'end']", location), True, header)
 
 
 def _plain(chain: Sequence[Codec], chunk: Coords, data_type: Any) -> tuple[dict[str, Any], Transform | None]:
@@ -189,14 +198,19 @@ def _plain(chain: Sequence[Codec], chunk: Coords, data_type: Any) -> tuple[dict[
     item = ITEM_SIZES.get(str(data_type))
     if item is None:
         raise ValueError(f"{first} of data type {data_type!r:.80} is nothing that plain N5 knows")
-    if len(chunk) >= 2**16 or max(chunk) >= 2**32:
-        raise ValueError(f"the header of a block cannot say a size of {chunk!r:.80}")
+    header = _default_header(chunk)
     swap = item > 1 and endian_of(first, configuration) == "little"
     if around and swap:
         raise ValueError("plain N5 has no little-endian blocks, and compressed ones cannot be turned")
-    header = struct.pack(f">HH{len(chunk)}I", 0, len(chunk), *chunk)
     nbytes = None if around else item * math.prod(chunk)
     return compression, PlainBlocks(checksum, header, nbytes, item if swap else 1)
+
+
+def _default_header(size: Coords) -> bytes:
+    """The header of a block of this size in N5's default mode. Raise ValueError if the size does not fit into it."""
+    if len(size) >= 2**16 or max(size) >= 2**32:
+        raise ValueError(f"the header of a block cannot say a size of {size!r:.80}")
+    return struct.pack(f">HH{len(size)}I", 0, len(size), *size)
 
 
 @dataclass(frozen=True)
