@@ -179,6 +179,27 @@ def write_array(
         (root / "meta/attributes").write_text(attributes)
 
 
+WRITE_1X = """
+import sys, numpy as np, bcolz
+array = bcolz.carray(np.load(sys.argv[1]), rootdir=sys.argv[2], mode="w", chunklen=int(sys.argv[3]), dflt=3,
+                     cparams=bcolz.cparams(clevel=7, shuffle=1, cname="lz4"))
+array.attrs["unit"] = "nm"
+array.flush()
+"""
+
+
+def pack_1x(root: Path, per_file: int, how: Superchunk) -> None:
+    """Put the chunks that bcolz 1.x wrote into superchunks, and say so in its own documents by one more member."""
+    files = sorted((root / "data").glob("__*.blp"), key=lambda path: int(path.stem[2:]))
+    chunks = [path.read_bytes()[len(BLP) :] for path in files]
+    chunks = [chunk[: int.from_bytes(chunk[12:16], "little")] for chunk in chunks]
+    for path in files:
+        path.unlink()
+    write_superchunks(root / "data", chunks, per_file, how)
+    storage = json.loads((root / "meta/storage").read_text())
+    (root / "meta/storage").write_text(json.dumps({**storage, "superchunksize": per_file}) + "\n")
+
+
 def write_columns(
     root: Path, columns: Mapping[str, Array | Mapping[str, Array]], chunklen: int, per_file: int, how: Superchunk
 ) -> None:

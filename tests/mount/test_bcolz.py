@@ -140,6 +140,29 @@ def test_a_copy_is_a_dataset_of_bcolz(
     }
 
 
+@pytest.mark.parametrize("how", [Superchunk(), Superchunk(version=3, checksum=2, metadata=b"{}", room=9)])
+def test_bcolz_reads_its_own_documents_beside_superchunks(how: Superchunk, mounted: Mounted, tmp_path: Path) -> None:
+    """As for the RFC's words, in version 2 and as bloscpack writes files (3); the documents are shown as they were."""
+    python, names = client_python("bcolz"), ("meta/sizes", "meta/storage", "__attrs__")
+    arrays = {"a": np.arange(50, dtype=">i4"), "b": _RNG.normal(size=(23, 4))}
+    before = {}
+    (tmp_path / "source").mkdir()
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        path = tmp_path / "source" / name
+        run(python, "-W", "ignore", "-c", data_bcolz.WRITE_1X, tmp_path / f"{name}.npy", path, "8")
+        before[name] = {document: json.loads((path / document).read_text()) for document in names}
+        before[name]["meta/storage"]["expectedlen"] = len(array)  # the number of rows, in whatever form
+        data_bcolz.pack_1x(path, 3, how)
+    with mounted(tmp_path / "source") as mount:
+        roots = {name: mount / name for name in arrays}
+        found = _read("read_bcolz", python, roots, tmp_path, '{"unit": "nm"}')
+        shown = {n: {d: json.loads((root / d).read_text()) for d in names} for n, root in roots.items()}
+        assert sorted(os.listdir(mount / "b/data")) == ["__0.blp", "__1.blp", "__2.blp"]
+    assert _different(found, arrays) == {}
+    assert shown == before
+
+
 def test_listing_and_stat_read_no_chunk(superchunks: tuple[Path, dict[str, Array]], mounted: Mounted) -> None:
     root, wanted = superchunks
     data = [BLP + chunk for chunk in data_bcolz.chunks_of(wanted["three_axes"], 7)]

@@ -99,10 +99,20 @@ def test_arrays_of_bcolz_are_their_writers() -> None:
 
 @pytest.mark.fuse
 @pytest.mark.interop
-def test_bcolz_lengthens_an_array_on_a_mount(tmp_path: Path) -> None:
+@pytest.mark.parametrize("described_by", ["the RFC", "bcolz 1.x"])
+def test_bcolz_lengthens_an_array_on_a_mount(tmp_path: Path, described_by: str) -> None:
     need_fuse()
     source, python = tmp_path / "source", str(client_python("bcolz"))
-    stored(source / "a", as_json=False)
+    attributes: dict[str, Any] = {"k": {"a": [1.5]}}
+    if described_by == "the RFC":
+        stored(source / "a", as_json=False)
+    else:
+        np.save(tmp_path / "data.npy", DATA)
+        source.mkdir()
+        attributes["unit"] = "nm"
+        write = [python, "-W", "ignore", "-c", data_bcolz.WRITE_1X, str(tmp_path / "data.npy"), str(source / "a"), "8"]
+        subprocess.run(write, check=True, timeout=60)
+        data_bcolz.pack_1x(source / "a", 3, data_bcolz.Superchunk())
     with writable(source, tmp_path) as mount:
         mount.mount()
         command = [python, "-W", "ignore", "-m", "tests.clients.edit_bcolz", str(mount.path / "a")]
@@ -113,7 +123,7 @@ def test_bcolz_lengthens_an_array_on_a_mount(tmp_path: Path) -> None:
         out = tmp_path / "out.npy"
         read = [python, "-m", "tests.clients.read_bcolz", str(mount.path / "a"), str(out), "--attributes"]
         run = subprocess.run(
-            [*read, '{"k": {"a": [1.5]}}'], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+            [*read, json.dumps(attributes)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
         )
         assert mount.umount().returncode == 0
     assert run.returncode == 0, run.stderr
@@ -121,3 +131,13 @@ def test_bcolz_lengthens_an_array_on_a_mount(tmp_path: Path) -> None:
     wanted[3:5] = 7
     np.testing.assert_array_equal(np.load(out), wanted)
     assert sorted(p.name for p in (source / "a" / "data").iterdir()) == [f"__{k}__.bin" for k in (1, 2, 3, 4)]
+    assert (source / "a" / ATTRIBUTES).exists() == (described_by == "the RFC")
+
+
+def test_shapes_of_chunks_that_contradict(tmp_path: Path) -> None:
+    source = stored(tmp_path, as_json=True)
+    storage = json.loads(source[STORAGE])
+    found = BCOLZ.open("a", {**source, STORAGE: json.dumps({**storage, "chunklen": 9}).encode()})
+    assert found is not None
+    assert [p.why for p in found.problems] == ["chunkshape is (8,), but chunklen 9: one of them must go"]
+    assert shown({**source, STORAGE: json.dumps({**storage, "chunklen": 8}).encode()}) == shown(source)

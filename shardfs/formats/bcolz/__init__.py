@@ -120,6 +120,6 @@ def _open_table(path: str, documents: Mapping[str, bytes]) -> Dataset:
         return replace(table, problems=(Problem(path, f"{ATTRS}: {e.why}"),))
 
 
-BCOLZ = Bcolz(SIZES, STORAGE, ATTRIBUTES)
+BCOLZ = Bcolz(SIZES, STORAGE, ATTRIBUTES, ATTRS)
 BCOLZ_SOURCE = Bcolz(SIZES, STORAGE, ATTRIBUTES, ATTRS, COLUMNS)
 """It tells other layouts of what bcolz 1.x wrote, too, which the native one shows as it is."""

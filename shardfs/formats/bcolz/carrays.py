@@ -160,7 +160,7 @@ def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any],
         if not shape:
             raise ValueError("no axes")
         dtype, told = numpy_dtype(storage["dtype"], "little"), storage.get("cparams")
-        compression = _compression(told if isinstance(told, dict) else {})
+        compression = compression_of(told if isinstance(told, dict) else {})
         array = Carray(shape, integer(storage["chunklen"], "chunklen", 1), dtype, 0, compression)
         described_so = described(array, "bcolz", {} if attributes is None else attributes_of(path, attributes))
     except (ValueError, TypeError, KeyError, CorruptShardError) as e:
@@ -178,7 +178,8 @@ def _coords_of(names: NumberedNames, key: str) -> Coords | None:
     return None if number is None else (number,)
 
 
-def _compression(told: Mapping[str, Any]) -> Compression:
+def compression_of(told: Mapping[str, Any]) -> Compression:
+    """What `cparams` says."""
     default = Compression()
     level, shuffle = told.get("clevel"), told.get("shuffle")
     return Compression(

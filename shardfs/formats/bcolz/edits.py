@@ -31,6 +31,8 @@ def edited(dataset: Dataset | None, stored: Mapping[str, bytes], name: str, new:
     try:
         if doc == before:
             return {}
+        if name == ATTRS and ATTRIBUTES not in stored and ATTRS in stored:  # superchunks described as by bcolz 1.x
+            return {ATTRS: new}
         if name == ATTRS:
             return {ATTRIBUTES: _attributes(stored, before, doc)}
         if len(dataset.collections) > 1:

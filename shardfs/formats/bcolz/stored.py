@@ -6,6 +6,7 @@ bloscpack see its README.
 
 from __future__ import annotations
 
+import json
 import keyword
 import math
 import re
@@ -30,7 +31,9 @@ from shardfs.formats.bcolz.carrays import (
     BlpHeader,
     Carray,
     Compression,
+    attributes_of,
     carray_documents,
+    compression_of,
     described,
     json_line,
 )
@@ -43,6 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ATTRIBUTES = "meta/attributes"
+
+KEPT = ("cparams", "dflt")
+"""Members of `meta/storage` that bcolz 1.x writes, and that superchunks do not change."""
+
 MAX_COLUMNS = 10_000
 
 LIBRARIES = {"fastlz": "blosclz", "blosclz": "blosclz", "lz4": "lz4", "lz4hc": "lz4hc", "snappy": "snappy",
@@ -68,7 +75,8 @@ def open_superchunks(
     path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any], documents: Mapping[str, bytes]
 ) -> Dataset:
     """An array in superchunks, or a table. Raise ValueError, TypeError or KeyError if it cannot be shown as bcolz's."""
-    shape, chunkshape = integers(sizes["shape"], "shape", 0), integers(storage["chunkshape"], "chunkshape", 1)
+    shape = integers(sizes["shape"], "shape", 0)
+    chunkshape = _chunkshape(storage, shape)
     per_file = integer(storage["superchunksize"], "superchunksize", 1)
     if storage.get("order", "C") != "C":
         raise ValueError(f"order {storage['order']!r}: bcolz has arrays in C order only")
@@ -85,10 +93,22 @@ def open_superchunks(
     if not isinstance(dtype, dict):
         array = about._replace(dtype=numpy_dtype(dtype, endianness))
         collection = _collection("bcolz", "data", "data", _layers(array, per_file), array)
-        documents = carray_documents(array, attributes)
-        return _described(Dataset("bcolz", (collection,), documents, problems, closed=True), array, attributes)
+        shown = carray_documents(array, attributes)
+        shown[STORAGE] = json_line({**json.loads(shown[STORAGE]), **{m: storage[m] for m in KEPT if m in storage}})
+        return _described(Dataset("bcolz", (collection,), shown, problems, closed=True), array, attributes)
     columns = {name: (where, about._replace(dtype=numpy_dtype(d, endianness))) for name, where, d in _columns(dtype)}
     return _table(columns, per_file, attributes, problems)
+
+
+def _chunkshape(storage: Mapping[str, Any], shape: Coords) -> Coords:
+    """Return the RFC's `chunkshape`, or the shape that follows from `chunklen` of bcolz 1.x, the rows of a chunk."""
+    if "chunklen" not in storage:
+        return integers(storage["chunkshape"], "chunkshape", 1)
+    rows = integer(storage["chunklen"], "chunklen", 1)
+    found = integers(storage["chunkshape"], "chunkshape", 1) if "chunkshape" in storage else (rows, *shape[1:])
+    if found[:1] != (rows,):
+        raise ValueError(f"chunkshape is {found}, but chunklen {rows}: one of them must go")
+    return found
 
 
 def _layers(array: Carray, per_file: int) -> tuple[Layer, ...]:
@@ -159,9 +179,10 @@ def _columns(dtype: Mapping[str, Any], below: str = "", depth: int = 0) -> list[
 
 
 def _compression(storage: Mapping[str, Any]) -> Compression:
-    told = storage.get("compression")
+    """What the RFC's `compression` says; without one, the `cparams` of bcolz 1.x."""
+    told, cparams = storage.get("compression"), storage.get("cparams")
     if not isinstance(told, dict):
-        return Compression()
+        return compression_of(cparams if isinstance(cparams, dict) else {})
     level, filters = told.get("level"), told.get("filters")
     known = level if isinstance(level, int) and 0 <= level <= 9 else 5
     shuffle = 0
@@ -171,9 +192,15 @@ def _compression(storage: Mapping[str, Any]) -> Compression:
 
 
 def _attributes(path: str, documents: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple[Problem, ...]]:
-    """The values of the attributes, without the types that the RFC has beside each."""
+    """The values of the attributes, without the types that the RFC has beside each.
+
+    `__attrs__` of bcolz 1.x counts if `meta/attributes` does not exist.
+    """
     if ATTRIBUTES not in documents:
-        return {}, ()
+        try:
+            return dict(attributes_of(path, documents.get(ATTRS, b"{}"))), ()
+        except CorruptShardError as e:
+            return {}, (Problem(path, f"{ATTRS}: {e.why}"),)
     try:
         told = parsed(documents, ATTRIBUTES) or {}
         if not isinstance(told, dict):
