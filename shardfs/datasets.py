@@ -164,11 +164,14 @@ class Datasets:
         return False
 
     def _members(self, directory: Directory) -> Iterator[str]:
-        """The datasets right below a directory that a scope tells of, in layouts that show its data in its place."""
-        if directory.inherited.scope is None or self.view is None:
+        """The datasets right below a directory of a scope's data, whether the store has a directory for them or not."""
+        if directory.inherited.scope is None:
             return
         scope, base = directory.inherited.scope
-        listing = "/".join([*_parts(base), *_parts(scope.listing(_below(directory.inside, base)))])
+        below = _below(directory.inside, base)
+        if below != scope.data and not below.startswith(f"{scope.data}/"):
+            return
+        listing = "/".join([*_parts(base), *_parts(scope.listing(below))])
         for entry in self.listed_by_store(listing):
             if (name := scope.member(entry.name, entry.directory)) is not None:
                 yield name
@@ -284,8 +287,8 @@ class Datasets:
         for problem in dataset.problems if dataset else ():
             self.report(problem)
         if dataset is None or not (dataset.closed or dataset.blank):
-            for name in self._members(directory):
-                below.setdefault(name, [])
+            for name in self._members(directory):  # each proves a dataset to layouts, but no shards natively
+                below.setdefault(name, [((), None)] if self.view is None else [])
         scope = directory.inherited.scope
         if dataset is not None and dataset.scope is not None:
             scope = dataset.scope, path
@@ -310,6 +313,8 @@ class Datasets:
             yield _parts(name), data
         for at, image in dataset.images.items():
             yield _parts(at), image
+        if dataset.scope is not None and not self.store.blind:  # the store may have no directory of it yet
+            yield _parts(dataset.scope.data), None
         if self.store.blind:
             for name in (*dataset.named, *(c.path for c in dataset.unsharded)):
                 yield _parts(name), None

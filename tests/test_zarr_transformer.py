@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardfs.cache import ByteLRU
 from shardfs.errors import CorruptShardError, NotADatasetError
 from shardfs.formats.zarr_transformer import META, ZARR_TRANSFORMER, ArrayDocuments, Hierarchy
 from shardfs.inodes import ROOT
-from shardfs.tree import open_tree
+from shardfs.store import FsspecStore, LocalStore
+from shardfs.tree import Tree, open_tree
 from tests.data_zarr_transformer import (
     OTHER_URLS,
     ROOT_DOCUMENT,
@@ -329,7 +331,7 @@ def sparse_hierarchies(draw: st.DrawFn) -> Sparse:
 
 
 def _some(cells: Sequence[object]) -> st.SearchStrategy[int]:
-    return st.integers(1, len(cells))  # where there is no shard at all, nothing can be mounted
+    return st.integers(0, len(cells))
 
 
 class TestView(ViewSuite):
@@ -377,6 +379,32 @@ def test_the_same_over_a_network(where: str, tmp_path: Path) -> None:
         for name in ("meta/root/missing.array.json", "data/root/missing", "meta/root/x", "data/x", "data/root/a/c9/0"):
             with pytest.raises(FileNotFoundError):
                 tree.resolve(name)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_arrays_without_a_chunk_are_there(remote: bool, tmp_path: Path) -> None:
+    """Documents alone say so: no directory of `data` may exist yet, or only that of another array."""
+    documents = {"a": SHARDED, "g/b": SHARDED, "plain": array_document((2,), (1,))}
+    write_hierarchy(tmp_path, documents, {})
+    some: list[Cells] = [{}, {(3, 3): b"x"}]
+    for chunks in some:
+        shards = named(pack_shards(chunks, (2, 2)))
+        write_files(tmp_path, {f"data/root/a/{name}": shard for name, shard in shards.items()})
+        store = FsspecStore(fsspec.filesystem("file"), str(tmp_path)) if remote else LocalStore(str(tmp_path))
+        tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20))
+        tree.require_dataset()
+        assert [(s.path, s.grid_chunks) for s in tree.summaries()] == [("data/root/a", 16), ("data/root/g/b", 16)]
+        assert tree.resolve("data/root/g/b/c3").directory
+        assert {e.name.decode() for e in entries(tree, tree.resolve("data/root").number)} == {"a", "g", "plain"}
+        for name in ("data/root/x", "data/root/g/a", "data/root/g/b/c0/0"):
+            with pytest.raises(FileNotFoundError):
+                tree.resolve(name)
+
+
+def test_a_hierarchy_of_plain_arrays_is_nothing_to_mount(tmp_path: Path) -> None:
+    write_hierarchy(tmp_path, {"plain": array_document((2,), (1,))}, {})
+    with pytest.raises(NotADatasetError):
+        open_tree(str(tmp_path))
 
 
 def test_damage_is_told_and_harms_nothing_beside_it(tmp_path: Path) -> None:

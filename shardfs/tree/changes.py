@@ -65,14 +65,15 @@ class Changes(Survey):
         return dataset.rewriter is not None and dataset.rewriter.applies(name)
 
     def is_implied(self, directory: int, name: str) -> bool:
-        """Whether a directory of chunks is there only because documents name it: there is none, or no shard in it."""
+        """Whether a directory is shown only because documents name it: the store has none, or no shard in it."""
         if directory >= TABLE_END:
             return False
         node = self._directory(directory)
-        below, path = self._datasets.open(node).below.get(name, ()), node.child_path(name)
-        if not below or not all(isinstance(what, Placed) and is_in(what.shards, path) for _, what in below):
+        below, path = self._datasets.open(node).below.get(name), node.child_path(name)
+        placed = [what for _, what in below or () if what is not None]
+        if below is None or not all(isinstance(what, Placed) and is_in(what.shards, path) for what in placed):
             return False
-        if self.store.remote:  # which has no directories
+        if self.store.remote and placed:  # which has no directories
             chunks = self._datasets.open(self._directory(self.lookup(directory, os.fsencode(name)).number)).chunks
             return chunks is not None and chunks.is_empty()
         try:

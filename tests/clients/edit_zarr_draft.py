@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.clients.zarr_draft import zarr_of_the_draft
 
-ACTIONS = ("create", "create_sharded", "resize", "attributes", "consolidate")
+ACTIONS = ("create", "create_sharded", "resize", "attributes", "consolidate", "fill")
 
 
 def act(action: str, root: str) -> None:
@@ -25,7 +25,9 @@ def act(action: str, root: str) -> None:
         zarr.api.consolidate_metadata(store, path="g")
         return
     array = zarr.api.open(store, path="g/create_sharded", mode="r+", zarr_version=3)
-    if action == "resize":
+    if action == "fill":
+        array[:] = 2
+    elif action == "resize":
         array.resize(9, 20)
     else:
         array.attrs["b"] = {"c": [1.5, None]}

@@ -7,14 +7,17 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.create_rules import Rule
 from shardfs.formats.zarr_transformer import META, ZARR_TRANSFORMER, ArrayDocuments
+from tests.conftest import need_fuse, run_client
 from tests.data_zarr_transformer import array_document, sharding
 from tests.datasets import ROOT, client_python
+from tests.write.mounts import writable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,6 +159,29 @@ def test_what_a_document_describes_lies_elsewhere(path: str, name: str, director
 def zarr_python(action: str, root: Path) -> None:
     command = [str(client_python("zarr2")), "-m", "tests.clients.edit_zarr_draft", action, str(root)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.fuse
+@pytest.mark.interop
+def test_zarr_python_writes_to_an_array_that_has_no_chunk_yet(tmp_path: Path) -> None:
+    """There is not even a directory for its chunks, nor one for those of any array."""
+    need_fuse()
+    source, out = tmp_path / "source", tmp_path / "read.npy"
+    zarr_python("create_sharded", source)
+    shutil.rmtree(source / "data")
+    with writable(source, tmp_path) as mount:
+        mount.mount()
+        zarr_python("fill", mount.path)
+        subprocess.run(["rm", "-r", mount.path / "data/root/g"], check=True, timeout=60)
+        assert not (mount.path / "data/root/g").exists()
+        zarr_python("fill", mount.path)
+        assert mount.umount().returncode == 0
+    shards = {p.relative_to(source / "data/root").as_posix() for p in (source / "data").rglob("*") if p.is_file()}
+    assert shards == {f"g/create_sharded/c{y}/{x}" for y in range(2) for x in range(2)}
+    run_client(
+        "read_zarr_draft", source, out, "--member", "g/create_sharded", "--sharding", python=client_python("zarr2")
+    )
+    np.testing.assert_array_equal(np.load(out), np.full((7, 10), 2, "u2"))
 
 
 @pytest.mark.interop
