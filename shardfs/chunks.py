@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.blobs import BytesBlob
-from shardfs.errors import CorruptShardError, StaleShardError, UnsupportedError
+from shardfs.errors import CorruptShardError, DanglingLinkError, StaleShardError, UnsupportedError
 from shardfs.model import (
     U64,
     Blob,
@@ -199,12 +199,12 @@ class ChunkStore:
             self._forget_shard(shard, number)  # page, root and time must be those of one version
         try:
             page = self._current_page(shard, number)
+        except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
+            return _Damaged(self._unreadable(shard, e)), 1000, DAMAGE_TTL_S
         except (FileNotFoundError, NotADirectoryError):
             return ABSENT, 0, self._ttl
         except (ValueError, UnsupportedError) as e:
             return _Damaged(self._damage(shard, str(e))), 1000, DAMAGE_TTL_S
-        except (IsADirectoryError, PermissionError) as e:
-            return _Damaged(self._unreadable(shard, e)), 1000, DAMAGE_TTL_S
         if page is None:
             return ABSENT, 0, self._ttl
         return page, page.index.nbytes, self._ttl
@@ -517,12 +517,12 @@ class ChunkStore:
             try:
                 root = self._root(shard, self.source.open(shard), block)
                 pages = self.format.nonempty_pages(block, root)
+            except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
+                raise self._unreadable(shard, e) from e
             except (FileNotFoundError, NotADirectoryError):
                 return
             except ValueError as e:
                 raise self._damage(shard, str(e)) from e
-            except (IsADirectoryError, PermissionError) as e:
-                raise self._unreadable(shard, e) from e
             yield from (n for n in pages.tolist() if n >= first)
 
     def _scan_page(self, shard: int, number: int, base: int, skip: int) -> Iterator[ChunkBatch]:

@@ -31,6 +31,10 @@ class CorruptShardError(ShardfsError):
         super().__init__(f"{where or '/'}: {key}{entry}: {why}")
 
 
+class DanglingLinkError(FileNotFoundError):
+    """A symbolic link on the way to a file leads nowhere, as in a git-annex repository without the file's content."""
+
+
 class UnfitChunkError(ShardfsError, ValueError):
     """Bytes that the array cannot hold at these coordinates, or that contradict the chunks beside them."""
 

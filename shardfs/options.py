@@ -391,6 +391,14 @@ class Options:
         "uint64: change shards of neuroglancer_uint64_sharded_v1 on a local disk in place, by appending, instead of "
         "replacing the file; docs/durability.md says what this requires of readers.",
     )
+    linked_shards: str = _option(
+        "refuse",
+        one_of("refuse", "replace"),
+        "refuse|replace",
+        WRITING,
+        "Shards on a local disk that are symbolic links, as in git-annex and DataLad: refuse to write their chunks, or "
+        "replace the link by a file; what the link leads to stays unchanged.",
+    )
     cas: str = _option(
         "store",
         one_of("store", "none"),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shardfs import codecs
 from shardfs.blobs import WITHOUT_DATA, BytesBlob, EitherBlob, PairBlob, SliceBlob
-from shardfs.errors import CorruptShardError
+from shardfs.errors import CorruptShardError, DanglingLinkError
 from shardfs.grid import ravel_many, unravel
 from shardfs.model import U64, Blob, ByteRange, Checksum, Coords, Layer, Pair, Stat
 
@@ -59,6 +59,8 @@ class StoreShards:
 
         try:
             blob = self._store.open(key)
+        except DanglingLinkError:
+            raise
         except FileNotFoundError:
             return open_pair()
         return EitherBlob(blob, open_pair) if self._store.remote else blob

@@ -22,6 +22,7 @@ from fsspec.core import url_to_fs
 
 from shardfs.blobs import absolute
 from shardfs.cache import nothing
+from shardfs.errors import DanglingLinkError
 from shardfs.masking import is_path
 from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
 from shardfs.patience import NoAnswer, Patience, http_status
@@ -197,7 +198,8 @@ class LocalStore:
             return
         real = os.readlink(f"/proc/self/fd/{fd}")
         if real != self.root and not real.startswith(self._inside):
-            raise PermissionError(errno.EACCES, f"a symbolic link leads out of the source to {real}", key)
+            why = f"a symbolic link leads out of the source to {real}, and -o symlinks=follow was not given"
+            raise PermissionError(errno.EACCES, why, key)
 
     def open(self, key: str) -> LocalBlob:
         blob = self._blobs.get(key)
@@ -206,7 +208,13 @@ class LocalStore:
                 self._blobs.move_to_end(key)
             return blob
         before = self._reopened
-        blob = self._open(key)
+        try:
+            blob = self._open(key)
+        except FileNotFoundError as e:
+            if (link := self._dangling(key)) is not None:
+                why = f"the symbolic link {link} leads nowhere (git-annex: git annex get)"
+                raise DanglingLinkError(errno.ENOENT, why, key) from e
+            raise
         with self._lock:
             if self._reopened != before:
                 return blob  # it may be what had to be forgotten meanwhile
@@ -228,6 +236,15 @@ class LocalStore:
         except BaseException:
             os.close(fd)
             raise
+
+    def _dangling(self, key: str) -> str | None:
+        """Return the key of a symbolic link to nothing because of which `key` does not exist; None if there is none."""
+        while key:
+            path = self.path(key)
+            if os.path.lexists(path):
+                return None if os.path.exists(path) else key
+            key = key.rpartition("/")[0]
+        return None
 
     def reopen(self, key: str) -> None:
         """Forget the descriptor of `key`, so that the next `open` sees what is there now."""

@@ -132,6 +132,7 @@ def open_writable(
             remembers=not found.forget_sharding,
             dirty_bytes=found.dirty_limit,
             cas_none=found.cas == "none",
+            replace_links=found.linked_shards == "replace",
             waiting=waiting,
         )
     except BaseException:

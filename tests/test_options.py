@@ -58,6 +58,7 @@ def test_every_option_can_be_given_in_all_three_ways() -> None:
         "wrap",
         "never",
         "raw",
+        "refuse",
     }
     for s in options.settings():
         text = next(t for t in sorted(samples) if _parses(s, t))

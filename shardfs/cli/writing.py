@@ -80,7 +80,8 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
         if not dry_run:
             journal = open_journal(absolute(source), found)
             stack.callback(lambda: journal.close(clean=packer is not None))  # without one, something is left in it
-            writer = open_writer(tree.store, cas_none=found.cas == "none", journal=journal.directory)
+            links, cas_none = found.linked_shards == "replace", found.cas == "none"
+            writer = open_writer(tree.store, cas_none=cas_none, replace_links=links, journal=journal.directory)
             stack.callback(writer.close)
             packer = compacting.Packer(writer, journal)
         tell = stack.enter_context(waiting("packing" if packer else "reading"))

@@ -69,6 +69,9 @@ class Writer(Protocol):
         as it was, or (the store having failed afterwards) as it should be: an update that is tried again finds out.
         """
 
+    def require_writable(self, key: str) -> None:
+        """Raise OSError if it is known that no `update` of this object can succeed, whatever it makes."""
+
     def recover(self, begun: Begun) -> None:
         """After a crash: leave no trace of an update but what it replaced, or what it should have replaced."""
 
@@ -128,17 +131,20 @@ class Writer(Protocol):
         """A descriptor of a file or directory that is good for its path in /proc alone: see O_PATH."""
 
 
-def open_writer(store: Store, *, cas_none: bool = False, journal: Path | None = None) -> Writer:
+def open_writer(
+    store: Store, *, cas_none: bool = False, replace_links: bool = False, journal: Path | None = None
+) -> Writer:
     """The writer for `store`; tries what the store can, if that is not known.
 
     Args:
         cas_none: also if others could lose what they write.
+        replace_links: see `LocalWriter`.
         journal: the directory of ours, which is locked. If it is given, a remote store is locked, too.
 
     Raise UnsupportedError, with the reason, if others could lose what they write; BusyError if the store is locked.
     """
     if isinstance(store, LocalStore):
-        return LocalWriter(store)
+        return LocalWriter(store, replace_links=replace_links)
     if not isinstance(store, FsspecStore):
         raise UnsupportedError("this kind of store cannot be written")
     objects, root = _objects(store, cas_none=cas_none), store.path("")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs import disk
+from shardfs.cache import nothing
 from shardfs.disk import FilePart
 from shardfs.model import ByteRange
 from shardfs.plans import piece_size
+from shardfs.store import LocalBlob
 
 if TYPE_CHECKING:
     from shardfs.model import Plan
-    from shardfs.store import LocalBlob
+    from shardfs.store import LocalStore
 
 MAX_JOINED = 1 << 20
 """Bytes in memory that are written at once."""
@@ -24,6 +28,60 @@ class Place(NamedTuple):
     key: str
     at: int
     name: str
+
+
+class Old(NamedTuple):
+    """The object that an update replaces.
+
+    Args:
+        blob: None if there is no object.
+        base: the version that is replaced, see `Begun`.
+        linked: the name is a symbolic link to the object; the update replaces the link.
+    """
+
+    blob: LocalBlob | None
+    base: list[int] | None
+    linked: bool = False
+
+
+def open_old(store: LocalStore, place: Place, *, replace_links: bool = False) -> Old:
+    """Open an object that is to be replaced. Raise OSError if an update must not replace it."""
+    flags, link = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, None
+    try:
+        fd = os.open(place.name, flags | os.O_NOFOLLOW, dir_fd=place.at)
+    except FileNotFoundError:
+        return Old(None, None)
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+        link = identity_at(place.name, place.at)  # before it is opened: another program may replace it meanwhile
+        fd = _open_linked(store, place, flags, replace_links)
+    info = os.fstat(fd)
+    blob = LocalBlob(fd, info, nothing)
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a directory", place.key)
+    if not stat.S_ISREG(info.st_mode):
+        raise PermissionError(errno.EACCES, "is neither a file nor a directory", place.key)
+    # The directory would allow it. A file that a link leads to stays as it is.
+    if link is None and not os.access(f"/proc/self/fd/{fd}", os.W_OK):
+        raise PermissionError(errno.EACCES, "is write-protected", place.key)
+    return Old(blob, link or identity(blob), link is not None)
+
+
+def _open_linked(store: LocalStore, place: Place, flags: int, replace_links: bool) -> int:
+    if not replace_links:
+        why = "is a symbolic link, and -o linked_shards=replace, which puts a file in its place, was not given"
+        raise OSError(errno.EROFS, why, place.key)
+    try:
+        fd = os.open(place.name, flags, dir_fd=place.at)
+    except FileNotFoundError:
+        raise OSError(errno.EROFS, "is a symbolic link that leads nowhere", place.key) from None
+    try:
+        store.confined(fd, place.key)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def identity(blob: LocalBlob | None) -> list[int] | None:
@@ -46,6 +104,15 @@ def identity_at(name: str, at: int) -> list[int] | None:
 def identity_in(info: os.stat_result) -> list[int]:
     """The same as the system tells it."""
     return [info.st_ino, info.st_size, info.st_mtime_ns]
+
+
+def directory_identity(path: str) -> tuple[int, int] | None:
+    """Return what tells a directory from others; None if there is none at this path."""
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else None
 
 
 def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:

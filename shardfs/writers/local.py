@@ -26,7 +26,7 @@ from shardfs.plans import is_same
 from shardfs.store import LocalBlob, stat_of
 from shardfs.writers import in_place as in_its_place
 from shardfs.writers.common import Begun, Make, nobody
-from shardfs.writers.files import Place, fill, identity, identity_at
+from shardfs.writers.files import Place, directory_identity, fill, identity_at, open_old
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,17 +49,35 @@ _NO_SUCH_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class LocalWriter:
-    """Changes the files below the root of `store`; see `Writer`."""
+    """Changes the files below the root of `store`; see `Writer`.
+
+    Args:
+        replace_links: an object whose name is a symbolic link is replaced by a file; else it is refused.
+        lock_s: how long the lock of another writer is waited for.
+        race_s: how long an update is begun anew because another writer was faster.
+    """
 
     local = conditional = True
 
-    def __init__(self, store: LocalStore, *, lock_s: float = LOCK_S, race_s: float = RACE_S) -> None:
-        self._store, self._lock_s, self._race_s = store, lock_s, race_s
+    def __init__(
+        self, store: LocalStore, *, replace_links: bool = False, lock_s: float = LOCK_S, race_s: float = RACE_S
+    ) -> None:
+        self._store, self._replace_links, self._lock_s, self._race_s = store, replace_links, lock_s, race_s
         self._swept: set[str] | None = None
         self._sweeping = threading.Lock()
         self._lasting = {""}  # directories of which the names are on disk, as those of all above
         self._unsettled: dict[str, Begun] = {}  # by key: an error came after the switch, and another one after that
-        self._source = _directory_identity(store.root)
+        self._source = directory_identity(store.root)
+
+    def require_writable(self, key: str) -> None:
+        with suppress(FileNotFoundError):  # `update` makes the directory
+            at, name = self._directory_of(key)
+            try:
+                if not os.access(f"/proc/self/fd/{at}", os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, "is in a directory that is write-protected", key)
+                open_old(self._store, Place(key, at, name), replace_links=self._replace_links)
+            finally:
+                os.close(at)
 
     def update(
         self,
@@ -267,20 +285,17 @@ class LocalWriter:
     def _require_source(self) -> None:
         """Raise OSError (ESTALE) if the source was moved away, or unmounted: its shards are not gone, and what lies
         there by now, if anything, is another source."""
-        if self._source is not None and _directory_identity(self._store.root) != self._source:
+        if self._source is not None and directory_identity(self._store.root) != self._source:
             raise OSError(errno.ESTALE, "the source was moved, removed or unmounted", self._store.root)
 
     def _directory_of(self, key: str, *, make: bool = False) -> tuple[int, str]:
         """A descriptor of the directory that an object is in, and what it is called there."""
-        path = self._store.path(key)
-        if self._store.follow_symlinks:
-            path = os.path.realpath(path)
-        elif key:
+        if key:
             parent, _, name = key.rpartition("/")
             if {"", ".", ".."} & set(key.split("/")) or "\0" in key:
                 raise PermissionError(errno.EACCES, "is no path in the source", key)
             return self._directory(parent, make=make), name
-        parent, name = os.path.split(path)
+        parent, name = os.path.split(self._store.path(key))
         return os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), name
 
     def _directory(self, key: str, *, make: bool = False) -> int:
@@ -358,22 +373,24 @@ class LocalWriter:
             _settle(place, self._unsettled[place.key])
             del self._unsettled[place.key]
         while time.monotonic() < deadline:
-            old = _open_old(place)
+            old, base, linked = open_old(self._store, place, replace_links=self._replace_links)
             plan = make(old)
             if is_same(plan, None if old is None else old.stat().size):
                 return _made_last(place, old)
-            change = None if old is None or plan is None else in_its_place.change_of(plan, old, in_place)
+            change = None
+            if old is not None and plan is not None and not linked:
+                change = in_its_place.change_of(plan, old, in_place)
             if old is not None and change is not None:
                 if (stat := self._changed(place, old, change, begun, check)) is not None:
                     return stat
                 continue
-            note = Begun(place.key, identity(old), f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
+            note = Begun(place.key, base, f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
             if plan is None:
                 if self._switched(place, note, begun):
                     return None
                 continue
             try:
-                fd = _written(place, note.temp, old, plan, check)
+                fd = _written(place, note.temp, old, plan, check, alike=not linked)
             except OSError:
                 if identity_at(place.name, place.at) != note.base:  # cut off while it was copied
                     continue
@@ -420,49 +437,25 @@ class LocalWriter:
             raise
 
 
-def _directory_identity(path: str) -> tuple[int, int] | None:
-    """None if there is no directory."""
-    try:
-        info = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return (info.st_dev, info.st_ino) if stat_module.S_ISDIR(info.st_mode) else None
-
-
 def is_temporary(name: str) -> bool:
     """Whether a file may be called so that is on its way to be a shard."""
     return name.startswith(PREFIX) and name.endswith(SUFFIX)
 
 
-def _open_old(place: Place) -> LocalBlob | None:
-    try:
-        fd = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.at)
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        if e.errno != errno.ELOOP:
-            raise
-        raise PermissionError(errno.EACCES, "is a symbolic link, which would be replaced by a file", place.key) from e
-    info = os.fstat(fd)
-    blob = LocalBlob(fd, info, nothing)
-    if stat_module.S_ISDIR(info.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "is a directory", place.key)
-    if not stat_module.S_ISREG(info.st_mode):
-        raise PermissionError(errno.EACCES, "is neither a file nor a directory", place.key)
-    if not os.access(f"/proc/self/fd/{fd}", os.W_OK):  # the directory would allow it; who protected the file would not
-        raise PermissionError(errno.EACCES, "is write-protected", place.key)
-    return blob
+def _written(
+    place: Place, temp: str, old: LocalBlob | None, plan: Plan, check: Callable[[Blob], None], *, alike: bool = True
+) -> int:
+    """A descriptor of the new file, which is complete, checked and on the disk.
 
-
-def _written(place: Place, temp: str, old: LocalBlob | None, plan: Plan, check: Callable[[Blob], None]) -> int:
-    """A descriptor of the new file, which is complete, checked and on the disk."""
-    # Without an old one, umask and the directory's defaults tell who may read it.
-    fd = disk.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 if old else 0o666, place.at)
+    It gets owner, mode and attributes of `old` if it is to be `alike`, else those that umask and directory give.
+    """
+    alike = alike and old is not None
+    fd = disk.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 if alike else 0o666, place.at)
     try:
         with suppress(OSError):
             disk.lock(fd)  # tells `sweep` that somebody is at it
         fill(fd, old, plan)
-        if old is not None:
+        if alike and old is not None:
             _make_alike(fd, old.fd)
         check(LocalBlob(os.dup(fd), os.fstat(fd), nothing))
         disk.fsync(fd)

@@ -235,6 +235,9 @@ class ObjectWriter:
         if begun.temp:
             self._objects.abandon(self._path(begun.key), begun.temp)
 
+    def require_writable(self, key: str) -> None:
+        """Nothing to do: what a store lets us write shows when it is asked to."""
+
     def recovered(self) -> None:
         """Nothing to do: what had not begun was nothing but requests."""
 

@@ -537,6 +537,7 @@ def open_write_tree(
     remembers: bool = True,
     dirty_bytes: int = 256 << 20,
     cas_none: bool = False,
+    replace_links: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> WriteTree:
     """A tree on top of one that is shown as it is stored; what the journal holds is pending.
@@ -544,11 +545,12 @@ def open_write_tree(
     Args:
         dirty_bytes: memory for files that are open for writing.
         cas_none: the store may be one in which others could lose what they write.
+        replace_links: see `LocalWriter`.
         rules, remembers: see `Documents`.
 
     Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
     """
-    writer = open_writer(base.store, cas_none=cas_none, journal=journal.directory)
+    writer = open_writer(base.store, cas_none=cas_none, replace_links=replace_links, journal=journal.directory)
     try:
         pending = WriteBuffer(journal, writer, publishing, waiting)
     except BaseException:

@@ -252,7 +252,8 @@ class WriteBuffer:
         return shard
 
     def require_writable(self, target: Target) -> None:
-        """Raise OSError (EROFS) if chunks of this collection cannot be written, or some that were are lost."""
+        """Raise OSError (EROFS as a rule) if the chunk cannot be written: because of its collection, because earlier
+        versions are lost, or because its shard cannot be replaced."""
         path = target.tree.path
         if any(not damaged or is_below(damaged, path) for damaged in self._damaged):
             told = "what was written to it before is damaged in the journal (shardfs recover --salvage)"
@@ -262,6 +263,15 @@ class WriteBuffer:
             why = "shards in two files are shown only"  # a single file would take their place
         if why is not None:
             raise OSError(errno.EROFS, why, path)
+        number = target.tree.outermost_shard(target.coords)
+        if (target.tree.first, number) in self._shards:
+            return  # it was looked at when the first chunk that waits for it was opened
+        key = target.tree.outermost_key(number)
+        try:
+            self._writer.require_writable(key)
+        except OSError as e:
+            log.warning("%s: refuses chunks: %s", key, e.strerror)
+            raise
 
     def is_quick(self, target: Target | None, size: int) -> bool:
         """Whether to take a version of so many bytes is a copy to the page cache and no more, as far as can be known:

@@ -549,8 +549,9 @@ def test_nothing_is_written_outside(tmp_path: Path, outside: Path) -> None:
         lambda: writer.recover(Begun("link/secret", None, "secret", (outside / "secret").stat().st_ino)),
     ]
     for i, attempt in enumerate(tries):
-        with pytest.raises((PermissionError, FileExistsError)):
+        with pytest.raises(OSError) as e:  # noqa: PT011 - of several kinds
             attempt()
+        assert e.value.errno in (errno.EACCES, errno.EEXIST, errno.EROFS), i
         assert sorted(os.listdir(outside)) == before, i
         assert (outside / "secret").read_bytes() == b"secret", i
     with pytest.raises(IsADirectoryError):
@@ -591,13 +592,6 @@ def test_a_directory_swapped_for_a_link_meanwhile(tmp_path: Path, outside: Path)
             LocalWriter(LocalStore(str(source))).update("sub/shard", with_member("ours"))
         assert json.loads((source / "was/shard").read_bytes()) == {"ours": 1}
         assert os.listdir(outside) == ["secret"]
-
-
-def test_links_are_followed_if_asked_for(tmp_path: Path, outside: Path) -> None:
-    writer = LocalWriter(LocalStore(str(tmp_path / "a"), follow_symlinks=True))
-    writer.put("file", b"new")
-    assert (outside / "secret").read_bytes() == b"new"
-    assert (tmp_path / "a/file").is_symlink()
 
 
 # ------------------------------------------------------------------------------------------- passing through
