@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,15 +33,17 @@ from shardfs.errors import MountError, exit_code, is_expected, message
 from shardfs.journal.places import canonical
 from shardfs.logs import Logs
 from shardfs.masking import is_path, public_name
-from shardfs.mounts import FS_TYPE, mount_type
+from shardfs.mounts import FS_TYPE, covered_by, mount_type, mounted_at
 from shardfs.unmount import ANSWER_S, daemon_of, unmount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shardfs.draining import Writing
+    from shardfs.fuse.lowlevel import Session
     from shardfs.fuse.server import Server
     from shardfs.fuse.settings import FuseSettings
+    from shardfs.mounts import Entry
     from shardfs.notify import Notifier
     from shardfs.scraping import Scraping
     from shardfs.status import Status
@@ -63,6 +66,9 @@ DESCRIPTORS = 2048
 
 DEFAULT_LOGS = Logs()
 
+NAMED, COUNTED = 5, 1000
+"""Entries of a directory that is not empty: at most so many are named, and counted."""
+
 UNMOUNTED = b"\0"
 """What the server says through the pipe in which signals have their numbers."""
 
@@ -84,6 +90,7 @@ def mount(
     fuse: FuseSettings,
     fsname: str | None = None,
     layout: str = "native",
+    nonempty: str = "warn",
     told: Logs = DEFAULT_LOGS,
     access_log: str | None = None,
     metrics_addr: str | None = None,
@@ -97,31 +104,21 @@ def mount(
             None if the source is read-only.
         ready_timeout: seconds until a daemon that does not answer is ended.
         fsname: what findmnt shows as the source.
+        nonempty: what to do if the mountpoint has entries, which the mount hides: warn, refuse or allow.
         access_log: a file to which each request is added, as a line of JSON.
         metrics_addr: HOST:PORT at which Prometheus may ask.
         ready: called in this process when the mount answers.
     """
     # Without links: libfuse takes /dev/fd/N for a device that was opened before.
     mountpoint = os.path.realpath(mountpoint)
-    _check_mountpoint(mountpoint)
+    dead = _check_mountpoint(mountpoint, nonempty)
     _check_apart(source, mountpoint)
 
     shown = fsname or public_name(source)
 
-    what = _Mount(mountpoint, open_tree, fuse, shown, layout, access_log, metrics_addr)
+    what = _Mount(mountpoint, dead, open_tree, fuse, shown, layout, access_log, metrics_addr)
     if foreground:
-        tail = logs.set_up(told, daemon=False)
-        manager = notify.from_environment(os.environ)
-
-        def answering(status: Status) -> None:
-            log.info("%s is mounted on %s", shown, mountpoint)
-            ready()
-            if manager is not None:
-                manager.watch(mountpoint, lambda: f"serving {shown} on {mountpoint}: {status.line()}")
-
-        code = _serve(what, tail, answering, manager)
-        _end_soon(code)
-        return code
+        return _serve_in_foreground(what, told, ready)
     sys.stdout.flush()
     sys.stderr.flush()
     receive, send = os.pipe()
@@ -131,7 +128,7 @@ def mount(
         os.close(receive)
         _daemon(what, send, told, masked)
     os.close(send)
-    code = _await_daemon(pid, receive, ready_timeout, mountpoint, masked)
+    code = _await_daemon(pid, receive, ready_timeout, what, masked)
     if code == 0:
         ready()
     return code
@@ -140,24 +137,47 @@ def mount(
 # ---- the mountpoint ----
 
 
-def _check_mountpoint(mountpoint: str) -> None:
-    # A look at an autofs trigger would wait for the very mount that is being made.
-    if mount_type(mountpoint) == "autofs":
-        return
-    if mount_type(mountpoint) == FS_TYPE:
+def _check_mountpoint(mountpoint: str, nonempty: str = "warn") -> Entry | None:
+    """The mount of a dead daemon that is to be replaced, if there is one. Raise MountError if this is no mountpoint."""
+    while (top := mounted_at(mountpoint)) is not None and top.type == FS_TYPE:
         daemon = daemon_of(mountpoint, ANSWER_S)
         if daemon is None:
             raise MountError(errno.EBUSY, "shardfs is mounted here, and does not answer: shardfs umount -l", mountpoint)
         if daemon.pid:
             raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
-        log.warning("%s: clearing the mount that a dead daemon left", mountpoint)
+        below = covered_by(top)
+        if below is None or below.type != FS_TYPE:
+            log.warning("%s: replacing the mount of a dead daemon", mountpoint)
+            return top
         unmount(mountpoint, lazy=True)
+    # A look at an autofs trigger would wait for the very mount that is being made.
+    if top is not None and top.type == "autofs":
+        return None
     try:
         is_directory = stat.S_ISDIR(os.stat(mountpoint).st_mode)
     except OSError as e:
         raise MountError(e.errno, e.strerror, mountpoint) from e
     if not is_directory:
         raise MountError(errno.ENOTDIR, "is not a directory", mountpoint)
+    if nonempty != "allow" and (hidden := _listed(mountpoint)):
+        if nonempty == "refuse":
+            why = f"the directory is not empty: the mount would hide {hidden}; move them, or use -o nonempty=warn"
+            raise MountError(errno.ENOTEMPTY, why, mountpoint)
+        log.warning("%s: the directory is not empty: the mount hides %s", mountpoint, hidden)
+    return None
+
+
+def _listed(directory: str | int) -> str:
+    """How many entries a directory has, and some of their names; an empty string if there are none to be seen."""
+    try:
+        with os.scandir(directory) as found:
+            names = sorted(repr(entry.name) for entry in islice(found, COUNTED))
+    except OSError:  # the kernel may let us mount where we may not list
+        return ""
+    if not names:
+        return ""
+    count = f"{len(names)} entries" if len(names) < COUNTED else f"{COUNTED} entries or more"
+    return f"{count}: {', '.join(names[:NAMED])}{', ...' if len(names) > NAMED else ''}"
 
 
 def _check_apart(source: str, mountpoint: str) -> None:
@@ -178,12 +198,29 @@ class _Mount(NamedTuple):
     """What is to be served, and how."""
 
     mountpoint: str
+    dead: Entry | None
     open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]]
     fuse: FuseSettings
     shown: str
     layout: str
     access_log: str | None
     metrics_addr: str | None
+
+
+def _serve_in_foreground(what: _Mount, told: Logs, ready: Callable[[], object]) -> int:
+    """Serve with the log and the service manager of a foreground process; the exit code."""
+    tail = logs.set_up(told, daemon=False)
+    manager = notify.from_environment(os.environ)
+
+    def answering(status: Status) -> None:
+        log.info("%s is mounted on %s", what.shown, what.mountpoint)
+        ready()
+        if manager is not None:
+            manager.watch(what.mountpoint, lambda: f"serving {what.shown} on {what.mountpoint}: {status.line()}")
+
+    code = _serve(what, tail, answering, manager)
+    _end_soon(code)
+    return code
 
 
 def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None) -> int:
@@ -208,11 +245,13 @@ def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manag
     for number in (*_ENDING, *_TELLING):
         signal.signal(number, lambda _number, _frame: None)
     try:
-        session.mount(what.mountpoint)
+        replacing = _mount(session, what)
         session.negotiate()
         status = Status(server, tree, _facts(what, scraping), writing)
         _tell(status, server, tail, scraping)
         server.start(tree, session, lambda: os.write(send, UNMOUNTED))
+        if replacing is not None:
+            session.replace(replacing)
         ready(status)
         while (told := os.read(receive, 1)) != UNMOUNTED and told[0] in _TELLING:
             _TELLING[told[0]]()
@@ -220,12 +259,39 @@ def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manag
             manager.stopping()
         if told != UNMOUNTED:
             log.info("%s: unmounting %s", signal.Signals(told[0]).name, what.mountpoint)
-            session.unmount()
+        session.unmount()
+        if told != UNMOUNTED:
             select.select([receive], [], [], LAST_ANSWERS_S)
         return _publish(writing, receive, manager, hurried=told != UNMOUNTED) if writing is not None else 0
     finally:
         # Threads may still wait for the store, so what they use is left for the end of the process to free.
         session.unmount()
+
+
+def _mount(session: Session, what: _Mount) -> Entry | None:
+    """Mount. If a dead mount is returned, the new one is attached nowhere yet, and has to replace the dead one."""
+    top = mounted_at(what.mountpoint)
+    if top is None or top.type != FS_TYPE:
+        session.mount(what.mountpoint)
+        return None
+    if top != what.dead:
+        raise MountError(errno.EBUSY, "another shardfs was mounted here meanwhile", what.mountpoint)
+    try:
+        session.mount_detached()
+        return top
+    except OSError as e:
+        if e.errno not in (errno.EPERM, errno.ENOSYS):
+            raise
+    # fusermount3 can neither mount over a dead mount nor move one: the directory is bare between these two calls.
+    unmount(what.mountpoint, lazy=True)
+    bare = os.open(what.mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        session.mount(what.mountpoint)
+        if hidden := _listed(bare):
+            log.warning("%s: the directory is not empty: the mount hides %s", what.mountpoint, hidden)
+    finally:
+        os.close(bare)
+    return None
 
 
 def _publish(writing: Writing, receive: int, manager: Notifier | None, *, hurried: bool) -> int:
@@ -352,7 +418,7 @@ def _detach() -> None:
         os.close(null)
 
 
-def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str, masked: Iterable[int]) -> int:
+def _await_daemon(pid: int, receive: int, seconds: float, what: _Mount, masked: Iterable[int]) -> int:
     """What the child reports; 6 if it reports nothing in time."""
     reported = False
     try:
@@ -362,11 +428,11 @@ def _await_daemon(pid: int, receive: int, seconds: float, mountpoint: str, maske
         if not reported:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            if mount_type(mountpoint) == FS_TYPE:
-                unmount(mountpoint, lazy=True)
+            if what.dead is None and mount_type(what.mountpoint) == FS_TYPE:
+                unmount(what.mountpoint, lazy=True)
     if not reported:
         sys.stderr.write(
-            f"shardfs: {mountpoint}: not ready within {seconds:g} s: -o ready_timeout=SECONDS waits longer\n"
+            f"shardfs: {what.mountpoint}: not ready within {seconds:g} s: -o ready_timeout=SECONDS waits longer\n"
         )
         return NOT_READY
     with open(receive) as pipe:

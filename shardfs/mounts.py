@@ -28,7 +28,13 @@ PATIENCE_S = 0.7
 
 
 class Entry(NamedTuple):
-    """A line of mountinfo. `owner` is the user who mounted a FUSE file system."""
+    """A line of mountinfo.
+
+    Args:
+        owner: the user who mounted a FUSE file system.
+        root: the directory of the file system that is mounted: not `/` if a part of it is bound.
+        number: of this mount; `parent` is the number of the mount that it is attached to.
+    """
 
     mountpoint: str
     type: str
@@ -36,6 +42,9 @@ class Entry(NamedTuple):
     options: frozenset[str] = frozenset()
     device: str = ""
     owner: int | None = None
+    root: str = "/"
+    number: int = 0
+    parent: int = 0
 
 
 class Mount(NamedTuple):
@@ -48,7 +57,7 @@ class Mount(NamedTuple):
 
 
 def entries(process: int | str = "self") -> Iterator[Entry]:
-    """Everything that is mounted for a process, later ones above earlier ones. Does not touch any of it."""
+    """Everything that is mounted for a process, in no order that says what covers what. Touches none of it."""
     with open(f"/proc/{process}/mountinfo", encoding="utf8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             words = line.rstrip("\n").split(" ")  # other white space is not escaped in paths
@@ -56,7 +65,8 @@ def entries(process: int | str = "self") -> Iterator[Entry]:
             options = frozenset(words[5].split(","))
             owner = re.search(r"\buser_id=(\d+)", words[at + 3])
             user = int(owner[1]) if owner else None
-            yield Entry(_unescaped(words[4]), words[at + 1], _unescaped(words[at + 2]), options, words[2], user)
+            source, root, numbers = _unescaped(words[at + 2]), _unescaped(words[3]), map(int, words[:2])
+            yield Entry(_unescaped(words[4]), words[at + 1], source, options, words[2], user, root, *numbers)
 
 
 def mount_type(mountpoint: str) -> str | None:
@@ -67,7 +77,25 @@ def mount_type(mountpoint: str) -> str | None:
 
 def mounted_at(mountpoint: str) -> Entry | None:
     """What is mounted topmost exactly there. Does not touch the path."""
-    return next((e for e in reversed(list(entries())) if e.mountpoint == mountpoint), None)
+    return topmost().get(mountpoint)
+
+
+def topmost() -> dict[str, Entry]:
+    """The mount that is seen at each mountpoint: no other mount is attached to its root."""
+    found = list(entries())
+    covered = {(e.parent, e.mountpoint) for e in found}
+    return {e.mountpoint: e for e in found if (e.number, e.mountpoint) not in covered}
+
+
+def covered_by(top: Entry) -> Entry | None:
+    """The mount at the same mountpoint to whose root `top` is attached."""
+    return next((e for e in entries() if (e.number, e.mountpoint) == (top.parent, top.mountpoint)), None)
+
+
+def mount_number(fd: int) -> int:
+    """The number, as in `Entry`, of the mount that an open file is on."""
+    with open(f"/proc/self/fdinfo/{fd}") as lines:
+        return next(int(line.partition(":")[2]) for line in lines if line.startswith("mnt_id:"))
 
 
 def elsewhere(mounted: Entry) -> tuple[int, str] | None:
@@ -92,8 +120,7 @@ def _unescaped(path: str) -> str:
 
 def mounts(mountpoint: str | None = None) -> list[Mount]:
     """Those on this machine, or only the one there. Takes less than a second."""
-    found = {e.mountpoint: e for e in entries()}  # what lies below another mount cannot be seen
-    wanted = [e for e in found.values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
+    wanted = [e for e in topmost().values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
     return [Mount(e.mountpoint, e.source, *answer) for e, answer in zip(wanted, _asked(wanted), strict=True)]
 
 

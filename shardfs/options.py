@@ -293,6 +293,14 @@ class Options:
         STORE,
         "How often to retry after lost connections, time-outs, throttling and server errors.",
     )
+    nonempty: str = _option(
+        "warn",
+        one_of("warn", "refuse", "allow"),
+        "warn|refuse|allow",
+        DAEMON,
+        "A mountpoint that has files, which the mount hides: warn names some of them, refuse ends with an error, allow "
+        "ignores them.",
+    )
     ready_timeout: float = _option(
         "60", finite_seconds, "SECONDS", DAEMON, "How long `shardfs mount` waits for the mount to answer."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardfs import mount_calls
 from shardfs.errors import MountError
 from shardfs.mounts import FS_TYPE, elsewhere, mount_type, mounted_at
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 LEFT, BUSY, LATE = 3, 4, 5
 """Exit codes: files stay in the journal; a program uses the mount; the daemon has not ended in time."""
-
-DETACH = 2  # umount2(2): MNT_DETACH
 
 ANSWER_S = 10.0
 """How long a mount may take to say whose it is."""
@@ -39,15 +37,17 @@ try:
     print(int(os.getxattr(sys.argv[1], 'user.shardfs.pid')), flush=True)
     with open(sys.argv[1] + '/.shardfs/status.json', 'rb') as file:
         sys.stdout.buffer.write(file.read())
-except OSError:
-    pass
+except OSError as e:
+    sys.exit(e.errno)
 """
 
 
 class Daemon(NamedTuple):
-    """Who serves a mount: its process, 0 if it is dead, and the directory of its journal, if it has one.
+    """The daemon of a mount: its process and the directory of its journal, if it has one.
 
-    `refused`: files of which the last version was refused when they were closed, and why.
+    Args:
+        pid: 0 if the daemon is dead, -1 if the mount does not say, like the mount of another user.
+        refused: files whose last version was refused at close, and why.
     """
 
     pid: int
@@ -95,6 +95,7 @@ def umount(
         hangs = "" if daemon is not None else "does not answer (--lazy detaches it), and is "
         sys.stderr.write(f"shardfs: {mountpoint}: {hangs}busy: {_users(mountpoint)}\n")
         return BUSY
+    _detach_dead(mountpoint)
     if daemon is None and not lazy and "rw" in mounted.options:
         sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but its daemon does not say whether all is published\n")
         return LATE
@@ -161,6 +162,15 @@ def _told_refused(refused: Mapping[str, str]) -> int:
     return LEFT
 
 
+def _detach_dead(mountpoint: str) -> None:
+    """Detach the dead mounts that the mount has covered: a later mount may have been attached above them."""
+    while mount_type(mountpoint) == FS_TYPE and daemon_of(mountpoint, ANSWER_S) == Daemon(0):
+        try:
+            unmount(mountpoint, lazy=True)
+        except MountError:  # the daemon that covered it was faster, or it is another user's
+            return
+
+
 def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
     """Try again while it is busy."""
     end = time.monotonic() + seconds
@@ -208,7 +218,8 @@ def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
         answer, _ = asker.communicate(timeout=seconds)
         pid, _, status = answer.partition(b"\n")
         writing = (json.loads(status)["writing"] if status else None) or {}
-        return Daemon(int(pid or 0), writing.get("journal"), writing.get("refused_paths", {}))
+        dead = asker.returncode in (errno.ENOTCONN, errno.ECONNABORTED)
+        return Daemon(int(pid or (0 if dead else -1)), writing.get("journal"), writing.get("refused_paths", {}))
     except subprocess.TimeoutExpired:
         asker.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -222,7 +233,7 @@ def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
 def _process(pid: int) -> int:
     """A descriptor that becomes readable when the process ends; -1 if there is none."""
     with suppress(OSError):
-        return os.pidfd_open(pid) if pid else -1
+        return os.pidfd_open(pid) if pid > 0 else -1
     return -1
 
 
@@ -235,11 +246,7 @@ def _user_name(user: int | None) -> str:
 def unmount(mountpoint: str, *, lazy: bool) -> None:
     """Raise OSError with what the kernel says, EBUSY among it."""
     if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(mountpoint), DETACH if lazy else 0):
-            number = ctypes.get_errno()
-            raise MountError(number, os.strerror(number), mountpoint)
-        return
+        return mount_calls.detach(mountpoint, lazy=lazy)
     mounted = mounted_at(mountpoint)
     if mounted is not None and mounted.owner not in (None, os.getuid()):
         why = f"was mounted by the user {_user_name(mounted.owner)}: only that user or root can unmount it"

@@ -46,6 +46,7 @@ def test_every_option_can_be_given_in_all_three_ways() -> None:
         "5",
         "native",
         "fail",
+        "warn",
         "inside",
         "debug",
         "true",

@@ -140,6 +140,7 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, tel
         fuse=_fuse_settings(found),
         fsname=found.fsname,
         layout=found.layout,
+        nonempty=found.nonempty,
         told=Logs(found.log_file, found.log_level, found.log_format),
         access_log=found.access_log,
         metrics_addr=found.metrics_addr,

@@ -27,11 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.errors import MountError
+from shardfs.mount_calls import attach, clone, detach
+from shardfs.mounts import mount_number, mounted_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import ModuleType
 
+    from shardfs import mounts
     from shardfs.model import U64, Batch, Entry
 
 # Opcodes
@@ -140,7 +143,10 @@ class Limits:
 
 
 class Session:
-    """One mount. Use it in this order: construct, `mount`, `negotiate`, serve `fd`, `unmount`, `close`."""
+    """One mount. Use it in this order: construct, `mount`, `negotiate`, serve `fd`, `unmount`, `close`.
+
+    In the place of a dead mount: construct, `mount_detached`, `negotiate`, serve `fd`, `replace`, `unmount`, `close`.
+    """
 
     def __init__(self, options: Sequence[str], limits: Limits) -> None:
         """`options` are mount options, `key` or `key=value`, as mount.fuse3(8) knows them."""
@@ -161,6 +167,8 @@ class Session:
         if not self._handle:
             raise MountError(errno.EINVAL, _reason(said, "libfuse refused the mount options"))
         self.fd = -1
+        self._detached = -1
+        self._attached: list[tuple[str, int]] = []  # what `replace` leaves to `unmount`: mountpoint and number
 
     def mount(self, mountpoint: str) -> None:
         """Mount; requests can be read from `fd` afterwards, INIT first (`negotiate` does that)."""
@@ -171,6 +179,36 @@ class Session:
             raise MountError(errno.EIO, f"cannot mount: {why}; `shardfs doctor` looks for the cause", mountpoint)
         # Our own descriptor: libfuse closes its one in `unmount`, while a thread may still be reading.
         self.fd = os.dup(self._fuse.fd(self._handle))
+
+    def mount_detached(self) -> None:
+        """As `mount`, but where no path leads. Only root may, from Linux 5.2 on: raise OSError (EPERM, ENOSYS)."""
+        place = tempfile.mkdtemp(prefix="shardfs-")
+        try:
+            os.close(clone(place))  # raises while nothing is mounted yet
+            self.mount(place)
+            try:
+                self._detached = clone(place)
+            finally:
+                detach(place, lazy=True)
+        finally:
+            os.rmdir(place)
+
+    def replace(self, dead: mounts.Entry) -> None:
+        """Attach what `mount_detached` has made in the place of a dead mount.
+
+        At each moment clients see one of the two mounts, never the directory below them.
+        """
+        here = dead.mountpoint
+        self._attached = [(here, mount_number(self._detached)), (here, dead.number)]
+        try:
+            attach(self._detached, here, beneath=True)
+        except MountError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            attach(self._detached, here, beneath=False)  # before Linux 6.5; `unmount` detaches the dead one as well
+        else:
+            _detach_top(*self._attached.pop())
+        os.close(self._detached)
 
     def negotiate(self) -> None:
         """Answer INIT. The mount serves from then on."""
@@ -199,7 +237,10 @@ class Session:
 
     def unmount(self) -> None:
         """Detach the mount, if it is still there. Programs that have files open on it keep it alive."""
-        self._fuse.unmount(self._handle)
+        if self._detached < 0:
+            self._fuse.unmount(self._handle)
+        while self._attached:
+            _detach_top(*self._attached.pop(0))
 
     def close(self) -> None:
         """Free everything. No thread may be serving `fd` any more."""
@@ -219,6 +260,13 @@ class Session:
         if self._limits.max_background:
             conn.max_background = self._limits.max_background
         self._negotiated = True
+
+
+def _detach_top(mountpoint: str, number: int) -> None:
+    """Detach the mount of this number, if it is still the topmost one: another one may be there by now."""
+    top = mounted_at(mountpoint)
+    if top is not None and top.number == number:
+        detach(mountpoint, lazy=True)
 
 
 def _accept(reply: bytearray, at: int, request: bytes, offered_at: int) -> None:
