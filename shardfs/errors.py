@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from typing import TYPE_CHECKING, Any
 
 from shardfs.masking import scrubbed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 log = logging.getLogger("shardfs")
 
@@ -60,7 +64,13 @@ class MountError(OSError):
 
 
 class BusyError(OSError):
-    """Another writer uses the source or its journal; the message names the writer. Its errno is EBUSY."""
+    """Another process writes to the source, or works on its journal; the message names it. Its errno is EBUSY.
+
+    Args:
+        owner: the content of that process's lock.
+    """
+
+    owner: Mapping[str, Any] = {}
 
 
 def errno_of(error: BaseException) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import socket
 import subprocess
 import threading
@@ -16,14 +17,14 @@ from shardfs import create_rules
 from shardfs.cache import nothing
 from shardfs.errors import BusyError, message
 from shardfs.journal import Journal, directory_for
-from shardfs.journal.places import LOCK, read_owner
 from shardfs.mounts import FS_TYPE, mount_type
 from shardfs.writing.publishing import Publishing
 from shardfs.writing.tree import open_write_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+    from typing import Any
 
     from shardfs.options import Options
     from shardfs.tree import Tree
@@ -71,20 +72,23 @@ def open_journal(
         try:
             journal = opened()
             break
-        except BusyError:
-            if time.monotonic() > end or not _is_ending(directory):
+        except BusyError as e:
+            if time.monotonic() > end or not _is_ending(e.owner, mountpoint):
                 raise
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S * random.uniform(0.5, 1.5))  # two that refuse each other must not stay in step
     for problem in journal.problems:
         log.warning("%s", problem)
     return journal
 
 
-def _is_ending(directory: Path) -> bool:
-    """Whether who has the journal is a mount of this machine that is mounted no more."""
-    owner = read_owner(str(directory / LOCK))
+def _is_ending(owner: Mapping[str, Any], mountpoint: str) -> bool:
+    """Whether the owner of a lock is a mount of this machine that is not mounted any more, or not yet.
+
+    At our own `mountpoint` there is a dead mount at most.
+    """
+    theirs = owner.get("mountpoint")
     here = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
-    return bool(here and owner.get("mountpoint")) and mount_type(owner["mountpoint"]) != FS_TYPE
+    return bool(here and theirs) and (theirs == mountpoint or mount_type(str(theirs)) != FS_TYPE)
 
 
 def _half_of_free(directory: Path) -> int:

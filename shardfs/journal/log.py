@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from shardfs import disk
 from shardfs.disk import FilePart
-from shardfs.journal import places
+from shardfs.journal import overlaps, places
 from shardfs.journal.peek import Peek
 from shardfs.journal.reading import Place, Reading, read, read_part
 from shardfs.journal.records import (
@@ -145,16 +145,17 @@ class Journal:
         With `commit_s` of 0 nothing is synced unless somebody asks. `waiting` is called before what takes long. Without
         a `source` it may be the journal of any; that is not locked then.
 
-        Raise BusyError if somebody else writes to the source; OSError if this is no place for a journal, or not ours;
-        UnsupportedError, before anything is touched, if a newer shardfs has written it.
+        Raise BusyError if another process writes to a source that overlaps; OSError if this is no place for a journal,
+        or not ours; UnsupportedError, before anything is touched, if a newer shardfs has written it.
         """
         directory = Path(directory)
         id_, name = (None, "") if source is None else (places.source_id(source), public_name(source))
         warnings = places.prepare(directory, source or "", mountpoint)
-        locks = [places.Lock.take(str(directory / places.LOCK), mountpoint)]
+        locks = [places.Lock.take(str(directory / places.LOCK), mountpoint, source or "")]
         try:
             if source is not None:
                 locks += places.lock_source(source, mountpoint)
+                overlaps.refuse(source)
             waiting()
             reading = read(directory, id_, write=True)
             places.purge(directory)

@@ -16,7 +16,8 @@ from typing import Any
 
 from shardfs import disk
 from shardfs.errors import BusyError
-from shardfs.mounts import entries
+from shardfs.masking import public_name
+from shardfs.mounts import entries, topmost
 
 log = logging.getLogger("shardfs")
 
@@ -47,6 +48,20 @@ def canonical(source: str) -> str:
         host, slash, path = rest.partition("/")
         return f"{protocol}://{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}".rstrip("/")
     return os.path.realpath(rest if separator else source)
+
+
+def names(source: str) -> list[str]:
+    """The canonical name without secrets; of a local source also `DEVICE:PATH`, the same wherever that is mounted.
+
+    Two sources overlap if a name of one is a name of the other, or of a directory above it.
+    """
+    name = canonical(public_name(source))
+    above = {name, *map(str, Path(name).parents)}
+    if "://" in name or not (found := [e for e in topmost().values() if e.mountpoint in above]):
+        return [name]
+    mount = max(found, key=lambda e: len(e.mountpoint))
+    inside = os.path.normpath(os.path.join(mount.root, os.path.relpath(name, mount.mountpoint)))
+    return [name, f"{mount.device}:{inside}"]
 
 
 def source_id(source: str) -> bytes:
@@ -142,8 +157,8 @@ class Lock:
         self._path, self._fd, self._fleeting = path, fd, fleeting
 
     @classmethod
-    def take(cls, path: str, mountpoint: str, *, fleeting: bool = False, mode: int = 0o600) -> Lock:
-        """Raise BusyError if somebody else has it. A fleeting one leaves no file behind."""
+    def take(cls, path: str, mountpoint: str, source: str = "", *, fleeting: bool = False, mode: int = 0o600) -> Lock:
+        """Raise BusyError if another process has it. A fleeting one leaves no file behind."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         while True:
             fd = disk.open(path, flags, mode)
@@ -151,12 +166,12 @@ class Lock:
                 disk.lock(fd)
                 if _is_at(fd, path):  # else its last owner has removed the name after we had opened it
                     disk.ftruncate(fd, 0)
-                    disk.pwrite_all(fd, json.dumps(_about_us(mountpoint)).encode(), 0)
+                    disk.pwrite_all(fd, json.dumps(_about_us(mountpoint, source)).encode(), 0)
                     return cls(path, fd, fleeting=fleeting)
             except BlockingIOError:
                 owner = read_owner(path)
                 disk.close(fd)
-                raise BusyError(errno.EBUSY, f"already {describe(owner)}") from None
+                raise busy(owner) from None
             except BaseException:
                 disk.close(fd)
                 raise
@@ -183,7 +198,7 @@ def lock_source(source: str, mountpoint: str) -> list[Lock]:
     if not os.path.isdir(root):
         return []
     try:
-        return [Lock.take(os.path.join(root, SOURCE_LOCK), mountpoint, fleeting=True, mode=0o644)]
+        return [Lock.take(os.path.join(root, SOURCE_LOCK), mountpoint, source, fleeting=True, mode=0o644)]
     except PermissionError:
         log.warning("%s cannot be locked against writers on other hosts", root)
     except OSError as e:
@@ -213,6 +228,16 @@ def read_owner(path: str) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
+def busy(owner: dict[str, Any], source: str = "", other: str = "") -> BusyError:
+    """The error of a second writer; `other` is the source of the first one, if that is not the same as `source`."""
+    why = f"already {describe(owner)}"
+    if other:
+        why = f"overlaps {other}, which is {why}: unmount that first, or mount read-only"
+    error = BusyError(errno.EBUSY, why, *([public_name(source)] if source else []))
+    error.owner = owner
+    return error
+
+
 def describe(owner: dict[str, Any]) -> str:
     """In words; ends with a statement about where and since when."""
     words = f"mounted rw by pid {owner.get('pid', '?')}"
@@ -227,8 +252,9 @@ def describe(owner: dict[str, Any]) -> str:
     return words
 
 
-def _about_us(mountpoint: str) -> dict[str, Any]:
+def _about_us(mountpoint: str, source: str) -> dict[str, Any]:
     return {
+        "sources": names(source) if source else [],
         "host": socket.gethostname(),
         "boot": _first_line("/proc/sys/kernel/random/boot_id"),
         "pid": os.getpid(),

@@ -14,10 +14,11 @@ import random
 import threading
 import time
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from shardfs.errors import BusyError, message
-from shardfs.journal.places import LOCK, SOURCE_LOCK, describe, read_owner
+from shardfs.journal.places import LOCK, SOURCE_LOCK, busy, describe, read_owner
 from shardfs.writers.common import PlannedBlob
 from shardfs.writers.objects import PAUSE_S, Changed, Known, put_once, remove_once
 
@@ -54,25 +55,29 @@ class Lease:
 
     @classmethod
     def take(cls, objects: Objects, directory: str, journal: Path) -> Lease:
-        """Raise BusyError if another mount has it."""
+        """Raise BusyError if another mount has it, or has that of a directory above."""
         lease = cls(objects, f"{directory}/{SOURCE_LOCK}" if directory else SOURCE_LOCK, journal)
+        for above in PurePosixPath(directory).parents[:-1]:
+            with suppress(PermissionError):  # the credentials may permit the source alone
+                lease._expired(f"{above}/{SOURCE_LOCK}", directory, str(above))
         for _ in range(ATTEMPTS):
             with suppress(Changed):  # another mount takes it at this moment
-                lease._renew(lease._expired())
+                lease._renew(lease._expired(lease._path))
                 lease._thread.start()
                 return lease
             time.sleep(random.uniform(0.0, PAUSE_S))
         raise BusyError(errno.EBUSY, f"{lease._path}: the store refuses to write the lock object, again and again")
 
-    def _expired(self) -> Known | None:
-        found = self._objects.look(self._path, 1 << 16)
+    def _expired(self, path: str, source: str = "", other: str = "") -> Known | None:
+        """The lock object that may be taken over; None if there is none. Raise BusyError, as `busy` words it."""
+        found = self._objects.look(path, 1 << 16)
         if found is None:
             return None
         known, raw = found
         owner = _owner(raw)
         if not self._was_ours(owner):
             if known.age_s < EXPIRED_S:
-                raise BusyError(errno.EBUSY, f"already {describe(owner)}")
+                raise busy(owner, source, other)
             log.warning("the source was %s, but that mount says nothing any more", describe(owner))
         return known
 

@@ -69,6 +69,16 @@ def test_one_has_it_until_it_is_free(server: Server, journal: Callable[[str], Pa
     take(server, journal("c")).free()
 
 
+def test_a_directory_below_is_not_free(server: Server, journal: Callable[[str], Path]) -> None:
+    first = take(server, journal("a"))
+    objects = S3Objects(s3_store(server))
+    with pytest.raises(BusyError, match=r"overlaps data/root, which is already mounted .* at /mnt/a "):
+        Lease.take(objects, "data/root/x/y", journal("b"))
+    Lease.take(objects, "data/rooted", journal("c")).free()
+    first.free()
+    Lease.take(objects, "data/root/x/y", journal("d")).free()
+
+
 def test_a_journal_s_next_owner_need_not_wait(server: Server, journal: Callable[[str], Path]) -> None:
     """After kill -9 the journal is unlocked at once, and so whoever has it next knows that the former owner is dead."""
     directory = journal("a")
