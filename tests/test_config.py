@@ -81,7 +81,7 @@ def test_a_profile_has_what_the_option_table_knows(places: Path) -> None:
 
 def test_every_option_can_stand_in_a_profile() -> None:
     samples: list[Any] = ["native", "fail", "inside", "debug", "022", True, 5, "64K", "/var/log/x", "json", "host:80"]
-    samples += ["journal", "limit", "store", "wrap", "uint64", "raw", "refuse"]
+    samples += ["warn", "journal", "limit", "store", "wrap", "uint64", "raw", "refuse"]
     for setting in options.settings():
         if setting.scope != options.FILES:
             assert any(takes(setting.name, sample) for sample in samples), setting
