@@ -135,3 +135,58 @@ def _end(text: str, at: int) -> int:
         return _DECODER.raw_decode(text, at)[1]
     except JSONDecodeError as e:
         raise ValueError(str(e)) from None
+
+
+# ---- versions of a document ----
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two values are the same JSON; the order of members does not count, but 1, 1.0 and true differ."""
+    if isinstance(a, _Removed) or isinstance(b, _Removed):
+        return a is b
+    return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+
+
+def differences(old: Any, new: Any) -> dict[Path, Any]:
+    """The values with which `changed` turns a document that says `old` into one that says `new`.
+
+    Lists are compared as a whole.
+    """
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return {} if alike(old, new) else {(): new}
+    out: dict[Path, Any] = {(name,): REMOVED for name in old if name not in new}
+    for name, value in new.items():
+        out |= {(name, *path): v for path, v in differences(old.get(name, REMOVED), value).items()}
+    return out
+
+
+def merged(base: bytes, ours: bytes, theirs: bytes) -> tuple[bytes, list[Path]]:
+    """The text of `ours` with the members that `theirs` has changed since `base`; and the paths that both changed.
+
+    At those paths it has the values of `ours`. Raise ValueError if one of the documents is no JSON.
+    """
+    overlaps: list[Path] = []
+    try:
+        doc = json.loads(ours)
+        wanted = _merged(json.loads(base), doc, json.loads(theirs), (), overlaps)
+        return changed(ours, differences(doc, wanted)), overlaps
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _merged(base: Any, ours: Any, theirs: Any, at: Path, overlaps: list[Path]) -> Any:
+    if alike(ours, theirs) or alike(base, theirs):
+        return ours
+    if alike(base, ours):
+        return theirs
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        overlaps.append(at)
+        return ours
+    base = base if isinstance(base, dict) else {}
+    found = {
+        name: _merged(
+            base.get(name, REMOVED), ours.get(name, REMOVED), theirs.get(name, REMOVED), (*at, name), overlaps
+        )
+        for name in {**ours, **theirs}
+    }
+    return {name: value for name, value in found.items() if value is not REMOVED}

@@ -3,7 +3,8 @@
 The one place that knows what records mean, for the live mount as for recovery. `apply` is called with the records in
 the order of their LSNs. Meta of each kind, paths as shown:
 
-    PUT       path, mtime_ns, mode, scratch, base; the data are the whole file
+    PUT       path, mtime_ns, mode, scratch, base; the data are the whole file. conflict: as `why` of CONFLICT.
+              document: it is a metadata document, which goes to the source by itself if ours is to win
     DEL       path, base
     MOVE      from, to; lsn of the version at `from`, or the whole file as data; gone: `from` must become a tombstone;
               base of `to` and from_base, where nothing is pending there; mtime_ns, mode, scratch, if they change
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 Base: TypeAlias = "tuple[int, ...] | str | None"
 UNKNOWN = "?"
 
-_KNOWN = frozenset({"path", "from", "to", "lsn", "gone", "mtime_ns", "mode", "scratch", "base", "from_base"})
+_KNOWN = frozenset(
+    {"path", "from", "to", "lsn", "gone", "mtime_ns", "mode", "scratch", "base", "from_base", "conflict"}
+)
 
 
 class Version(NamedTuple):
@@ -51,6 +54,11 @@ class Version(NamedTuple):
     conflict: str
     records: tuple[int, ...]
     extra: dict[str, Any] | None
+
+    @property
+    def is_document(self) -> bool:
+        """Whether it is a document that another program has changed, too; the mount shows the source's."""
+        return self.extra is not None and bool(self.extra.get("document"))
 
 
 class Pending:
@@ -117,7 +125,8 @@ class Pending:
         meta, path = record.meta, record.meta["path"]
         version = Version(
             record.lsn, record.kind, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
-            meta.get("mode", 0), bool(meta.get("scratch")), "", (record.lsn,), _extra(meta),
+            meta.get("mode", 0), bool(meta.get("scratch")), str(meta.get("conflict", "")), (record.lsn,),
+            _extra(meta),
         )  # fmt: skip
         free: list[int] = []
         self._set(path, version, free)

@@ -96,6 +96,9 @@ class Format(Protocol):
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
         """Documents of the source that `edit` needs to see besides those of its own directory, by path below it."""
 
+    def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
+        """The document `name` as a mount shows it, made of the documents in the source; None if there is none."""
+
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
@@ -125,6 +128,16 @@ class Format(Protocol):
 
 class Fixed:
     """The part of `Format` that is the same for all of which no documents can be written."""
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        return None
+
+    def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
+        try:
+            found = self.open(path, stored)
+        except CorruptShardError:
+            found = None
+        return stored.get(name) if found is None else found.documents.get(name, stored.get(name))
 
     def describes(self, name: str) -> bool:
         return False

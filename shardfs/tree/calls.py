@@ -138,7 +138,7 @@ class Calls:
             return None
         return names if len(names) <= MAX_FOREIGN else None
 
-    def _lookup_in(self, directory: Directory, raw: bytes) -> Attributes:
+    def _lookup_in(self, directory: Directory, raw: bytes, *, anew: bool = False) -> Attributes:
         content = self._datasets.open(directory)
         name = os.fsdecode(raw)
         if name in content.documents:
@@ -158,15 +158,15 @@ class Calls:
                 if damage is not None:
                     raise damage.with_traceback(None)
                 raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
-        return self._rewritten(directory, content, name) or self._child(directory, content, name)
+        return self._rewritten(directory, content, name, anew=anew) or self._child(directory, content, name)
 
     def _unnumbered(self, chunks: ChunkTree, path: str, coords: Coords) -> Attributes:
         number = int(numbers_of_ids(chunks.path, np.array([coords], np.uint64))[0])
         node = self._nodes.intern(path, lambda number: Chunk(number, path, chunks, coords), Chunk, number)
         return chunks.chunk_attributes(node.number, coords)
 
-    def _rewritten(self, directory: Directory, content: Content, name: str) -> Attributes | None:
-        """A document whose name the dataset did not foresee, or that is made of others."""
+    def _rewritten(self, directory: Directory, content: Content, name: str, *, anew: bool = False) -> Attributes | None:
+        """A document whose name the dataset did not foresee, or that is made of others; `anew`: read it again."""
         consolidation = content.dataset.consolidation if content.dataset is not None else None
         if consolidation is not None and name == consolidation.name:
             return self._consolidated(directory, consolidation)
@@ -174,7 +174,7 @@ class Calls:
         if rewriter is None or not rewriter.applies(name):
             return None
         known = self._nodes.known(directory.child_path(name))
-        if isinstance(known, Document):
+        if isinstance(known, Document) and not anew:
             return self._document(directory, name, known.data)
         raw = self.store.documents(directory.inside, [name], MAX_DOCUMENT_BYTES).get(name)
         data = None if raw is None else rewriter.rewrite(directory.inside, name, raw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from contextlib import suppress
 
@@ -88,6 +89,10 @@ class Changes(Survey):
         """What describes a directory, as it is stored."""
         return self._datasets.documents(path)
 
+    def may_be_old(self, age_s: float) -> bool:
+        """Whether documents that were read so long ago may be others by now: asking a local store costs little."""
+        return not self.store.remote or (math.isfinite(self._ttl) and age_s >= self._ttl)
+
     def is_closed(self, path: str) -> bool:
         """Whether a directory, which need not exist, lies where no dataset is looked for: inside of an array."""
         while path:
@@ -114,7 +119,7 @@ class Changes(Survey):
                 if isinstance(node, Directory):
                     node.inherited = self._datasets.open(above).inherited(name)
                 elif isinstance(node, Document) or name in self._datasets.document_names:
-                    self._lookup_in(above, os.fsencode(name))
+                    self._lookup_in(above, os.fsencode(name), anew=True)
         return forgotten
 
     def changed(self, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from contextlib import suppress
@@ -9,18 +10,23 @@ from typing import TYPE_CHECKING
 
 from shardfs.errors import CorruptShardError
 from shardfs.kinds import Kind
+from shardfs.writing.documents import Overlap
 from shardfs.writing.files import File, join
-from shardfs.writing.overlay import Overlay
+from shardfs.writing.overlay import Overlay, stale
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardfs.chunk_tree import ChunkTree
+    from shardfs.chunk_tree import Attributes, ChunkTree
+    from shardfs.pending import Version
     from shardfs.writers import Writer
     from shardfs.writing.documents import Documents
     from shardfs.writing.writeback import WriteBuffer
 
 log = logging.getLogger(__name__)
+
+MAX_DOCUMENT = 16 << 20
+"""Bytes of a document; more are refused."""
 
 
 class Descriptions(Overlay):
@@ -30,17 +36,125 @@ class Descriptions(Overlay):
     pending: WriteBuffer
     documents: Documents
 
+    def lookup(self, parent: int, name: bytes) -> Attributes:
+        """As `Overlay.lookup`; a program that is told that there is no document may go on to write one."""
+        try:
+            return super().lookup(parent, name)
+        except FileNotFoundError:
+            if self.documents.is_document(text := os.fsdecode(name)):
+                self.documents.seen.note(join(self.path_of(parent), text), None)
+            raise
+
+    def _recover(self) -> None:
+        """As `Overlay._recover`, after the documents that `shardfs recover --ours` has decided about."""
+        for path, version in self.pending.versions().items():
+            if version.is_document and not version.conflict and version.data is not None:
+                self._publish_decided(path, version, self.pending.read(version.data, 0, MAX_DOCUMENT))
+        super()._recover()
+
+    def _publish_decided(self, path: str, version: Version, data: bytes) -> None:
+        directory, _, name = path.rpartition("/")
+        try:
+            written = self.documents.write(directory, name, data, decided=True)
+        except OSError as e:
+            log.warning("%s: stays in the journal: %s", path, e.strerror)
+            if e.errno == errno.EINVAL:  # it does not fit what the source has by now
+                self.pending.keep(path, data, str(e), version.mtime_ns, version.mode)
+            return
+        self.pending.drop(path, None)
+        for changed in written.changed if written is not None else ():
+            self._renewed(changed)
+
     def _write_document(self, file: File, directory: str, name: str, data: bytes) -> bool:
         """Nobody makes a file meanwhile that the document might describe."""
-        with self._gate.alone():
-            changed = self.documents.write(directory, name, data)
-            if changed is None:
-                return False
-            with self._lock:
-                file.frozen = data
-            for path in changed:
-                self._described_anew(path)
+        try:
+            with self._gate.alone():
+                written = self.documents.write(directory, name, data)
+                if written is None:
+                    return False
+                with self._lock:
+                    file.frozen, file.merged = written.shown, written.shown is not data
+                for path in written.changed:
+                    self._described_anew(path)
+        except Overlap as e:
+            path = join(directory, name)
+            log.warning("%s: %s; shardfs recover --ours or --theirs decides which document stays", path, e.why)
+            self.pending.keep(path, e.ours, e.why, file.mtime_ns, file.mode)
+            self._show_stored(directory, name)
+            raise
         return True
+
+    def _look_at(self, file: File | None, number: int) -> None:
+        """Note the version of a document that a program is about to read.
+
+        Raise OSError (ESTALE) if the source has another version than is shown. The kernel then looks for the name
+        anew, and gets that version.
+        """
+        if file is not None and (file.kind is not Kind.DOCUMENT or file.writers or file.parent is None):
+            return
+        path = self.path_of(number)
+        directory, _, name = path.rpartition("/")
+        if not self.documents.is_document(name) or self.spot(directory, os.fsencode(name)).kind is not Kind.DOCUMENT:
+            return
+        self._waiting()
+        size = self.attributes(number).size
+        if size > MAX_DOCUMENT:
+            return
+        shown = bytes(self.read(number, 0, max(size, 1)))
+        if self.documents.is_changed(directory, name, shown):
+            log.info("%s: another program has changed it in the source", path)
+            self._show_stored(directory, name)
+            raise stale(number)
+        self.documents.seen.note(path, shown)
+
+    def _show_stored(self, directory: str, name: str) -> None:
+        """Show the source's version of a document, which another program has changed."""
+        path, found, data = join(directory, name), None, None
+        with suppress(OSError, CorruptShardError):
+            self._keep(self.resolve(path).number)
+        with self._gate.alone():
+            for at in {directory, self.documents.described_by(directory, name)}:
+                self._described_anew(at)
+            self.base.changed(path)
+        with suppress(OSError, CorruptShardError):
+            found = self._with_mode(self.base.resolve(path), path)
+            data = self.documents.shown(path)
+        with self._lock:
+            file = self._files.at(path)
+            if file is None or not file.writers:
+                self._show_anew(directory, name, file, data)
+            else:
+                file.frozen, file.merged = data, True
+            shown = self._files.at(path)
+            if shown is not None and found is not None:
+                shown.mode, shown.mtime_ns = found.mode, found.mtime_ns
+
+    def _show_merged(self, file: File) -> None:
+        """Show what the source has instead of what was written, if no program writes to the document any more.
+
+        The lock is held.
+        """
+        if file.merged and not file.writers and file.parent is not None:
+            self._show_anew(file.parent, os.fsdecode(file.name), file, file.frozen)
+
+    def _show_anew(self, directory: str, name: str, old: File | None, data: bytes | None) -> None:
+        """Show these bytes under a name, None: no file. The file gets another number, since the kernel may keep the
+        size and bytes of the old one. The lock is held."""
+        raw = os.fsencode(name)
+        if old is not None:
+            old.merged = old.dirty = False
+            if old.buffer is not None and not old.handles:
+                old.buffer.close()
+                old.buffer = None
+            self._files.unname(old)
+        if data is not None:
+            new = self._files.new(directory, raw, Kind.DOCUMENT)
+            new.frozen = data
+            if old is not None:
+                new.mode, new.mtime_ns = old.mode, old.mtime_ns
+            self._files.settle(new)
+        if directory in self._numbers:
+            self.invalidate(self._numbers[directory], raw)
 
     def _described_anew(self, directory: str) -> None:
         """Documents of a directory were changed: names in it may stand for something else now."""

@@ -5,22 +5,29 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import posixpath
 import re
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.create_rules import Rule, Rules, Sharding
 from shardfs.errors import CorruptShardError
 from shardfs.formats import MAX_DOCUMENT_BYTES, format_of, formats, parse_written
+from shardfs.json_text import merged
 from shardfs.kinds import Kind, is_scratch
+from shardfs.model import ByteRange
 from shardfs.writing.files import join
+from shardfs.writing.seen import Seen, nearest, same_document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.formats import Format
+    from shardfs.json_text import Path
+    from shardfs.model import Blob, Plan
     from shardfs.tree import Tree
     from shardfs.writers import Writer
 
@@ -44,18 +51,45 @@ COMPRESSED = "cbytes"
 """Of bcolz: bytes of all chunks, as they are compressed."""
 
 
+MAX_LOOKED = 65_536
+"""Documents of which is kept what the source had when it was last compared with what is shown."""
+
+
+class Overlap(OSError):
+    """ESTALE: another program has changed the same members of a document in the source.
+
+    `ours` is the document as the writer wants it, with what the other program has changed besides.
+    """
+
+    def __init__(self, path: str, why: str, ours: bytes) -> None:
+        super().__init__(errno.ESTALE, why, path)
+        self.why, self.ours = why, ours
+
+
+class Written(NamedTuple):
+    """What became of a document: as it is shown now, and the directories about which documents say something else."""
+
+    shown: bytes
+    changed: set[str]
+
+
 class Documents:
     """Thread-safe, as far as no two threads write to the same directory.
 
     Args:
         rules: by which new arrays are sharded.
         remembers: an array of which the document is deleted is sharded as before when a fitting one is written.
+        wins: members that another program has changed, too, become what is written here (`conflict=ours`).
     """
 
-    def __init__(self, base: Tree, writer: Writer, rules: Rules | None = None, *, remembers: bool = True) -> None:
+    def __init__(
+        self, base: Tree, writer: Writer, rules: Rules | None = None, *, remembers: bool = True, wins: bool = False
+    ) -> None:
         self._base, self._writer, self._rules, self._remembers = base, writer, rules or Rules(), remembers
-        self._formats = formats()
+        self.wins, self._formats = wins, formats()
         self._deleted: dict[str, Sharding] = {}
+        self._looked: dict[str, tuple[int, float]] = {}  # by path: a hash of what the source had, and when
+        self.seen = Seen()
 
     def is_document(self, name: str) -> bool:
         """Whether a file of this name may describe what is in its directory."""
@@ -143,18 +177,20 @@ class Documents:
         placed = self._placed(directory, name)
         return directory if placed is None else placed[0].described_by(*placed[1:])
 
-    def _stored(self, form: Format, directory: str, name: str, data: bytes) -> Mapping[str, bytes]:
+    def stored(self, form: Format, directory: str, name: str, data: bytes) -> Mapping[str, bytes]:
         """All documents of the source that `Format.edit` wants to see."""
         others = {posixpath.normpath(join(directory, n)): n for n in form.references(directory, name, data)}
         wanted = [path for path in others if path.split("/")[0] != ".."]
         found = self._base.store.documents("", wanted, MAX_DOCUMENT_BYTES) if wanted else {}
         return {**self._base.stored_documents(directory), **{others[path]: raw for path, raw in found.items()}}
 
-    def write(self, directory: str, name: str, data: bytes) -> set[str] | None:
+    def write(self, directory: str, name: str, data: bytes, *, decided: bool = False) -> Written | None:
         """Put a document into the store that was written as it is shown; None if it is none.
 
-        The directories about which documents say something else now: none if it says nothing (yet). Raise OSError:
-        EINVAL, with the reason in the log, if it contradicts what is stored. Then nothing is changed.
+        What another program has changed in the source since the writer read the document stays, member by member. If
+        `decided`, all of it is as it was written, whatever is there. Raise Overlap if both have changed a member,
+        OSError (EINVAL), with the reason in the log, if the document contradicts what is stored. Then nothing is
+        changed.
         """
         placed = self._placed(directory, name)
         if placed is None:
@@ -162,22 +198,71 @@ class Documents:
         form, directory, name = placed
         if self._is_in_a_file(directory):
             self._require_alike(directory, name, data)
-            return set()
-        stored = self._stored(form, directory, name, data)
+            return Written(data, set())
+        path = join(directory, name)
         try:
-            made = self._made(form, directory, stored, name, data)
+            edit = _Edit(self, form, directory, name, data, decided=decided)
+            self._put(edit)
         except ValueError as e:
-            path = join(directory, name)
             log.warning("%s: is refused: %s", path, e)
             raise OSError(errno.EINVAL, str(e), path) from e
-        for below, content in made.items():
-            if stored.get(below) != content:
-                self._writer.put(join(directory, below), content)
-        if not _says_something(data):
-            return set()
+        self.seen.wrote(path, edit.base, data)
+        if not _says_something(edit.shown):
+            return Written(edit.shown, set())
         self._forget(directory, name)
         described = form.described_by(directory, name)
-        return {directory, described, *self._repeated(form, directory, name, made.get(name))}
+        repeated = self._repeated(form, directory, name, edit.made.get(name))
+        return Written(edit.shown, {directory, described, *repeated})
+
+    def _put(self, edit: _Edit) -> None:
+        """Replace what the edit changes; if something else is there by then, begin anew with that."""
+        for below in edit.made:
+
+            def make(old: Blob | None, below: str = below) -> Plan | None:
+                edit.look(below, None if old is None else _whole(old))
+                content = edit.made.get(below, edit.stored.get(below))
+                return None if content is None else [content]
+
+            if edit.made[below] != edit.stored.get(below):
+                self._writer.update(join(edit.directory, below), make)
+
+    def is_changed(self, directory: str, name: str, shown: bytes | None) -> bool:
+        """Whether the source has another version of a document than is shown, by another program's doing.
+
+        Said once for each version. A remote store is asked every `index_ttl` seconds at most.
+        """
+        placed, path = self._placed(directory, name), join(directory, name)
+        now = time.monotonic()
+        known, when = self._looked.get(path, (0, -math.inf))
+        if placed is None or not self._base.may_be_old(now - when):
+            return False
+        form, directory, name = placed
+        if self._is_in_a_file(directory):
+            return False
+        stored = self.stored(form, directory, name, b"")
+        found = hash(frozenset(stored.items()))
+        if len(self._looked) >= MAX_LOOKED:
+            self._looked.clear()
+        self._looked[path] = found, now
+        return found != known and not same_document(form.shown(directory, stored, name), shown)
+
+    def shown(self, path: str) -> bytes | None:
+        """A document as the tree shows it by itself; None if there is none."""
+        try:
+            number = self._base.resolve(path).number
+            return bytes(self._base.read(number, 0, MAX_DOCUMENT_BYTES))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def base(self, path: str, theirs: bytes | None, data: bytes | None = None) -> bytes | None:
+        """The version of a document that `data` is an edit of, or that was read last; the source has `theirs` now."""
+        known = self.seen.versions(path)
+        if known:
+            return known[-1] if data is None else nearest(known, data)
+        try:
+            return self.shown(path)
+        except (OSError, CorruptShardError):  # it is damaged, and may be mended
+            return theirs
 
     def _is_in_a_file(self, directory: str) -> bool:
         """Whether a dataset is one file, whose documents are made from its header."""
@@ -209,13 +294,17 @@ class Documents:
             raw = self._base.stored_documents(above).get(name)
             if raw is None or below not in form.references(above, name, raw):
                 continue
+
+            def repeat(old: Blob | None, above: str = above, below: str = below) -> Plan | None:
+                now = None if old is None else _whole(old)
+                return None if now is None else [form.edit(above, {name: now, below: made}, name, now)[name]]
+
             with suppress(ValueError):  # it was none to begin with
-                new = form.edit(above, {name: raw, below: made}, name, raw)[name]
-                if new != raw:
-                    self._writer.put(join(above, name), new)
+                if form.edit(above, {name: raw, below: made}, name, raw)[name] != raw:
+                    self._writer.update(join(above, name), repeat)
                     yield above
 
-    def _made(
+    def made(
         self, form: Format, directory: str, stored: Mapping[str, bytes], name: str, data: bytes
     ) -> Mapping[str, bytes]:
         """The source's documents. Raise ValueError, with the reason."""
@@ -255,19 +344,38 @@ class Documents:
         deep = below.count("/") >= MAX_ABOVE
         return not deep and form.chunk_like(f"{below}/0") and self._has_chunks(form, directory, below)
 
-    def remove(self, directory: str, name: str) -> None:
-        """Delete a document; how its array was sharded is remembered."""
+    def require_known(self, directory: str, name: str) -> None:
+        """Raise OSError (ESTALE) if another program has changed a document since it was read here."""
         placed = self._placed(directory, name)
-        stored: Mapping[str, bytes] = {}
-        if placed is not None:
+        if placed is not None and not self._is_in_a_file(placed[1]):
             form, directory, name = placed
-            stored = self._stored(form, directory, name, b"")
+            self._require_known(form, directory, name, self.stored(form, directory, name, b""))
+
+    def _require_known(self, form: Format, directory: str, name: str, stored: Mapping[str, bytes]) -> None:
+        path, theirs = join(directory, name), form.shown(directory, stored, name)
+        known = self.base(path, theirs)
+        if None not in (known, theirs) and not same_document(known, theirs):
+            why = "another program has changed it in the source; read it again before you remove it"
+            log.warning("%s: is not removed: %s", path, why)
+            raise OSError(errno.ESTALE, why, path)
+
+    def remove(self, directory: str, name: str) -> None:
+        """Delete a document; how its array was sharded is remembered. Raise as `require_known`."""
+        placed = self._placed(directory, name)
+        if placed is None or self._is_in_a_file(placed[1]):
+            with suppress(FileNotFoundError):  # it is shown, and made of other documents
+                self._writer.delete(join(directory, name))
+            return
+        form, directory, name = placed
+
+        def gone(old: Blob | None) -> None:
+            stored = {n: raw for n, raw in self.stored(form, directory, name, b"").items() if n != name}
+            stored |= {} if old is None else {name: _whole(old)}
+            self._require_known(form, directory, name, stored)
             self._remember(form, directory, {name: stored[name]} if name in stored else {})
-        try:
-            self._writer.delete(join(directory, name))
-        except FileNotFoundError:
-            if name in stored:
-                raise OSError(errno.EPERM, os.strerror(errno.EPERM), join(directory, name)) from None
+
+        self._writer.update(join(directory, name), gone)
+        self.seen.note(join(directory, name), None)
 
     def _remember(self, form: Format, directory: str, documents: Mapping[str, bytes]) -> None:
         sharding = form.sharding(documents) if self._remembers else None
@@ -284,6 +392,64 @@ class Documents:
     def removed(self, path: str) -> None:
         """A directory is gone; what was deleted in it is remembered, as tools delete an array to write it anew."""
         self._base.store.reopen(path)
+        self.seen.forget(path)
+
+
+class _Edit:
+    """A document that is written, on top of what the source has: `look` has it made anew if that is something else.
+
+    `base` is the version that the writer has read, `shown` the document as it will be shown, `made` the documents of
+    the source that come of it, by path below the directory.
+    """
+
+    def __init__(
+        self, documents: Documents, form: Format, directory: str, name: str, data: bytes, *, decided: bool
+    ) -> None:
+        """Raise as `Documents.write`."""
+        self._documents, self._form, self.directory, self._name = documents, form, directory, name
+        self._data, self._decided, self._path = data, decided, join(directory, name)
+        self.base: bytes | None = None
+        self.stored = documents.stored(form, directory, name, data)
+        self._make()
+
+    def look(self, below: str, found: bytes | None) -> None:
+        """The source has this document now. Raise as `Documents.write`."""
+        if found != self.stored.get(below):
+            self.stored = {n: raw for n, raw in self.stored.items() if n != below}
+            self.stored |= {} if found is None else {below: found}
+            self._make()
+
+    def _make(self) -> None:
+        theirs = self._form.shown(self.directory, self.stored, self._name)
+        self.base = theirs if self._decided else self._documents.base(self._path, theirs, self._data)
+        self.shown = self._data
+        overlaps = [] if same_document(self.base, theirs) else self._merge(theirs)
+        self.made = self._documents.made(self._form, self.directory, self.stored, self._name, self.shown)
+        if overlaps:
+            self._require_wins(overlaps)
+
+    def _merge(self, theirs: bytes | None) -> list[Path]:
+        """Have `shown` say what both programs have changed; the members about which they disagree."""
+        if theirs is None:
+            return [()]
+        try:
+            self.shown, overlaps = merged(self.base or b"{}", self._data, theirs)
+        except ValueError:
+            return [()]
+        if not overlaps:
+            log.warning("%s: another program has changed it, too; the changes of both are kept", self._path)
+        return overlaps
+
+    def _require_wins(self, overlaps: Sequence[Path]) -> None:
+        what = ", ".join(".".join(map(str, path)) for path in overlaps)
+        why = f"another program has changed {what or 'all of it'}, too"
+        if not self._documents.wins:
+            raise Overlap(self._path, why, self.shown)
+        log.warning("%s: %s; what was written here replaces that", self._path, why)
+
+
+def _whole(blob: Blob) -> bytes:
+    return bytes(blob.read([ByteRange(0, blob.stat().size)])[0])
 
 
 def _says_something(data: bytes) -> bool:

@@ -28,15 +28,16 @@ class File:
     `twin`: the file with the compressed bytes of this chunk, which can be read, but is not listed, and has no name.
     `is_link`: a symbolic link of the source, which is passed through; it is never open.
     `dirty`: something was written that nobody has put in a safe place; `refused`: and its writer was told that it
-    cannot be.
+    cannot be. `merged`: the source has another document by now than was written, or than the kernel knows: `frozen`,
+    None if there is none.
 
     Its bytes are, in this order: in `buffer`, being written; `frozen`, as they were; in the journal, `version`; on
     `fd`; or those that the tree shows of `target`, or of the number `base`.
     """
 
     __slots__ = (
-        "base", "buffer", "dirty", "fd", "frozen", "handles", "is_link", "kind", "known_size", "lookups", "mode",
-        "mtime_ns", "name", "number", "parent", "refused", "spent", "target", "twin", "version", "writers",
+        "base", "buffer", "dirty", "fd", "frozen", "handles", "is_link", "kind", "known_size", "lookups", "merged",
+        "mode", "mtime_ns", "name", "number", "parent", "refused", "spent", "target", "twin", "version", "writers",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: Kind, target: Target | None = None) -> None:
@@ -50,7 +51,7 @@ class File:
         self.version: Version | None = None
         self.fd, self.base = -1, 0
         self.spent: list[int] = []
-        self.dirty = self.refused = self.is_link = False
+        self.dirty = self.refused = self.is_link = self.merged = False
         self.handles = self.writers = self.lookups = 0
 
     @property

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardfs import disk
 from shardfs.cache import nothing
 from shardfs.chunk_tree import Spot
-from shardfs.inodes import CREATED, ROOT
+from shardfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.kinds import LOCK, Kind
 from shardfs.writing.buffers import Budget, Buffer
-from shardfs.writing.descriptions import Descriptions
+from shardfs.writing.descriptions import MAX_DOCUMENT, Descriptions
 from shardfs.writing.files import File, join, shown_mode
 from shardfs.writing.overlay import JOURNALED, KNOWN_PATHS, MAX_NAME, stale
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CHUNK = 2 << 30
-MAX_DOCUMENT = 16 << 20
 """Bytes of one file; more are refused."""
 
 
@@ -157,6 +156,8 @@ class OpenFiles(Descriptions):
             gone is not None and gone.parent is None and gone.twin is None and not gone.handles
         ):  # the kernel will look for the name anew
             raise stale(number)
+        if flags & (os.O_ACCMODE | os.O_TRUNC) in (os.O_RDONLY, os.O_RDWR) and (gone is not None or number < TABLE_END):
+            self._look_at(gone, number)
         if writes or flags & os.O_TRUNC:
             file, handle = self._open_known(number, flags)
             if flags & os.O_TRUNC:
@@ -508,6 +509,9 @@ class OpenFiles(Descriptions):
         with self._lock:
             path = file.path
             if file.writers or path is None:
+                return
+            if file.merged:
+                self._show_merged(file)
                 return
             if not file.handles and (file.fd >= 0 or file.spent):
                 file.leave_disk()

@@ -124,6 +124,8 @@ class Overlay:
     def _recover(self) -> None:
         """Show what the journal holds; of the names of one chunk the last one that was given to it."""
         for path, version in sorted(self.pending.versions().items(), key=lambda item: item[1].lsn):
+            if version.is_document:
+                continue
             parent, _, name = path.rpartition("/")
             raw = os.fsencode(name)
             spot = self.spot(parent, raw)
@@ -167,6 +169,10 @@ class Overlay:
 
     def _load(self, file: File) -> Buffer:
         """Have the bytes of a file at hand that somebody has open (`OpenFiles`)."""
+        raise NotImplementedError
+
+    def _keep(self, number: int, *, replaced: bool = False) -> None:
+        """Keep the bytes of a file for the programs that have it open (`OpenFiles`)."""
         raise NotImplementedError
 
     # ---- numbers and paths ----

@@ -219,6 +219,8 @@ class WriteTree(PassedThrough):
         held = carried is not None or (file.version is not None and spot.kind in JOURNALED)
         whole = None if held else self._whole(file)
         self.pending.look(new, spot.target)
+        if was is Kind.DOCUMENT:
+            self.documents.require_known(source, os.fsdecode(file.name))
         if spot.kind is Kind.DOCUMENT or spot.kind is Kind.PLAIN:
             self._replace_through(file, new, whole or b"", spot)
         with self._lock:
@@ -249,6 +251,7 @@ class WriteTree(PassedThrough):
             if stored or was is Kind.DOCUMENT:
                 self._hide(source, os.fsencode(old.rpartition("/")[2]), had)
             file.leave_disk()
+            self._show_merged(file)
         if was is Kind.DOCUMENT:
             self.documents.remove(source, old.rpartition("/")[2])
         elif was is Kind.PLAIN:
@@ -266,7 +269,7 @@ class WriteTree(PassedThrough):
             raise
         self._dress(file, new)
         with self._lock:
-            if file.buffer is not None and not file.writers:
+            if file.buffer is not None and not file.writers and not file.merged:
                 file.buffer.close()
                 file.buffer = None
 
@@ -308,6 +311,7 @@ class WriteTree(PassedThrough):
                 self._numbers.clear()
                 self._base_numbers.clear()
             for path in (old, new):
+                self.documents.seen.forget(path)
                 self.base.changed(path)
         self._described_anew(new)
 
@@ -556,6 +560,7 @@ def open_write_tree(
     except BaseException:
         writer.close()
         raise
-    documents = Documents(base, writer, rules, remembers=remembers)
+    wins = publishing is not None and publishing.conflict == "ours"
+    documents = Documents(base, writer, rules, remembers=remembers, wins=wins)
     budget = Budget(dirty_bytes, lambda: disk.open_unnamed(str(journal.directory)))
     return WriteTree(base, writer, pending, documents, budget, waiting)

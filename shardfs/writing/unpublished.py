@@ -47,7 +47,8 @@ class Held:
         self._directory = peek.directory
         pending, _ = Pending.of(peek.recovered)
         self.problems = peek.problems + losses(pending)
-        self._versions = {path: version for path, version in pending.versions.items() if not version.scratch}
+        shown = ((p, v) for p, v in pending.versions.items() if not (v.scratch or v.is_document))
+        self._versions = dict(shown)
 
     def versions(self) -> dict[str, Version]:
         return dict(self._versions)

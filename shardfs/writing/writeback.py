@@ -151,6 +151,15 @@ class WriteBuffer:
             self.retarget(path, target)
             return self._pending.versions[path]
 
+    def keep(self, path: str, data: bytes, why: str, mtime_ns: int, mode: int) -> None:
+        """Keep a document that cannot be written, as another program has changed it, too, until a user decides."""
+        self.make_room(len(data))
+        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "document": True, "conflict": why}
+        with self._lock:
+            self._apply(Record.PUT, meta, data)
+            self.counts["conflicts"] += 1
+        self.failed(path, OSError(errno.ESTALE, why, path))
+
     def drop(self, path: str, target: Target | None) -> None:
         """The file is gone; `target` is given if its shard must be told."""
         with self._based(path, target) as base:
@@ -228,8 +237,8 @@ class WriteBuffer:
                 self._lock.notify_all()  # somebody may wait for it
             if target is None or shard is None:
                 return
-            if self._pending.versions[path].lsn <= self._recovered:
-                shard.version = UNLOOKED
+            if before not in (None, shard) or self._pending.versions[path].lsn <= self._recovered:
+                shard.version = UNLOOKED  # the version that it replaces was noted for another shard, or before a crash
             shard.targets[path], shard.last = target, time.monotonic()
             shard.unfit.clear()
             if shard.failure is None:
@@ -591,7 +600,8 @@ class WriteBuffer:
             failing |= {path: why for s in self._shards.values() for path, why in s.unfit.items()}
             failing |= {path: v.conflict for path, v in self._pending.versions.items() if v.conflict}
             failing |= {path: "has no bytes, which readers take for damage" for path in self._long_empty()}
-            orphans = [p for p, v in self._pending.versions.items() if not v.scratch and p not in self._shard_at]
+            versions = self._pending.versions.items()
+            orphans = [p for p, v in versions if not (v.scratch or v.is_document or p in self._shard_at)]
             return {
                 "dirty_chunks": len(self._shard_at),
                 "dirty_shards": len([s for s in self._shards.values() if s.targets]),

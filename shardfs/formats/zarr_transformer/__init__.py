@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardfs.create_rules import Rule, Sharding
+from shardfs.errors import CorruptShardError
 from shardfs.formats import OfDocuments, System, parse_json
 from shardfs.formats.zarr_transformer import edits
 from shardfs.formats.zarr_transformer.stored import (
@@ -82,6 +83,15 @@ class ZarrTransformer(OfDocuments):
         if name != CONSOLIDATED:
             return (name,)
         return [name, *(posixpath.relpath(f"{_root(path)}/{key}", f"/{path}") for key in edits.members(new))]
+
+    def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
+        raw = stored.get(name)
+        documents = ArrayDocuments(name.rpartition(".array")[2])
+        try:
+            shown = documents.rewrite(path, name, raw) if raw is not None and self.describes(name) else None
+        except CorruptShardError:
+            shown = None
+        return raw if shown is None else shown
 
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
