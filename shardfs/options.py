@@ -372,8 +372,8 @@ class Options:
         one_of("fail", "ours"),
         "fail|ours",
         WRITING,
-        "What to do when another writer has changed the same chunk in the source: fail keeps our version in the "
-        "journal and reports ESTALE, ours overwrites the other version.",
+        "A chunk, or the same member of a document, that another program has changed in the source: fail keeps the "
+        "version written here in the journal and returns ESTALE, ours overwrites.",
     )
     compact: str = _option(
         "limit",

@@ -108,6 +108,10 @@ FORMATS: dict[str, tuple[dict[str, Json], str, str, tuple[str, ...]]] = {
     "precomputed": ({"a/info": INFO}, "a/info", "a/info", ()),
     "draft": ({"zarr.json": DRAFT_ROOT, "meta/root/a.array.json": DRAFT},
               "meta/root/a.array.json", "meta/root/a.array.json", ("attributes",)),
+    "draft consolidated": (
+        {"zarr.json": DRAFT_ROOT, "meta/root/a.array.json": DRAFT,
+         "meta/root/consolidated/.zmetadata": {"metadata": {"meta/root/a.array.json": DRAFT}}},
+        "meta/root/consolidated/.zmetadata", "meta/root/consolidated/.zmetadata", ()),
     "bcolz": ({f"a/{name}": doc for name, doc in BCOLZ.items()}, "a/__attrs__", "a/meta/attributes", ()),
 }  # fmt: skip
 """Of a dataset: what is stored, a document as it is shown and the one it is made of, and where free members are."""
@@ -123,7 +127,7 @@ class Source:
         for path, doc in documents.items():
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             (self.root / path).write_text(json.dumps(doc))
-        if name == "draft":
+        if name.startswith("draft"):
             (self.root / "data/root/a").mkdir(parents=True)
 
     def members(self, doc: Json) -> Json:
@@ -202,6 +206,13 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
 @pytest.fixture
 def zarr(tmp_path: Path) -> Source:
     return Source("zarr", tmp_path)
+
+
+def test_what_is_consolidated_stays_sharded(tmp_path: Path) -> None:
+    source = Source("draft consolidated", tmp_path)
+    with source.opened() as client:
+        client.write(client.read(), ours=1)
+    assert source.native() == {"metadata": {"meta/root/a.array.json": DRAFT}, "ours": 1}
 
 
 @pytest.mark.parametrize("by_rename", [False, True])
@@ -408,6 +419,7 @@ def test_a_chunk_that_waits_is_compared_after_the_shape_has_changed(tmp_path: Pa
         doc = zarr.native()
         doc["shape"] = [2 * n for n in doc["shape"]]
         (zarr.root / zarr.stored).write_text(json.dumps(doc))
+        client.tree.store.reopen(next(iter(target.shards())))  # as it is when many shards are open
         client.read()
         with pytest.raises(OSError, match="it was at"):
             client.tree.pending.flush()
@@ -519,17 +531,17 @@ def test_zarr_python_on_both_sides(tmp_path: Path, opened_before: bool) -> None:
         assert ran(SHOW, mount.path) == [[8, 8], {}]
         if not opened_before:
             ran(NATIVE, root)
-        command = [sys.executable, "-W", "ignore", "-c", OURS, mount.path]
+        command = [sys.executable, "-W", "ignore", "-c", OURS, str(mount.path)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-            assert client.stdin is not None
-            assert client.stdout is not None
+            stdin, stdout = client.stdin, client.stdout
+            assert stdin is not None
+            assert stdout is not None
 
             def told(line: str) -> str:
-                client.stdin.write(f"{line}\n")  # type: ignore[union-attr]
-                client.stdin.flush()  # type: ignore[union-attr]
-                return client.stdout.readline().strip()  # type: ignore[union-attr]
+                print(line, file=stdin, flush=True)
+                return str(stdout.readline()).strip()
 
-            assert client.stdout.readline() == "ready\n"
+            assert stdout.readline() == "ready\n"
             if opened_before:
                 ran(NATIVE, root)
             assert told("ours 2") == "done"
@@ -544,7 +556,7 @@ def test_zarr_python_on_both_sides(tmp_path: Path, opened_before: bool) -> None:
                 assert told("native 5") == str(errno.ESTALE)
                 assert ran(SHOW, root) == wanted
                 assert ran(SHOW, mount.path) == wanted
-            client.stdin.close()
+            stdin.close()
             assert client.wait(60) == 0
         done = mount.umount()
         assert done.returncode == (3 if opened_before else 0), done.stderr

@@ -70,10 +70,10 @@ class ZarrTransformer(OfDocuments):
         return Dataset(FORMAT, scope=Hierarchy(suffix))
 
     def describes(self, name: str) -> bool:
-        return _ARRAY.fullmatch(name) is not None
+        return name == CONSOLIDATED or _is_array(name)
 
     def described_by(self, path: str, name: str) -> str:
-        if not self.describes(name):
+        if not _is_array(name):
             return path
         root = _root(path)
         node = f"/{path}/{name}".removeprefix(f"{root}/{META}")
@@ -86,12 +86,13 @@ class ZarrTransformer(OfDocuments):
 
     def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
         raw = stored.get(name)
-        documents = ArrayDocuments(name.rpartition(".array")[2])
+        if raw is None or not self.describes(name):
+            return raw
+        array = name if _is_array(name) else next(iter(edits.members(raw)), "")
         try:
-            shown = documents.rewrite(path, name, raw) if raw is not None and self.describes(name) else None
+            return ArrayDocuments(array.rpartition(".array")[2]).rewrite(path, name, raw) or raw
         except CorruptShardError:
-            shown = None
-        return raw if shown is None else shown
+            return raw
 
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
@@ -102,11 +103,11 @@ class ZarrTransformer(OfDocuments):
         return {name: edits.edited_members(stored.get(name), new, arrays)}
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        arrays = {name: raw for name, raw in stored.items() if self.describes(name) and edits.is_sharded(name, raw)}
+        arrays = {name: raw for name, raw in stored.items() if _is_array(name) and edits.is_sharded(name, raw)}
         return Sharding(FORMAT, arrays) if arrays else None
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        if not self.describes(name):
+        if not _is_array(name):
             return None
         if isinstance(sharding, Rule):
             return {name: edits.sharded_by_rule(name, new, sharding)}
@@ -115,6 +116,10 @@ class ZarrTransformer(OfDocuments):
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None
+
+
+def _is_array(name: str) -> bool:
+    return _ARRAY.fullmatch(name) is not None
 
 
 def _root(path: str) -> str:
