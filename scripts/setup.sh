@@ -34,12 +34,15 @@ debian_packages() {
     as_root apt-get -qq update
     # shellcheck disable=SC2086  # a list of words
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $missing </dev/null
-    case $missing in
-    *nginx*) # The tests start an nginx of their own; the service that the package has just set up is of no use.
-        as_root service nginx stop >/dev/null 2>&1 || true
-        ! command -v systemctl >/dev/null || as_root systemctl --quiet disable nginx >/dev/null 2>&1 || true
-        ;;
-    esac
+    # The tests start web servers of their own; the services that the packages have just set up are of no use.
+    for service in nginx lighttpd caddy; do
+        case $missing in
+        *" $service"*)
+            as_root service "$service" stop >/dev/null 2>&1 || true
+            ! command -v systemctl >/dev/null || as_root systemctl --quiet disable "$service" >/dev/null 2>&1 || true
+            ;;
+        esac
+    done
 }
 
 # need_fuse  Stop, and say why, unless a file system can be mounted.

@@ -294,10 +294,11 @@ def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Finding]:
         return
     data = documents[name]
     try:
+        store.require_ranges([name])
         got = [store.open(name).read([part])[0] for part in (ByteRange(2, 6), Suffix(4))]
     except OSError as e:
         state = f"{name}: {e.strerror or e}"
-        fix = "serve it with a server that honours Range, such as nginx; or copy it, and mount the copy"
+        fix = "serve the source with a server that honours Range, such as nginx; or copy it, and mount the copy"
         yield Finding("byte ranges", WRONG, scrubbed(state), fix)
         return
     if got != [data[2:6], data[-4:]]:

@@ -62,6 +62,7 @@ class Patience:
 
     def run(self, kind: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `method`, a method of an fsspec file system, returns or raises; NoAnswer if it does neither in time.
+        It may be a coroutine method of an object with the event loop `loop`.
 
         A list that is returned may have exceptions in it, and is asked for again if one of them is an accident.
         """
@@ -118,8 +119,8 @@ class Patience:
             return None, e
 
     def _begun(self, method: Any, args: Any, kwargs: Any) -> Future[Any]:
-        # The blocking methods that fsspec makes from coroutines say which, and that can be cancelled.
-        coroutine = getattr(method, "__wrapped__", None)
+        # A coroutine can be cancelled. The blocking methods that fsspec makes from coroutines say which.
+        coroutine = getattr(method, "__wrapped__", method)
         loop = getattr(getattr(coroutine, "__self__", None), "loop", None)
         if loop is not None and inspect.iscoroutinefunction(coroutine):
             return asyncio.run_coroutine_threadsafe(coroutine(*args, **kwargs), loop)
@@ -176,7 +177,7 @@ def is_accident(error: BaseException) -> bool:
     status = http_status(error)
     if status is not None:
         return status in (408, 425, 429) or (status >= 500 and status not in (501, 505))
-    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:  # see `FsspecStore`
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:  # `info` of fsspec's HTTP
         return is_accident(error.__cause__)
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     if names & _FINAL:

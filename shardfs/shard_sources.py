@@ -102,10 +102,15 @@ class StoreShards:
         found = (self._shard_of(name) for name, directory in self._names() if not directory)
         return np.array(sorted({shard for shard in found if shard is not None}), np.uint64), None
 
-    def exists(self) -> bool:
+    def first(self) -> str | None:
+        """The key of the shard that the store lists first; None if it lists none."""
         if not self.layer.format.key(0):
-            return True
-        return any(not directory and self._shard_of(name) is not None for name, directory in self._names())
+            return self._prefix
+        shards = (name for name, directory in self._names() if not directory and self._shard_of(name) is not None)
+        return next((self._prefix + name for name in shards), None)
+
+    def exists(self) -> bool:
+        return self.first() is not None
 
     def survey(self) -> tuple[U64, list[CorruptShardError]]:
         if not self.layer.format.key(0):

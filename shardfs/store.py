@@ -15,7 +15,6 @@ from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
-from urllib.parse import quote, unquote
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -28,7 +27,7 @@ from shardfs.model import Blob, ByteRange, ByteRequest, Stat, Suffix
 from shardfs.patience import NoAnswer, Patience, http_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 MAX_GAP = 1 << 20
 MAX_MERGED = 16 << 20
@@ -48,11 +47,15 @@ LARGE = 256 << 10
 
 
 class DirEntry(NamedTuple):
-    """One name in a directory of the store. `stat` is None where it would cost a request, or was refused."""
+    """One name in a directory of the store. `stat` is None where it would cost a request, or was refused.
+
+    `page`: a web server's answer may be the listing of a directory as well as a file.
+    """
 
     name: str
     directory: bool
     stat: Stat | None
+    page: bool = False
 
 
 class Store(Protocol):
@@ -88,6 +91,9 @@ class Store(Protocol):
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         """The bytes of those files that exist, fetched together; `limit` + 1 bytes at most of each."""
+
+    def require_ranges(self, keys: Iterable[str]) -> None:
+        """Raise OSError if the store sends only whole objects. `keys` of shards are tried if this is in doubt."""
 
     def statvfs(self) -> os.statvfs_result | None: ...
 
@@ -307,6 +313,9 @@ class LocalStore:
                 out[name] = self._open(key).read([ByteRange(0, limit + 1)])[0]
         return out
 
+    def require_ranges(self, keys: Iterable[str]) -> None:
+        pass
+
     def statvfs(self) -> os.statvfs_result:
         return os.statvfs(self.root)
 
@@ -338,7 +347,7 @@ class FsspecBlob:
 class FsspecStore:
     """Any fsspec file system. fsspec's event loop stays behind this class: every call here blocks, but not for ever."""
 
-    remote = True
+    remote, blind = True, False
 
     def __init__(
         self, fs: Any, root: str, waiting: Callable[[], None] = nothing, patience: Patience | None = None
@@ -346,16 +355,10 @@ class FsspecStore:
         self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
         self.name = self.root.rsplit("/", 1)[-1]
         self.patience = patience or Patience()
-        self.blind = "http" in fs.protocol or "https" in fs.protocol
-        self._lists = not self.blind
 
     def path(self, key: str) -> str:
         """Of the object, as its file system knows it."""
-        if not key:
-            return self.root
-        if self.blind:
-            key = quote(key, errors="surrogateescape")  # a URL: `?` and `#` would end the path
-        return f"{self.root}/{key}" if self.root else key
+        return f"{self.root}/{key}" if key and self.root else key or self.root
 
     def open(self, key: str) -> FsspecBlob:
         return FsspecBlob(self, key)
@@ -378,13 +381,7 @@ class FsspecStore:
         self._waiting()
         path = self.path(key)
         with store_errors(path):
-            try:
-                return cast("Mapping[str, Any]", self.patience.run("stat", self.fs.info, path))
-            except FileNotFoundError as e:
-                # fsspec says so of whatever went wrong on the way to a web server.
-                if e.__cause__ is None or http_status(e.__cause__) in (401, 403, 404, 410):
-                    raise
-                raise e.__cause__ from None
+            return cast("Mapping[str, Any]", self.patience.run("stat", self.fs.info, path))
 
     def read(self, key: str, requests: Sequence[ByteRequest]) -> list[bytes]:
         self._waiting()
@@ -399,11 +396,10 @@ class FsspecStore:
             elif r.stop > r.start:
                 ranges.append((i, r))
         merged = coalesce([r for _, r in ranges], MAX_GAP, MAX_MERGED)
-        starts, stops = [r.start for r, _ in merged], [r.stop for r, _ in merged]
         if not merged:
             return out
         with store_errors(path):
-            got = self.patience.run("read", self.fs.cat_ranges, [path] * len(merged), starts, stops, on_error="return")
+            got = self._ask_for_ranges(path, [r for r, _ in merged])
             parts = [_bytes_or_raise(data) for data in got]
         self.patience.counters.received(sum(map(len, parts)))
         for (whole, members), data in zip(merged, parts, strict=True):
@@ -414,43 +410,40 @@ class FsspecStore:
         return out
 
     def _read_one(self, path: str, request: ByteRequest) -> bytes:
-        start, stop = (-request.size, None) if isinstance(request, Suffix) else request
         wanted = request.size if isinstance(request, Suffix) else request.stop - request.start
         if wanted <= 0:
             return b""
         with store_errors(path):
             try:
-                data = cast("bytes", self.patience.run("read", self.fs.cat_file, path, start=start, end=stop))
+                data = self._ask_for(path, request)
             except Exception as e:  # noqa: BLE001 - raised again, but for one
                 data = _bytes_or_raise(e)
         self.patience.counters.received(len(data))
         _require_part(data, wanted, path)
         return data
 
+    def _ask_for(self, path: str, request: ByteRequest) -> bytes:
+        start, stop = (-request.size, None) if isinstance(request, Suffix) else request
+        return cast("bytes", self.patience.run("read", self.fs.cat_file, path, start=start, end=stop))
+
+    def _ask_for_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
+        starts, stops = [r.start for r in ranges], [r.stop for r in ranges]
+        paths = [path] * len(ranges)
+        found = self.patience.run("read", self.fs.cat_ranges, paths, starts, stops, on_error="return")
+        return cast("list[bytes | Exception]", found)
+
+    def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
+        """The beginning of each object, of more than `limit` bytes if it is longer; or why there is none."""
+        nothing: list[int | None] = [None] * len(paths)  # `cat` would take brackets in a path for a pattern
+        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), nothing, nothing, on_error="return")
+        return cast("list[bytes | Exception]", found)
+
     def entry(self, key: str) -> DirEntry:
-        name = key.rsplit("/", 1)[-1]
-        try:
-            info = self._info(key)
-        except FileNotFoundError as e:
-            if _redirected_to_directory(e):
-                return DirEntry(name, True, None)
-            raise
-        # A web server knows files only, but asked for a directory most answer from the address with a slash.
-        directory = info.get("type") == "directory" or str(info.get("url", "")).endswith("/")
-        return DirEntry(name, directory, None if directory else stat_of_info(info))
+        info = self._info(key)
+        directory = info.get("type") == "directory"
+        return DirEntry(key.rsplit("/", 1)[-1], directory, None if directory else stat_of_info(info))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
-        empty = True
-        for entry in self._scan(key):
-            empty = False
-            self._lists = True
-            yield entry
-        if empty and not self._lists and not (key and any(True for _ in self.scan(""))):
-            # The source has a document at least. Others than those who say 403 call a directory missing, or answer
-            # with a page of their own: what is in it is not known, which must not look as if nothing were.
-            raise PermissionError(errno.EACCES, "the web server does not list directories", self.path(key))
-
-    def _scan(self, key: str) -> Iterator[DirEntry]:
         self._waiting()
         path = self.path(key)
         try:
@@ -467,10 +460,6 @@ class FsspecStore:
                 continue  # in object stores there may be both, of which the directory is found
             if name.startswith(OWN):
                 continue
-            if self.blind:
-                if "?" in name or "#" in name:
-                    continue  # a page's own links, as to sort it otherwise
-                name = unquote(name, errors="surrogateescape")
             if name in (".", "..") or "/" in name or "\0" in name:
                 continue
             directory = info.get("type") == "directory"
@@ -479,9 +468,8 @@ class FsspecStore:
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         self._waiting()
         paths = [self.path(f"{directory}/{n}" if directory else n) for n in names]
-        nothing: list[int | None] = [None] * len(paths)
-        with store_errors(directory):  # `cat` would take brackets in a path for a pattern
-            got = self.patience.run("documents", self.fs.cat_ranges, paths, nothing, nothing, on_error="return")
+        with store_errors(self.path(directory)):
+            got = self._ask_for_documents(self.path(directory), paths, limit)
         self.patience.counters.received(sum(len(data) for data in got if isinstance(data, bytes)))
         out: dict[str, bytes] = {}
         refused: PermissionError | None = None
@@ -496,6 +484,9 @@ class FsspecStore:
         if refused is not None and not out and not directory:
             raise refused
         return out
+
+    def require_ranges(self, keys: Iterable[str]) -> None:
+        pass
 
     def statvfs(self) -> None:
         return None
@@ -525,14 +516,8 @@ def _bytes_or_raise(data: bytes | Exception) -> bytes:
 
 def _require_part(data: bytes, wanted: int, path: str) -> None:
     if len(data) > wanted:
-        raise OSError(errno.EOPNOTSUPP, "the store ignores byte ranges and sends whole objects", path)
-
-
-def _redirected_to_directory(error: BaseException) -> bool:
-    """Whether a web server led us to the address with a slash, as for directories, and then refused to list it."""
-    refused = error.__cause__
-    url = getattr(getattr(refused, "request_info", None), "real_url", "")
-    return refused is not None and http_status(refused) in (401, 403) and str(url).endswith("/")
+        why = f"the store ignores byte ranges: {wanted} bytes were asked for, and {len(data)} came"
+        raise OSError(errno.EIO, f"{why}; use a store that honours ranges, or a copy of the source", path)
 
 
 def _mtime_ns(info: Mapping[str, Any]) -> int:
@@ -600,8 +585,19 @@ def open_store(
         fs, path = patience.run("open", lambda: url_to_fs(source, **(storage_options or {})))
     except TypeError as e:  # so they say that an option is missing or unknown
         raise ValueError(str(e)) from e
+    except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"
+        archive, separator, url = source.partition("::http")
+        if not separator or "HTTP" not in str(e):
+            raise
+        why = "the web server does not send byte ranges, which archives are read by"
+        told = f"{why}; to download the archive first, mount {archive}::simplecache::http{url}"
+        raise OSError(errno.EOPNOTSUPP, told) from e
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
+    if "http" in fs.protocol:
+        from shardfs.web import WebStore
+
+        return WebStore(fs, path, waiting, patience)
     return FsspecStore(fs, path, waiting, patience)
 
 

@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,15 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs import store as store_module
+from shardfs import web
 from shardfs.blobs import BytesBlob, PairBlob, SliceBlob
 from shardfs.errors import message
 from shardfs.model import ByteRange, Suffix
+from shardfs.patience import Patience
 from shardfs.store import FsspecStore, LocalStore, coalesce, open_store
 from tests.handmade import write_files
 from tests.suites.store import DIGITS, FILES, StoreSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shardfs.model import ByteRequest
     from shardfs.store import Store
@@ -137,12 +139,155 @@ class TestHttp(StoreSuite):
             yield open_store(url)
 
 
+def web_store(url: str) -> Store:
+    return open_store(url, patience=Patience(10, 0))
+
+
 def test_a_server_without_ranges_is_named(tmp_path: Path) -> None:
+    """Unless what it sends as a whole is short."""
+    write_files(tmp_path, {**FILES, "large": bytes(20 << 20)})
+    with http_server(tmp_path, WithoutRanges) as (url, _):
+        blob = web_store(url).open("a/digits")
+        assert blob.read([ByteRange(5, 9), ByteRange(1 << 21, 1 << 22), Suffix(3)]) == [DIGITS[5:9], b"", DIGITS[-3:]]
+        assert blob.read([Suffix(1 << 20)]) == [DIGITS]
+        large = web_store(url).open("large")
+        requests: list[list[ByteRequest]] = [[Suffix(5)], [ByteRange(19 << 20, 20 << 20)]]
+        requests.append([ByteRange(0, 9), ByteRange(19 << 20, 20 << 20)])
+        for request in requests:
+            with pytest.raises(ConnectionError, match="does not send byte ranges") as failed:
+                large.read(request)
+            assert failed.value.errno == errno.EIO
+
+
+def answering(status: int, headers: Mapping[str, str], body: bytes, *, times: int = 1) -> type[RangeHandler]:
+    """A server that says the same of everything; the body is sent so many times. What was sent is counted."""
+
+    class Handler(RangeHandler):
+        sent = 0
+
+        def do_GET(self) -> None:
+            self.server.requests.append((self.command, unquote(self.path), self.headers.get("Range")))  # type: ignore[attr-defined]
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with suppress(ConnectionError):
+                for _ in range(times if self.command == "GET" else 0):
+                    self.wfile.write(body)
+                    type(self).sent += len(body)
+
+        do_HEAD = do_GET
+
+    return Handler
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"Content-Range": "bytes 0-3/20"}, "Content-Range 'bytes 0-3/20'"),
+        ({"Content-Range": "bytes 5-6/20"}, "Content-Range 'bytes 5-6/20'"),
+        ({"Content-Range": "bytes 5-9/20"}, "Content-Range 'bytes 5-9/20'"),
+        ({"Content-Range": "bytes 6-9/*"}, "Content-Range"),
+        ({}, "Content-Range None"),
+        ({"Content-Range": "bytes 5-8/20", "Content-Encoding": "gzip"}, "gzip"),
+    ],
+)
+def test_other_bytes_than_those_asked_for_are_an_error(headers: Mapping[str, str], words: str, tmp_path: Path) -> None:
+    with http_server(tmp_path, answering(206, headers, b"abcd")) as (url, requests):
+        with pytest.raises(OSError, match=re.escape(words)):
+            web_store(url).open("x").read([ByteRange(5, 9)])
+        requests.clear()
+        with pytest.raises(OSError, match="byte ranges"):
+            open_store(url, patience=Patience(10, 1)).open("x").read([ByteRange(5, 9)])
+        assert len(requests) == 2, "it is asked again"
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Length": str(4 << 30)}])
+def test_a_whole_object_is_not_read_to_its_end(headers: Mapping[str, str], tmp_path: Path) -> None:
+    handler = answering(200, headers, bytes(1 << 20), times=4 << 10)
+    with http_server(tmp_path, handler) as (url, _):
+        blob = web_store(url).open("x")
+        assert blob.read([ByteRange(5, 9)]) == [bytes(4)]
+        assert web_store(url).documents("", ["x"], 10) == {"x": bytes(11)}
+        for request in (Suffix(9), ByteRange(1 << 40, (1 << 40) + 9)):
+            with pytest.raises(OSError, match="byte ranges"):
+                blob.read([request])
+    assert handler.sent < 256 << 20  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("status", [416, 501])
+def test_documents_are_read_where_ranges_are_refused(status: int, tmp_path: Path) -> None:
+    class Refusing(RangeHandler):
+        def do_GET(self) -> None:
+            if "Range" in self.headers:
+                self.send_error(status)
+            else:
+                super().do_GET()
+
     write_files(tmp_path, FILES)
-    with http_server(tmp_path, WithoutRanges) as (url, _), pytest.raises(OSError, match="ignores byte ranges"):
-        open_store(url).open("a/digits").read([ByteRange(5, 9)])
-    with http_server(tmp_path, WithoutRanges) as (url, _), pytest.raises(OSError, match="ignores byte ranges"):
-        open_store(url).open("a/digits").read([ByteRange(5, 9), ByteRange(12, 15)])
+    with http_server(tmp_path, Refusing) as (url, _):
+        store = web_store(url)
+        assert store.documents("a", ["info", "zarr.json", "missing"], 100) == {"zarr.json": b"{}", "info": b'{"a": 1}'}
+        with pytest.raises(OSError, match=f"it answers {status}"):
+            store.open("a/digits").read([Suffix(5)])
+        with pytest.raises(OSError, match=f"it answers {status}"):
+            store.require_ranges(["missing", "a/b/empty", "a/digits"])
+
+
+PAGE = b"<!doctype html><form>name and password</form>"
+
+
+def test_a_page_in_place_of_documents_is_no_document(tmp_path: Path) -> None:
+    html = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(PAGE))}
+    expected = pytest.raises(OSError, match="HTML page instead of a metadata document")
+    with http_server(tmp_path, answering(200, html, PAGE)) as (url, _), expected:
+        web_store(url).documents("", ["zarr.json"], 100)
+
+    class LogIn(RangeHandler):
+        def do_GET(self) -> None:
+            if self.path.startswith("/login"):
+                self.send_response(200)
+                for name, value in html.items():
+                    self.send_header(name, value)
+            else:
+                self.send_response(302)
+                self.send_header("Location", "/login?from=here")
+                self.send_header("Content-Length", "0")
+            self.end_headers()
+            if self.path.startswith("/login") and self.command == "GET":
+                self.wfile.write(PAGE)
+
+        do_HEAD = do_GET
+
+    with http_server(tmp_path, LogIn) as (url, _):
+        store = web_store(url)
+        calls = store.open("x").stat, partial(store.open("x").read, [Suffix(3)]), partial(store.entry, "x")
+        for call in (*calls, partial(store.documents, "", ["zarr.json"], 9), partial(next, store.scan("x"), None)):
+            with pytest.raises(PermissionError, match=r"redirects to the page http://127.0.0.1:\d+/login; "):
+                call()
+
+
+LISTINGS = {
+    '<a href="a/">a</a> <A HREF=\'b\'>b</A><a title="x" href=c%20d>': {"a": True, "b": False, "c d": False},
+    '<a href="?C=N;O=D">Name</a><a href="../">up</a><a href="/">home</a><a href="/x/">here</a><a href="#top">': {},
+    '<a href="/x/absolute"><a href="http://h:1/x/full/"><a href="//h:1/x/host"><a href="http://other/x/no">':
+        {"absolute": False, "full": True, "host": False},
+    '<a href="below/it"><a href="./point"><a href="/xy/no"><a href="mailto:me"><a href="http://[broken">':
+        {"point": False},
+    '<a href="a%3Fb"><a href="h%23"><a href="p%25"><a href="a+b"><a href="&amp;amp;"><a href="%2e%2e"><a href="s%2Fs">':
+        {"a?b": False, "h#": False, "p%": False, "a+b": False, "&amp;": False},
+    '<a href="twice"><a href="twice/">twice</a><a href="%C3%BC"><a href="ü2"><a href="%FF">':
+        {"twice": True, "ü": False, "ü2": False, "\udcff": False},
+    '<a href="it\'s"><a href=\'q"q\'><!-- <a href="no"> -->': {"it's": False, 'q"q': False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", LISTINGS)
+def test_names_in_a_listing(page: str) -> None:
+    links = web._Links()
+    links.feed(page)
+    for url in ("http://h:1/x/", "http://h:1/x"):
+        assert web._names_in(links.found, url) == LISTINGS[page]
 
 
 def test_http_asks_one_range_for_neighbours(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class Calls:
         if names is not None and name not in names:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         path = f"{chunks.directory_path(place)}/{name}"
-        return self._listed(path, self.store.entry(path), Inherited())
+        return self._listed(path, self._entry(path, Inherited()), Inherited())
 
     def _foreign_names(self, chunks: ChunkTree, directory: int) -> frozenset[str] | None:
         """The names in a directory of chunks that are no chunks and no shards; None if too many, or not told."""
@@ -206,7 +206,7 @@ class Calls:
         if isinstance(known, Directory) and known.content is not None:
             return Attributes(known.number, True, 0, 0)  # seen before; a remote store would be asked once more
         try:
-            entry = self.store.entry(path)
+            entry = self._entry(path, inherited)
         except (FileNotFoundError, NotADirectoryError):
             # A volume's directory may have no shard yet; and some stores know no directories, only objects.
             if name not in content.below and not (self.store.blind and self._datasets.is_described(path, inherited)):
@@ -214,6 +214,25 @@ class Calls:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path) from None
             entry = DirEntry(name, True, None)
         return self._listed(path, entry, inherited)
+
+    def _entry(self, path: str, inherited: Inherited) -> DirEntry:
+        """What the store has at a path. Metadata documents say that a web server's page is that of a directory; if
+        there are none, the listing of the directory around it does."""
+        entry = self.store.entry(path)
+        if not entry.page or entry.directory:
+            return entry
+        is_directory = self._datasets.is_described(path, inherited) or entry.name in self._directories_in(path)
+        return entry._replace(directory=is_directory)
+
+    def _directories_in(self, path: str) -> frozenset[str]:
+        """The names of directories in the directory around a path of the store; none if it is not listed."""
+        parent = path.rpartition("/")[0]
+
+        def load() -> tuple[frozenset[str], int, float]:
+            found = frozenset(e.name for e in self._datasets.listed_by_store(parent) if e.directory)
+            return found, 100 * len(found), self._ttl
+
+        return self._index_cache.get(("directories", parent), load)
 
     def _listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
         if entry.directory or self._is_dataset(path, entry.name, inherited):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.datasets import LOOK_AHEAD, LOOK_AHEAD_REMOTE
 from shardfs.errors import NotADatasetError, ShardfsError
+from shardfs.grid import unravel
 from shardfs.inodes import TABLE_END
 from shardfs.model import (
     Facts,
@@ -18,7 +19,9 @@ from shardfs.model import (
     Problem,
     Summary,
 )
-from shardfs.nodes import Chunk, Directory
+from shardfs.nodes import Chunk, Directory, Inherited
+from shardfs.shard_sources import StoreShards
+from shardfs.shards.unsharded import Unsharded
 from shardfs.tree.calls import Calls
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ LOOKED_FOR = "Zarr v3, precomputed, N5, bcolz, Blosc2"
 
 SEARCH_DIRECTORIES = 2_000
 """How many directories are looked into before a source is mounted on trust."""
+
+SPREAD = 16
+"""How many places of a grid are looked at for a shard that exists."""
 
 
 class Survey(Calls):
@@ -149,10 +155,30 @@ class Survey(Calls):
         return {"user.shardfs.live": b"%d" % live, "user.shardfs.dead": b"%d" % dead}
 
     def require_dataset(self) -> None:
-        """Raise NotADatasetError if a bounded look around finds nothing sharded, or the source is not there.
+        """Raise NotADatasetError if a bounded look around finds nothing sharded, another error if the source is not
+        there or its server sends only whole objects.
 
         If the source is a file, it must be one that is shown as a directory.
         """
+        self._find_dataset()
+        self.store.require_ranges(self._some_shards())
+
+    def _some_shards(self) -> Iterator[str]:
+        """Keys of shards that may exist: of each array the one listed first, and others spread over its grid."""
+        with suppress(PermissionError):  # the members of a group are not listed
+            for tree in self.collections():
+                shards, source = tree.outermost, tree.outermost.source
+                if isinstance(shards.format, Unsharded) or not isinstance(source, StoreShards):
+                    continue
+                with suppress(PermissionError):
+                    if (listed := source.first()) is not None:
+                        yield listed
+                grid = shards.format.grid
+                step = 1 if tree.by_id else max(math.prod(grid) // SPREAD, 1)
+                for i in range(0, SPREAD * step if tree.by_id else math.prod(grid), step):
+                    yield shards.key_of((i,) if tree.by_id else unravel(i, grid))
+
+    def _find_dataset(self) -> None:
         self._open_source_file()
         opened, found = 0, False
         try:
@@ -200,7 +226,7 @@ class Survey(Calls):
     def _open_source_file(self) -> None:
         """A remote source is asked what it is only if its name may be that of such a file."""
         candidates = [f for f in self._datasets.formats if f.may_hold(self.store.name)]
-        if (self.store.remote and not candidates) or self.store.entry("").directory:
+        if (self.store.remote and not candidates) or self._entry("", Inherited()).directory:
             return
         self._root.file = self._described_by_itself("", candidates)
         if self._root.file is None and not self._datasets.problems:

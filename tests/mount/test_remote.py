@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ import fsspec
 import pytest
 
 from shardfs.fsspec_fs import ShardFileSystem
+from tests.conftest import MountFailed
 from tests.datasets import read_tree, same
 from tests.mount.programs import attempt, lines, link_tree, read_many, run
 from tests.mount.web import FRONT, GUARDED, HIDDEN, LISTED, UNLISTED, WHOLE, find_nginx, serving
@@ -167,13 +167,29 @@ def test_http_where_it_is_not_known_which_shards_there_are(
 
 def test_http_without_ranges(web: Web, mounted: Mounted) -> None:
     """A server that sends whole objects would cost a shard for each chunk, if not worse: this is an error."""
-    for name, chunk in (("zarr_python", "c/0/0/0"), ("index_raw_data_raw", "8_8_40/-5--1_3-7_0-4")):
-        with mounted(web.url(name, WHOLE)) as mount:
-            with pytest.raises(OSError, match="not supported") as refused:
-                (mount / chunk).read_bytes()
-            assert refused.value.errno == errno.EOPNOTSUPP
-            copied = attempt("cp", mount / chunk, "/dev/null")
-            assert copied.returncode != 0
+    for name in ("zarr_python", "group", "index_raw_data_raw"):
+        with pytest.raises(MountFailed, match="does not send byte ranges"), mounted(web.url(name, WHOLE)):
+            pass
+
+
+def test_http_requests_of_a_mount(web: Web, mounted: Mounted) -> None:
+    """Each document is asked for once: whether the server honours byte ranges shows in the answers."""
+    with web.requests() as asked, mounted(web.url("zarr_python")):
+        pass
+    paths = [r.path for r in asked]
+    assert {r.method for r in asked} == {"GET"}
+    assert "/zarr_python/zarr.json" in paths
+    assert len(paths) == len(set(paths)), "nothing is asked for twice"
+    assert {r.status for r in asked} == {206, 404}
+    assert not any(path.startswith("/zarr_python/c/") for path in paths)
+    with mounted(web.url("group")) as mount:
+        (mount / "zarr.json").read_bytes()
+        with web.requests() as asked:
+            os.stat(mount / "README.md")
+        assert {(r.method, r.path) for r in asked} == {("HEAD", "/group/README.md")}
+        with web.requests() as asked:
+            assert not (mount / "tables/cells").exists()
+        assert [r.method for r in asked].count("HEAD") <= 2
 
 
 def data_requests(requests: list[Request], shard: str) -> int:
