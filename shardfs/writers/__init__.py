@@ -155,8 +155,9 @@ def open_writer(
     if isinstance(objects, PlainObjects):
         objects.try_writing(root)
     private = isinstance(objects, MemoryObjects)
-    lease = None if journal is None or private else Lease.take(objects, root, journal)
-    return ObjectWriter(store, objects, lease)
+    if journal is None or private:
+        return ObjectWriter(store, objects)
+    return ObjectWriter(store, objects, Lease.take(objects, root, journal).free)
 
 
 def _objects(store: FsspecStore, *, cas_none: bool) -> Objects:

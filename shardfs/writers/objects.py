@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardfs import disk
 from shardfs.blobs import absolute
+from shardfs.cache import nothing
 from shardfs.errors import StaleShardError, UnsupportedError
 from shardfs.plans import is_same
 from shardfs.store import store_errors, tagged
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from shardfs.model import Blob, ByteRange, ByteRequest, Stat
     from shardfs.store import FsspecStore
-    from shardfs.writers.lease import Lease
 
 FIRST = 8 << 20
 """Bytes of an object that come with the first look at it: most shards are no larger, and then that is all of it."""
@@ -181,14 +181,14 @@ def _after(failure: Changed | OSError, objects: Objects, path: str) -> Known | N
 
 
 class ObjectWriter:
-    """Changes the objects of `store` by the requests `objects`; see `Writer`."""
+    """Changes the objects of `store` by the requests `objects`; see `Writer`. `unlock` is called by `close`."""
 
     local = False
 
     def __init__(
-        self, store: FsspecStore, objects: Objects, lease: Lease | None = None, *, race_s: float = RACE_S
+        self, store: FsspecStore, objects: Objects, unlock: Callable[[], None] = nothing, *, race_s: float = RACE_S
     ) -> None:
-        self._store, self._objects, self._lease, self._race_s = store, objects, lease, race_s
+        self._store, self._objects, self._unlock, self._race_s = store, objects, unlock, race_s
 
     @property
     def conditional(self) -> bool:
@@ -242,8 +242,7 @@ class ObjectWriter:
         """Nothing to do: what had not begun was nothing but requests."""
 
     def close(self) -> None:
-        if self._lease is not None:
-            self._lease.free()
+        self._unlock()
 
     def put(self, key: str, data: bytes) -> Stat:
         new = self.update(key, lambda _: [data])
