@@ -1,4 +1,4 @@
-"""The access log: each request as a line of JSON. Written as requests are answered, by whoever answers them."""
+"""The access log: one line of JSON for each request."""
 
 from __future__ import annotations
 
@@ -10,58 +10,61 @@ from typing import TYPE_CHECKING
 
 from shardfs.errors import errno_of
 from shardfs.fuse import lowlevel
+from shardfs.fuse.device import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.fuse.server import Handler
+    from shardfs.fuse.device import Handler
+    from shardfs.fuse.settings import FuseSettings
 
 
 class AccessLog:
-    """One file. Lines of several threads do not mix: each is one write to its end."""
+    """The file of the access log. Thread-safe: each line is one write with O_APPEND."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
     def open(cls, path: str) -> AccessLog:
-        """Append to the file, which others may not read: it tells who reads what."""
+        """Append to the file. A new file is readable by its owner only, since it shows which user reads which file."""
         return cls(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
-    def write(self, told: dict[str, object]) -> None:
-        """One line. A full disk must not stop the mount."""
+    def write(self, line: dict[str, object]) -> None:
+        """Append one line. Errors are ignored: a full disk must not stop the mount."""
         try:
-            os.write(self._fd, json.dumps(told).encode() + b"\n")
+            os.write(self._fd, json.dumps(line).encode() + b"\n")
         except OSError:
             return
 
 
-class Noting:
-    """Notes what one thread answers, for the access log."""
+class RecordingDevice(Device):
+    """A device that writes each request and its result to the access log."""
 
-    def __init__(self, log: AccessLog, request: memoryview, path_of: Callable[[int], str]) -> None:
-        self._log, self._request, self._path_of = log, request, path_of
-        self._errno = self._bytes = 0
+    def __init__(self, fd: int, settings: FuseSettings, log: AccessLog, path_of: Callable[[int], str]) -> None:
+        super().__init__(fd, settings)
+        self._log, self._path_of = log, path_of
+        self._errno = self._bytes = 0  # of the reply sent last
 
-    def reply(self, reply: memoryview | bytes | bytearray) -> None:
-        """A reply is about to be sent."""
+    def send(self, reply: memoryview | bytes | bytearray) -> bool:
         self._bytes = len(reply) - lowlevel.HEADER_SIZE
         self._errno = -lowlevel.HEADER_OUT.unpack_from(reply)[1]
         if lowlevel.tells_absence(reply):
             self._errno = errno.ENOENT
+        return super().send(reply)
 
-    def body(self, size: int) -> None:
-        """The same of one with so many bytes of data."""
-        self._bytes, self._errno = size, 0
+    def send_data(self, unique: int, body: memoryview | bytes) -> bool:
+        self._bytes, self._errno = len(body), 0
+        return super().send_data(unique, body)
 
-    def around(self, opcode: int, handler: Handler) -> Handler:
-        """The handler, with a line for each request."""
+    def recorded(self, opcode: int, handler: Handler) -> Handler:
+        """A handler that calls `handler` and adds a line to the access log for each request."""
         name = lowlevel.NAMES.get(opcode, str(opcode))
 
-        def noted(unique: int, node: int, size: int) -> None:
+        def answer(unique: int, node: int, size: int) -> None:
             self._errno = self._bytes = 0
-            # Before the request is answered: a thread that waits may find the next one in its place.
-            told = {"time": time.time(), "op": name, **self._asked(opcode, node, size)}
+            # Described before the handler runs: afterwards the node may have another path.
+            line = {"time": time.time(), "op": name, **self._described(opcode, node, size)}
             began = time.monotonic()
             try:
                 handler(unique, node, size)
@@ -70,25 +73,25 @@ class Noting:
                 raise
             finally:
                 seconds = round(time.monotonic() - began, 7)
-                self._log.write({**told, "errno": self._errno, "bytes": self._bytes, "seconds": seconds})
+                self._log.write({**line, "errno": self._errno, "bytes": self._bytes, "seconds": seconds})
 
-        return noted
+        return answer
 
-    def _asked(self, opcode: int, node: int, size: int) -> dict[str, object]:
-        uid, gid, pid = lowlevel.CALLER_IN.unpack_from(self._request, lowlevel.CALLER)
+    def _described(self, opcode: int, node: int, size: int) -> dict[str, object]:
+        uid, gid, pid = lowlevel.CALLER_IN.unpack_from(self.request, lowlevel.CALLER)
         path = self._path_of(node) if opcode not in (lowlevel.FORGET, lowlevel.BATCH_FORGET) else ""
-        told: dict[str, object] = {"uid": uid, "gid": gid, "pid": pid, "node": node, "path": path}
-        if (before := _NAMED.get(opcode)) is not None:
-            name, _, new = bytes(self._request[lowlevel.BODY + before : size - 1]).partition(b"\0")
-            told["name"] = os.fsdecode(name)
+        fields: dict[str, object] = {"uid": uid, "gid": gid, "pid": pid, "node": node, "path": path}
+        if (before := _BEFORE_NAME.get(opcode)) is not None:
+            name, _, new = bytes(self.request[lowlevel.BODY + before : size - 1]).partition(b"\0")
+            fields["name"] = os.fsdecode(name)
             if opcode in (lowlevel.RENAME, lowlevel.RENAME2):
-                told["new"] = os.fsdecode(new)
+                fields["new"] = os.fsdecode(new)
         elif opcode in _RANGED:
-            told["offset"], told["size"] = lowlevel.READ_IN.unpack_from(self._request, lowlevel.BODY)
-        return told
+            fields["offset"], fields["size"] = lowlevel.READ_IN.unpack_from(self.request, lowlevel.BODY)
+        return fields
 
 
-_NAMED = {
+_BEFORE_NAME = {
     lowlevel.LOOKUP: 0,
     lowlevel.UNLINK: 0,
     lowlevel.RMDIR: 0,
@@ -102,6 +105,6 @@ _NAMED = {
     lowlevel.GETXATTR: lowlevel.GETXATTR_IN.size,
     lowlevel.SETXATTR: lowlevel.SETXATTR_IN.size,
 }
-"""What has a name, and how many bytes come before it."""
+"""Requests that carry a name: how many bytes of the body precede the name."""
 
 _RANGED = {lowlevel.READ, lowlevel.WRITE, lowlevel.READDIR, lowlevel.READDIRPLUS}

@@ -1,124 +1,100 @@
-"""The requests that only a writable mount gets, and those that it answers otherwise: `WriteTree` for the kernel.
+"""Requests that a writable mount alone answers, and the tree that they change.
 
-On such a mount files and directories are opened, with handles. What the kernel is told must be true when it arrives:
-`Recent` and `listings.Stream` see to it that nothing told is older than a change that was answered.
+On such a mount, files and directories are opened and have handles.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import queue
 import stat
-import threading
 from typing import TYPE_CHECKING, Protocol
 
 from shardfs.fuse import control, lowlevel
-from shardfs.fuse.listings import Listed, OpenDirectories
-from shardfs.inodes import CREATED, ROOT, TABLE_END
+from shardfs.fuse.file_tree import FileTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Callable
 
     from shardfs.chunk_tree import Attributes
-    from shardfs.model import Batch
-
-    Handler: TypeAlias = Callable[[int, int, int], None]
-
-log = logging.getLogger("shardfs.fuse")
-
-RECENT = 512  # attributes kept between the LOOKUP of a file and its READs
+    from shardfs.fuse.device import Device, Handler
+    from shardfs.fuse.invalidation import AttributeCache
+    from shardfs.fuse.node_requests import WritableNodeRequests
 
 PERMISSIONS = 0o1777
-"""Bits that may be set: nobody becomes somebody else by a file of a mount."""
-
+"""Mode bits that clients may set: not set-user-id and set-group-id."""
 
 ALLOCATIONS = 1 | 2 | 16
-"""FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE: those of which the kernel knows what they change."""
+"""FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE: the kernel knows which bytes these modes change."""
 
 OPEN_FLAGS = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND
-"""What a tree is told of how a file is opened. The rest is the kernel's work: O_SYNC comes as FSYNC after each WRITE,
-and O_DIRECT must not be asked of another file in turn."""
+"""Flags of open(2) that reach the tree. The kernel handles the others: O_SYNC arrives as an FSYNC after each WRITE, and
+O_DIRECT concerns the file on the mount, not the files that the tree opens."""
 
 
-class WriteTree(Listed, Protocol):
-    """What a writable mount shows. Thread-safe; what may fail raises OSError.
+class WriteTree(FileTree, Protocol):
+    """The file tree of a writable mount. Thread-safe. Methods that may fail raise OSError.
 
     Content belongs to a number, not to a name: a file that was removed or replaced is read, written and described
-    under its number until the last handle is released. A new file has a number that was not used before on this mount;
-    a rename carries it. `Attributes` of a file that was changed have no `extent`, or one in which nothing changes. A
-    mode of 0 is that of all files; who wants no permission at all sets the bits of the file's type. Entries of `scan`
-    that have a mode have a size of -1, so that they are asked for one by one.
+    under its number until its last handle is released. A new file gets a number that was not used before on this
+    mount; a rename keeps the number. `Attributes` of a changed file have no `extent`, or an extent whose bytes never
+    change. A mode of 0 stands for the default mode of all files; a file without any permission has the bits of its
+    type set. Entries of `scan` with a mode of their own have a size of -1, so that the kernel looks them up one by one.
 
-    The kernel's look-ups of numbers below `TABLE_END` and from `CREATED` on are counted by `remember`; `forget` comes
-    for all numbers. `open` of a number whose file has no name any more, and that nobody has open, may fail with ESTALE:
-    the kernel then looks for the name anew.
+    `open` of a number whose file has neither a name nor a handle may fail with ESTALE: the kernel then looks up the
+    name again.
 
-    The hook `waiting` may drop a request to have it begun anew (docs/concurrency.md). So it is called before anything
-    is changed, and not between two changes.
+    The hook `waiting` may drop a request to repeat it from its beginning (docs/concurrency.md). So a method calls it
+    before its first change, and not between two changes.
 
-    Handles that are open when the mount ends are released by the tree itself: the kernel does not send what it has not
-    sent by then.
+    The tree itself releases the handles that are open when the mount ends: the kernel sends no more requests then.
     """
 
     invalidate: Callable[[int, bytes], None]
-    """Set by the server: a name in a directory is not what it was, without a request having changed it."""
+    """Set by the server. To be called when a name in a directory has changed without a request."""
     invalidate_content: Callable[[int], None]
-    """Set by the server: the same of a file's bytes or attributes. Neither waits, and both may be called anywhere."""
+    """Set by the server. To be called when bytes or attributes of a file have changed without a request.
+
+    Neither `invalidate` nor `invalidate_content` blocks; both may be called anywhere.
+    """
     forget_content: Callable[[int], None]
-    """Set by the server: the same, and the kernel has forgotten them when it returns. It may wait for requests, so not
-    in one, and with no lock held that one may want."""
+    """Set by the server. As `invalidate_content`, but the kernel has dropped the pages when this returns. May block
+    until running requests are answered: not to be called in a request, nor with a lock that a request may need."""
     shows_links: bool
-    """Set by the server: symbolic links need not be shown as what they lead to. `Attributes.mode` tells their type."""
-
-    # As `Tree` has them.
-    def lookup(self, parent: int, name: bytes) -> Attributes: ...
-    def attributes(self, number: int) -> Attributes: ...
-    def read(self, number: int, offset: int, size: int) -> bytes | memoryview: ...
-    def remember(self, number: int) -> None: ...
-    def forget(self, number: int, count: int) -> None: ...
-    def xattrs(self, number: int) -> dict[str, bytes]: ...
-    def usage(self, number: int) -> dict[str, bytes]: ...
-    def statvfs(self) -> os.statvfs_result | None: ...
-    def shown_path(self, number: int) -> str: ...
-
-    def scan(self, number: int) -> Iterator[Batch]:
-        """The entries of a directory as it is at the call. Cookies rise; the same entries get the same ones again."""
+    """Set by the server. True: the tree shows symbolic links as links (`Attributes.mode`), not as their targets."""
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
-        """A file, made if it does not exist, and a handle of it. `flags` are those of open(2): O_EXCL, O_TRUNC, ..."""
+        """Open a file, and make it if it does not exist; its attributes and a handle. `flags`: those of open(2)."""
 
     def open(self, number: int, flags: int) -> int:
-        """A handle. With O_TRUNC the file is empty afterwards. Offsets of O_APPEND are the kernel's work."""
+        """A handle. O_TRUNC empties the file. The kernel handles the offsets of O_APPEND."""
 
     def write(self, handle: int, offset: int, data: memoryview) -> int:
-        """The number of bytes written: all, or OSError. `data` is the request's own memory, good until the return.
+        """Write all of `data`, which is valid until this returns, and return its length.
 
-        May come between `flush` and `release`, from a shared mapping, through any handle that may write.
+        May be called between `flush` and `release`, because of a shared mapping, with any writable handle of the file.
         """
 
     def flush(self, handle: int) -> None:
-        """A descriptor of the handle was closed: what was written becomes a version. More may follow."""
+        """A client closed a descriptor of the handle: the data written becomes a version. More writes may follow."""
 
     def fsync(self, handle: int) -> None:
-        """What was written is on disk at the return."""
+        """Return when the data written is on disk."""
 
     def release(self, handle: int) -> None:
-        """The handle is not used any more. Nobody is told of an error."""
+        """Drop the handle. The kernel ignores errors."""
 
     def truncate(self, number: int, size: int, handle: int | None) -> None:
-        """Cut off, or add zeros. By name if there is no handle."""
+        """Cut the file or extend it with zeros. `handle` is None for truncate(2), which names a path."""
 
     def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
-        """As fallocate(2), with a mode of `ALLOCATIONS`; EOPNOTSUPP for files that cannot have it."""
+        """fallocate(2) with a mode made of `ALLOCATIONS`. EOPNOTSUPP for files that do not support it."""
 
     def set_mode(self, number: int, mode: int) -> None:
-        """Permission bits, of a file or a directory."""
+        """Set the permission bits of a file or directory."""
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
-        """None: now."""
+        """Set the time of modification; None stands for now."""
 
     def unlink(self, parent: int, name: bytes) -> None: ...
     def rmdir(self, parent: int, name: bytes) -> None: ...
@@ -126,289 +102,52 @@ class WriteTree(Listed, Protocol):
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None: ...
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
-        """Another file with the same content, with a number of its own."""
+        """Make a copy of a file, with a number of its own."""
 
     def sync_directory(self, number: int) -> None:
-        """Names in the directory are on disk at the return."""
+        """Return when the names in the directory are on disk."""
 
     def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
-        """A symbolic link. EPERM if who follows it would leave the mount."""
+        """Make a symbolic link. EPERM if its target is not on the mount."""
 
     def read_link(self, number: int) -> bytes:
-        """Where a symbolic link leads. Who follows it stays on the mount. EINVAL if it is none."""
+        """The target of a symbolic link, which is on the mount. EINVAL if the file is no symbolic link."""
 
     def set_xattr(self, number: int, name: str, value: bytes, flags: int) -> None:
-        """`user.shardfs.flush` publishes what is at or below within so many seconds; EOPNOTSUPP for what cannot be set.
+        """Set an extended attribute; `flags` are those of setxattr(2). EOPNOTSUPP if it cannot be set.
 
-        `flags` are those of setxattr(2).
+        `user.shardfs.flush` publishes the file, or all files below the directory, within `value` seconds.
         """
 
     def remove_xattr(self, number: int, name: str) -> None: ...
 
 
-class Recent:
-    """Attributes between the LOOKUP of a file and its READs, none of which outlives a change.
-
-    `stamp` is counted up by each change, when it was made and before it is answered. Attributes that were asked for
-    before that may be old, and are not kept.
-    """
-
-    def __init__(self) -> None:
-        self.kept: dict[int, Attributes] = {}
-        self.stamp = 0
-        self._lock = threading.Lock()
-
-    def keep(self, stamp: int, found: Attributes) -> None:
-        """Keep what was asked for when the stamp was this."""
-        with self._lock:
-            if stamp != self.stamp:
-                return
-            if len(self.kept) >= RECENT:
-                self.kept.clear()
-            self.kept[found.number] = found
-
-    def changed(self, number: int | None = None) -> None:
-        """A file was changed; or anything."""
-        with self._lock:
-            self.stamp += 1
-            if number is None:
-                self.kept.clear()
-            else:
-                self.kept.pop(number, None)
-
-
-class Notices:
-    """Tells the kernel what it must forget, mostly in a thread of its own: it may take until requests are answered."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._queue = queue.SimpleQueue[bytes]()
-        self._lock = threading.Lock()
-        self._started = False
-
-    def send(self, message: bytes) -> None:
-        """Does not wait."""
-        self._queue.put(message)
-        with self._lock:
-            started, self._started = self._started, True
-        if not started:
-            threading.Thread(target=self._work, name="shardfs-notices", daemon=True).start()
-
-    def _work(self) -> None:
-        while self.tell(self._queue.get()):
-            pass
-
-    def tell(self, message: bytes) -> bool:
-        """Send it now; False if the mount is gone."""
-        try:
-            os.write(self._fd, message)
-        except OSError as failure:
-            if failure.errno == errno.ENODEV:
-                return False
-            if failure.errno != errno.ENOENT:  # the kernel does not know it, so need not forget it
-                log.error("cannot tell the kernel of a change: %s", failure)
-        return True
-
-
-class Changing:
-    """What all threads of a writable mount share: see its parts."""
-
-    def __init__(self, encoder: lowlevel.Encoder) -> None:
-        self.recent = Recent()
-        self.directories = OpenDirectories(encoder, lambda: self.recent.stamp)
-
-    def start(self, tree: WriteTree, fd: int) -> None:
-        """Let the tree tell the kernel, through the descriptor of the session."""
-        notices = Notices(fd)
-
-        def invalidate(parent: int, name: bytes) -> None:
-            self.recent.changed()
-            notices.send(lowlevel.forget_entry(parent, name))
-
-        def invalidate_content(number: int) -> None:
-            self.recent.changed(number)
-            notices.send(lowlevel.forget_content(number))
-
-        def forget_content(number: int) -> None:
-            self.recent.changed(number)
-            notices.tell(lowlevel.forget_content(number))
-
-        tree.invalidate, tree.invalidate_content = invalidate, invalidate_content
-        tree.forget_content = forget_content
-        tree.shows_links = True
-
-
 class Changes:
-    """Answers requests in one thread. `request` is the buffer in which they lie, `send` sends a reply."""
+    """Requests that open, change and close files: OPEN, WRITE, SETATTR and their like. For one thread."""
 
     def __init__(
         self,
         tree: WriteTree,
-        shared: Changing,
-        encoder: lowlevel.Encoder,
-        request: memoryview,
-        send: Callable[[memoryview | bytes | bytearray], bool],
+        cache: AttributeCache,
+        device: Device,
+        nodes: WritableNodeRequests,
         waiting: Callable[[], None],
     ) -> None:
-        self._tree, self._encoder, self._request = tree, encoder, request
-        self._send, self._waiting = send, waiting
-        self._recent, self._directories = shared.recent, shared.directories
-        self._owner = encoder.owner
+        self._tree, self._cache, self._nodes, self._waiting = tree, cache, nodes, waiting
+        self._request, self._send, self._owner = device.request, device.send, device.encoder.owner
 
     def handlers(self) -> dict[int, Handler]:
-        """By opcode; LOOKUP, GETATTR and listings are not among them."""
         return {
             lowlevel.OPEN: self._open,
-            lowlevel.CREATE: self._create,
-            lowlevel.MKNOD: self._mknod,
             lowlevel.WRITE: self._write_handler(),
             lowlevel.FALLOCATE: self._fallocate,
             lowlevel.FLUSH: self._flush,
             lowlevel.FSYNC: self._fsync,
             lowlevel.RELEASE: self._release,
             lowlevel.SETATTR: self._setattr,
-            lowlevel.UNLINK: self._unlink,
-            lowlevel.RMDIR: self._rmdir,
-            lowlevel.MKDIR: self._mkdir,
-            lowlevel.RENAME: self._rename,
-            lowlevel.RENAME2: self._rename2,
-            lowlevel.LINK: self._link,
-            lowlevel.SYMLINK: self._symlink,
-            lowlevel.READLINK: self._readlink,
             lowlevel.SETXATTR: self._setxattr,
             lowlevel.REMOVEXATTR: self._removexattr,
-            lowlevel.RELEASEDIR: self._releasedir,
-            lowlevel.FSYNCDIR: self._fsyncdir,
         }
-
-    def _done(self, unique: int) -> None:
-        self._send(lowlevel.error(unique, 0))
-
-    # ---- names
-
-    def _name(self, parent: int, start: int, end: int) -> bytes:
-        """A name that is to be made or removed. Raise OSError if it cannot be."""
-        name = bytes(self._request[start:end])
-        if parent == control.DIRECTORY or (parent == ROOT and name == control.NAME):
-            raise PermissionError(errno.EPERM, "belongs to the mount itself", name)
-        if len(name) > lowlevel.NAME_MAX:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name[:32])
-        return name
-
-    def lookup(self, parent: int, name: bytes) -> Attributes:
-        """Of the tree. Raise FileNotFoundError, or another OSError."""
-        if len(name) > lowlevel.NAME_MAX:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name[:32])
-        stamp = self._recent.stamp
-        found = self._tree.lookup(parent, name)
-        self._recent.keep(stamp, found)
-        return found
-
-    def attributes(self, number: int) -> Attributes:
-        """Of the tree."""
-        stamp = self._recent.stamp
-        found = self._tree.attributes(number)
-        self._recent.keep(stamp, found)
-        return found
-
-    def send_attributes(self, unique: int, found: Attributes) -> None:
-        """Reply to GETATTR and SETATTR."""
-        reply = self._encoder.attributes(unique, found.number, found.directory, found.size, found.mtime_ns)
-        self._send(lowlevel.attributes_with_mode(reply, found.mode) if found.mode else reply)
-
-    def _entry(self, unique: int, found: Attributes) -> bytearray:
-        reply = self._encoder.entry(unique, found.number, found.directory, found.size, found.mtime_ns)
-        return lowlevel.entry_with_mode(reply, found.mode) if found.mode else reply
-
-    def send_entry(self, unique: int, found: Attributes) -> None:
-        """Reply to LOOKUP, and to what makes a file or directory."""
-        self._send_node(found.number, self._entry(unique, found))
-
-    def _send_node(self, number: int, reply: bytes | bytearray) -> bool:
-        """Send a reply with which the kernel gets to know a number."""
-        if TABLE_END <= number < CREATED:
-            return self._send(reply)
-        self._tree.remember(number)
-        if self._send(reply):
-            return True
-        self._tree.forget(number, 1)
-        return False
-
-    def _mkdir(self, unique: int, parent: int, size: int) -> None:
-        mode, _ = lowlevel.MKDIR_IN.unpack_from(self._request, lowlevel.BODY)
-        name = self._name(parent, lowlevel.BODY + lowlevel.MKDIR_IN.size, size - 1)
-        try:
-            found = self._tree.mkdir(parent, name, mode & PERMISSIONS)
-        finally:
-            self._recent.changed()
-        self.send_entry(unique, found)
-
-    def _unlink(self, unique: int, parent: int, size: int) -> None:
-        name = self._name(parent, lowlevel.BODY, size - 1)
-        try:
-            self._tree.unlink(parent, name)
-        finally:
-            self._recent.changed()
-        self._done(unique)
-
-    def _rmdir(self, unique: int, parent: int, size: int) -> None:
-        name = self._name(parent, lowlevel.BODY, size - 1)
-        try:
-            self._tree.rmdir(parent, name)
-        finally:
-            self._recent.changed()
-        self._done(unique)
-
-    def _rename(self, unique: int, parent: int, size: int) -> None:
-        (new_parent,) = lowlevel.RENAME_IN.unpack_from(self._request, lowlevel.BODY)
-        self._move(unique, parent, new_parent, lowlevel.BODY + lowlevel.RENAME_IN.size, size, noreplace=False)
-
-    def _rename2(self, unique: int, parent: int, size: int) -> None:
-        new_parent, flags = lowlevel.RENAME2_IN.unpack_from(self._request, lowlevel.BODY)
-        if flags & ~lowlevel.RENAME_NOREPLACE:
-            # Nothing must be done by half: who exchanges two files and is told of success has still both.
-            raise OSError(errno.EINVAL, "names cannot be exchanged")
-        start = lowlevel.BODY + lowlevel.RENAME2_IN.size
-        self._move(unique, parent, new_parent, start, size, noreplace=bool(flags))
-
-    def _move(self, unique: int, parent: int, new_parent: int, start: int, size: int, *, noreplace: bool) -> None:
-        middle = start + bytes(self._request[start:size]).index(b"\0")
-        name = self._name(parent, start, middle)
-        new_name = self._name(new_parent, middle + 1, size - 1)
-        try:
-            self._tree.rename(parent, name, new_parent, new_name, noreplace)
-        finally:
-            self._recent.changed()
-        self._done(unique)
-
-    def _link(self, unique: int, new_parent: int, size: int) -> None:
-        (number,) = lowlevel.LINK_IN.unpack_from(self._request, lowlevel.BODY)
-        if number >= control.DIRECTORY:
-            raise PermissionError(errno.EPERM, "belongs to the mount itself", control.NAME)
-        name = self._name(new_parent, lowlevel.BODY + lowlevel.LINK_IN.size, size - 1)
-        try:
-            found = self._tree.link(number, new_parent, name)
-        finally:
-            self._recent.changed()
-        self.send_entry(unique, found)
-
-    def _symlink(self, unique: int, parent: int, size: int) -> None:
-        names = bytes(self._request[lowlevel.BODY : size - 1])
-        middle = names.index(b"\0")
-        name = self._name(parent, lowlevel.BODY, lowlevel.BODY + middle)
-        try:
-            found = self._tree.symlink(parent, name, names[middle + 1 :])
-        finally:
-            self._recent.changed()
-        self.send_entry(unique, found)
-
-    def _readlink(self, unique: int, number: int, _size: int) -> None:
-        if number >= control.DIRECTORY:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), control.NAME)
-        target = self._tree.read_link(number)
-        self._send(lowlevel.data(unique, len(target)) + target)
-
-    # ---- files
 
     def _open(self, unique: int, number: int, _size: int) -> None:
         (flags,) = lowlevel.OPEN_IN.unpack_from(self._request, lowlevel.BODY)
@@ -416,7 +155,7 @@ class Changes:
         reads = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
         if number >= control.DIRECTORY:
             if not reads:
-                raise PermissionError(errno.EPERM, "belongs to the mount itself", control.NAME)
+                raise control.not_permitted()
             self._send(lowlevel.opened(unique, lowlevel.OPEN_KEEP_CACHE | lowlevel.OPEN_NO_FLUSH))
             return
         try:
@@ -424,41 +163,18 @@ class Changes:
         except OSError as failure:
             if failure.errno != errno.ESTALE:
                 raise
-            self._send(lowlevel.error(unique, errno.ESTALE))  # nothing is wrong: the kernel asks again by name
+            # No failure of the client's open(2), so not logged: the kernel looks up the name and opens again.
+            self._send(lowlevel.error(unique, errno.ESTALE))
             return
         if flags & os.O_TRUNC:
-            self._recent.changed(number)
-        how = lowlevel.OPEN_KEEP_CACHE | lowlevel.OPEN_NO_FLUSH if reads else lowlevel.OPEN_KEEP_CACHE
-        if not self._send(lowlevel.opened(unique, how, handle)):
+            self._cache.changed(number)
+        reply_flags = lowlevel.OPEN_KEEP_CACHE | lowlevel.OPEN_NO_FLUSH if reads else lowlevel.OPEN_KEEP_CACHE
+        if not self._send(lowlevel.opened(unique, reply_flags, handle)):
             self._tree.release(handle)
-
-    def _create(self, unique: int, parent: int, size: int) -> None:
-        flags, mode, _ = lowlevel.CREATE_IN.unpack_from(self._request, lowlevel.BODY)
-        name = self._name(parent, lowlevel.BODY + lowlevel.CREATE_IN.size, size - 1)
-        try:
-            found, handle = self._tree.create(parent, name, flags & OPEN_FLAGS, mode & PERMISSIONS)
-        finally:
-            self._recent.changed()
-        reply = lowlevel.created(self._entry(unique, found), lowlevel.OPEN_KEEP_CACHE, handle)
-        if not self._send_node(found.number, reply):
-            self._tree.release(handle)
-
-    def _mknod(self, unique: int, parent: int, size: int) -> None:
-        mode, _, _ = lowlevel.MKNOD_IN.unpack_from(self._request, lowlevel.BODY)
-        name = self._name(parent, lowlevel.BODY + lowlevel.MKNOD_IN.size, size - 1)
-        if not stat.S_ISREG(mode):
-            raise PermissionError(errno.EPERM, "neither a file nor a directory", name)
-        try:
-            found, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
-            self._tree.flush(handle)
-            self._tree.release(handle)
-        finally:
-            self._recent.changed()
-        self.send_entry(unique, found)
 
     def _write_handler(self) -> Handler:
-        """A closure, as the way to an attribute costs as much as some of its work."""
-        request, write, changed, send = self._request, self._tree.write, self._recent.changed, self._send
+        """A closure: attribute look-ups would cost as much as some of its work."""
+        request, write, changed, send = self._request, self._tree.write, self._cache.changed, self._send
         arguments, begin, reply = lowlevel.WRITE_IN.unpack_from, lowlevel.BODY, lowlevel.written
         start = begin + lowlevel.WRITE_IN.size
 
@@ -480,8 +196,8 @@ class Changes:
         try:
             self._tree.allocate(handle, offset, size, mode)
         finally:
-            self._recent.changed(number)
-        self._done(unique)
+            self._cache.changed(number)
+        self._send(lowlevel.error(unique, 0))
 
     def _flush(self, unique: int, number: int, _size: int) -> None:
         if number < control.DIRECTORY:
@@ -489,8 +205,8 @@ class Changes:
             try:
                 self._tree.flush(handle)
             finally:
-                self._recent.changed()  # a document describes other files
-        self._done(unique)
+                self._cache.changed()  # of all files: this may be a metadata document, which describes other files
+        self._send(lowlevel.error(unique, 0))
 
     def _fsync(self, unique: int, number: int, _size: int) -> None:
         if number < control.DIRECTORY:
@@ -498,78 +214,189 @@ class Changes:
             try:
                 self._tree.fsync(handle)
             finally:
-                self._recent.changed()
-        self._done(unique)
+                self._cache.changed()
+        self._send(lowlevel.error(unique, 0))
 
     def _release(self, unique: int, number: int, _size: int) -> None:
         if number < control.DIRECTORY:
             (handle,) = lowlevel.HANDLE_IN.unpack_from(self._request, lowlevel.BODY)
             self._tree.release(handle)
-        self._done(unique)
+        self._send(lowlevel.error(unique, 0))
 
     def _setattr(self, unique: int, number: int, _size: int) -> None:
-        what, handle, size, seconds, nanoseconds, mode, uid, gid = lowlevel.SETATTR_IN.unpack_from(
+        fields, handle, size, seconds, nanoseconds, mode, uid, gid = lowlevel.SETATTR_IN.unpack_from(
             self._request, lowlevel.BODY
         )
         if number >= control.DIRECTORY:
-            raise PermissionError(errno.EPERM, "belongs to the mount itself", control.NAME)
-        self._check_owner(uid if what & lowlevel.SET_UID else None, gid if what & lowlevel.SET_GID else None)
-        if what & lowlevel.SET_MODE and mode & (stat.S_ISUID | stat.S_ISGID):
-            raise PermissionError(errno.EPERM, "no set-user-id or set-group-id here")
+            raise control.not_permitted()
+        self._check_owner(uid if fields & lowlevel.SET_UID else None, gid if fields & lowlevel.SET_GID else None)
+        if fields & lowlevel.SET_MODE and mode & (stat.S_ISUID | stat.S_ISGID):
+            raise PermissionError(errno.EPERM, "files of a mount cannot be set-user-id or set-group-id")
         tree = self._tree
         try:
-            if what & lowlevel.SET_SIZE:
-                tree.truncate(number, size, handle if what & lowlevel.SET_HANDLE else None)
-            if what & lowlevel.SET_MODE:
+            if fields & lowlevel.SET_SIZE:
+                tree.truncate(number, size, handle if fields & lowlevel.SET_HANDLE else None)
+            if fields & lowlevel.SET_MODE:
                 tree.set_mode(number, mode & PERMISSIONS)
-            if what & lowlevel.SET_MTIME:
-                now = what & lowlevel.SET_MTIME_NOW
+            if fields & lowlevel.SET_MTIME:
+                now = fields & lowlevel.SET_MTIME_NOW
                 tree.set_times(number, None if now else seconds * 1_000_000_000 + nanoseconds)
         finally:
-            self._recent.changed(number)
-        self.send_attributes(unique, tree.attributes(number))
+            self._cache.changed(number)
+        self._nodes.send_attributes(unique, tree.attributes(number))
 
     def _check_owner(self, uid: int | None, gid: int | None) -> None:
-        for given, own in zip((uid, gid), self._owner, strict=True):
-            if given is not None and given != own:
-                raise PermissionError(errno.EPERM, "all files belong to who has mounted")
+        for wanted, owner in zip((uid, gid), self._owner, strict=True):
+            if wanted is not None and wanted != owner:
+                raise PermissionError(errno.EPERM, "all files belong to the user of the mount; chown is not supported")
 
     def _setxattr(self, unique: int, number: int, size: int) -> None:
         length, flags = lowlevel.SETXATTR_IN.unpack_from(self._request, lowlevel.BODY)
         start = lowlevel.BODY + lowlevel.SETXATTR_IN.size
         raw, _, value = bytes(self._request[start:size]).partition(b"\0")
-        name = self._attribute(number, raw)
+        name = _changeable_xattr(number, raw)
         self._waiting()
         self._tree.set_xattr(number, name, value[:length], flags)
-        self._done(unique)
+        self._send(lowlevel.error(unique, 0))
 
     def _removexattr(self, unique: int, number: int, size: int) -> None:
-        name = self._attribute(number, bytes(self._request[lowlevel.BODY : size - 1]))
+        name = _changeable_xattr(number, bytes(self._request[lowlevel.BODY : size - 1]))
         self._waiting()
         self._tree.remove_xattr(number, name)
-        self._done(unique)
+        self._send(lowlevel.error(unique, 0))
 
-    def _attribute(self, number: int, raw: bytes) -> str:
-        """The name of an extended attribute. Raise OSError if none of this name can be set or removed."""
-        name = os.fsdecode(raw)
-        if number >= control.DIRECTORY or not name.startswith("user."):
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
+
+def _changeable_xattr(number: int, raw: bytes) -> str:
+    """The name of an extended attribute. Raise OSError (EOPNOTSUPP) if clients cannot set or remove it."""
+    name = os.fsdecode(raw)
+    if number >= control.DIRECTORY or not name.startswith("user."):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
+    return name
+
+
+class NameRequests:
+    """Requests that make, rename and remove names: CREATE, RENAME, UNLINK and their like. For one thread."""
+
+    def __init__(self, tree: WriteTree, cache: AttributeCache, device: Device, nodes: WritableNodeRequests) -> None:
+        self._tree, self._cache, self._nodes = tree, cache, nodes
+        self._request, self._send = device.request, device.send
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            lowlevel.CREATE: self._create,
+            lowlevel.MKNOD: self._mknod,
+            lowlevel.MKDIR: self._mkdir,
+            lowlevel.UNLINK: self._unlink,
+            lowlevel.RMDIR: self._rmdir,
+            lowlevel.RENAME: self._rename,
+            lowlevel.RENAME2: self._rename2,
+            lowlevel.LINK: self._link,
+            lowlevel.SYMLINK: self._symlink,
+            lowlevel.READLINK: self._readlink,
+        }
+
+    def _name(self, parent: int, start: int, end: int) -> bytes:
+        """A name in the request that is to be made or removed. Raise OSError if that is not possible."""
+        name = bytes(self._request[start:end])
+        if control.is_control_name(parent, name):
+            raise control.not_permitted()
+        if len(name) > lowlevel.NAME_MAX:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name[:32])
         return name
 
-    # ---- directories
+    def _create(self, unique: int, parent: int, size: int) -> None:
+        flags, mode, _ = lowlevel.CREATE_IN.unpack_from(self._request, lowlevel.BODY)
+        name = self._name(parent, lowlevel.BODY + lowlevel.CREATE_IN.size, size - 1)
+        try:
+            found, handle = self._tree.create(parent, name, flags & OPEN_FLAGS, mode & PERMISSIONS)
+        finally:
+            self._cache.changed()
+        if not self._nodes.send_created(unique, found, handle):
+            self._tree.release(handle)
 
-    def opendir(self, unique: int, number: int, tree: Listed) -> None:
-        """Reply to OPENDIR: a directory of `tree`."""
-        handle = self._directories.open(tree, number)
-        if not self._send(lowlevel.opened(unique, 0, handle)):
-            self._directories.release(handle)
+    def _mknod(self, unique: int, parent: int, size: int) -> None:
+        mode, _, _ = lowlevel.MKNOD_IN.unpack_from(self._request, lowlevel.BODY)
+        name = self._name(parent, lowlevel.BODY + lowlevel.MKNOD_IN.size, size - 1)
+        if not stat.S_ISREG(mode):
+            raise PermissionError(errno.EPERM, "a mount holds only files, directories and symbolic links", name)
+        try:
+            found, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
+            self._tree.flush(handle)
+            self._tree.release(handle)
+        finally:
+            self._cache.changed()
+        self._nodes.send_entry(unique, found)
 
-    def _releasedir(self, unique: int, _number: int, _size: int) -> None:
-        self._directories.release(*lowlevel.HANDLE_IN.unpack_from(self._request, lowlevel.BODY))
-        self._done(unique)
+    def _mkdir(self, unique: int, parent: int, size: int) -> None:
+        mode, _ = lowlevel.MKDIR_IN.unpack_from(self._request, lowlevel.BODY)
+        name = self._name(parent, lowlevel.BODY + lowlevel.MKDIR_IN.size, size - 1)
+        try:
+            found = self._tree.mkdir(parent, name, mode & PERMISSIONS)
+        finally:
+            self._cache.changed()
+        self._nodes.send_entry(unique, found)
 
-    def _fsyncdir(self, unique: int, number: int, _size: int) -> None:
-        if number < control.DIRECTORY:
-            self._waiting()
-            self._tree.sync_directory(number)
-        self._done(unique)
+    def _unlink(self, unique: int, parent: int, size: int) -> None:
+        name = self._name(parent, lowlevel.BODY, size - 1)
+        try:
+            self._tree.unlink(parent, name)
+        finally:
+            self._cache.changed()
+        self._send(lowlevel.error(unique, 0))
+
+    def _rmdir(self, unique: int, parent: int, size: int) -> None:
+        name = self._name(parent, lowlevel.BODY, size - 1)
+        try:
+            self._tree.rmdir(parent, name)
+        finally:
+            self._cache.changed()
+        self._send(lowlevel.error(unique, 0))
+
+    def _rename(self, unique: int, parent: int, size: int) -> None:
+        (new_parent,) = lowlevel.RENAME_IN.unpack_from(self._request, lowlevel.BODY)
+        self._move(unique, parent, new_parent, lowlevel.BODY + lowlevel.RENAME_IN.size, size, noreplace=False)
+
+    def _rename2(self, unique: int, parent: int, size: int) -> None:
+        new_parent, flags = lowlevel.RENAME2_IN.unpack_from(self._request, lowlevel.BODY)
+        if flags & ~lowlevel.RENAME_NOREPLACE:
+            # An exchange done as a plain rename would lose one of the two files.
+            raise OSError(errno.EINVAL, "renames support no flag but RENAME_NOREPLACE", f"{flags:#x}")
+        start = lowlevel.BODY + lowlevel.RENAME2_IN.size
+        self._move(unique, parent, new_parent, start, size, noreplace=bool(flags))
+
+    def _move(self, unique: int, parent: int, new_parent: int, start: int, size: int, *, noreplace: bool) -> None:
+        middle = start + bytes(self._request[start:size]).index(b"\0")
+        name = self._name(parent, start, middle)
+        new_name = self._name(new_parent, middle + 1, size - 1)
+        try:
+            self._tree.rename(parent, name, new_parent, new_name, noreplace)
+        finally:
+            self._cache.changed()
+        self._send(lowlevel.error(unique, 0))
+
+    def _link(self, unique: int, new_parent: int, size: int) -> None:
+        (number,) = lowlevel.LINK_IN.unpack_from(self._request, lowlevel.BODY)
+        if number >= control.DIRECTORY:
+            raise control.not_permitted()
+        name = self._name(new_parent, lowlevel.BODY + lowlevel.LINK_IN.size, size - 1)
+        try:
+            found = self._tree.link(number, new_parent, name)
+        finally:
+            self._cache.changed()
+        self._nodes.send_entry(unique, found)
+
+    def _symlink(self, unique: int, parent: int, size: int) -> None:
+        names = bytes(self._request[lowlevel.BODY : size - 1])
+        middle = names.index(b"\0")
+        name = self._name(parent, lowlevel.BODY, lowlevel.BODY + middle)
+        try:
+            found = self._tree.symlink(parent, name, names[middle + 1 :])
+        finally:
+            self._cache.changed()
+        self._nodes.send_entry(unique, found)
+
+    def _readlink(self, unique: int, number: int, _size: int) -> None:
+        if number >= control.DIRECTORY:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), control.NAME)
+        target = self._tree.read_link(number)
+        self._send(lowlevel.data(unique, len(target)) + target)

@@ -1,8 +1,8 @@
-"""The directory `.shardfs` at the root of a mount: files about the mount itself. It is not listed.
+"""The directory `.shardfs` at the root of a mount, with files about the mount itself. Listings of the root omit it.
 
-Each look-up of a name in it makes a new file, whose content is settled then. So a reader sees one state from beginning
-to end, its size is right, and nothing that the kernel keeps of it can be out of date: the next one who opens the name
-is given another file.
+Each look-up of a name in `.shardfs` makes a new file with a number of its own, whose content is fixed at that moment.
+So a reader sees one state from beginning to end, the size is right, and the kernel may cache the pages: the next
+look-up gives another file.
 """
 
 from __future__ import annotations
@@ -17,29 +17,43 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.chunk_tree import Attributes
+from shardfs.fuse import lowlevel
+from shardfs.inodes import ROOT
 from shardfs.model import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from shardfs.fuse.device import Device
+
 NAME = b".shardfs"
 DIRECTORY = 1 << 63
-"""Its number. Those of its files are above; those of all else are below (`Datasets`)."""
+"""The number of `.shardfs`. Its files have higher numbers; all other files have lower ones (`Datasets`)."""
 
 NAMES = 16
-"""More names than there are: numbers of files that differ by a multiple of it are states of the same one."""
+"""More than there are files in `.shardfs`: two numbers that are equal modulo `NAMES` are states of the same file."""
 
 KEPT = 64
-"""Files that are kept while the kernel knows them. Who reads an older one is told that it is gone."""
+"""At most so many files are kept for the kernel. Reading an older one fails with ESTALE."""
 
 
 def inode(number: int) -> int:
-    """The inode number to show for a file: the same for all of its states, as `cp` wants it, which looks twice."""
+    """The inode number to report for a file: equal for all states, since `cp` checks that its two `stat` agree."""
     return DIRECTORY + number % NAMES
 
 
+def is_control_name(parent: int, name: bytes | memoryview) -> bool:
+    """Return whether a name in the root or in `.shardfs` belongs to this module."""
+    return parent == DIRECTORY or (parent == ROOT and name == NAME)
+
+
+def not_permitted() -> PermissionError:
+    """The error for requests that would change `.shardfs` or its files."""
+    return PermissionError(errno.EPERM, "files about the mount cannot be changed", NAME)
+
+
 class Control:
-    """What is in the directory: a name and what makes its content, for each file. Thread-safe."""
+    """The files of `.shardfs`: for each name, the function that makes the content. Thread-safe."""
 
     def __init__(self, files: Mapping[bytes, Callable[[], bytes]]) -> None:
         self._makers = dict(files)
@@ -49,7 +63,7 @@ class Control:
         self._began_ns = time.time_ns()
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """The directory, of the root; a new file, of the directory. Raise FileNotFoundError."""
+        """In the root: the directory `.shardfs`. In `.shardfs`: a new file. Raise FileNotFoundError."""
         if parent < DIRECTORY and name == NAME:
             return self.attributes(DIRECTORY)
         make = self._makers.get(name)
@@ -71,26 +85,26 @@ class Control:
         return Attributes(number, False, len(data), mtime_ns)
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of a file."""
+        """At most `size` bytes of a file from `offset`. Raise OSError (ESTALE) as `attributes` does."""
         return self._file(number)[0][offset : offset + size]
 
     def _file(self, number: int) -> tuple[bytes, int]:
-        found = self._files.get(number)
-        if found is None:
-            raise OSError(errno.ESTALE, "an old state of the mount", str(number))
-        return found
+        file = self._files.get(number)
+        if file is None:
+            raise OSError(errno.ESTALE, "outdated file of .shardfs: open it again", str(number))
+        return file
 
     def forget(self, number: int) -> None:
-        """The kernel does not know the file any more."""
+        """Drop a file that the kernel does not refer to any more."""
         with self._lock:
             self._files.pop(number, None)
 
     def few(self, number: int, most: int) -> None:
-        """As `Tree.few`."""
+        """Always None: `scan` lists the directory."""
         return None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
-        """As `Tree.scan`: the names, without sizes."""
+        """The names behind `cookie`, without sizes, so that the kernel looks each of them up."""
         names = list(self._makers)[cookie:]
         if names:
             n = len(names)
@@ -102,3 +116,26 @@ class Control:
                 np.zeros(n, np.int64),
                 np.arange(cookie + 1, cookie + 1 + n, dtype=np.uint64),
             )
+
+
+class ControlReplies:
+    """Replies about `.shardfs` and its files, for one thread.
+
+    `encoder` must be one whose replies the kernel does not cache.
+    """
+
+    def __init__(self, files: Control, encoder: lowlevel.Encoder, device: Device) -> None:
+        self.files, self._encoder, self._send = files, encoder, device.send
+
+    def send_entry(self, unique: int, parent: int, name: bytes) -> None:
+        """Reply to LOOKUP. Raise FileNotFoundError."""
+        number, directory, length, mtime_ns, _, _ = self.files.lookup(parent, name)
+        reply = self._encoder.entry(unique, number, directory, length, mtime_ns)
+        if not self._send(lowlevel.with_inode(reply, inode(number))):
+            self.files.forget(number)
+
+    def send_attributes(self, unique: int, number: int) -> None:
+        """Reply to GETATTR."""
+        found = self.files.attributes(number)
+        reply = self._encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns)
+        self._send(lowlevel.with_inode(reply, inode(number)))

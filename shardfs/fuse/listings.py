@@ -1,103 +1,87 @@
-"""Directories as records for the kernel: pages of what a tree's `scan` gives."""
+"""Requests about directories, and the pages of listings: a tree's `scan` as records for the kernel."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.fuse import lowlevel
+from shardfs.fuse import control, lowlevel
 from shardfs.inodes import CREATED, TABLE_END
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
+    from typing import TypeAlias
 
-    from shardfs.model import U64, Batch, Bool, Entry
+    from shardfs.fuse.changes import WriteTree
+    from shardfs.fuse.device import Device, Handler
+    from shardfs.fuse.file_tree import FileTree, Listable
+    from shardfs.model import U64, Batch, Bool
 
+    Page: TypeAlias = tuple[memoryview | bytes, list[int]]
+    """Records, and the numbers among them that the kernel refers to from now on and that the tree must count."""
 
-class Listed(Protocol):
-    """What is needed of a tree to list its directories; see `Tree`."""
-
-    def few(self, number: int, most: int) -> list[Entry] | None: ...
-
-    def scan(self, number: int) -> Iterator[Batch]: ...
-
-
-class ListedFrom(Listed, Protocol):
-    """The same of one that does not change, so that a listing can go on at any position."""
-
-    def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]: ...
-
-
-LISTINGS = 32  # directories being listed at the same time, before some must start over at their position
+LISTINGS = 32
+"""At most so many listings can be continued at once. Others are scanned again from their position."""
 
 NODES_PER_LISTING = 1 << 18
-"""Entries of one directory that the kernel is given inodes for while it lists. It keeps about 1 KiB for each until it
-is short of memory; behind that many only names are sent, five times as fast, and a `stat` of one costs a request."""
+"""The kernel gets inodes for at most so many entries of one directory. It keeps about 1 KiB for each until memory is
+short. The entries behind them are sent as names only, which is five times as fast, but a `stat` costs a request."""
 
 DOTS = 2
-"""Positions in a directory are cookies of the tree plus this: before its entries come `.` and `..`."""
+"""A position in a directory is a cookie of the tree plus this number, since `.` and `..` precede the entries."""
 
 
 class Listings:
-    """Directories being listed: what was built of them but not sent yet, by node and position.
+    """Listings of directories that have no handles, since OPENDIR is not answered. Thread-safe.
 
-    There are no directory handles, as OPENDIR is not answered. A listing that is not found here goes on with a new
-    scan from its position.
+    Records that were built and not sent yet are kept by directory and position. If a position is not found, the
+    directory is scanned again from there.
     """
 
     def __init__(self, encoder: lowlevel.Encoder) -> None:
         self._encoder = encoder
-        self._streams: OrderedDict[tuple[int, int, bool], Stream | End] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int, bool], RecordStream | OnePage] = OrderedDict()
 
-    def page(
-        self, tree: ListedFrom, number: int, offset: int, size: int, *, plus: bool
-    ) -> tuple[memoryview | bytes, list[int]]:
-        """At most `size` bytes of records from position `offset`, and which counted nodes they tell the kernel of."""
-        # Taking the stream out makes this thread its only user.
+    def page(self, tree: Listable, number: int, offset: int, size: int, *, plus: bool) -> Page:
+        """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
+        # `pop`: no other thread uses the stream meanwhile.
         stream = self._streams.pop((number, offset, plus), None)
         if stream is None:
-            few = tree.few(number, size // lowlevel.SHORT_RECORD - DOTS) if plus and not offset else None
-            if few is not None:
-                end = few[-1][-1] + DOTS if few else DOTS
-                self._keep(number, end, plus, End(end))
-                return self._encoder.few(number, few), []
-            batches = tree.scan(number, max(offset - DOTS, 0))
-            stream = Stream(self._encoder, batches, number, offset, plus=plus)
-        page, remembered, offset = stream.take(size)
+            stream = _stream(self._encoder, tree, number, offset, size, plus=plus)
+        page, counted, offset = stream.take(size)
         if page:
-            self._keep(number, offset, plus, stream)
-        return page, remembered
-
-    def _keep(self, number: int, offset: int, plus: bool, stream: Stream | End) -> None:
-        self._streams[number, offset, plus] = stream
-        if len(self._streams) > LISTINGS:
-            with contextlib.suppress(KeyError):  # two threads may be here
-                self._streams.popitem(last=False)
+            self._streams[number, offset, plus] = stream
+            if len(self._streams) > LISTINGS:
+                with contextlib.suppress(KeyError):  # another thread may have removed the last one
+                    self._streams.popitem(last=False)
+        return page, counted
 
 
-class End:
-    """What is left of a directory that was sent as a whole."""
+class OnePage:
+    """The records of a small directory: one page, then nothing."""
 
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
+    def __init__(self, page: bytes, end: int) -> None:
+        self._page, self._end = page, end
 
     def take(self, size: int) -> tuple[bytes, list[int], int]:
-        return b"", [], self._offset
+        page, self._page = self._page, b""
+        return page, [], self._end
 
     def seek(self, offset: int) -> bool:
         return False
 
 
-class Stream:
-    """One directory, as records, from one position on.
+class RecordStream:
+    """The records of one directory, from one position on.
 
-    `stamp` changes whenever what was said of a file may not be true any more. A scan that began before that is sent as
-    names alone from then on: else the kernel would take old sizes for new, and find names again that it has just
-    removed.
+    Args:
+        stamp: returns a number that changes whenever attributes in the batches may be outdated. From then on, entries
+            are sent as names only. Otherwise the kernel would replace new sizes by old ones and would find names again
+            that it has just removed.
     """
 
     def __init__(
@@ -113,122 +97,207 @@ class Stream:
         self._encoder, self._plus = encoder, plus
         self._batches = (batch for batch in batches if len(batch.names))
         self._dots = encoder.dots(number, offset, plus=plus) if offset < DOTS else b""
-        self._room = NODES_PER_LISTING if plus else 0
+        self._inodes_left = NODES_PER_LISTING if plus else 0
+        # The records of the current batch, and for each record its node (0: name only), its end and its position.
         self._body, self._nodes = memoryview(b""), np.empty(0, np.uint64)
         self._ends, self._offsets = np.empty(0, np.int64), np.empty(0, np.uint64)
-        self._at, self._sent = 0, 0  # records and bytes of this body that were sent
+        self._records_sent, self._bytes_sent = 0, 0
         self._offset = max(offset, DOTS)
         self._has_counted_nodes = False
-        self._stamp, self._began = stamp, stamp() if stamp is not None else 0
+        self._stamp, self._first_stamp = stamp, stamp() if stamp is not None else 0
 
     def seek(self, offset: int) -> bool:
-        """Go back, or ahead, to a position behind one of the records at hand; False if it is none of these."""
-        at = int(self._offsets.searchsorted(np.uint64(offset))) + 1
-        if at > len(self._offsets) or int(self._offsets[at - 1]) != offset or not len(self._body):
+        """Move to a position behind one of the records of the current batch; False if it is none of these."""
+        index = int(self._offsets.searchsorted(np.uint64(offset))) + 1
+        if index > len(self._offsets) or int(self._offsets[index - 1]) != offset or not len(self._body):
             return False
-        self._at, self._sent, self._offset, self._dots = at, int(self._ends[at - 1]), offset, b""
+        self._records_sent, self._bytes_sent = index, int(self._ends[index - 1])
+        self._offset, self._dots = offset, b""
         return True
 
     def take(self, size: int) -> tuple[memoryview | bytes, list[int], int]:
-        """The next records that fit into `size` bytes, the counted nodes among them, and the position behind them."""
-        # With the first entries, or each small directory would cost a request more.
+        """The next records that fit into `size` bytes, the counted numbers among them, and the position behind them."""
+        # The dots go with the first entries: a page of their own would cost small directories one more request.
         dots, self._dots = self._dots, b""
-        if self._at == len(self._ends) and not self._build():
+        if self._records_sent == len(self._ends) and not self._build():
             return dots, [], self._offset
-        if self._stamp is not None and self._began != self._stamp():
-            self._strip()
-        last = int(self._ends.searchsorted(self._sent + size - len(dots), "right"))
+        if self._stamp is not None and self._first_stamp != self._stamp():
+            self._reduce_to_names()
+        last = int(self._ends.searchsorted(self._bytes_sent + size - len(dots), "right"))
         end = int(self._ends[last - 1])
-        nodes = self._nodes[self._at : last]
-        page, self._offset = self._body[self._sent : end], int(self._offsets[last - 1])
-        self._at, self._sent = last, end
+        nodes = self._nodes[self._records_sent : last]
+        page, self._offset = self._body[self._bytes_sent : end], int(self._offsets[last - 1])
+        self._records_sent, self._bytes_sent = last, end
         if last == len(self._ends) and self._stamp is None:
             self._body = memoryview(b"")
-        remembered = nodes[(nodes != 0) & _are_counted(nodes)].tolist() if self._has_counted_nodes else []
-        return dots + page if dots else page, remembered, self._offset
+        counted = nodes[(nodes != 0) & _are_counted(nodes)].tolist() if self._has_counted_nodes else []
+        return dots + page if dots else page, counted, self._offset
 
-    def _strip(self) -> None:
-        """Leave the names alone of what was scanned before something changed."""
+    def _reduce_to_names(self) -> None:
+        """Remove the nodes from the records of the current batch, so that the kernel ignores the attributes."""
         if self._plus and len(self._nodes):
             starts = np.concatenate((np.zeros(1, np.int64), self._ends[:-1]))
             np.frombuffer(self._body, np.uint64)[starts // 8] = 0
             self._nodes = np.zeros_like(self._nodes)
 
     def _build(self) -> bool:
+        """Make the records of the next batch; False if there is none."""
         batch = next(self._batches, None)
         if batch is None:
             return False
         self._nodes = batch.numbers
         if batch.by_name:
-            self._room = 0
-        if len(self._nodes) > self._room or batch.sizes.min() < 0:
+            self._inodes_left = 0
+        if len(self._nodes) > self._inodes_left or batch.sizes.min() < 0:
             self._nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
-            self._nodes[self._room :] = 0
-        self._room = max(self._room - len(self._nodes), 0)
+            self._nodes[self._inodes_left :] = 0
+        self._inodes_left = max(self._inodes_left - len(self._nodes), 0)
         self._has_counted_nodes = bool(_are_counted(self._nodes).any())
         self._offsets = batch.cookies + np.uint64(DOTS)
         self._body, self._ends = self._encoder.records(batch, self._nodes, self._offsets, plus=self._plus)
-        self._at = self._sent = 0
+        self._records_sent = self._bytes_sent = 0
         return True
+
+
+def _stream(
+    encoder: lowlevel.Encoder,
+    tree: Listable,
+    number: int,
+    offset: int,
+    size: int,
+    *,
+    plus: bool,
+    stamp: Callable[[], int] | None = None,
+) -> RecordStream | OnePage:
+    """The records of a directory from position `offset`, of which the first page may have `size` bytes."""
+    entries = tree.few(number, size // lowlevel.SHORT_RECORD - DOTS) if plus and not offset else None
+    if entries is None:
+        batches = tree.scan(number, max(offset - DOTS, 0))
+        return RecordStream(encoder, batches, number, offset, plus=plus, stamp=stamp)
+    return OnePage(encoder.few(number, entries), entries[-1][-1] + DOTS if entries else DOTS)
 
 
 def _are_counted(nodes: U64) -> Bool:
     return (nodes < np.uint64(TABLE_END)) | (nodes >= np.uint64(CREATED))
 
 
-class Opened:
-    """A directory that a program has open: one scan, which goes on from request to request.
+class OpenDirectory:
+    """A directory that a client has open: one scan, which continues from request to request.
 
-    What the scan gives is settled when the first entry is read, or read again after `rewinddir`. A position that is not
-    the next one is looked for in what was sent last, as the kernel drops what did not fit into a program's buffer, and
-    else in a new scan.
+    The entries are those at the time when the first entry is read, or read again after `rewinddir`. The kernel drops
+    records that do not fit into a client's buffer, so a request may go back. Such a position is looked for in the
+    current batch; if it is not there, the directory is scanned again.
     """
 
-    def __init__(self, encoder: lowlevel.Encoder, tree: Listed, number: int, stamp: Callable[[], int]) -> None:
+    def __init__(self, encoder: lowlevel.Encoder, tree: Listable, number: int, stamp: Callable[[], int]) -> None:
         self._encoder, self._tree, self._number, self._stamp = encoder, tree, number, stamp
-        self._stream: Stream | End = End(-1)
+        self._stream: RecordStream | OnePage = OnePage(b"", -1)
         self._offset = -1
 
-    def page(self, offset: int, size: int, *, plus: bool) -> tuple[memoryview | bytes, list[int]]:
-        """As `Listings.page`."""
+    def page(self, offset: int, size: int, *, plus: bool) -> Page:
+        """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
         if offset != self._offset and not (offset and self._stream.seek(offset)):
-            few = self._tree.few(self._number, size // lowlevel.SHORT_RECORD - DOTS) if plus and not offset else None
-            if few is not None:
-                self._offset = few[-1][-1] + DOTS if few else DOTS
-                self._stream = End(self._offset)
-                return self._encoder.few(self._number, few), []
-            batches = _behind(self._tree.scan(self._number), offset - DOTS)
-            self._stream = Stream(self._encoder, batches, self._number, offset, plus=plus, stamp=self._stamp)
-        page, remembered, self._offset = self._stream.take(size)
-        return page, remembered
-
-
-def _behind(batches: Iterable[Batch], cookie: int) -> Iterator[Batch]:
-    """What comes behind a position."""
-    for batch in batches:
-        if not len(batch.names) or int(batch.cookies[-1]) <= cookie:
-            continue
-        yield batch.only(slice(int(batch.cookies.searchsorted(np.uint64(max(cookie, 0)), "right")), None))
+            self._stream = _stream(self._encoder, self._tree, self._number, offset, size, plus=plus, stamp=self._stamp)
+        page, counted, self._offset = self._stream.take(size)
+        return page, counted
 
 
 class OpenDirectories:
-    """Directories that programs have open, by handle."""
+    """The directories that clients have open, by handle. Thread-safe."""
 
     def __init__(self, encoder: lowlevel.Encoder, stamp: Callable[[], int]) -> None:
         self._encoder, self._stamp = encoder, stamp
-        self._opened: dict[int, Opened] = {}
+        self._open: dict[int, OpenDirectory] = {}
         self._handles = itertools.count(1)
 
-    def open(self, tree: Listed, number: int) -> int:
-        """A handle."""
+    def open(self, tree: Listable, number: int) -> int:
+        """A new handle for a directory."""
         handle = next(self._handles)
-        self._opened[handle] = Opened(self._encoder, tree, number, self._stamp)
+        self._open[handle] = OpenDirectory(self._encoder, tree, number, self._stamp)
         return handle
 
     def release(self, handle: int) -> None:
-        """The handle is not used any more."""
-        self._opened.pop(handle, None)
+        """Drop a handle."""
+        self._open.pop(handle, None)
 
-    def page(self, handle: int, offset: int, size: int, *, plus: bool) -> tuple[memoryview | bytes, list[int]]:
-        """As `Listings.page`."""
-        return self._opened[handle].page(offset, size, plus=plus)
+    def page(self, handle: int, offset: int, size: int, *, plus: bool) -> Page:
+        """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
+        return self._open[handle].page(offset, size, plus=plus)
+
+
+class DirRequests:
+    """READDIR, READDIRPLUS and OPENDIR on a read-only mount, for one thread. Directories have no handles."""
+
+    def __init__(self, tree: FileTree, files: control.Control, listings: Listings, device: Device) -> None:
+        self._tree, self._files, self._listings, self._device = tree, files, listings, device
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            lowlevel.READDIR: lambda unique, number, _size: self._list(unique, number, plus=False),
+            lowlevel.READDIRPLUS: lambda unique, number, _size: self._list(unique, number, plus=True),
+            lowlevel.OPENDIR: self._open,
+        }
+
+    def _open(self, unique: int, _number: int, _size: int) -> None:
+        # No FOPEN_CACHE_DIR among the flags: the kernel does not cache the listing.
+        self._device.send(lowlevel.opened(unique, 0))
+
+    def _list(self, unique: int, number: int, *, plus: bool) -> None:
+        offset, size = lowlevel.READ_IN.unpack_from(self._device.request, lowlevel.BODY)
+        source = self._tree if number < control.DIRECTORY else self._files
+        page, counted = self._listings.page(source, number, offset, size, plus=plus)
+        _send_page(self._tree, self._device, unique, page, counted)
+
+
+class WritableDirRequests:
+    """Requests about directories on a writable mount, for one thread. Each open directory has a handle."""
+
+    def __init__(
+        self,
+        tree: WriteTree,
+        files: control.Control,
+        directories: OpenDirectories,
+        device: Device,
+        waiting: Callable[[], None],
+    ) -> None:
+        self._tree, self._files, self._directories = tree, files, directories
+        self._device, self._waiting = device, waiting
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            lowlevel.OPENDIR: self._open,
+            lowlevel.READDIR: lambda unique, _number, _size: self._list(unique, plus=False),
+            lowlevel.READDIRPLUS: lambda unique, _number, _size: self._list(unique, plus=True),
+            lowlevel.RELEASEDIR: self._release,
+            lowlevel.FSYNCDIR: self._sync,
+        }
+
+    def _open(self, unique: int, number: int, _size: int) -> None:
+        source = self._tree if number < control.DIRECTORY else self._files
+        handle = self._directories.open(source, number)
+        if not self._device.send(lowlevel.opened(unique, 0, handle)):
+            self._directories.release(handle)
+
+    def _list(self, unique: int, *, plus: bool) -> None:
+        handle, offset, size = lowlevel.READDIR_IN.unpack_from(self._device.request, lowlevel.BODY)
+        page, counted = self._directories.page(handle, offset, size, plus=plus)
+        _send_page(self._tree, self._device, unique, page, counted)
+
+    def _release(self, unique: int, _number: int, _size: int) -> None:
+        self._directories.release(*lowlevel.HANDLE_IN.unpack_from(self._device.request, lowlevel.BODY))
+        self._device.send(lowlevel.error(unique, 0))
+
+    def _sync(self, unique: int, number: int, _size: int) -> None:
+        if number < control.DIRECTORY:
+            self._waiting()
+            self._tree.sync_directory(number)
+        self._device.send(lowlevel.error(unique, 0))
+
+
+def _send_page(tree: FileTree, device: Device, unique: int, page: memoryview | bytes, counted: list[int]) -> None:
+    """Reply with a page of a listing, after which the kernel refers to the numbers `counted`."""
+    for number in counted:
+        tree.remember(number)
+    if not device.send_data(unique, page):
+        for number in counted:
+            tree.forget(number, 1)

@@ -22,7 +22,7 @@ import pytest
 from shardfs.cache import ByteLRU
 from shardfs.chunk_tree import Attributes, Extent
 from shardfs.errors import CorruptShardError
-from shardfs.fuse import changes, listings, lowlevel
+from shardfs.fuse import invalidation, listings, lowlevel
 from shardfs.fuse.server import Server
 from shardfs.fuse.settings import FuseSettings
 from shardfs.inodes import ROOT, TABLE_END
@@ -289,7 +289,7 @@ def test_bytes_that_are_gone_from_the_file_are_asked_of_the_tree(kernel: Kernel,
 
 
 def test_what_is_kept_between_lookup_and_read_is_bounded(kernel: Kernel) -> None:
-    for i in range(2 * changes.RECENT):
+    for i in range(2 * invalidation.CAPACITY):
         kernel.tree.known[b"x"] = Attributes(CHUNK + i, False, 5, 0)
         kernel.lookup(b"x")
         kernel.tree.known = {b"y": Attributes(CHUNK + i, False, 5, 0)}

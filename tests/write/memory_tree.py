@@ -128,9 +128,9 @@ class MemoryTree:
     def few(self, number: int, most: int) -> list[Entry] | None:
         return None
 
-    def scan(self, number: int) -> Iterator[Batch]:
+    def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         with self._lock:
-            found = [(name, inode, cookie) for name, (inode, cookie) in self._directory(number).names.items()]
+            found = [(name, inode, at) for name, (inode, at) in self._directory(number).names.items() if at > cookie]
         return self._batches(sorted(found, key=lambda entry: entry[2]))
 
     def _batches(self, entries: list[tuple[bytes, Inode, int]]) -> Iterator[Batch]:

@@ -1,0 +1,82 @@
+"""What a writable mount caches in the server and in the kernel, and how changes invalidate it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardfs.chunk_tree import Attributes
+
+log = logging.getLogger("shardfs.fuse")
+
+CAPACITY = 512
+"""At most so many attributes are kept between LOOKUP and READ. A full cache is cleared."""
+
+
+class AttributeCache:
+    """Attributes of files between a LOOKUP and the READs that follow. An entry never outlives a change of its file.
+
+    Each change increments `stamp` after the change was made and before it is answered. Attributes that were requested
+    before that increment may be outdated, so `keep` ignores them. `entries` may be read without the lock.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Attributes] = {}
+        self.stamp = 0
+        self._lock = threading.Lock()
+
+    def keep(self, stamp: int, found: Attributes) -> None:
+        """Keep attributes that were requested when the stamp had this value."""
+        with self._lock:
+            if stamp != self.stamp:
+                return
+            if len(self.entries) >= CAPACITY:
+                self.entries.clear()
+            self.entries[found.number] = found
+
+    def changed(self, number: int | None = None) -> None:
+        """Drop the attributes of a changed file; of all files if `number` is None."""
+        with self._lock:
+            self.stamp += 1
+            if number is None:
+                self.entries.clear()
+            else:
+                self.entries.pop(number, None)
+
+
+class Notices:
+    """Sends invalidations to the kernel. Sending may block until the kernel has the answers to running requests."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._queue = queue.SimpleQueue[bytes]()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def queue(self, message: bytes) -> None:
+        """Have a thread of its own send the message; never blocks."""
+        self._queue.put(message)
+        with self._lock:
+            started, self._started = self._started, True
+        if not started:
+            threading.Thread(target=self._work, name="shardfs-notices", daemon=True).start()
+
+    def _work(self) -> None:
+        while self.send(self._queue.get()):
+            pass
+
+    def send(self, message: bytes) -> bool:
+        """Send the message now; False if the mount has ended."""
+        try:
+            os.write(self._fd, message)
+        except OSError as failure:
+            if failure.errno == errno.ENODEV:
+                return False
+            if failure.errno != errno.ENOENT:  # ENOENT: the kernel does not cache it
+                log.error("cannot invalidate a file or name in the kernel's caches: %s", failure)
+        return True

@@ -1,0 +1,176 @@
+"""Requests about names and attributes: LOOKUP, GETATTR, FORGET, BATCH_FORGET."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardfs.fuse import control, lowlevel
+from shardfs.fuse.invalidation import CAPACITY
+from shardfs.inodes import CREATED, ROOT, TABLE_END
+
+if TYPE_CHECKING:
+    from shardfs.chunk_tree import Attributes
+    from shardfs.fuse.device import Device, Handler
+    from shardfs.fuse.file_tree import FileTree
+    from shardfs.fuse.invalidation import AttributeCache
+
+
+class NodeRequests:
+    """LOOKUP and GETATTR on a read-only mount, for one thread.
+
+    `recent`, shared by all threads, keeps attributes between the LOOKUP or GETATTR of a file and its READs.
+    """
+
+    def __init__(
+        self, tree: FileTree, recent: dict[int, Attributes], device: Device, control_replies: control.ControlReplies
+    ) -> None:
+        self._tree, self._recent, self._device, self._control = tree, recent, device, control_replies
+
+    def handlers(self) -> dict[int, Handler]:
+        return {lowlevel.LOOKUP: self._lookup_handler(), lowlevel.GETATTR: self._getattr}
+
+    def attributes(self, number: int) -> Attributes:
+        """The attributes of a file, which READs may use from now on."""
+        if number >= control.DIRECTORY:
+            return self._control.files.attributes(number)
+        found = self._tree.attributes(number)
+        if len(self._recent) >= CAPACITY:
+            self._recent.clear()
+        self._recent[number] = found
+        return found
+
+    def _lookup_handler(self) -> Handler:
+        """A closure: attribute look-ups would cost as much as some of its work."""
+        request, send, encoder = self._device.request, self._device.send, self._device.encoder
+        recent, entry, is_control_name = self._recent, encoder.entry, control.is_control_name
+        lookup, remember, forget = self._tree.lookup, self._tree.remember, self._tree.forget
+        begin, errors, absent = lowlevel.BODY, self._device.tally.errors, (lowlevel.LOOKUP, errno.ENOENT)
+        around_control = frozenset((ROOT, control.DIRECTORY))
+
+        def answer(unique: int, parent: int, size: int) -> None:
+            try:
+                if parent in around_control and is_control_name(parent, request[begin : size - 1]):
+                    self._control.send_entry(unique, parent, bytes(request[begin : size - 1]))
+                    return
+                found = lookup(parent, bytes(request[begin : size - 1]))
+            except FileNotFoundError:
+                errors[absent] += 1
+                send(encoder.absent(unique))
+                return
+            number, directory, length, mtime_ns, _, _ = found
+            if len(recent) >= CAPACITY:
+                recent.clear()
+            recent[number] = found
+            if number >= TABLE_END:
+                send(entry(unique, number, directory, length, mtime_ns))
+                return
+            remember(number)
+            if not send(entry(unique, number, directory, length, mtime_ns)):
+                forget(number, 1)
+
+        return answer
+
+    def _getattr(self, unique: int, number: int, _size: int) -> None:
+        if number >= control.DIRECTORY:
+            self._control.send_attributes(unique, number)
+            return
+        _, directory, size, mtime_ns, _, _ = self.attributes(number)
+        self._device.send(self._device.encoder.attributes(unique, number, directory, size, mtime_ns))
+
+
+class WritableNodeRequests:
+    """LOOKUP and GETATTR on a writable mount, where files may have modes of their own. For one thread."""
+
+    def __init__(
+        self, tree: FileTree, cache: AttributeCache, device: Device, control_replies: control.ControlReplies
+    ) -> None:
+        self._tree, self._cache, self._control, self._tally = tree, cache, control_replies, device.tally
+        self._request, self._send, self._encoder = device.request, device.send, device.encoder
+
+    def handlers(self) -> dict[int, Handler]:
+        return {lowlevel.LOOKUP: self._lookup, lowlevel.GETATTR: self._getattr}
+
+    def attributes(self, number: int) -> Attributes:
+        """The attributes of a file, which READs may use until the file changes."""
+        if number >= control.DIRECTORY:
+            return self._control.files.attributes(number)
+        stamp = self._cache.stamp
+        found = self._tree.attributes(number)
+        self._cache.keep(stamp, found)
+        return found
+
+    def send_attributes(self, unique: int, found: Attributes) -> None:
+        """Reply to GETATTR and SETATTR."""
+        reply = self._encoder.attributes(unique, found.number, found.directory, found.size, found.mtime_ns)
+        self._send(lowlevel.attributes_with_mode(reply, found.mode) if found.mode else reply)
+
+    def send_entry(self, unique: int, found: Attributes) -> None:
+        """Reply to LOOKUP and to requests that make a file or directory."""
+        self._send_counted(found.number, self._entry(unique, found))
+
+    def send_created(self, unique: int, found: Attributes, handle: int) -> bool:
+        """Reply to CREATE; False if the kernel does not wait for the reply any more."""
+        reply = lowlevel.created(self._entry(unique, found), lowlevel.OPEN_KEEP_CACHE, handle)
+        return self._send_counted(found.number, reply)
+
+    def _entry(self, unique: int, found: Attributes) -> bytearray:
+        reply = self._encoder.entry(unique, found.number, found.directory, found.size, found.mtime_ns)
+        return lowlevel.entry_with_mode(reply, found.mode) if found.mode else reply
+
+    def _send_counted(self, number: int, reply: bytes | bytearray) -> bool:
+        """Send a reply after which the kernel refers to `number`, and count the reference."""
+        if TABLE_END <= number < CREATED:
+            return self._send(reply)
+        self._tree.remember(number)
+        if self._send(reply):
+            return True
+        self._tree.forget(number, 1)
+        return False
+
+    def _lookup(self, unique: int, parent: int, size: int) -> None:
+        name = bytes(self._request[lowlevel.BODY : size - 1])
+        try:
+            if control.is_control_name(parent, name):
+                self._control.send_entry(unique, parent, name)
+                return
+            if len(name) > lowlevel.NAME_MAX:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name[:32])
+            stamp = self._cache.stamp
+            found = self._tree.lookup(parent, name)
+        except FileNotFoundError:
+            self._tally.errors[lowlevel.LOOKUP, errno.ENOENT] += 1
+            self._send(self._encoder.absent(unique))
+            return
+        self._cache.keep(stamp, found)
+        self.send_entry(unique, found)
+
+    def _getattr(self, unique: int, number: int, _size: int) -> None:
+        if number >= control.DIRECTORY:
+            self._control.send_attributes(unique, number)
+        else:
+            self.send_attributes(unique, self.attributes(number))
+
+
+def forget_handlers(tree: FileTree, files: control.Control, request: memoryview, *, end: int) -> dict[int, Handler]:
+    """The handlers of FORGET and BATCH_FORGET. A BATCH_FORGET is passed to the tree for numbers below `end` only."""
+
+    def forget(_unique: int, number: int, _size: int) -> None:
+        if number >= control.DIRECTORY:
+            files.forget(number)
+        else:
+            tree.forget(number, *lowlevel.FORGET_IN.unpack_from(request, lowlevel.BODY))
+
+    def batch_forget(_unique: int, _number: int, _size: int) -> None:
+        (count,) = lowlevel.BATCH_FORGET_IN.unpack_from(request, lowlevel.BODY)
+        start = lowlevel.BODY + lowlevel.BATCH_FORGET_IN.size
+        pairs = np.frombuffer(request, np.uint64, 2 * count, start).reshape(-1, 2)
+        for number, times in pairs[pairs[:, 0] < np.uint64(end)].tolist():
+            tree.forget(number, times)
+        for number in pairs[pairs[:, 0] >= control.DIRECTORY, 0].tolist():
+            files.forget(number)
+
+    return {lowlevel.FORGET: forget, lowlevel.BATCH_FORGET: batch_forget}

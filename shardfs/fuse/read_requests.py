@@ -1,0 +1,96 @@
+"""Requests for the content of files: READ, and OPEN on a read-only mount with `direct_io`."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+from shardfs.fuse import control, lowlevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.chunk_tree import Attributes, Extent
+    from shardfs.fuse.device import Device, Handler
+    from shardfs.fuse.file_tree import FileTree
+
+DIRECT_IO_OVER = 128 << 10
+"""Files up to this size, the kernel's readahead, go through the page cache even with `direct_io`: it takes one READ."""
+
+_PAGE = 4096
+
+
+class ReadRequests:
+    """READ and OPEN, for one thread.
+
+    Args:
+        attributes: gives the attributes of a number that is not in `recent`.
+        waiting: called right before a request waits for a disk.
+    """
+
+    def __init__(
+        self,
+        tree: FileTree,
+        files: control.Control,
+        recent: dict[int, Attributes],
+        attributes: Callable[[int], Attributes],
+        device: Device,
+        waiting: Callable[[], None],
+    ) -> None:
+        self._tree, self._files, self._recent, self._attributes = tree, files, recent, attributes
+        self._device, self._tally, self._waiting = device, device.tally, waiting
+        # A reply's header is right before its data, so that one write sends both. The data begins on a page.
+        self._outbox = memoryview(mmap.mmap(-1, _PAGE + lowlevel.MAX_TRANSFER))
+
+    def handler(self) -> Handler:
+        """The handler of READ. A closure: attribute look-ups would cost as much as some of its work."""
+        request, outbox, send = self._device.request, self._outbox, self._device.send
+        recent, attributes = self._recent, self._attributes
+        arguments, header, begin = lowlevel.READ_IN.unpack_from, lowlevel.HEADER_OUT.pack_into, lowlevel.BODY
+        head = _PAGE - lowlevel.HEADER_SIZE
+        preadv, nowait, sent = os.preadv, os.RWF_NOWAIT, 0
+
+        def answer(unique: int, number: int, _size: int) -> None:
+            nonlocal sent
+            offset, size = arguments(request, begin)
+            _, _, length, _, extent, _ = recent.get(number) or attributes(number)
+            if extent is None:
+                self._send_bytes(unique, number, offset, size)
+                return
+            blob, start = extent
+            if size > length - offset:
+                size = max(length - offset, 0)
+            data = outbox[_PAGE : _PAGE + size]
+            try:
+                got = preadv(blob.fd, (data,), blob.base + start + offset, nowait)
+            except OSError:  # not in the page cache, or the file system does not support RWF_NOWAIT
+                got = -1
+            if got == size or self._read_slowly(extent, data, offset):
+                header(outbox, head, size + _PAGE - head, 0, unique)
+                sent += size  # before sending: a client that has the data may ask for the count at once
+                send(outbox[head : _PAGE + size])
+            else:
+                recent.pop(number, None)
+                self._send_bytes(unique, number, offset, size)
+
+        self._tally.sent = lambda: sent
+        return answer
+
+    def _send_bytes(self, unique: int, number: int, offset: int, size: int) -> None:
+        """Reply with bytes from the tree: the file is not simply a part of a local file."""
+        source = self._tree if number < control.DIRECTORY else self._files
+        data = source.read(number, offset, size)
+        self._tally.nbytes += len(data)
+        self._device.send_data(unique, data)
+
+    def _read_slowly(self, extent: Extent, data: memoryview, offset: int) -> bool:
+        """Read from a disk or a file server while another thread leads; False if the file is shorter by now."""
+        self._waiting()
+        return os.preadv(extent.blob.fd, (data,), extent.blob.base + extent.start + offset) == len(data)
+
+    def open(self, unique: int, number: int, _size: int) -> None:
+        """Reply to OPEN: large files bypass the page cache."""
+        found = self._recent.get(number) or self._attributes(number)
+        direct = found.size > DIRECT_IO_OVER
+        self._device.send(lowlevel.opened(unique, lowlevel.OPEN_DIRECT_IO if direct else lowlevel.OPEN_KEEP_CACHE))
