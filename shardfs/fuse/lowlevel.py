@@ -1,9 +1,9 @@
 """libfuse 3 and the kernel's FUSE protocol: mount, negotiate, decode requests, encode replies. No policy.
 
-libfuse mounts (through fusermount3 where that is needed), negotiates the protocol, and unmounts. Requests are read
-from the session's descriptor and answered on it directly, as packed structs: that costs half a microsecond where a
-ctypes callback and reply cost three, and the kernel's structs never change, while libfuse's (`fuse_file_info`,
-`fuse_conn_info`) moved fields in 3.15 and 3.17. See docs/decisions/.
+libfuse mounts (through fusermount3 where necessary), negotiates the protocol, and unmounts. Requests are read from the
+session's descriptor and answered on it directly, as packed structs. That costs half a microsecond; a ctypes callback
+and reply cost three. Also, the kernel's structs never change, while libfuse's (`fuse_file_info`, `fuse_conn_info`)
+moved fields in 3.15 and 3.17. See docs/decisions/0004-requests-are-answered-without-libfuse.md.
 
 Struct layouts are those of `include/uapi/linux/fuse.h`, protocol 7.23 and later, in the byte order of the host.
 """
@@ -57,39 +57,39 @@ NAMES = {
     FSYNCDIR: "fsyncdir", 31: "getlk", 32: "setlk", 33: "setlkw", 34: "access", 37: "bmap", 38: "destroy", 40: "poll",
     46: "lseek", 52: "statx",
 }  # fmt: skip
-"""What opcodes are called; others have their number."""
+"""Names of opcodes, for the access log and metrics."""
 
-OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH = 1, 2, 1 << 5  # of fuse_open_out
+OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH = 1, 2, 1 << 5  # flags of fuse_open_out
 
-# What a SETATTR sets
+# Which fields a SETATTR sets
 SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_MTIME, SET_HANDLE, SET_MTIME_NOW = 1, 2, 4, 8, 1 << 5, 1 << 6, 1 << 8
 
 RENAME_NOREPLACE = 1
 
 NAME_MAX = 255
-"""The most bytes of a name; the kernel lets longer ones through."""
+"""Maximum length of a name in bytes. The kernel does not check it."""
 
 MAX_TRANSFER = 1 << 20
-"""The most bytes one request can carry; libfuse derives the kernel's pages per request from it."""
+"""Maximum bytes of data in one request; libfuse derives the kernel's pages per request from it."""
 
 REQUEST_BUFFER = MAX_TRANSFER + 4096
-"""What a buffer for requests must hold: the kernel refuses smaller ones, though only WRITE would fill it."""
+"""Size of a request buffer: the kernel refuses smaller ones, although only WRITE would fill it."""
 
 # Requests. Offsets count from the start of the request, whose header has 40 bytes.
 BODY = 40
 HEADER_IN = Struct("=IIQQ")  # length, opcode, unique, node
 CALLER, CALLER_IN = 24, Struct("=III")  # in the header: user, group, process
-FORGET_IN = Struct("=Q")  # how often
-BATCH_FORGET_IN = Struct("=I4x")  # count; then pairs of node, how often
+FORGET_IN = Struct("=Q")  # number of references
+BATCH_FORGET_IN = Struct("=I4x")  # count; then pairs of node and number of references
 READ_IN = Struct("=8xQI")  # offset, size (of READ, READDIR, READDIRPLUS)
 READDIR_IN = Struct("=QQI")  # handle, offset, size
-HANDLE_IN = Struct("=Q")  # what RELEASE, FLUSH, FSYNC and their kind for directories begin with
+HANDLE_IN = Struct("=Q")  # the first field of RELEASE, FLUSH, FSYNC, RELEASEDIR, FSYNCDIR
 OPEN_IN = Struct("=I4x")  # flags
 CREATE_IN = Struct("=III4x")  # flags, mode, umask; then the name
 MKNOD_IN = Struct("=III4x")  # mode, device, umask; then the name
 MKDIR_IN = Struct("=II")  # mode, umask; then the name
 WRITE_IN = Struct("=QQI20x")  # handle, offset, size; then the data
-SETATTR_IN = Struct("=I4xQQ16xq12xI4xI4xII4x")  # what is set, handle, size, mtime, its nsec, mode, user, group
+SETATTR_IN = Struct("=I4xQQ16xq12xI4xI4xII4x")  # fields set, handle, size, mtime, its nsec, mode, user, group
 RENAME_IN, RENAME2_IN = Struct("=Q"), Struct("=QI4x")  # new directory, flags; then both names
 LINK_IN = Struct("=Q")  # node; then the name
 FALLOCATE_IN = Struct("=QQQI4x")  # handle, offset, size, mode
@@ -101,41 +101,41 @@ HEADER_OUT = Struct("=IiQ")  # length, -errno, unique
 HEADER_SIZE = HEADER_OUT.size
 _ATTR = "QQQqqqIIIIIIIIII"  # ino size blocks atime mtime ctime their-nsec*3 mode nlink uid gid rdev blksize flags
 _ENTRY_OUT = Struct("=IiQ" + "QQQQII" + _ATTR)  # node, generation, entry and attribute timeout, their nsec
-_DIRENTPLUS = Struct("=" + "QQQQII" + _ATTR + "QQII")  # the same, then ino, offset, length and type of the name
-_SHORT_DIRENTPLUS = Struct("=Q32sQQQqqqIII28sQQII8s")  # with a short name; without what entries have in common
+_DIRENTPLUS = Struct("=" + "QQQQII" + _ATTR + "QQII")  # fuse_entry_out, then ino, offset, length and type of the name
+_SHORT_DIRENTPLUS = Struct("=Q32sQQQqqqIII28sQQII8s")  # with a short name; common parts are strings of bytes
 _DOTS_PLUS = Struct("=128xQQII8s128xQQII8s")  # two by name only
 _DIRENT = Struct("=" + "QQII8s")  # ino, offset, length and type of a name; a short name
 _ATTR_OUT = Struct("=IiQ" + "QII" + _ATTR)  # attribute timeout, its nsec
 SHORT_RECORD = _SHORT_DIRENTPLUS.size
-_UNIQUE = Struct("=Q")  # at byte 8 of every reply
-_UNIQUE_NODE = Struct("=QQ")  # the same of one with an entry, with its node
-_ATTR_START = Struct("=QQQqqqIII")  # what differs from file to file
+_UNIQUE = Struct("=Q")  # `unique`, at byte 8 of every reply
+_UNIQUE_NODE = Struct("=QQ")  # `unique` and node of a reply with an entry
+_ATTR_START = Struct("=QQQqqqIII")  # the fields that differ from file to file
 _OPEN_OUT = Struct("=IiQ" + "QI4x")  # handle, flags
 _STATFS_OUT = Struct("=IiQ" + "QQQQQIII28x")  # blocks free available files ffree bsize namelen frsize
 _XATTR_SIZE_OUT = Struct("=IiQ" + "I4x")
 _WRITE_OUT = Struct("=IiQ" + "I4x")
-_CREATE_OUT = Struct("=QI4x")  # what an entry is followed by: handle, flags
+_CREATE_OUT = Struct("=QI4x")  # follows an entry: handle, flags
 _INVALID_ENTRY, _INVALID_INODE = Struct("=IiQ" + "QI4x"), Struct("=IiQ" + "Qqq")
 _NOTIFY_INODE, _NOTIFY_ENTRY = 2, 3
 _MODE = Struct("=I")
-_ENTRY_MODE, _ATTR_MODE = 116, 92  # where the replies have it
+_ENTRY_MODE, _ATTR_MODE = 116, 92  # byte offsets in the replies
 
-BLOCK = 4096  # st_blksize: what programs take for a good size of a read
+BLOCK = 4096  # st_blksize: the buffer size that many programs use
 
-# What we ask of INIT (FUSE_CAP_*; the numbers are part of libfuse's ABI)
+# Capabilities that INIT requests or declines (FUSE_CAP_*; the numbers are part of libfuse's ABI)
 _CAP_READDIRPLUS, _CAP_READDIRPLUS_AUTO = 1 << 13, 1 << 14
 _CAP_SPLICE = 1 << 7 | 1 << 8 | 1 << 9
 
-# The same of INIT itself: its request and reply both have flags at this place.
+# Flags of INIT itself, at this offset of both its request and its reply.
 _INIT_FLAGS, _INIT_AT = Struct("=I"), 12
 _HANDLE_KILLPRIV_V2 = 1 << 28
-"""No file of a mount can be set-user-id, so the kernel need not ask before each write what it would have to take away.
-libfuse knows this flag from 3.17 on."""
+"""Files of a mount cannot be set-user-id, so the kernel need not ask before each write which bits to remove. libfuse
+supports this flag since 3.17."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What INIT settles with the kernel. 0 means: as the kernel likes."""
+    """Limits that INIT negotiates with the kernel, in bytes and requests; 0 keeps the kernel's default."""
 
     max_read: int = 0
     max_readahead: int = 0
@@ -225,7 +225,7 @@ class Session:
 
     @contextlib.contextmanager
     def _intercepted(self) -> Iterator[Callable[[], bytes]]:
-        """What libfuse replies, instead of its being sent."""
+        """Intercept libfuse's reply: gives a function that returns the reply, which is not sent to the kernel."""
         fd = self._fuse.fd(self._handle)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
@@ -270,7 +270,7 @@ def _detach_top(mountpoint: str, number: int) -> None:
 
 
 def _accept(reply: bytearray, at: int, request: bytes, offered_at: int) -> None:
-    """Say yes to what libfuse does not know, if the kernel offers it."""
+    """Add the flags to an INIT reply that the kernel offers and libfuse does not know."""
     (offered,), (accepted,) = _INIT_FLAGS.unpack_from(request, offered_at), _INIT_FLAGS.unpack_from(reply, at)
     _INIT_FLAGS.pack_into(reply, at, accepted | offered & _HANDLE_KILLPRIV_V2)
 
@@ -280,7 +280,7 @@ class _Arguments(ctypes.Structure):
 
 
 class _Library:
-    """The functions of libfuse that are needed, and the two structs that mfusepy knows for every version of it."""
+    """The functions of libfuse that are used, and the two structs that mfusepy defines for every version of it."""
 
     def __init__(self, mfusepy: ModuleType, library: ctypes.CDLL) -> None:
         pointer, integer = ctypes.c_void_p, ctypes.c_int
@@ -302,7 +302,7 @@ class _Library:
 
 @functools.cache
 def _libfuse() -> _Library:
-    """Load libfuse 3. mfusepy left alone takes libfuse 2 if that is there, and runs compilers to look for it."""
+    """Load libfuse 3. By default, mfusepy would load libfuse 2 if installed, and run compilers to find it."""
     for name in ("libfuse3.so.4", "libfuse3.so.3"):
         with contextlib.suppress(OSError):
             library = ctypes.CDLL(name)
@@ -327,7 +327,7 @@ def _escaped(option: str) -> str:
 
 @contextlib.contextmanager
 def _stderr() -> Iterator[list[str]]:
-    """What libfuse and fusermount3 said meanwhile: standard error is the only place where they give reasons."""
+    """Collect what libfuse and fusermount3 write to standard error, the only place where they give reasons."""
     said: list[str] = []
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)
@@ -349,12 +349,12 @@ def _reason(said: list[str], otherwise: str) -> str:
 
 
 def error(unique: int, number: int) -> bytes:
-    """A reply that carries an errno, or with 0 plain success."""
+    """A reply without data: an errno, or 0 for success."""
     return HEADER_OUT.pack(HEADER_SIZE, -number, unique)
 
 
 def data(unique: int, size: int) -> bytes:
-    """The header of a reply that `size` bytes of data follow."""
+    """The header of a reply with `size` bytes of data, which the caller appends."""
     return HEADER_OUT.pack(HEADER_SIZE + size, 0, unique)
 
 
@@ -364,7 +364,7 @@ def opened(unique: int, flags: int, handle: int = 0) -> bytes:
 
 
 def created(entry: bytearray, flags: int, handle: int) -> bytes:
-    """A reply to CREATE, made of one to LOOKUP."""
+    """A reply to CREATE, made from a reply to LOOKUP."""
     (unique,) = _UNIQUE.unpack_from(entry, 8)
     size = len(entry) + _CREATE_OUT.size
     return HEADER_OUT.pack(size, 0, unique) + entry[HEADER_SIZE:] + _CREATE_OUT.pack(handle, flags)
@@ -376,41 +376,41 @@ def written(unique: int, size: int) -> bytes:
 
 
 def entry_with_mode(reply: bytearray, mode: int) -> bytearray:
-    """A reply of `Encoder.entry` with other permission bits, and of another type if `mode` says one."""
+    """A copy of a reply of `Encoder.entry` with the permission bits of `mode`, and with its file type if it has one."""
     return _with_mode(reply, _ENTRY_MODE, mode)
 
 
 def attributes_with_mode(reply: bytearray, mode: int) -> bytearray:
-    """The same of one of `Encoder.attributes`."""
+    """As `entry_with_mode`, for a reply of `Encoder.attributes`."""
     return _with_mode(reply, _ATTR_MODE, mode)
 
 
 def _with_mode(reply: bytearray, where: int, mode: int) -> bytearray:
-    own = reply.copy()  # the encoder uses it again
+    own = reply.copy()  # the encoder reuses `reply`
     (before,) = _MODE.unpack_from(own, where)
     _MODE.pack_into(own, where, (stat.S_IFMT(mode) or stat.S_IFMT(before)) | stat.S_IMODE(mode))
     return own
 
 
 def with_inode(reply: bytearray, inode: int) -> bytearray:
-    """A reply of `Encoder.entry` or `Encoder.attributes`, with another inode number than the node's."""
+    """Change the inode number in a reply of `Encoder.entry` or `Encoder.attributes`."""
     _UNIQUE.pack_into(reply, 56 if len(reply) == _ENTRY_OUT.size else 32, inode)
     return reply
 
 
 def forget_entry(parent: int, name: bytes) -> bytes:
-    """A message that a name is not what it was. To send it may wait for requests about that directory."""
+    """A message that invalidates a name. Sending it may block until requests about that directory are answered."""
     size = _INVALID_ENTRY.size + len(name) + 1
     return _INVALID_ENTRY.pack(size, _NOTIFY_ENTRY, 0, parent, len(name)) + name + b"\0"
 
 
 def forget_content(number: int) -> bytes:
-    """A message that attributes and bytes of a file are not what they were. To send it may wait for its READs."""
+    """A message that invalidates a file's attributes and pages. Sending it may block until its READs are answered."""
     return _INVALID_INODE.pack(_INVALID_INODE.size, _NOTIFY_INODE, 0, number, 0, 0)
 
 
 def xattr_size(unique: int, size: int) -> bytes:
-    """A reply to GETXATTR and LISTXATTR from a program that asks how much memory it needs."""
+    """A reply to GETXATTR and LISTXATTR of a client that asks for the size it must allocate."""
     return _XATTR_SIZE_OUT.pack(_XATTR_SIZE_OUT.size, 0, unique, size)
 
 
@@ -423,34 +423,34 @@ def filesystem(unique: int, s: os.statvfs_result) -> bytes:
 
 
 def tells_absence(reply: memoryview | bytes | bytearray) -> bool:
-    """Whether this is what `Encoder.absent` makes for a kernel that remembers."""
+    """Return whether a reply is one of `Encoder.absent` that the kernel caches."""
     return len(reply) == _ENTRY_OUT.size and not any(reply[HEADER_SIZE : HEADER_SIZE + 8])
 
 
 def _timeout(seconds: float) -> tuple[int, int]:
-    """Whole seconds and nanoseconds, as the protocol wants them."""
-    if seconds >= 1 << 31:  # for ever
+    """Whole seconds and nanoseconds."""
+    if seconds >= 1 << 31:  # does not expire
         return 1 << 31, 0
     return int(seconds), int(seconds % 1 * 1e9)
 
 
 class Encoder:
-    """Makes the replies that describe files; holds what all files of a mount have in common.
+    """Makes the replies that describe files, given the attributes that all files of a mount share.
 
-    For one thread: what `entry` and `attributes` return is overwritten by their next call.
+    For one thread: the next call of `entry`, `attributes` or `absent` overwrites the reply.
     """
 
     def __init__(
         self, *, file_mode: int, dir_mode: int, uid: int, gid: int, attr_timeout: float, entry_timeout: float,
         negative_timeout: float,
     ) -> None:  # fmt: skip
-        """Modes are complete, with the type of the file."""
+        """Modes include the file type. Time-outs are in seconds."""
         self.owner = uid, gid
         files, directories = (file_mode, 1, uid, gid, 0, BLOCK, 0), (dir_mode, 2, uid, gid, 0, BLOCK, 0)
         attr, entry, negative = _timeout(attr_timeout), _timeout(entry_timeout), _timeout(negative_timeout)
         timeouts = (entry[0], attr[0], entry[1], attr[1])
         blank = (0,) * 9
-        # By `directory`. Filling in what differs is a third of the price of packing all of it.
+        # Templates, by `directory`. Filling in the fields that differ takes a third of the time of packing all of them.
         self._entries, self._attributes = (
             [bytearray(out.pack(out.size, 0, 0, *head, *blank, *shared)) for shared in (files, directories)]
             for out, head in ((_ENTRY_OUT, (0, 0, *timeouts)), (_ATTR_OUT, (*attr, 0)))
@@ -476,7 +476,7 @@ class Encoder:
         return reply
 
     def absent(self, unique: int) -> bytes | bytearray:
-        """A reply to LOOKUP of a name that does not exist; the kernel remembers that, if there is a time-out."""
+        """A reply to LOOKUP of a name that does not exist; the kernel caches it if `negative_timeout` is not 0."""
         if not self._remembers_absent:
             return error(unique, errno.ENOENT)
         _UNIQUE.pack_into(self._absent, 8, unique)
@@ -493,18 +493,18 @@ class Encoder:
         return reply
 
     def dots(self, number: int, offset: int, *, plus: bool) -> bytes:
-        """What comes from position 0 or 1 on before the entries of a directory: `.` and `..`.
+        """The records of `.` and `..` from position 0 or 1 on.
 
-        By name only, as the kernel looks at nothing else.
+        They have no attributes, since the kernel ignores these.
         """
         names = ((1, b"."), (2, b".."))[offset:]
         records = (_DIRENT.pack(number, at, len(name), stat.S_IFDIR >> 12, name) for at, name in names)
         return b"".join(bytes(8 * _DIRENT_INO if plus else 0) + record for record in records)
 
     def few(self, number: int, entries: Iterable[Entry]) -> bytes:
-        """The body of a reply to READDIRPLUS with all of directory `number`; no name has more than 8 bytes.
+        """The body of a reply to READDIRPLUS with all of directory `number`. Names must have at most 8 bytes.
 
-        What `dots` and `records` give, but in a third of the time if there are a dozen.
+        The same bytes as from `dots` and `records`, but for a dozen entries in a third of the time.
         """
         record, types = _SHORT_DIRENTPLUS.pack, (stat.S_IFREG >> 12, stat.S_IFDIR >> 12)
         out = [_DOTS_PLUS.pack(number, 1, 1, types[1], b".", number, 2, 2, types[1], b"..")]
@@ -514,7 +514,7 @@ class Encoder:
                 known = mtime_ns
                 seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
             node = child
-            if size < 0:  # a name only
+            if size < 0:  # unknown: name only
                 node = size = 0
             out.append(
                 record(
@@ -528,17 +528,17 @@ class Encoder:
     def records(
         self, batch: Batch, nodes: U64, offsets: U64, *, plus: bool
     ) -> tuple[memoryview, npt.NDArray[np.int64]]:
-        """The body of replies to READDIRPLUS or READDIR: all records one behind the other, and where each ends.
+        """The body of replies to READDIRPLUS or READDIR: all records concatenated, and the end of each.
 
         Args:
-            batch: what the records say; its cookies are not looked at.
-            nodes: the numbers the kernel is to keep with the attributes; 0 gives an entry that is only a name.
-            offsets: the positions behind each entry, as the kernel will name them in the next request.
+            batch: the entries; its cookies are ignored.
+            nodes: the numbers that the kernel keeps with the attributes; 0 makes an entry of a name only.
+            offsets: the position behind each entry, with which the kernel continues the listing.
             plus: with attributes, for READDIRPLUS.
         """
         width = -(-batch.names.itemsize // 8)
         names = batch.names.astype(f"S{8 * width}").view("<u8").reshape(-1, width)
-        # Not `np.char`: a module that numpy imports when it is first used, in the middle of the first listing.
+        # Not `np.char`: numpy would import it at the first use, in the middle of the first listing.
         lengths = _POWERS.searchsorted(names, "right").sum(axis=1)
         words = np.empty((len(lengths), _NAME + width), np.uint64)
         words[:, :_NAME] = self._rows[0]
@@ -563,7 +563,7 @@ def _fill_times(words: U64, mtimes_ns: npt.NDArray[np.int64]) -> None:
 
 
 def _packed(rows: U64, spare: npt.NDArray[np.int64]) -> tuple[memoryview, npt.NDArray[np.int64]]:
-    """The rows one behind the other, each without its last `spare` words; and at which byte each ends."""
+    """The rows concatenated, each without its last `spare` words, and the byte at which each ends."""
     columns = rows.shape[1]
     used = columns - spare
     body = rows[np.arange(columns) < used[:, None]] if spare.any() else rows.ravel()
@@ -571,9 +571,9 @@ def _packed(rows: U64, spare: npt.NDArray[np.int64]) -> tuple[memoryview, npt.ND
 
 
 _POWERS = np.uint64(256) ** np.arange(8, dtype=np.uint64)
-"""A name's eight bytes, taken for a number in little endian, are at least as many of these as they are characters."""
+"""A little-endian word of a name is at least as large as n of these if n of its 8 bytes are used."""
 
-# Columns of a fuse_direntplus, a fuse_entry_out and a fuse_dirent, as 64-bit words; some of them as 32-bit words.
+# Columns of a fuse_direntplus (a fuse_entry_out and a fuse_dirent): the first line in 64-bit words, the last in 32-bit.
 _NODE, _INO, _SIZE, _BLOCKS, _TIMES = 0, 5, 6, 7, slice(8, 11)
 _DIRENT_INO, _DIRENT_OFFSET, _NAME = 16, 17, 19
 _NANOSECONDS, _LISTED_MODE, _DIRENT_NAMELEN, _DIRENT_TYPE = slice(22, 25), 25, 36, 37

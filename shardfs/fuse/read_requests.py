@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from shardfs.fuse.file_tree import FileTree
 
 DIRECT_IO_OVER = 128 << 10
-"""Files up to this size, the kernel's readahead, go through the page cache even with `direct_io`: it takes one READ."""
+"""With `direct_io`, files over this size bypass the page cache. Up to the kernel's readahead, which this is, one READ
+fills the page cache, and later reads profit."""
 
 _PAGE = 4096
 

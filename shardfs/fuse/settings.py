@@ -11,19 +11,19 @@ from shardfs.fuse import lowlevel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseSettings:
-    """How a mount behaves towards the kernel and its users; names as mount.fuse3(8) has them.
+    """How a mount behaves towards the kernel and its users. Most names are those of mount.fuse3(8).
 
     Args:
         file_mode, dir_mode: permission bits, before `umask`.
-        attr_timeout, entry_timeout, negative_timeout: seconds the kernel may remember attributes, names, and that
-            a name does not exist. The source of a read-only mount is taken not to change.
-        max_read, max_readahead: bytes; 0 leaves the kernel's own.
-        threads: requests that may wait for the store at the same time, plus one.
-        poll_us: microseconds to look for the next request before going to sleep, while requests come densely.
-        direct_io: read chunks over 128 KiB past the page cache: faster once, but they cannot be mapped shared. Without
-            effect if `rw`.
-        keep_listings: the kernel may keep listings for as long as it likes. Without effect if `rw`.
-        rw: files may be changed, if the tree is one that can be.
+        attr_timeout, entry_timeout, negative_timeout: seconds for which the kernel may cache attributes, names, and
+            the absence of a name. The source of a read-only mount is assumed not to change.
+        max_read, max_readahead: bytes; 0 keeps the kernel's default.
+        threads: the number of requests that may wait for the store at the same time, plus one.
+        poll_us: while requests come densely, poll for the next one for so many microseconds before sleeping.
+        direct_io: files over 128 KiB bypass the page cache. The first read is faster, but such files cannot be mapped
+            shared. Ignored with `rw`.
+        keep_listings: the kernel may cache listings without a time-out. Ignored with `rw`.
+        rw: the mount is writable. Its tree must be a `WriteTree`.
         kernel: further mount options for the kernel, such as nodev or noexec.
     """
 
@@ -47,13 +47,13 @@ class FuseSettings:
     kernel: tuple[str, ...] = ()
 
     def options(self) -> list[str]:
-        """The mount options for libfuse. A mount is read-only to the kernel too, so that it asks for no changes."""
+        """The mount options for libfuse. `ro` has the kernel itself refuse changes."""
         flags = ("allow_other", "default_permissions")
         access = ("nosuid", "nodev") if self.rw else ("ro",)
         return [*access, *(name for name in flags if getattr(self, name)), *self.kernel]
 
     def encoder(self, *, remembered: bool = True) -> lowlevel.Encoder:
-        """The encoder of replies that shows files as these settings want them; the kernel may not remember some."""
+        """An encoder of replies for one thread. The kernel does not cache the replies if `remembered` is False."""
         return lowlevel.Encoder(
             file_mode=stat.S_IFREG | self.file_mode & ~self.umask,
             dir_mode=stat.S_IFDIR | self.dir_mode & ~self.umask,
@@ -65,5 +65,5 @@ class FuseSettings:
         )
 
     def limits(self) -> lowlevel.Limits:
-        """What INIT settles. Readahead is a background request, of which the kernel sends few at a time by itself."""
+        """The limits to negotiate. Readahead is a background request; the kernel's default limit for these is low."""
         return lowlevel.Limits(self.max_read, self.max_readahead, max(64, 2 * self.threads))
