@@ -143,6 +143,7 @@ class Changes:
             lowlevel.FALLOCATE: self._fallocate,
             lowlevel.FLUSH: self._flush,
             lowlevel.FSYNC: self._fsync,
+            lowlevel.FSYNCDIR: self._fsyncdir,
             lowlevel.RELEASE: self._release,
             lowlevel.SETATTR: self._setattr,
             lowlevel.SETXATTR: self._setxattr,
@@ -215,6 +216,12 @@ class Changes:
                 self._tree.fsync(handle)
             finally:
                 self._cache.changed()
+        self._send(lowlevel.error(unique, 0))
+
+    def _fsyncdir(self, unique: int, number: int, _size: int) -> None:
+        if number < control.DIRECTORY:
+            self._waiting()
+            self._tree.sync_directory(number)
         self._send(lowlevel.error(unique, 0))
 
     def _release(self, unique: int, number: int, _size: int) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import TypeAlias
 
-    from shardfs.fuse.changes import WriteTree
     from shardfs.fuse.device import Device, Handler
     from shardfs.fuse.file_tree import FileTree, Listable
     from shardfs.model import U64, Batch, Bool
@@ -252,16 +251,8 @@ class DirRequests:
 class WritableDirRequests:
     """Requests about directories on a writable mount, for one thread. Each open directory has a handle."""
 
-    def __init__(
-        self,
-        tree: WriteTree,
-        files: control.Control,
-        directories: OpenDirectories,
-        device: Device,
-        waiting: Callable[[], None],
-    ) -> None:
-        self._tree, self._files, self._directories = tree, files, directories
-        self._device, self._waiting = device, waiting
+    def __init__(self, tree: FileTree, files: control.Control, directories: OpenDirectories, device: Device) -> None:
+        self._tree, self._files, self._directories, self._device = tree, files, directories, device
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -269,7 +260,6 @@ class WritableDirRequests:
             lowlevel.READDIR: lambda unique, _number, _size: self._list(unique, plus=False),
             lowlevel.READDIRPLUS: lambda unique, _number, _size: self._list(unique, plus=True),
             lowlevel.RELEASEDIR: self._release,
-            lowlevel.FSYNCDIR: self._sync,
         }
 
     def _open(self, unique: int, number: int, _size: int) -> None:
@@ -285,12 +275,6 @@ class WritableDirRequests:
 
     def _release(self, unique: int, _number: int, _size: int) -> None:
         self._directories.release(*lowlevel.HANDLE_IN.unpack_from(self._device.request, lowlevel.BODY))
-        self._device.send(lowlevel.error(unique, 0))
-
-    def _sync(self, unique: int, number: int, _size: int) -> None:
-        if number < control.DIRECTORY:
-            self._waiting()
-            self._tree.sync_directory(number)
         self._device.send(lowlevel.error(unique, 0))
 
 

@@ -145,7 +145,7 @@ class Server:
         return {
             **nodes.handlers(),
             **forget_handlers(tree, files, device.request, end=control.DIRECTORY),
-            **WritableDirRequests(tree, files, self._directories, device, waiting).handlers(),
+            **WritableDirRequests(tree, files, self._directories, device).handlers(),
             lowlevel.READ: ReadRequests(tree, files, cache.entries, nodes.attributes, device, waiting).handler(),
             **Changes(tree, cache, device, nodes, waiting).handlers(),
             **NameRequests(tree, cache, device, nodes).handlers(),
