@@ -19,6 +19,7 @@ import pytest
 from tests.datasets import ROOT
 from tests.mount.namespace import Namespace, namespace
 from tests.mount.programs import copy_tree
+from tests.test_store import RangeHandler
 from tests.write.mounts import held
 
 if TYPE_CHECKING:
@@ -135,12 +136,19 @@ def test_a_crash_is_cleared_and_the_mount_comes_back(inside: Namespace, mountpoi
     assert inside.mounts(mountpoint) == []
 
 
-def test_a_crash_without_a_restart_leaves_no_corpse(inside: Namespace, mountpoint: Path) -> None:
+def test_a_crash_without_a_restart_leaves_the_dead_mount_until_the_next_start(
+    inside: Namespace, mountpoint: Path
+) -> None:
+    """Clients see ENOTCONN, never the directory below, into which they could write."""
     drop_in(inside, "Restart=no")
     inside.systemctl("start", UNIT)
     inside.run("kill", "-KILL", inside.show(UNIT, "MainPID"))
     inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "failed")
-    assert inside.mounts(mountpoint) == []
+    assert inside.mounts(mountpoint) == ["fuse.shardfs"]
+    assert "not connected" in inside.attempt("ls", mountpoint).stderr
+    inside.systemctl("start", UNIT)
+    assert inside.mounts(mountpoint) == ["fuse.shardfs"]
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
 
 
 def test_a_corpse_of_others_is_cleared_by_the_start(inside: Namespace, source: Path, mountpoint: Path) -> None:
@@ -171,7 +179,7 @@ def test_what_cannot_be_mounted_fails_and_is_not_tried_again(
 # ---- the watchdog
 
 
-class _Handler(http.server.SimpleHTTPRequestHandler):
+class _Handler(RangeHandler):
     """Serves files until `hang` is set; then nothing is answered any more."""
 
     hang: threading.Event
@@ -191,6 +199,7 @@ def web(root: Path) -> Iterator[tuple[str, threading.Event]]:
     handler = type("Handler", (_Handler,), {"hang": hang})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(root)))
     server.daemon_threads = True
+    server.requests = []  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", hang
@@ -220,7 +229,7 @@ def test_the_watchdog_ends_a_daemon_that_serves_nobody(inside: Namespace, source
         reader.start()
         inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "failed")
         assert inside.show(UNIT, "Result") == "watchdog"
-        assert inside.mounts(mountpoint) == []
+        assert "not connected" in inside.attempt("ls", mountpoint).stderr
         reader.join(30)
         assert not reader.is_alive()
 

@@ -114,9 +114,9 @@ def test_flush_tells_it_again_and_again_and_all_is_well_in_the_end(
 
 
 def test_the_end_does_not_wait_for_what_only_somebody_can_mend(files: TreeFiles, tmp_path: Path) -> None:
+    files.write(TARGET.path(0), TARGET.shown(1000))
     shutil.rmtree(tmp_path / "store/c")
     (tmp_path / "store/c").touch()
-    files.write(TARGET.path(0), TARGET.shown(1000))
     began = time.monotonic()
     files.dead = True  # nobody closes it once more
     assert files.tree.close(60) == [TARGET.path(0)]
