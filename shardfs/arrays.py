@@ -1,4 +1,4 @@
-"""What an array is, whatever ecosystem stores it: the values in which formats and views meet. No I/O, no arithmetic."""
+"""Descriptions of arrays and images that all formats and layouts share. Plain values; no I/O."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 class Codec(NamedTuple):
-    """A codec with its parameters, called as Zarr v3 calls it ("gzip", "zstd", "blosc", "crc32c", "jpeg", ...)."""
+    """A codec with its parameters, by its name in Zarr v3 ("gzip", "zstd", "blosc", "crc32c", "jpeg", ...)."""
 
     name: str
     configuration: Mapping[str, Any] = MappingProxyType({})
 
 
 BYTES = Codec("bytes")
-"""Lays elements out as they are."""
+"""The serializer that writes the elements' memory unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkEncoding:
-    """What the bytes of a chunk mean: everything that is needed to decode it, or to make another's bytes of it.
+    """How the bytes of a chunk encode its elements: all that a decoder or an encoder needs.
 
     Args:
-        data_type: of the elements as they are laid out, as numpy writes it: "|u1", "<u2", ">f8".
+        data_type: the elements' type in memory, in numpy's notation: "|u1", "<u2", ">f8".
         order: memory axis i, slowest first, is array axis `order[i]`.
-        clipped: a chunk at the edge holds the elements inside the array only; else it is full.
-        serializer: what makes bytes of the elements; "bytes" lays them out as they are.
-        codecs: from bytes to bytes, in the order of encoding.
-        frame: what stands before the payload: "none", "n5" (block header), "bcolz" (16 bytes).
+        clipped: whether chunks at the edge hold only the elements inside the array; else they are full.
+        serializer: turns elements into bytes; "bytes" writes their memory unchanged.
+        codecs: bytes-to-bytes codecs, in the order of encoding.
+        frame: the header before the payload: "none", "n5" (block header), "bcolz" (16 bytes).
     """
 
     data_type: str
@@ -46,19 +46,20 @@ class ChunkEncoding:
 
 @dataclass(frozen=True)
 class Array:
-    """An array as all ecosystems understand it. Axes in C order: the last one varies fastest in an ordinary chunk.
+    """An array, independent of its format. Axes are in C order: the last one varies fastest in an ordinary chunk.
 
     Args:
-        chunk: shape of a full chunk.
-        data_type: as numpy writes it, in native byte order or without one: "|u1", "<u2".
-        fill_value: of chunks that do not exist; a number, bool, [re, im], "NaN", "Infinity" or "-Infinity".
-        encoding: of its chunks.
-        grid_axes: array axis i is axis `grid_axes[i]` of the collection's chunk grid; None if there is one chunk
-            along it, which the grid does not mention.
-        names: of the axes, if they have any.
-        offset: where the array's first element lies, in elements.
-        attributes: the user's own.
-        codec: the only codec in which layouts may show the chunks, "raw" for none; None leaves it to the layout.
+        chunk: the shape of a full chunk.
+        data_type: numpy's notation, in native byte order or without one: "|u1", "<u2".
+        fill_value: the elements of chunks that are not stored: a number, bool, [re, im], "NaN", "Infinity" or
+            "-Infinity".
+        encoding: how the stored chunks are encoded.
+        grid_axes: array axis i is axis `grid_axes[i]` of the collection's chunk grid. None: the array has one chunk
+            along this axis, and the grid omits the axis.
+        names: the names of the axes, if they have any.
+        offset: the position of the array's first element, in elements.
+        attributes: the user's attributes.
+        codec: the only codec in which layouts may show the chunks, "raw" for none; None lets the layout choose.
     """
 
     shape: tuple[int, ...]
@@ -74,13 +75,13 @@ class Array:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Chunks along each axis."""
+        """The number of chunks along each axis."""
         return tuple(-(-s // c) for s, c in zip(self.shape, self.chunk, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis of a multiscale image, as OME-NGFF describes it: type is "space", "time", "channel" or None."""
+    """An axis of a multiscale image, as in OME-NGFF: `type` is "space", "time", "channel" or None."""
 
     name: str
     type: str | None = None
@@ -89,7 +90,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One resolution. `scale` and `translation`, one number for each axis, in the axes' units."""
+    """One resolution of an image. `scale` and `translation` have one number for each axis, in the axis's unit."""
 
     path: str
     scale: tuple[float, ...]
@@ -100,21 +101,21 @@ MOST = sys.float_info.max
 
 
 def numbers(values: Any, count: int) -> tuple[float, ...]:
-    """So many numbers. Raise ValueError if they are others, or beyond all floats."""
-    found = tuple(values)
-    if len(found) != count or not all(isinstance(v, int | float) and abs(v) <= MOST for v in found):
-        raise ValueError(f"{count} numbers expected, not {found!r:.80}")
-    return tuple(map(float, found))
+    """The values as `count` floats. Raise ValueError if they are not `count` numbers, or exceed the largest float."""
+    items = tuple(values)
+    if len(items) != count or not all(isinstance(v, int | float) and abs(v) <= MOST for v in items):
+        raise ValueError(f"{count} numbers expected, not {items!r:.80}")
+    return tuple(map(float, items))
 
 
 def finest_first(levels: Iterable[Level]) -> tuple[Level, ...]:
-    """In the order in which an image has them, whatever the source lists first."""
+    """Sort levels by the volume of a voxel, smallest first."""
     return tuple(sorted(levels, key=lambda level: math.prod(map(abs, level.scale))))
 
 
 @dataclass(frozen=True, slots=True)
 class Multiscale:
-    """An image in several resolutions, finest first. Axes in C order."""
+    """An image in several resolutions, finest first. Axes are in C order."""
 
     name: str
     axes: tuple[Axis, ...]

@@ -1,4 +1,4 @@
-"""What stored chunks must be: the arithmetic and the decoding by which `verify` finds damage. Pure; no I/O."""
+"""Checks of stored chunks, by arithmetic and by decoding, with which `verify` finds damage. Pure; no I/O."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 CRC32C = "crc32c"
 HEADS: Mapping[str, int] = {"blosc": 16, "blosc2": 16, "zstd": 18, "gzip": 3}
-"""How many first bytes of a codec's output tell whether it can be that, and often how much is in it."""
+"""The number of first bytes that identify a codec's output, and often give the size of its input."""
 
 
 class Image(NamedTuple):
-    """What an encoding of voxels (`images`) is told of the chunks that it should hold, and the shape of each."""
+    """What an encoding of voxels (`images`) must know about the chunks: `shape` returns the shape of each."""
 
     channels: int
     data_type: str
@@ -36,10 +36,10 @@ class Chain:
     """A `model.ChunkCheck`: elements in some encoding, and bytes-to-bytes codecs around it.
 
     Args:
-        codecs: in the order of encoding; unknown ones are told by `unchecked`.
-        encoded: how many bytes the encoding makes of each of the chunks (n, d); None if that depends on the content.
-        encoding: its name; "" if any bytes of the right number will do.
-        image: for encodings of voxels; others that have a name are not looked into.
+        codecs: in the order of encoding; `unchecked` names the first one that shardfs cannot decode.
+        encoded: returns the encoded sizes of chunks (n, d), before `codecs`; None if these depend on the content.
+        encoding: the name of the encoding; "" if all bytes of the right number are valid.
+        image: needed to decode encodings of voxels. Chunks in other named encodings are not decoded.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Chain:
     ) -> None:
         self._codecs, self._encoded, self._encoding, self._image = tuple(codecs), encoded, encoding, image
         names = [c.name for c in codecs]
-        self._around = len(names)  # from here on checksums only, which do not hide what is below
+        self._around = len(names)  # only checksums follow from here, and these keep the bytes before them readable
         while self._around and names[self._around - 1] == CRC32C:
             self._around -= 1
         self._fixed = encoded is not None and set(names) <= {CRC32C}
@@ -68,19 +68,20 @@ class Chain:
     def quick(self, coords: Coords, size: int, head: npt.NDArray[np.uint8]) -> None:
         if self.head is None:
             for _ in self._codecs[self._around :]:
-                head = _without_crc32c(head)
+                codecs.require_crc32c(head.data)
+                head = head[:-4]
             size = len(head)
-        if self._last:
-            told = _LAST.get(self._last, _anything)(size, head[: HEADS.get(self._last, 0)].tobytes())
-            self._compare(coords, self._around - 1, told)
+        if self._last in _LAST:
+            inner = _LAST[self._last](size, head[: HEADS[self._last]].tobytes())
+            self._compare(coords, self._around - 1, inner)
 
     def _compare(self, coords: Coords, around: int, size: int) -> None:
-        """Whether the encoding with so many codecs around it may have this size; -1 is unknown."""
+        """Raise ValueError unless the first `around` codecs may give `size` bytes; -1 stands for an unknown size."""
         if size < 0 or self._encoded is None or any(c.name != CRC32C for c in self._codecs[:around]):
             return
         wanted = int(self._encoded(np.array([coords], np.uint64))[0]) + 4 * around
         if size != wanted:
-            raise ValueError(f"{wanted} bytes expected inside {self._codecs[around].name}, {size} told")
+            raise ValueError(f"{wanted} bytes expected inside {self._codecs[around].name}, its header says {size}")
 
     def deep(self, coords: Coords, stored: bytes) -> None:
         data = self.decoded(stored)
@@ -93,7 +94,7 @@ class Chain:
             images.decode(self._encoding, data, image.shape(coords), np.dtype(image.data_type), image.configuration)
 
     def decoded(self, stored: bytes) -> bytes | None:
-        """Without the codecs; None if not all are known. Raise ValueError, with the reason, if one fails."""
+        """The chunk without its codecs; None if one is unknown. Raise ValueError, with the reason, if one fails."""
         known = len(self._codecs)
         while known and can_decode(self._codecs[known - 1]):
             known -= 1
@@ -102,12 +103,12 @@ class Chain:
 
 
 class Blocks:
-    """A `model.ChunkCheck`: N5 blocks, of which the codecs are around what follows the header.
+    """A `model.ChunkCheck` for N5 blocks: a header, then a payload with codecs around it.
 
     Args:
-        codecs: as for `Chain`.
-        shape: of a whole block, x first.
-        itemsize: bytes of an element.
+        codecs: see `Chain`.
+        shape: the shape of a full block, x first.
+        itemsize: the size of an element in bytes.
     """
 
     plain = False
@@ -121,7 +122,7 @@ class Blocks:
         self.unchecked = self._chain.unchecked
 
     def sizes(self, coords: U64) -> None:
-        return None  # a block at the edge may be clipped, or not
+        return None  # a block at the edge may be clipped or full
 
     def quick(self, coords: Coords, size: int, head: npt.NDArray[np.uint8]) -> None:
         start, elements = self._header(head[: 8 + 4 * len(self._shape)].tobytes())
@@ -131,10 +132,10 @@ class Blocks:
             _require(start + elements * self._itemsize + self._sums, size, "stored")
 
     def _header(self, head: bytes) -> tuple[int, int]:
-        """Its size, and the number of elements, -1 if they are objects of any size."""
+        """The header's size, and the number of elements; -1 for mode 2, objects of any size."""
         mode, rank = int.from_bytes(head[:2], "big"), int.from_bytes(head[2:4], "big")
         if len(head) < 6 or mode > 2:
-            raise ValueError(f"no N5 block: mode {mode} in {len(head)} bytes")
+            raise ValueError(f"no N5 block: the header of {len(head)} bytes begins with mode {mode}")
         if mode == 2:
             return 6, -1
         start = 4 + 4 * rank + 4 * mode
@@ -142,7 +143,7 @@ class Blocks:
             raise ValueError(f"no N5 block: its header has {rank} axes, the array {len(self._shape)}")
         shape = [int.from_bytes(head[i : i + 4], "big") for i in range(4, 4 + 4 * rank, 4)]
         if any(n > whole for n, whole in zip(shape, self._shape, strict=True)):
-            raise ValueError(f"a block of {shape} elements, where a whole one has {list(self._shape)}")
+            raise ValueError(f"the block has the shape {shape}, larger than a full block of {list(self._shape)}")
         return start, int.from_bytes(head[start - 4 : start], "big") if mode else math.prod(shape)
 
     def deep(self, coords: Coords, stored: bytes) -> None:
@@ -157,43 +158,28 @@ def _require(wanted: int, size: int, where: str) -> None:
         raise ValueError(f"{wanted} bytes expected, {size} {where}")
 
 
-def _without_crc32c(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    import google_crc32c
-
-    if len(data) < 4:
-        raise ValueError(f"no crc32c in {len(data)} bytes")
-    found, told = google_crc32c.value(data[:-4]), int.from_bytes(data[-4:].tobytes(), "little")
-    if found != told:
-        raise ValueError(f"it has crc32c {found:08x}, but says {told:08x}")
-    return data[:-4]
-
-
-# ---- what the first bytes of a codec's output tell: the size of its input, -1 if not
-
-
-def _anything(size: int, head: bytes) -> int:
-    return -1
+# ---- the size of a codec's input from the first bytes of its output, -1 if these do not contain the size
 
 
 def _blosc(size: int, head: bytes) -> int:
-    """https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst; Blosc 2 begins with the same 16 bytes."""
+    """From https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst; Blosc 2 has the same 16 bytes."""
     if len(head) < 16:
         raise ValueError(f"no Blosc header in {size} bytes")
-    inside, whole = int.from_bytes(head[4:8], "little"), int.from_bytes(head[12:16], "little")
-    if whole != size:
-        raise ValueError(f"its Blosc header tells {whole} bytes, but it has {size}")
-    return inside
+    decoded, stored = int.from_bytes(head[4:8], "little"), int.from_bytes(head[12:16], "little")
+    if stored != size:
+        raise ValueError(f"its Blosc header says {stored} bytes, but it has {size}")
+    return decoded
 
 
 def _zstd(size: int, head: bytes) -> int:
-    if head[:4] != b"\x28\xb5\x2f\xfd":
-        raise ValueError("does not begin as a zstd frame does")
+    if head[:4] != codecs.ZSTD_MAGIC:
+        raise ValueError(f"no zstd frame: it begins with {head[:4].hex()}")
     return codecs.zstd_size(head)
 
 
 def _gzip(size: int, head: bytes) -> int:
     if head != b"\x1f\x8b\x08":
-        raise ValueError("does not begin as gzip does")
+        raise ValueError(f"not gzip data: it begins with {head.hex()}")
     return -1
 
 
@@ -201,6 +187,6 @@ _LAST: Mapping[str, Callable[[int, bytes], int]] = {"blosc": _blosc, "blosc2": _
 
 
 def _undecodable(encoding: str, image: Image | None) -> str:
-    """The encoding, if it cannot be decoded here."""
+    """The name of the encoding if this installation cannot decode it, else ""."""
     known = not encoding or (image is not None and not images.lacking(encoding, image.data_type, image.channels))
     return "" if known else encoding

@@ -1,4 +1,4 @@
-"""Bytes-to-bytes codecs around chunks and whole shards. The field's libraries do the work, imported when needed."""
+"""Bytes-to-bytes codecs around chunks and whole shards. Established libraries do the work, imported when needed."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 _DeflateError: type[Exception] = zlib.error
 
 MAX_DECODED = 128 << 20
-"""A chunk or shard that decodes to more than this is refused, so that a small hostile file cannot fill the memory."""
+"""Most bytes of a decoded chunk or shard: a larger one is refused, so a small hostile file cannot fill the memory."""
 
 MAX_STORED = MAX_DECODED + (MAX_DECODED >> 6)
-"""What is larger before decoding cannot be smaller after it, but for what a codec adds to incompressible data."""
+"""Most bytes of an encoded chunk or shard: `MAX_DECODED` and what a codec adds to incompressible data."""
 
 PIECE = 16 << 20
-"""So much is decoded at a time."""
+"""Bytes that one call of a decompressor may return."""
 
 FIRST_WINDOW = 1 << 12
-"""So much is given to the decoder of a member that is not the first, and twice as much each time after that."""
+"""Input bytes of the first call for each stream after the first; the size doubles with each further call."""
 
 PRECOMPUTED_LEVEL = 9
-"""Of the gzip around chunks of precomputed shards, as tensorstore has it."""
+"""The gzip level for chunks of precomputed shards, the same as tensorstore's."""
 
 
 def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
-    """Decode gzip members. Raise ValueError, with the reason, if that fails or gives more than `limit` bytes."""
+    """Decode gzip members. Raise ValueError, with the reason, for damaged data or a result over `limit` bytes."""
     if not data:
         raise ValueError("not gzip data: empty")
     try:
@@ -56,25 +56,25 @@ def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
 
 
 def _inflate(data: bytes, wbits: int, limit: int, *, members: bool = False) -> bytes:
-    """What a stream of zlib holds, or all `members` of gzip.
+    """Decode one zlib stream, or all gzip `members`.
 
-    Piece by piece: at once, zlib would take twice the memory of the result. What is given to a decoder and lies behind
-    its stream is copied; there may be a million members, so those behind the first are given little at first.
+    The loop decodes in pieces, because zlib needs twice the memory of the result if it decodes all at once. zlib copies
+    the input behind the end of a stream. There may be a million members, so later ones get small input windows first.
     """
     out, total, at, window = list[bytes](), 0, 0, len(data)
     while True:
         decoder = zlib.decompressobj(wbits)
         while not decoder.eof:
-            given = data[at : at + window]
-            part = decoder.decompress(given, PIECE)
-            at += len(given) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
+            source = data[at : at + window]
+            part = decoder.decompress(source, PIECE)
+            at += len(source) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
             total += len(part)
             if total > limit:
                 raise ValueError(f"grows beyond {limit} bytes when decompressed")
             if part:
                 out.append(part)
             elif at == len(data) and not decoder.eof:
-                raise ValueError("a deflated stream ends too early")
+                raise ValueError("the deflate stream ends too early")
             window = min(2 * window, PIECE)
         if not members or at == len(data):
             return out[0] if len(out) == 1 else b"".join(out)
@@ -82,7 +82,7 @@ def _inflate(data: bytes, wbits: int, limit: int, *, members: bool = False) -> b
 
 
 def decompressed(data: bytes, suffix: str) -> bytes:
-    """A file that a tool compressed and named so. Raise ValueError, with the reason, if that cannot be undone."""
+    """Decode a file by the compression suffix of its name. Raise ValueError, with the reason, if that fails."""
     match suffix:
         case ".gz":
             return gunzip(data)
@@ -92,25 +92,25 @@ def decompressed(data: bytes, suffix: str) -> bytes:
             return _lzma(data, {}, None)
         case ".bz2":
             return _unpack(_bz2_decoder)(data, {}, None)
-    raise ValueError(f"what is compressed as {suffix} cannot be undone here")
+    raise ValueError(f"shardfs cannot decompress {suffix} files; it can decompress .gz, .zstd, .xz and .bz2")
 
 
 def inflate(data: bytes, size: int) -> bytes:
-    """Decode zlib data. Raise ValueError, with the reason, if that fails or does not give `size` bytes."""
+    """Decode zlib data to `size` bytes. Raise ValueError, with the reason, for damaged data or another size."""
     try:
-        found: bytes = zlib.decompressobj().decompress(data, size + 1)
+        decoded: bytes = zlib.decompressobj().decompress(data, size + 1)
     except _DeflateError as e:
         raise ValueError(f"not zlib data: {e}") from e
-    if len(found) != size:
-        raise ValueError(f"{size} bytes expected after decompression, {len(found)} or more found")
-    return found
+    if len(decoded) != size:
+        raise ValueError(f"{size} bytes expected after decompression, {len(decoded)} or more found")
+    return decoded
 
 
 class Gunzip:
-    """A `model.Transform`: the stored chunk is a gzip member around the shown bytes.
+    """A `model.Transform` for chunks that are stored as gzip and shown decompressed.
 
     Args:
-        known: the shown sizes of chunks (n, d) by arithmetic, where the encoding allows.
+        known: returns the decompressed sizes of chunks (n, d), if the encoding fixes these sizes.
     """
 
     name = "gzip"
@@ -135,14 +135,14 @@ class Gunzip:
         if wanted not in (None, len(shown)):
             raise ValueError(f"should have {wanted} bytes, not {len(shown)}")
         if len(shown) > MAX_DECODED:
-            raise ValueError(f"{len(shown)} bytes; {MAX_DECODED} is the limit")
+            raise ValueError(f"has {len(shown)} bytes; the limit is {MAX_DECODED}")
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
         self.require(coords, shown)
         return _to_gzip(shown, {"level": PRECOMPUTED_LEVEL})
 
 
-# ---- codecs by name: data, configuration, and how many bytes there must be afterwards, if that is known
+# ---- decoders by codec name. `wanted` is the exact number of decoded bytes, None if unknown.
 
 
 def _limit(wanted: int | None) -> int:
@@ -155,12 +155,15 @@ def _crc32c(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
 
 
 def require_crc32c(data: bytes | memoryview) -> None:
-    """Raise ValueError unless the last four bytes are the crc32c of those before."""
+    """Raise ValueError unless the last four bytes are the crc32c of the bytes before them."""
     import google_crc32c
 
-    # As an array, since it takes no view, and a copy would cost more than the sum.
-    if len(data) < 4 or google_crc32c.value(np.frombuffer(data, np.uint8)[:-4]) != int.from_bytes(data[-4:], "little"):
-        raise ValueError("its crc32c does not hold")
+    if len(data) < 4:
+        raise ValueError(f"has {len(data)} bytes, too few for a crc32c")
+    # google_crc32c accepts arrays but no memoryviews; a copy would cost more than the checksum.
+    computed, stored = google_crc32c.value(np.frombuffer(data, np.uint8)[:-4]), int.from_bytes(data[-4:], "little")
+    if computed != stored:
+        raise ValueError(f"it has crc32c {computed:08x}, but says {stored:08x}")
 
 
 def _gzip(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
@@ -173,17 +176,17 @@ def _zstd(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     if wanted is not None:
         return bytes(Zstd().decode(_zstd_of(data, wanted))) if wanted else b""
     if not 0 <= zstd_size(data) <= MAX_DECODED:
-        raise ValueError(f"no zstd frame that tells a size of at most {MAX_DECODED} bytes")
+        raise ValueError(f"expected a zstd frame with a content size of at most {MAX_DECODED} bytes in its header")
     return bytes(Zstd().decode(data)) if zstd_size(data) else b""
 
 
 def _zstd_of(data: bytes, size: int) -> bytes:
-    """A frame that tells to have this size, which those that are written as streams do not."""
-    told = zstd_size(data)
-    if told < 0 and data[:4] == ZSTD_MAGIC and len(data) > 5:
+    """The frame with `size` in its header, which a streaming writer omits. Raise ValueError for another size."""
+    header_size = zstd_size(data)
+    if header_size < 0 and data[:4] == ZSTD_MAGIC and len(data) > 5:
         return _with_zstd_size(data, size)
-    if told != size:
-        raise ValueError(f"no zstd frame of {size} bytes: it tells {told}")
+    if header_size != size:
+        raise ValueError(f"expected a zstd frame of {size} decoded bytes, the header says {header_size}")
     return data
 
 
@@ -191,15 +194,17 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def _with_zstd_size(data: bytes, size: int) -> bytes:
-    """The frame, telling the size that it does not tell (RFC 8878, section 3.1.1.1): 8 bytes behind the window and
-    the dictionary's id. Decoding fails if it is not the size."""
+    """Add the missing content size to a frame header: 8 bytes after the window and the dictionary id.
+
+    RFC 8878, section 3.1.1.1. Decoding fails later if the size is wrong.
+    """
     descriptor = data[4]
     at = 6 + (0, 1, 2, 4)[descriptor & 3]
     return ZSTD_MAGIC + bytes([descriptor | 0xC0]) + data[5:at] + size.to_bytes(8, "little") + data[at:]
 
 
 def zstd_size(data: bytes) -> int:
-    """The size that a frame tells its content to have, -1 if it does not (RFC 8878, section 3.1.1.1)."""
+    """The content size in a frame's header, -1 if the header has none (RFC 8878, section 3.1.1.1)."""
     if len(data) < 6 or data[:4] != ZSTD_MAGIC:
         return -1
     descriptor = int.from_bytes(data[4:5])
@@ -215,44 +220,45 @@ def _blosc(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     import blosc
 
     _require_blosc(data, wanted)
-    blosc.set_releasegil(True)  # or nobody would be answered meanwhile
+    blosc.set_releasegil(True)  # otherwise other requests would wait for the decoder
     return bytes(blosc.decompress(data))
 
 
 def _require_blosc(data: bytes, wanted: int | None) -> None:
-    told, size = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
-    if len(data) < 16 or told > MAX_DECODED or (wanted is not None and told != wanted):
-        raise ValueError(f"no Blosc chunk of {wanted or f'at most {MAX_DECODED}'} bytes: it says {told}")
-    if size != len(data):  # the library would read on behind them
-        raise ValueError(f"a Blosc chunk of {len(data)} bytes says {size}")
+    decoded, stored = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
+    if len(data) < 16 or decoded > MAX_DECODED or (wanted is not None and decoded != wanted):
+        limit = wanted or f"at most {MAX_DECODED}"
+        raise ValueError(f"expected a Blosc chunk of {limit} decoded bytes, the header says {decoded}")
+    if stored != len(data):  # the library would read beyond the data
+        raise ValueError(f"the header of a Blosc chunk of {len(data)} bytes says {stored} bytes")
 
 
 Decoder = Callable[[bytes, Mapping[str, Any], "int | None"], bytes]
 
 
 def _unpack(decoder: Callable[[], Any]) -> Decoder:
-    """Decode with one of the standard library's decompressors, which all can be told when to stop."""
+    """A decoder by one of the standard library's decompressors, which all take an output limit."""
 
     def undo(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
         out: list[bytes] = []
         total, limit, at, window = 0, _limit(wanted), 0, len(data)
-        while at < len(data):  # one stream after the other, as the command line tools write them
+        while at < len(data):  # command line tools may write several streams, one after the other
             unpacker = decoder()
             while not unpacker.eof:
-                given = data[at : at + window] if unpacker.needs_input else b""
-                at += len(given)
-                part = unpacker.decompress(given, PIECE)
+                source = data[at : at + window] if unpacker.needs_input else b""
+                at += len(source)
+                part = unpacker.decompress(source, PIECE)
                 total += len(part)
                 if total > limit:
                     raise ValueError(f"grows beyond {limit} bytes when decompressed")
                 if not part and at == len(data) and not unpacker.eof and unpacker.needs_input:
-                    raise ValueError("ends too early")
+                    raise ValueError("the compressed data end too early")
                 out.append(part)
                 window = min(2 * window, PIECE)
             at -= len(unpacker.unused_data)
             window = FIRST_WINDOW  # see `_inflate`
         if not out:
-            raise ValueError("is empty")
+            raise ValueError("the compressed data are empty")
         return b"".join(out)
 
     return undo
@@ -269,7 +275,7 @@ def _lzma(data: bytes, configuration: Mapping[str, Any], wanted: int | None) -> 
 
     c = configuration
     forms = {1: lzma.FORMAT_XZ, 2: lzma.FORMAT_ALONE, 3: lzma.FORMAT_RAW}
-    form, limit = forms[c.get("format", 1)], MAX_DECODED  # of memory: a header may ask for any amount
+    form, limit = forms[c.get("format", 1)], MAX_DECODED  # limits memory: a header may ask for any amount
     if form == lzma.FORMAT_RAW:
         return _unpack(lambda: lzma.LZMADecompressor(form, filters=c.get("filters")))(data, c, wanted)
     return _unpack(lambda: lzma.LZMADecompressor(form, memlimit=limit))(data, c, wanted)
@@ -280,11 +286,11 @@ def _zlib(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
 
 
 def _lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
-    """One block behind its decoded size, as numcodecs has it."""
+    """Decode numcodecs' form: the decoded size in 4 bytes, then one LZ4 block."""
     from numcodecs.lz4 import LZ4
 
     if len(data) < 4 or int.from_bytes(data[:4], "little") > _limit(wanted):
-        raise ValueError("no LZ4 data, or too large")
+        raise ValueError("not LZ4 data, or the decoded size in its header is too large")
     return bytes(LZ4().decode(data))
 
 
@@ -292,10 +298,11 @@ LZ4_MAGIC, LZ4_HEADER, LZ4_STORED, LZ4_PACKED = b"LZ4Block", 21, 0x10, 0x20
 
 
 def _n5_lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
-    """The framing of lz4-java's `LZ4BlockOutputStream`: blocks of magic, token, two sizes and a checksum.
+    """Decode the framing of lz4-java's `LZ4BlockOutputStream`: blocks of magic, token, two sizes and a checksum.
 
-    The checksum is an xxHash, of which nothing here has the library; LZ4 itself and the sizes are checked. z5 writes a
-    bare block instead, which cannot begin so: no match can lie that far back. It does not tell its size.
+    The checksum is an xxHash and is not verified, as no installed library computes it; the LZ4 data and the sizes are
+    checked. z5 writes a bare LZ4 block without a size instead. A bare block cannot begin with the magic, because the
+    magic would decode to a match offset before the block's beginning.
     """
     if wanted is not None and not data.startswith(LZ4_MAGIC):
         return _lz4(wanted.to_bytes(4, "little") + data, {}, wanted)
@@ -304,20 +311,20 @@ def _n5_lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     while True:
         head, token = data[:LZ4_HEADER], data[8:9]
         if len(head) < LZ4_HEADER or not head.startswith(LZ4_MAGIC):
-            raise ValueError("no LZ4 blocks as Java writes them")
+            raise ValueError(f"expected an LZ4 block that begins with {LZ4_MAGIC!r}, found {head[:8]!r}")
         packed, size = int.from_bytes(head[9:13], "little"), int.from_bytes(head[13:17], "little")
         body, data = data[LZ4_HEADER : LZ4_HEADER + packed], data[LZ4_HEADER + packed :]
         total += size
         if len(body) != packed or total > _limit(wanted):
-            raise ValueError("an LZ4 block is cut or too large")
+            raise ValueError("an LZ4 block is truncated or too large")
         if not size:
             return b"".join(out)
         kind = token[0] & 0xF0
         if kind not in (LZ4_STORED, LZ4_PACKED):
-            raise ValueError(f"an LZ4 block of unknown kind {kind:#x}")
+            raise ValueError(f"an LZ4 block has the unknown compression method {kind:#x}")
         out.append(body if kind == LZ4_STORED else _lz4(head[13:17] + body, {}, size))
         if len(out[-1]) != size:
-            raise ValueError(f"an LZ4 block of {len(out[-1])} bytes says {size}")
+            raise ValueError(f"the header of an LZ4 block of {len(out[-1])} decoded bytes says {size}")
 
 
 def _word(digest: Callable[[bytes], int]) -> Callable[[bytes], bytes]:
@@ -335,17 +342,17 @@ CHECKSUMS = (
     Checksum("crc32", 4, _word(zlib.crc32)),
     *map(_hash, ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")),
 )
-"""Those of bloscpack, by their number there."""
+"""bloscpack's checksums, in the order of their numbers in bloscpack."""
 
 
 def blosc2_index(chunk: bytes) -> bytes:
-    """Decode the Blosc2 chunk in which a frame has its offsets. Raise ValueError with the reason.
+    """Decode the Blosc2 chunk that holds a frame's offsets. Raise ValueError with the reason.
 
-    https://github.com/Blosc/c-blosc2/blob/main/README_CHUNK_FORMAT.rst. Only what such chunks are compressed with is
-    accepted: others could make the library load plugins.
+    https://github.com/Blosc/c-blosc2/blob/main/README_CHUNK_FORMAT.rst. Only the built-in codecs and filters that
+    Blosc2 uses for such chunks are accepted: other ones could make the library load plugins.
     """
     if len(chunk) < 32 or chunk[2] & 5 != 5 or chunk[2] >> 5 > 4 or max(chunk[16:22]) > 2:
-        raise ValueError("its index is no Blosc2 chunk of a kind that is known")
+        raise ValueError("its index is not a Blosc2 chunk with a built-in codec and filters")
     try:
         import blosc2
     except ImportError:
@@ -357,7 +364,7 @@ def blosc2_index(chunk: bytes) -> bytes:
 
 
 def _same_size(name: str) -> Decoder:
-    """Those of numcodecs that turn bytes or put a few beside them."""
+    """A decoder by a numcodecs codec that keeps the size or adds a few bytes."""
 
     def undo(data: bytes, configuration: Mapping[str, Any], wanted: int | None) -> bytes:
         import numcodecs
@@ -393,7 +400,7 @@ DECODERS: Mapping[str, Decoder] = {
 
 
 NOT_IN_BLOSC = "snappy"
-"""One of Blosc's compressors, which the packages of both libraries are built without; tensorstore has it."""
+"""A Blosc compressor that tensorstore has, but the packages `blosc` and `numcodecs` are built without."""
 
 
 def can_decode(codec: Codec) -> bool:
@@ -404,14 +411,14 @@ def can_decode(codec: Codec) -> bool:
 def decode(codecs: Sequence[Codec], data: bytes, size: int | None = None) -> bytes:
     """Undo bytes-to-bytes codecs, the last one first. Raise ValueError with the reason if one fails.
 
-    If the result must have a certain size, say so: then nothing larger is made, even for a moment.
+    `size` is the size of the result, if known: then no decoder allocates more than that.
     """
     for n, codec in reversed(list(enumerate(codecs))):
         try:
             data = DECODERS[codec.name](data, codec.configuration, None if n else size)
         except ValueError:
             raise
-        except Exception as e:  # every library has its own exception for damaged input
+        except Exception as e:  # each library raises its own exception for damaged input
             raise ValueError(f"{codec.name}: {e}") from e
         if len(data) > MAX_DECODED:
             raise ValueError(f"{codec.name}: grows beyond {MAX_DECODED} bytes when decoded")
@@ -419,12 +426,12 @@ def decode(codecs: Sequence[Codec], data: bytes, size: int | None = None) -> byt
 
 
 def decode_into(codecs: Sequence[Codec], data: bytes, out: memoryview) -> None:
-    """`decode` to exactly that many bytes, in their place: memory that was not touched before costs time."""
+    """`decode` to `out`, which must be filled exactly. Faster than `decode` and a copy: touching new memory is slow."""
     if not codecs or codecs[0].name not in INTO:
-        found = decode(codecs, data, len(out))
-        if len(found) != len(out):
-            raise ValueError(f"{len(out)} bytes expected after decoding, {len(found)} found")
-        out[:] = found
+        decoded = decode(codecs, data, len(out))
+        if len(decoded) != len(out):
+            raise ValueError(f"{len(out)} bytes expected after decoding, {len(decoded)} found")
+        out[:] = decoded
         return
     data = decode(codecs[1:], data)
     try:
@@ -442,7 +449,7 @@ def _zstd_into(data: bytes, out: memoryview) -> None:
 
 
 def _blosc_into(data: bytes, out: memoryview) -> None:
-    from numcodecs import blosc  # the package `blosc` wants an address to decode into
+    from numcodecs import blosc  # the package `blosc` needs the address of the output
 
     _require_blosc(data, len(out))
     blosc.decompress(data, out)
@@ -457,11 +464,11 @@ def can_encode(codec: Codec) -> bool:
 
 
 def encode(codecs: Sequence[Codec], data: bytes) -> bytes:
-    """Do what `decode` undoes. Raise ValueError, with the reason, for parameters that make no sense."""
+    """Apply bytes-to-bytes codecs, the first one first. Raise ValueError, with the reason, for invalid parameters."""
     for codec in codecs:
         try:
             data = ENCODERS[codec.name](data, codec.configuration)
-        except Exception as e:  # every library has its own exception for them
+        except Exception as e:  # each library raises its own exception for invalid parameters
             raise ValueError(f"{codec.name}: {e}") from e
     return data
 
@@ -491,11 +498,14 @@ def _to_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     from numcodecs.blosc import Blosc
 
     c = configuration
-    shuffle, told = BLOSC_SHUFFLES.index(c.get("shuffle", "noshuffle")), c.get("cname", "lz4")
-    cname = "lz4" if told == NOT_IN_BLOSC else told  # a chunk says itself what it is in
+    shuffle, cname = BLOSC_SHUFFLES.index(c.get("shuffle", "noshuffle")), c.get("cname", "lz4")
+    if cname == NOT_IN_BLOSC:
+        cname = "lz4"  # readers accept that, because each chunk names its compressor
     codec = Blosc(cname, c.get("clevel", 5), shuffle, c.get("blocksize", 0))
     size = c.get("typesize", 1)
-    return bytes(codec.encode(np.frombuffer(data, f"V{1 if len(data) % size else size}")))  # behind another codec
+    if len(data) % size:
+        size = 1  # the data are the output of another codec, not elements
+    return bytes(codec.encode(np.frombuffer(data, f"V{size}")))
 
 
 def _to_bz2(data: bytes, configuration: Mapping[str, Any]) -> bytes:
@@ -507,13 +517,13 @@ def _to_bz2(data: bytes, configuration: Mapping[str, Any]) -> bytes:
 def _to_lzma(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     from numcodecs.lzma import LZMA
 
-    told = {name: configuration[name] for name in ("format", "check", "preset", "filters") if name in configuration}
-    return bytes(LZMA(**told).encode(data))
+    known = {name: configuration[name] for name in ("format", "check", "preset", "filters") if name in configuration}
+    return bytes(LZMA(**known).encode(data))
 
 
 def _to_zlib(data: bytes, configuration: Mapping[str, Any]) -> bytes:
-    found: bytes = zlib.compress(data, configuration.get("level", 1))
-    return found
+    encoded: bytes = zlib.compress(data, configuration.get("level", 1))
+    return encoded
 
 
 def _to_lz4(data: bytes, configuration: Mapping[str, Any]) -> bytes:
@@ -535,7 +545,7 @@ ENCODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
 }
 
 
-# ---- the same without compressing anything: what decodes alike, in a size known beforehand
+# ---- encoders that do not compress: any decoder accepts their output, and its size is known in advance
 
 DEFLATE_BLOCK, ZSTD_BLOCK = 0xFFFF, 128 << 10
 BLOSC_HEADER = struct.Struct("<BBBBIII")
@@ -543,7 +553,7 @@ BLOSC_VERSION, BLOSC_COPIED, BLOSC_MAX_TYPESIZE = (2, 1), 0x02, 255
 
 
 class _Storer(NamedTuple):
-    """A codec as it writes what cannot be compressed: `size` adds to sizes of data what `store` does to data."""
+    """A codec's form for incompressible data: `store` makes the bytes, `size` their number from the data's size."""
 
     size: Callable[[Sizes], Sizes]
     store: Callable[[bytes, Mapping[str, Any]], bytes]
@@ -554,13 +564,13 @@ def _blocks(sizes: Sizes, block: int) -> Sizes:
 
 
 def _pieces(data: bytes, block: int) -> Iterator[tuple[bool, memoryview]]:
-    """The data in blocks, of which there is at least one, and which of them is the last."""
+    """Split data into blocks, at least one; each comes with whether it is the last."""
     for start in range(0, max(len(data), 1), block):
         yield start + block >= len(data), memoryview(data)[start : start + block]
 
 
 def _deflated(data: bytes) -> list[bytes | memoryview]:
-    """RFC 1951, section 3.2.4."""
+    """The data as non-compressed deflate blocks (RFC 1951, section 3.2.4)."""
     out: list[bytes | memoryview] = []
     for last, piece in _pieces(data, DEFLATE_BLOCK):
         out += [struct.pack("<BHH", last, len(piece), len(piece) ^ 0xFFFF), piece]
@@ -572,29 +582,30 @@ def _store_gzip(data: bytes, _: Mapping[str, Any]) -> bytes:
 
 
 def _gzip_member(data: bytes, deflated: Sequence[bytes | memoryview]) -> bytes:
-    """RFC 1952: no name, no time, an unknown system."""
+    """A gzip member without name or time, of an unknown operating system (RFC 1952)."""
     sums = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
     return b"".join([b"\x1f\x8b\x08\0\0\0\0\0\0\xff", *deflated, sums])
 
 
 def gzip_of_zlib(stream: bytes, most: int | None = None) -> bytes:
-    """The same deflated data as gzip, which costs decoding: gzip has another checksum.
+    """Wrap the deflated data of a zlib stream as gzip. The data are decoded for gzip's checksum, but not compressed.
 
-    Raise ValueError, with the reason, if the stream is damaged, holds more than `most` bytes, or ends before `stream`.
+    Raise ValueError, with the reason, if the stream is damaged, decodes to more than `most` bytes, or is followed by
+    other bytes.
     """
     data = decode((Codec("numcodecs.zlib"),), stream, most)
     if stream[-4:] != zlib.adler32(data).to_bytes(4, "big"):
-        raise ValueError("a zlib stream has other bytes behind it")
+        raise ValueError("other bytes follow the zlib stream")
     return _gzip_member(data, [memoryview(stream)[2:-4]])  # RFC 1950
 
 
 def _store_zlib(data: bytes, _: Mapping[str, Any]) -> bytes:
-    """RFC 1950."""
+    """A zlib stream of non-compressed blocks (RFC 1950)."""
     return b"".join([b"\x78\x01", *_deflated(data), struct.pack(">I", zlib.adler32(data))])
 
 
 def _store_zstd(data: bytes, _: Mapping[str, Any]) -> bytes:
-    """RFC 8878, section 3.1.1: a frame in one segment that tells its size in 8 bytes, of raw blocks."""
+    """A single-segment zstd frame of raw blocks, with its size in 8 bytes (RFC 8878, section 3.1.1)."""
     out: list[bytes | memoryview] = [ZSTD_MAGIC, b"\xe0", len(data).to_bytes(8, "little")]
     for last, piece in _pieces(data, ZSTD_BLOCK):
         out += [(last | len(piece) << 3).to_bytes(3, "little"), piece]
@@ -602,10 +613,11 @@ def _store_zstd(data: bytes, _: Mapping[str, Any]) -> bytes:
 
 
 def _store_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
-    """https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst."""
+    """A Blosc chunk whose data are copied: https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst."""
     n, typesize = len(data), configuration.get("typesize", 1)
-    told = typesize if isinstance(typesize, int) and 0 < typesize <= BLOSC_MAX_TYPESIZE else 1
-    return BLOSC_HEADER.pack(*BLOSC_VERSION, BLOSC_COPIED, told, n, n, BLOSC_HEADER.size + n) + data
+    if not isinstance(typesize, int) or not 0 < typesize <= BLOSC_MAX_TYPESIZE:
+        typesize = 1
+    return BLOSC_HEADER.pack(*BLOSC_VERSION, BLOSC_COPIED, typesize, n, n, BLOSC_HEADER.size + n) + data
 
 
 STORERS: Mapping[str, _Storer] = {
@@ -623,14 +635,14 @@ def can_store(codecs: Sequence[Codec]) -> bool:
 
 
 def stored_sizes(codecs: Sequence[Codec], sizes: Sizes) -> Sizes:
-    """How many bytes `store` makes of so many."""
+    """How many bytes `store` makes of data of these sizes."""
     for codec in codecs:
         sizes = STORERS[codec.name].size(sizes)
     return sizes
 
 
 def store(codecs: Sequence[Codec], data: bytes) -> bytes:
-    """What `decode` undoes, as `encode` does; but nothing is made smaller."""
+    """Apply the codecs like `encode`, but without compression. `decode` undoes both."""
     for codec in codecs:
         data = STORERS[codec.name].store(data, codec.configuration)
     return data
@@ -640,7 +652,7 @@ def store(codecs: Sequence[Codec], data: bytes) -> bytes:
 
 
 def undecodable(serializer: Codec, shape: Coords, dtype: npt.DTypeLike) -> str:
-    """Why `decode_array` cannot undo this codec for such an array, as far as that shows beforehand; "" if it can."""
+    """Why `decode_array` cannot decode chunks of this shape and type; "" if it can. Does not look at data."""
     name = serializer.name
     if name == "bytes":
         return ""
@@ -650,15 +662,10 @@ def undecodable(serializer: Codec, shape: Coords, dtype: npt.DTypeLike) -> str:
 
 
 def decode_array(serializer: Codec, data: bytes, shape: Coords, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The elements of a chunk, axes in memory order. Raise ValueError, with the reason."""
+    """Decode the elements of a chunk, axes in memory order. Raise ValueError, with the reason, if that fails."""
     if serializer.name != "bytes":
         return images.decode(serializer.name.removeprefix(images.PREFIX), data, shape, dtype, serializer.configuration)
     wanted = math.prod(shape) * dtype.itemsize
     if len(data) != wanted:
-        raise ValueError(f"{wanted} bytes expected of {shape} {dtype}, {len(data)} found")
+        raise ValueError(f"{wanted} bytes expected for a chunk of {shape} {dtype}, {len(data)} found")
     return np.frombuffer(data, dtype).reshape(shape)
-
-
-def encode_array(serializer: Codec, elements: npt.NDArray[Any]) -> bytes:
-    """The inverse of `decode_array`, for those that are plain."""
-    return elements.tobytes()

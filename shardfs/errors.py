@@ -1,4 +1,4 @@
-"""The errors of shardfs, and the table that maps errors to errno and exit codes."""
+"""The exceptions of shardfs, and their errno, exit code and message."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ log = logging.getLogger("shardfs")
 
 
 class ShardfsError(Exception):
-    """Base of the errors that are shardfs's own; path errors are the builtin `OSError` subclasses."""
+    """Base class of shardfs's own exceptions. Errors about paths are the builtin `OSError` subclasses."""
 
 
 class CorruptShardError(ShardfsError):
     """Stored bytes contradict the format: a bad index, checksum, range or document.
 
     Args:
-        where: the collection (array, scale, ...) the bytes belong to.
-        key: the shard object or document that holds them.
-        why: what was expected and what was found.
-        slot: the chunk's number inside the shard's index, when one chunk is concerned.
+        where: the collection (array, scale, ...) with the damage.
+        key: the damaged shard object or document.
+        why: what shardfs expected and what it found.
+        slot: the damaged chunk's number in the shard's index, if the error is about one chunk.
     """
 
     def __init__(self, where: str, key: str, why: str, slot: int | None = None) -> None:
@@ -40,7 +40,7 @@ class DanglingLinkError(FileNotFoundError):
 
 
 class UnfitChunkError(ShardfsError, ValueError):
-    """Bytes that the array cannot hold at these coordinates, or that contradict the chunks beside them."""
+    """Written bytes that cannot be the chunk at these coordinates, or that contradict neighbouring chunks."""
 
     def __init__(self, coords: tuple[int, ...], why: str) -> None:
         self.coords = coords
@@ -56,11 +56,11 @@ class UnsupportedError(ShardfsError):
 
 
 class NotADatasetError(UnsupportedError):
-    """The source holds no sharded data that shardfs knows."""
+    """The source has no sharded data in a format that shardfs knows."""
 
 
 class MountError(OSError):
-    """The mountpoint is unusable, or the kernel, fusermount3 or libfuse refused; the message says which."""
+    """The mountpoint is unusable, or the kernel, fusermount3 or libfuse refused the mount; see the message."""
 
 
 class BusyError(OSError):
@@ -73,45 +73,41 @@ class BusyError(OSError):
     owner: Mapping[str, Any] = {}
 
 
-def errno_of(error: BaseException) -> int:
-    """The errno a program on the mount sees; the only such table.
+_ERRNOS: tuple[tuple[type[BaseException], int], ...] = (
+    (UnfitChunkError, errno.EINVAL),
+    (StaleShardError, errno.ESTALE),
+    (UnsupportedError, errno.ENOTSUP),
+    (FileNotFoundError, errno.ENOENT),  # fsspec raises it without an errno
+    (NotADirectoryError, errno.ENOTDIR),
+    (IsADirectoryError, errno.EISDIR),
+    (TimeoutError, errno.ETIMEDOUT),
+)
 
-    A bug is `EIO` (and a traceback in the log, which is the caller's duty), never `EINVAL`: programs take
-    `EINVAL` for a statement about their own arguments.
+
+def errno_of(error: BaseException) -> int:
+    """The errno that a program on the mount gets for this exception. No other code decides that.
+
+    Damage and bugs are `EIO`. A bug is never `EINVAL`, because programs relate `EINVAL` to their own arguments. The
+    caller must log the traceback of a bug.
     """
-    if isinstance(error, CorruptShardError):
-        return errno.EIO
-    if isinstance(error, UnfitChunkError):
-        return errno.EINVAL
-    if isinstance(error, StaleShardError):
-        return errno.ESTALE
-    if isinstance(error, UnsupportedError):
-        return errno.ENOTSUP
-    if isinstance(error, FileNotFoundError):  # fsspec raises these without an errno
-        return errno.ENOENT
-    if isinstance(error, NotADirectoryError):
-        return errno.ENOTDIR
-    if isinstance(error, IsADirectoryError):
-        return errno.EISDIR
+    for kind, number in _ERRNOS:
+        if isinstance(error, kind):
+            return number
     if isinstance(error, PermissionError):
         return error.errno or errno.EACCES
-    if isinstance(error, TimeoutError):
-        return errno.ETIMEDOUT
-    if isinstance(error, OSError):
-        return error.errno or errno.EIO
-    return errno.EIO
+    return (error.errno if isinstance(error, OSError) else None) or errno.EIO
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether `error` describes the data, the store or the request, and so is no bug of shardfs."""
+    """Whether `error` is about the data, the store or the request. Any other exception is a bug in shardfs."""
     return isinstance(error, ShardfsError | OSError)
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code for an error that ended the program.
+    """The exit code of a program that this error ended.
 
-    1 unexpected, 3 source not found or unreadable, 4 not a supported sharded dataset, or in use by another writer, 5
-    mount failed.
+    1: unexpected error; 3: source not found or unreadable; 4: no supported sharded dataset, or another writer uses it;
+    5: mount failed.
     """
     if isinstance(error, MountError):
         return 5
@@ -121,10 +117,10 @@ def exit_code(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """One line for the user, without secrets."""
+    """One line about the error for the user, without secrets."""
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    elif isinstance(error, FileNotFoundError):  # fsspec's are a path, without words
+    elif isinstance(error, FileNotFoundError):  # fsspec's consist of a path only
         text = ": ".join(filter(None, [str(error), os.strerror(errno.ENOENT)]))
     elif is_expected(error):
         text = str(error)

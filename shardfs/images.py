@@ -1,8 +1,8 @@
-"""Encodings of chunks of voxels, as precomputed volumes have them: from bytes to elements. Pure.
+"""Decoders for the voxel encodings of precomputed volumes: from bytes to elements. Pure.
 
-https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/volume.md and, for what it does not have,
-cloud-volume. Libraries do the work where they are there (the extras `images` and `codecs`). A library is asked to
-decode only what has the shape of the chunk by its own header, so that no header decides how much memory is taken.
+Sources: https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/volume.md, and cloud-volume for
+encodings that this page lacks. Optional libraries do the work (the extras `images` and `codecs`). Before a library
+decodes a chunk, the shape in the chunk's header is checked, so that no header decides how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     Elements = npt.NDArray[Any]
 
 PREFIX = "precomputed."
-"""Of the names that these have as serializers (`arrays.ChunkEncoding`): others' of the same name may be otherwise."""
+"""Prefix of the encodings' names as serializers (`arrays.ChunkEncoding`): other formats may use the same names."""
 
 RANK = 4
-"""Of a chunk with an axis of channels, the first."""
+"""Axes of a chunk with several channels; channels are the first axis."""
 
 SLAB = 1 << 18
-"""Voxels of a compressed segmentation that are decoded at once, if a block has not more."""
+"""Voxels of a compressed segmentation that are decoded at once, or one block if that is larger."""
 
 MAX_BLOCK = 1 << 24
-"""Voxels of a block of a compressed segmentation."""
+"""Most voxels of one block of a compressed segmentation."""
 
 
 class Chunk(NamedTuple):
-    """What the elements of a chunk are: their shape, and data type, as an encoding needs to know them."""
+    """The shape and data type of a chunk, and the parameters of its encoding."""
 
     channels: int
     z: int
@@ -52,20 +52,21 @@ class Chunk(NamedTuple):
     def voxels(self) -> int:
         return self.z * self.y * self.x
 
-    def require(self, found: Coords, wanted: Coords) -> None:
-        """Raise ValueError if a header tells of something else than this chunk."""
-        if found != wanted:
-            raise ValueError(f"{' x '.join(map(str, wanted))} elements expected, its header tells {found}")
+    def require(self, in_header: Coords, wanted: Coords) -> None:
+        """Raise ValueError if the shape in a header is not the wanted one."""
+        if in_header != wanted:
+            raise ValueError(f"{' x '.join(map(str, wanted))} elements expected, its header says {in_header}")
 
 
 class Encoding(NamedTuple):
-    """A way to decode.
+    """A decoder and what it supports.
 
     Args:
-        types: of elements that it can hold, as numpy writes them without byte order.
-        channels: how many it can hold.
-        module: the module that decodes, of the package `package`.
-        crashes: with damaged data, so that it runs in a process of its own.
+        types: supported element types, in numpy's notation without byte order.
+        channels: supported numbers of channels.
+        module: the module that decodes.
+        package: the name under which pip installs the module.
+        crashes: whether damaged data can crash the module, so that it must run in the sandbox process.
     """
 
     decode: Callable[[Any, bytes, Chunk], Elements]
@@ -77,15 +78,15 @@ class Encoding(NamedTuple):
 
 
 def encoding_of(name: str, dtype: npt.DTypeLike, channels: int) -> Encoding | None:
-    """What decodes chunks of this encoding; None if nothing that is known here."""
+    """The decoder for chunks of this encoding; None if shardfs does not know the encoding."""
     if name == "png" and np.dtype(dtype).itemsize > 1 and channels > 1:
-        # Pillow would cut such elements to 8 bits.
+        # Pillow would truncate such elements to 8 bits.
         return Encoding(_png_deep, ("u2",), tuple(MODES), "imagecodecs", "imagecodecs")
     return ENCODINGS.get(name)
 
 
 def lacking(name: str, dtype: npt.DTypeLike, channels: int) -> str:
-    """Why chunks of this encoding cannot be decoded here; "" if they can."""
+    """Why this installation cannot decode chunks of this encoding; "" if it can."""
     encoding = encoding_of(name, dtype, channels)
     if encoding is None:
         return f"encoding {name!r:.80} is unknown"
@@ -99,18 +100,18 @@ def lacking(name: str, dtype: npt.DTypeLike, channels: int) -> str:
 
 
 def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]) -> Elements:
-    """The elements of a chunk of shape (c, z, y, x) or (z, y, x). Raise ValueError, with the reason."""
+    """Decode a chunk of shape (c, z, y, x) or (z, y, x). Raise ValueError, with the reason, if that fails."""
     encoding = encoding_of(name, dtype, _channels(shape))
     if encoding is None:
         raise ValueError(f"encoding {name!r:.80} is unknown")
     if not encoding.crashes:
         return decode_here(name, data, shape, dtype, configuration)
-    given = name, bytes(data), shape, dtype, dict(configuration)
+    args = name, bytes(data), shape, dtype, dict(configuration)
     try:
-        found: Elements = APART.call(__name__, decode_here.__name__, *given)
+        elements: Elements = APART.call(__name__, decode_here.__name__, *args)
     except Crash as e:
         raise ValueError(f"{name}: {encoding.package} crashes on it ({e})") from None
-    return found
+    return elements
 
 
 def _channels(shape: Coords) -> int:
@@ -120,32 +121,32 @@ def _channels(shape: Coords) -> int:
 def decode_here(
     name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]
 ) -> Elements:
-    """The same in this process, whatever may happen to it."""
+    """`decode` in this process, which damaged data may crash (`Encoding.crashes`)."""
     channels, (z, y, x) = _channels(shape), shape[-3:]
     encoding = encoding_of(name, dtype, channels) or ENCODINGS[name]
     chunk = Chunk(channels, z, y, x, dtype, configuration)
     try:
-        found = encoding.decode(importlib.import_module(encoding.module), data, chunk)
+        elements = encoding.decode(importlib.import_module(encoding.module), data, chunk)
     except ValueError:
         raise
-    except Exception as e:  # every library has its own exception for damaged input
+    except Exception as e:  # each library raises its own exception for damaged input
         raise ValueError(f"{name}: {type(e).__name__}: {e}") from e
-    if found.size != math.prod(shape):
-        raise ValueError(f"{name}: {math.prod(shape)} elements expected, {found.size} found")
-    return found.reshape(shape).astype(dtype, copy=False)
+    if elements.size != math.prod(shape):
+        raise ValueError(f"{name}: {math.prod(shape)} elements expected, {elements.size} found")
+    return elements.reshape(shape).astype(dtype, copy=False)
 
 
-# ---- pictures: any width and height of the right number of pixels; channels of a pixel lie together
+# ---- pictures: any width and height with the right number of pixels; the channels of a pixel are adjacent
 
 
 def _of_pixels(pixels: Elements, chunk: Chunk) -> Elements:
     if pixels.dtype != chunk.dtype or pixels.size != chunk.voxels * chunk.channels:
-        raise ValueError(f"a picture of {pixels.shape} {pixels.dtype} is no chunk of {chunk[:4]} {chunk.dtype}")
+        raise ValueError(f"{chunk[:4]} {chunk.dtype} expected, the picture has {pixels.shape} {pixels.dtype}")
     return pixels.reshape(chunk.voxels, chunk.channels).T
 
 
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""Pillow's names, by the number of channels of 8 bits; it has nothing of 16 but gray."""
+"""Pillow's modes by the number of 8-bit channels. The only 16-bit mode of Pillow is gray."""
 
 
 def _pillow(pillow: Any, data: bytes, chunk: Chunk) -> Elements:
@@ -153,12 +154,12 @@ def _pillow(pillow: Any, data: bytes, chunk: Chunk) -> Elements:
         chunk.require((picture.width * picture.height,), (chunk.voxels,))
         wanted = MODES.get(chunk.channels) if chunk.dtype.itemsize == 1 else "I;16"
         if picture.mode != wanted:
-            raise ValueError(f"a picture of mode {picture.mode}; {wanted} is expected")
+            raise ValueError(f"a picture of Pillow's mode {wanted} expected, found {picture.mode}")
         return _of_pixels(np.asarray(picture), chunk)
 
 
 def _png_deep(imagecodecs: Any, data: bytes, chunk: Chunk) -> Elements:
-    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))  # IHDR is first
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))  # IHDR is the first PNG chunk
     chunk.require((width * height,), (chunk.voxels,))
     return _of_pixels(imagecodecs.png_decode(data), chunk)
 
@@ -172,7 +173,7 @@ JXL_BOXES = b"\0\0\0\x0cJXL \r\n\x87\n"
 
 
 def _jxl_codestream(data: bytes) -> bytes:
-    """ISO/IEC 18181-2: a file is the codestream, or boxes, of which one holds its beginning."""
+    """The data from the beginning of the codestream: a file is that, or boxes around it (ISO/IEC 18181-2)."""
     at = 0
     if not data.startswith(JXL_BOXES):
         return data
@@ -185,16 +186,16 @@ def _jxl_codestream(data: bytes) -> bytes:
         if size < 8:
             break
         at += size
-    raise ValueError("jxl: no codestream")
+    raise ValueError("jxl: no box with a codestream")
 
 
 RATIOS = ((0, 1), (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
 
 
 def _jxl_size(data: bytes) -> Coords:
-    """Height and width by ISO/IEC 18181-1, `SizeHeader`; bits are read from the lowest of each byte."""
+    """Height and width from the `SizeHeader` (ISO/IEC 18181-1). Bits are in order from the lowest of each byte."""
     if not data.startswith(b"\xff\x0a"):
-        raise ValueError("jxl: no codestream")
+        raise ValueError(f"jxl: a codestream begins with ff0a, found {data[:2].hex()}")
     bits, at = int.from_bytes(data[2:14], "little"), 0
 
     def take(n: int) -> int:
@@ -215,7 +216,7 @@ def _jxl_size(data: bytes) -> Coords:
 
 
 def _compressed_segmentation(_: Any, data: bytes, chunk: Chunk) -> Elements:
-    """https://github.com/google/neuroglancer/blob/master/src/sliceview/compressed_segmentation/README.md"""
+    """See https://github.com/google/neuroglancer/blob/master/src/sliceview/compressed_segmentation/README.md"""
     if len(data) % 4 or len(data) < 4 * chunk.channels or chunk.dtype.itemsize not in (4, 8):
         raise ValueError(f"{len(data)} bytes of {chunk.dtype} cannot be a compressed segmentation")
     words = np.frombuffer(data, "<u4")
@@ -227,10 +228,12 @@ def _compressed_segmentation(_: Any, data: bytes, chunk: Chunk) -> Elements:
 
 
 class _Blocks:
-    """One channel. Each block has two words: where its table of values lies and how many bits an index into it takes,
-    and where these indices lie; positions are in words. Blocks, and indices in a block, are in C order of (z, y, x).
+    """Decoder for one channel of a compressed segmentation.
 
-    Blocks whose indices have as many bits are decoded together. At the edge they are whole, too.
+    The header has two words for each block: the position of its table of values with the number of bits of each index
+    into the table, and the position of these indices. Positions count words. Blocks, and indices in a block, are in C
+    order of (z, y, x). Blocks at the edge are stored in full. All blocks with the same number of bits are decoded at
+    once, up to `SLAB` voxels.
     """
 
     def __init__(self, words: npt.NDArray[np.uint32], block: Coords, out: Elements) -> None:
@@ -239,9 +242,9 @@ class _Blocks:
         self._grid = tuple(-(-n // b) for n, b in zip(out.shape, block, strict=True))
         count = math.prod(self._grid)
         if self._voxels > MAX_BLOCK:
-            raise ValueError(f"blocks of {block[::-1]} are none that anybody writes")
+            raise ValueError(f"a block size of {block[::-1]} is more than the limit of {MAX_BLOCK} voxels")
         if len(words) < 2 * count:
-            raise ValueError(f"{len(words)} words cannot be a compressed segmentation of {count} blocks")
+            raise ValueError(f"{len(words)} words are too few for a compressed segmentation of {count} blocks")
         head = words[: 2 * count].astype(np.int64)
         self._tables, self._bits, self._indices = head[::2] & 0xFFFFFF, head[::2] >> 24, head[1::2]
 
@@ -250,52 +253,54 @@ class _Blocks:
         for bits in np.unique(self._bits).tolist():
             if bits not in (0, 1, 2, 4, 8, 16, 32):
                 raise ValueError(f"a block of a compressed segmentation has indices of {bits} bits")
-            alike = np.flatnonzero(self._bits == bits)
-            for start in range(0, len(alike), step):
-                some = alike[start : start + step]
-                self._put(some, self._values(some, self._index(some, bits)))
+            same_bits = np.flatnonzero(self._bits == bits)
+            for start in range(0, len(same_bits), step):
+                blocks = same_bits[start : start + step]
+                self._put(blocks, self._values(blocks, self._index(blocks, bits)))
 
-    def _index(self, some: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.uint32]:
-        """Of all voxels of some blocks, into their tables; of one voxel if all are alike."""
+    def _index(self, blocks: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.uint32]:
+        """Indices into the tables, for all voxels of the blocks; with 0 bits one index for each block."""
         if not bits:
-            return np.zeros((len(some), 1), np.uint32)
+            return np.zeros((len(blocks), 1), np.uint32)
         per = 32 // bits
         length = -(-self._voxels // per)
-        words = self._take(self._indices[some], length)
+        words = self._take(self._indices[blocks], length)
         shifts = np.arange(per, dtype=np.uint32) * np.uint32(bits)
         index: npt.NDArray[np.uint32] = words[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
-        return index.reshape(len(some), length * per)[:, : self._voxels]
+        return index.reshape(len(blocks), length * per)[:, : self._voxels]
 
-    def _values(self, some: npt.NDArray[np.int64], index: npt.NDArray[np.uint32]) -> Elements:
-        at = self._tables[some][:, None] + self._wide * index.astype(np.int64)
+    def _values(self, blocks: npt.NDArray[np.int64], index: npt.NDArray[np.uint32]) -> Elements:
+        at = self._tables[blocks][:, None] + self._wide * index.astype(np.int64)
         self._require(int(at.max()) + self._wide)
         values: Elements = self._words[at]
         if self._wide == 2:
             values = values | self._words[at + 1].astype(np.uint64) << np.uint64(32)
         return values
 
-    def _put(self, some: npt.NDArray[np.int64], values: Elements) -> None:
+    def _put(self, blocks: npt.NDArray[np.int64], values: Elements) -> None:
         shape = self._block if values.shape[1] > 1 or self._voxels == 1 else (1, 1, 1)
-        corners = np.stack(np.unravel_index(some, self._grid), axis=1) * self._block
+        corners = np.stack(np.unravel_index(blocks, self._grid), axis=1) * self._block
         for (z, y, x), part in zip(corners.tolist(), values.reshape(-1, *shape), strict=True):
             inside = self._out[z : z + self._block[0], y : y + self._block[1], x : x + self._block[2]]
             inside[...] = part[: inside.shape[0], : inside.shape[1], : inside.shape[2]]
 
     def _take(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint32]:
         self._require(int(starts.max()) + length)
-        found: npt.NDArray[np.uint32] = self._words[starts[:, None] + np.arange(length)]
-        return found
+        words: npt.NDArray[np.uint32] = self._words[starts[:, None] + np.arange(length)]
+        return words
 
     def _require(self, end: int) -> None:
         if end > len(self._words):
-            raise ValueError("a block of a compressed segmentation lies beyond its end")
+            raise ValueError(
+                f"a block ends at word {end}, but the compressed segmentation has {len(self._words)} words"
+            )
 
 
 def _labels(library: Any, data: bytes, chunk: Chunk) -> Elements:
-    """compresso and crackle."""
+    """Decode compresso and crackle."""
     header = library.header(data)
-    told = header if isinstance(header, dict) else vars(header)
-    chunk.require(tuple(int(told[axis]) for axis in ("sx", "sy", "sz")), (chunk.x, chunk.y, chunk.z * chunk.channels))
+    fields = header if isinstance(header, dict) else vars(header)
+    chunk.require(tuple(int(fields[axis]) for axis in ("sx", "sy", "sz")), (chunk.x, chunk.y, chunk.z * chunk.channels))
     return np.asarray(library.decompress(data)).T
 
 
@@ -308,19 +313,22 @@ def _fpzip(fpzip: Any, data: bytes, chunk: Chunk) -> Elements:
 
 
 def _kempressed(fpzip: Any, data: bytes, chunk: Chunk) -> Elements:
-    """cloud-volume's: channels before z, and 2 more than the values."""
+    """Decode cloud-volume's variant of fpzip: channels are before z, and 2 is added to each value."""
     chunk.require(_fpzip_shape(data), (chunk.x, chunk.y, chunk.channels, chunk.z))
     return np.swapaxes(np.asarray(fpzip.decompress(_padded(data, chunk), order="F")), 2, 3).T - np.float32(2)
 
 
 def _padded(data: bytes, chunk: Chunk) -> bytes:
-    """The library reads on until it has all elements, wherever the data end; no element takes more than 8 bytes."""
+    """Append zeros, since the library reads until it has all elements. No element takes more than 8 bytes."""
     return data + bytes(8 * chunk.voxels * chunk.channels + 64)
 
 
 def _fpzip_shape(data: bytes) -> Coords:
-    """Of the elements, x first. The header, too, is written by the range coder of fpzip (https://github.com/LLNL/fpzip,
-    src/rcdecoder.inl, src/read.cpp): magic, version, type and precision in 64 bits; then four lengths of 32 bits."""
+    """The shape in a header, x first.
+
+    fpzip's range coder also encodes the header: 64 bits of magic, version, type and precision, then four lengths of 32
+    bits (https://github.com/LLNL/fpzip, src/rcdecoder.inl and src/read.cpp).
+    """
     code, low, width, at = int.from_bytes(data[:4], "big"), 0, 0xFFFFFFFF, 4
 
     def shift(n: int) -> None:
@@ -343,7 +351,7 @@ def _fpzip_shape(data: bytes) -> Coords:
 
     try:
         if bytes(take(8) for _ in range(4)) != b"fpz\0":
-            raise ValueError("fpzip: its header does not begin as one")
+            raise ValueError("fpzip: its header does not begin with the magic bytes")
         for n in (16, 8, 1, 7):
             take(n)
         return tuple(take(16) | take(16) << 16 for _ in range(4))

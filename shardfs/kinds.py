@@ -1,4 +1,4 @@
-"""What a name on a writable mount stands for, and so where its bytes go."""
+"""Kinds of names on a writable mount: the kind decides where the bytes of a file go."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from enum import Enum, auto
 
 
 class Kind(Enum):
-    """See docs/durability.md, "Kinds of files"."""
+    """The kind of a name; docs/durability.md, "Kinds of files", lists them for users."""
 
     CHUNK = auto()
-    """In the grid of a sharded array, or an id: the journal, then its shard."""
+    """A chunk in the grid of a sharded array, or an object's id. Written to the journal, then to its shard."""
 
     ORPHAN = auto()
-    """Called as a chunk is, but outside the grid, or nothing describes it yet: the journal, until something does."""
+    """A chunk name outside all known grids. Stays in the journal until a metadata document describes it."""
 
     SCRATCH = auto()
-    """A temporary name of a tool, beside chunks or documents: the journal only."""
+    """A tool's temporary file beside chunks or documents. Written to the journal only."""
 
     DOCUMENT = auto()
-    """Describes sharded data: translated, then written to the store."""
+    """Metadata of sharded data. Translated, then written to the store."""
 
     PLAIN = auto()
-    """Anything else: the store, under the same path."""
+    """Any other file. Written to the store under the same path."""
 
     HIDDEN = auto()
-    """Belongs to the sharded form, or to shardfs: neither shown nor made."""
+    """A name of the sharded form, or of shardfs itself. Not listed, and cannot be created."""
 
     DIRECTORY = auto()
     """A virtual directory of chunks."""
 
 
 OWN = ".shardfs"
-"""What names of shardfs's own begin with."""
+"""Prefix of the names of shardfs's own files."""
 
 COMPRESSIONS = (".gz", ".br", ".zstd", ".xz", ".bz2")
-"""Suffixes that cloud-files adds to the names of the chunks that it compresses."""
+"""Suffixes that cloud-files adds to the names of compressed chunks."""
 
 _SCRATCH = re.compile(
     r".*\.partial|.*\.__lock|.*#\d+|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial|.*\.tmp|.*\.part|tmp.{8}|sed.{6}"
     r"|\..*\.sw.|.*~|\..*\.un~|\.goutputstream-.*",
     re.DOTALL,
 )
-"""How tools call what they rename when it is complete, and their locks: zarr-python, tensorstore, object_store, rsync,
-rclone, sed, vim, Python's tempfile, GLib."""
+"""Lock files, and temporary files that tools rename once they are complete: those of zarr-python, tensorstore,
+object_store, rsync, rclone, sed, vim, Python's tempfile and GLib."""
 
 
 LOCK = b".__lock"
-"""What tensorstore adds to a name for the file that it locks, fills, and renames to that name."""
+"""tensorstore's suffix for a file that it locks and fills, then renames to the name without the suffix."""
 
 
 def is_scratch(name: str) -> bool:
-    """Whether tools call their temporary files so."""
+    """Whether the name looks like a tool's temporary or lock file."""
     return _SCRATCH.fullmatch(name) is not None

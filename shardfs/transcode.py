@@ -1,8 +1,8 @@
-"""From the chunk that is stored to the chunk that another layout shows: as little as must be done is done.
+"""Turn a stored chunk into the chunk that another layout shows, with as little work as possible.
 
-Three ways, from cheap to dear: the stored bytes as they are; the payload as it is in another frame; decode, turn, crop
-or pad, and lay out again. What is shown after decoding is not compressed again where a layout has the choice, and where
-it has not, only dressed up as what its codec makes of incompressible data: so its size is known without work.
+There are three ways, from cheap to expensive: pass the stored bytes unchanged; keep the payload and change its frame;
+decode, transpose, crop or pad, and serialize again. Decoded chunks are shown uncompressed where a layout permits that.
+Otherwise they get their codec's form for incompressible data, so that their size is known without work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from shardfs.codecs import (
     decode_array,
     decode_into,
     encode,
-    encode_array,
     gzip_of_zlib,
     require_crc32c,
     store,
@@ -42,18 +41,18 @@ if TYPE_CHECKING:
 
 CRC32C, CHECK_SIZE = "crc32c", 4
 BCOLZ_HEADER = b"blpk" + bytes([1, 0, 0, 0]) + (1).to_bytes(8, "little")
-"""bcolz skips the 16 bytes before the Blosc chunk: magic, version, reserved, one chunk."""
+"""The 16 bytes before the Blosc chunk, which bcolz skips: magic, version, reserved, one chunk."""
 
 ZLIB, REWRAPPED_SIZE = "numcodecs.zlib", 12
-"""How much larger gzip's wrapper around deflated data is: 18 bytes instead of 6."""
+"""`REWRAPPED_SIZE` is the difference between the wrappers around deflated data: 18 bytes of gzip, 6 of zlib."""
 
 N5_DEFAULT, N5_VARLENGTH = 0, 1
 
 
 def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
-    """What makes chunks of an array, as they are stored, those of `shown`; None if they are the same.
+    """The transform from an array's stored chunks to the encoding `shown`; None if no bytes differ.
 
-    Raise UnsupportedError, with the reason, if something must be undone and cannot be.
+    Raise UnsupportedError, with the reason, if the chunks must be decoded and shardfs cannot decode them.
     """
     stored = array.encoding
     same_around = len(_checks(stored)) == len(_checks(shown)) and stored.frame == shown.frame
@@ -63,7 +62,7 @@ def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
 
 
 def without_checks(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
-    """The codecs without the checksums behind everything else, which can be cut without decoding."""
+    """The codecs without the final checksums, which can be cut off without decoding."""
     n = len(codecs)
     while n and codecs[n - 1].name == CRC32C:
         n -= 1
@@ -71,7 +70,7 @@ def without_checks(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
 
 
 def memory_order(order: Coords, chunk: Coords) -> Coords:
-    """An order of axes without those along which chunks have one element: wherever these stand, nothing moves."""
+    """An order of axes without axes of chunk length 1, whose place makes no difference in memory."""
     return tuple(axis for axis in order if chunk[axis] != 1)
 
 
@@ -84,7 +83,7 @@ def _inner(encoding: ChunkEncoding) -> tuple[Codec, ...]:
 
 
 def _same_payload(array: Array, b: ChunkEncoding) -> bool:
-    """Whether a full chunk has the same bytes as it is stored and in `b`, but for frames and checksums."""
+    """Whether the stored bytes of a full chunk are also its bytes in `b`, except for frames and checksums."""
     a = array.encoding
     return (
         _layout_type(a.data_type) == _layout_type(b.data_type)
@@ -94,7 +93,7 @@ def _same_payload(array: Array, b: ChunkEncoding) -> bool:
 
 
 def _is_rewrapped(array: Array, b: ChunkEncoding) -> bool:
-    """Whether a full chunk has the same bytes, but that they are deflated as zlib when stored and as gzip in `b`."""
+    """Whether the only difference is that a full chunk is deflated as zlib when stored and as gzip in `b`."""
     inner = _inner(array.encoding)
     if not inner or inner[-1].name != ZLIB:
         return False
@@ -103,7 +102,7 @@ def _is_rewrapped(array: Array, b: ChunkEncoding) -> bool:
 
 
 def _differ_in_byte_order(array: Array, b: ChunkEncoding) -> bool:
-    """Whether elements, where these lie as they are in `b`, lie the same way as they are stored, but for that."""
+    """Whether `b` is uncompressed, and its elements differ from the decoded stored ones at most in byte order."""
     a = array.encoding
     left, right = (_layout_type(np.dtype(e.data_type).newbyteorder("<").str) for e in (a, b))
     same_order = memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
@@ -113,11 +112,11 @@ def _differ_in_byte_order(array: Array, b: ChunkEncoding) -> bool:
 SELF_TELLING = frozenset(
     ("bytes", "crc32c", "gzip", "zstd", "blosc", "numcodecs.bz2", "numcodecs.zlib", "numcodecs.lz4")
 )
-"""Codecs of which any output can be decoded without knowing the parameters that it was made with."""
+"""Codecs whose output can be decoded without knowing the encoder's parameters."""
 
 
 def _decoded_alike(a: Sequence[Codec], b: Sequence[Codec]) -> bool:
-    """Whether the same is done to decode both."""
+    """Whether the same steps decode both."""
     return len(a) == len(b) and all(
         x.name == y.name and (x.name in SELF_TELLING or x.configuration == y.configuration)
         for x, y in zip(a, b, strict=True)
@@ -125,9 +124,8 @@ def _decoded_alike(a: Sequence[Codec], b: Sequence[Codec]) -> bool:
 
 
 def _layout_type(data_type: str) -> str:
-    """Elements of one byte look the same in any order, and truth values look as the numbers 0 and 1."""
-    dtype = np.dtype(data_type)
-    return dtype.str.replace("b", "u")
+    """A type with the same bytes in memory: bools are stored as the numbers 0 and 1."""
+    return np.dtype(data_type).str.replace("b", "u")
 
 
 def _header_size(frame: str, rank: int) -> int:
@@ -135,12 +133,12 @@ def _header_size(frame: str, rank: int) -> int:
 
 
 class _Shown:
-    """The chunks of an array as they are shown: shapes, sizes, and the way from elements to bytes.
+    """The chunks of an array in the encoding that is shown: shapes, sizes, and serialization of elements.
 
-    Coordinates are those of the collection's chunk grid, cells are in the order of the array's axes.
+    `coords` are positions in the collection's chunk grid; cells are positions in the order of the array's axes.
 
     Args:
-        compress: spend work on small chunks; else their sizes are known without making them.
+        compress: really compress chunks; else their sizes are known without making them.
     """
 
     def __init__(self, array: Array, encoding: ChunkEncoding, *, compress: bool = False) -> None:
@@ -155,14 +153,14 @@ class _Shown:
 
     @property
     def is_small(self) -> bool:
-        """Whether chunks can be made in memory."""
+        """Whether a chunk is within the limit for decoding in memory."""
         return math.prod(self.shape((0,) * self.rank)) * self._dtype.itemsize <= MAX_DECODED
 
     def require_small(self) -> None:
-        """Raise UnsupportedError if chunks are too large to be made in memory."""
+        """Raise UnsupportedError if chunks are too large to be decoded in memory."""
         if not self.is_small:
             largest = self.shape((0,) * self.rank)
-            raise UnsupportedError(f"chunks of {largest} must be made anew; {MAX_DECODED} bytes is the limit")
+            raise UnsupportedError(f"chunks of {largest} must be decoded; the limit is {MAX_DECODED} bytes")
 
     def cell(self, coords: Coords) -> Coords:
         return tuple(0 if a is None else coords[a] for a in self.array.grid_axes)
@@ -182,11 +180,11 @@ class _Shown:
         return self.clipped_shape(cell) if self.encoding.clipped else self.array.chunk
 
     def are_whole(self, cells: U64) -> Bool:
-        """Which chunks lie in the array with all their elements: those are the same, clipped or not."""
+        """Which chunks have all their elements inside the array, so that clipping does not change them."""
         return np.asarray(((cells + np.uint64(1)) * self._chunk <= self._shape).all(axis=1))
 
     def sizes(self, cells: U64) -> Sizes:
-        """Of chunks that are made anew, by arithmetic; -1 if they are compressed."""
+        """Sizes of newly serialized chunks, by arithmetic; -1 if they are compressed."""
         if not self.is_plain and not self.stores:
             return np.full(len(cells), -1, np.int64)
         starts = cells * self._chunk
@@ -197,10 +195,10 @@ class _Shown:
         return np.asarray(stored_sizes(self.encoding.codecs, nbytes) + self.header_size)
 
     def made_of(self, cell: Coords, elements: npt.NDArray[Any]) -> bytes | memoryview:
-        """The shown bytes of a chunk of these elements, which are cropped or padded as needed."""
+        """The shown bytes of a chunk with these elements, cropped or padded with the fill value as needed."""
         encoding, wanted = self.encoding, self.shape(cell)
         buffer, room = self.room(wanted)
-        # Turned, in the shown byte order, and behind the header at once: chunks are large.
+        # One copy transposes, changes byte order, and places elements behind the header: chunks are large.
         memory = room.view(self._dtype).reshape(tuple(wanted[a] for a in encoding.order))
         out = memory.transpose(np.argsort(encoding.order)) if wanted else memory
         if elements.shape == wanted:
@@ -212,13 +210,13 @@ class _Shown:
         if self.is_plain and not self.checks:
             return buffer
         put = store if self.stores else encode
-        return self._header(wanted) + put(encoding.codecs, encode_array(encoding.serializer, memory))
+        return self._header(wanted) + put(encoding.codecs, memory.tobytes())
 
     def room(self, shape: Coords) -> tuple[memoryview, npt.NDArray[np.uint8]]:
-        """Memory for a chunk of this shape that begins with its header, and the part of it for the elements."""
+        """Memory for a chunk of this shape, with its header filled in, and the part of it for the elements."""
         header, nbytes = self._header(shape), math.prod(shape) * self._dtype.itemsize
-        if nbytes > MAX_DECODED:  # not foreseen: a block of N5 may be smaller than its place, wherever it lies
-            raise ValueError(f"a chunk of {shape} must be made anew; {MAX_DECODED} bytes is the limit")
+        if nbytes > MAX_DECODED:  # only found now, because any N5 block may be smaller than a full one
+            raise ValueError(f"a chunk of {shape} must be decoded; the limit is {MAX_DECODED} bytes")
         buffer = np.empty(len(header) + nbytes, np.uint8)
         buffer[: len(header)] = np.frombuffer(header, np.uint8)
         return buffer.data.toreadonly(), buffer[len(header) :]
@@ -233,7 +231,7 @@ class _Shown:
 
 
 class Transcoder:
-    """A `model.Transform`. Raise UnsupportedError, with the reason, if something must be undone and cannot be."""
+    """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded."""
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
         self._stored, self._shown = array.encoding, _Shown(array, shown)
@@ -242,7 +240,7 @@ class Transcoder:
         self._passes = self._rewraps or _same_payload(array, shown)
         self._checks = _checks(self._stored)
         self._around = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
-        # At the edge an N5 block may have any shape, and tells it itself; a Blosc chunk may be whole all the same.
+        # An N5 block at the edge may have any shape; its header has the shape. A Blosc chunk there may be full even so.
         self._tells = self._stored.clipped and [c.name for c in _inner(self._stored)] == ["blosc"]
         self._cuts = self._stored.clipped != shown.clipped or self._stored.frame == "n5" or self._tells
         self._turns = not self._passes and _differ_in_byte_order(array, shown)
@@ -259,10 +257,10 @@ class Transcoder:
         made = self._shown.sizes(cells)
         if not self._passes or self._shown.is_plain:
             return made
-        kept = stored - self._around + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
-        kept += REWRAPPED_SIZE * self._rewraps
-        kept = np.where(stored < self._around, -1, kept)
-        return np.where(self._shown.are_whole(cells), kept, made) if self._cuts else kept
+        passed = stored - self._around + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
+        passed += REWRAPPED_SIZE * self._rewraps
+        passed = np.where(stored < self._around, -1, passed)
+        return np.where(self._shown.are_whole(cells), passed, made) if self._cuts else passed
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         cell = self._shown.cell(coords)
@@ -273,7 +271,7 @@ class Transcoder:
         elif not self._passes or shape != self._shown.shape(cell) or self._remakes(cell):
             shown = self._shown.made_of(cell, self._elements(stored[start:], shape))
         elif not (self._rewraps or self._shown.checks or self._shown.header_size):
-            shown = memoryview(stored)[start:]  # chunks are large: no copy
+            shown = memoryview(stored)[start:]  # no copy, as chunks are large
             for _ in self._checks:
                 require_crc32c(shown)
                 shown = shown[:-CHECK_SIZE]
@@ -281,42 +279,42 @@ class Transcoder:
             payload = decode(self._checks, stored[start:])
             payload = gzip_of_zlib(payload, self._most(shape)) if self._rewraps else payload
             shown = self._shown.framed(shape, encode(self._shown.checks, payload))
-        told = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
-        if len(shown) != told >= 0:  # what was said of its size before must stay true
-            raise ValueError(f"{len(stored)} bytes are none of a chunk of {shape} {self._array.data_type}")
+        listed = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
+        if len(shown) != listed >= 0:  # programs may already have seen the listed size
+            raise ValueError(f"{len(stored)} stored bytes cannot be a chunk of {shape} {self._array.data_type}")
         return shown
 
     def require(self, coords: Coords, shown: bytes) -> None:
         self.store(coords, shown)
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
-        raise UnsupportedError("other layouts than the stored one are shown only")
+        raise UnsupportedError("layouts other than native are read-only: use layout=native to write")
 
     def _turned(self, payload: bytes, shape: Coords) -> memoryview:
-        """Decoded, and turned where it lies: a chunk is memory that costs time to touch for the first time."""
+        """Decode and change the byte order in place: touching memory for the first time is slow."""
         buffer, room = self._shown.room(shape)
         decode_into(self._stored.codecs, payload, room.data)
         stored, shown = np.dtype(self._stored.data_type), np.dtype(self._shown.encoding.data_type)
         if stored.byteorder != shown.byteorder and stored.itemsize > 1:
-            room.view(shown)[...] = room.view(stored)  # in place, element by element, and faster than `byteswap`
+            room.view(shown)[...] = room.view(stored)  # in place, and faster than `byteswap`
         return buffer
 
     def _most(self, shape: Coords) -> int | None:
-        """Bytes of a chunk before its codecs, if there is but one."""
+        """Bytes of an uncompressed chunk, if one codec makes the stored chunk of it; else None."""
         size = math.prod(shape) * np.dtype(self._stored.data_type).itemsize
         return size if len(_inner(self._stored)) == 1 and self._stored.serializer.name == "bytes" else None
 
     def _remakes(self, cell: Coords) -> bool:
-        """Whether a chunk is made anew though it may be as it should: all of those are whose size depends on that."""
+        """Whether a chunk at the edge is always serialized again, so that its size does not depend on its bytes."""
         ends_with_array = self._shown.clipped_shape(cell) != self._array.chunk
         return self._cuts and ends_with_array and self._shown.stores and not self._shown.is_plain
 
     def _begin(self, cell: Coords, stored: bytes) -> tuple[int, Coords]:
-        """Where the payload begins, and the shape of the elements in it."""
+        """The position of the payload, and the shape of the elements in it."""
         if self._stored.frame == "n5":
             return self._n5_begin(stored)
         if self._stored.frame == "bcolz" and not stored.startswith(BCOLZ_HEADER[:4]):
-            raise ValueError(f"no chunk of bcolz: it begins {stored[:4].hex()}")
+            raise ValueError(f"a bcolz chunk begins with {BCOLZ_HEADER[:4].hex()}, found {stored[:4].hex()}")
         start, whole = _header_size(self._stored.frame, self._shown.rank), self._array.chunk
         nbytes = math.prod(whole) * np.dtype(self._stored.data_type).itemsize
         is_whole = self._tells and int.from_bytes(stored[start + 4 : start + 8], "little") == nbytes
@@ -327,14 +325,16 @@ class Transcoder:
         n = self._shown.rank
         mode, axes, start = int.from_bytes(stored[:2], "big"), int.from_bytes(stored[2:4], "big"), 4 + 4 * n
         if mode not in (N5_DEFAULT, N5_VARLENGTH) or axes != n or len(stored) < start:
-            raise ValueError(f"no block of {n} axes: its header begins {stored[:4].hex()}")
+            raise ValueError(f"expected an N5 block of {n} axes, its header begins with {stored[:4].hex()}")
         shape = tuple(np.frombuffer(stored, ">u4", n, 4)[::-1].tolist())
         if mode == N5_VARLENGTH:
             if int.from_bytes(stored[start : start + 4], "big") != math.prod(shape):
-                raise ValueError("a block of variable length has no other form")
+                raise ValueError("an N5 block of variable length cannot be shown in another layout")
             start += 4
         if any(s > c for s, c in zip(shape, self._array.chunk, strict=True)):
-            raise ValueError(f"a block of {shape[::-1]} elements, where {self._array.chunk[::-1]} is the most")
+            raise ValueError(
+                f"the block has the shape {shape[::-1]}, larger than a full block {self._array.chunk[::-1]}"
+            )
         return start, shape
 
     def _elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
@@ -347,16 +347,13 @@ class Transcoder:
 
 
 def n5_header(shape: Coords) -> bytes:
-    """The header of a default block; `shape` in C order, written x first."""
+    """The header of an N5 block in default mode; `shape` is in C order, the header has x first."""
     sizes = np.array(shape[::-1], ">u4").tobytes()
     return N5_DEFAULT.to_bytes(2, "big") + len(shape).to_bytes(2, "big") + sizes
 
 
 def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:
-    """A fill value of metadata as an element.
-
-    It may be a number, bool, [re, im], a string, or the name of a float that JSON has not.
-    """
+    """Convert a fill value of metadata: a number, bool, [re, im], string, "NaN", "Infinity" or "-Infinity"."""
     kind = np.dtype(dtype).kind
     if kind in "US":
         return np.array(base64.b64decode(value) if kind == "S" else value, dtype)[()]
@@ -368,29 +365,28 @@ def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:
 
 
 def is_filled(value: Any, dtype: npt.DTypeLike) -> bool:
-    """Whether chunks that are not stored are something else than zero bytes, which readers take them for where a layout
-    has no fill value: -0.0 is."""
+    """Whether an element of this value has non-zero bytes; -0.0 has. Layouts without fill values imply zero bytes."""
     return any(fill_element(value, dtype).tobytes())
 
 
 class FillValue:
-    """A `model.Filler`: chunks full of the array's fill value.
+    """A `model.Filler` that makes chunks full of the array's fill value.
 
-    Raise UnsupportedError, with the reason, if they are too large, or a codec has parameters that make no sense.
+    Raise UnsupportedError, with the reason, if chunks are too large, or the parameters of a codec are invalid.
 
     Args:
-        lazy: refuse too large chunks only when one that is not stored is opened; perhaps all are stored.
+        lazy: refuse too large chunks only when a chunk is opened that is not stored, since all may be stored.
     """
 
     def __init__(self, array: Array, shown: ChunkEncoding, *, lazy: bool = False) -> None:
-        self._shown = _Shown(array, shown, compress=True)  # hardly any work: it is done once
+        self._shown = _Shown(array, shown, compress=True)  # cheap, as chunks of one shape are compressed once
         if not lazy:
             self._shown.require_small()
         try:
             encode(shown.codecs, bytes(np.dtype(shown.data_type).itemsize))
         except ValueError as e:
             raise UnsupportedError(f"chunks that are not stored cannot be made: {e}") from e
-        self._last: tuple[Coords, bytes] | None = None  # most are whole chunks, all alike
+        self._last: tuple[Coords, bytes] | None = None  # most chunks are full, and all full ones are equal
         self._sizes: dict[Coords, int] = {}
 
     def sizes(self, coords: U64) -> Sizes:
@@ -400,8 +396,8 @@ class FillValue:
             cell = tuple(cells[i].tolist())
             shape = self._shown.shape(cell)
             if not self._shown.is_small:
-                continue  # `show` says why
-            if shape not in self._sizes:  # of compressed ones: by making one of each shape
+                continue  # `show` raises the error
+            if shape not in self._sizes:  # the size of a compressed chunk is known only by making one
                 self._sizes[shape] = len(self._made(cell, shape))
             sizes[i] = self._sizes[shape]
         return sizes
@@ -426,9 +422,9 @@ class FillValue:
 
 
 def _strings(count: int, string: bytes) -> bytes:
-    """The same string so many times, as the codec vlen-utf8 of numcodecs has it."""
+    """`count` copies of a string, serialized by the codec vlen-utf8 of numcodecs."""
     if count * (len(string) + 4) > MAX_DECODED:
-        raise UnsupportedError(f"a chunk of {count} strings must be made anew; {MAX_DECODED} bytes is the limit")
+        raise UnsupportedError(f"a chunk of {count} strings is too large to make; the limit is {MAX_DECODED} bytes")
     return count.to_bytes(4, "little") + count * (len(string).to_bytes(4, "little") + string)
 
 

@@ -188,7 +188,7 @@ def test_a_chunk_of_another_shape_is_refused_by_its_header(name: str, monkeypatc
         return  # it has no header
     monkeypatch.setattr("imagecodecs.jpegxl_decode", _fail)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", _fail)
-    with pytest.raises(ValueError, match="elements expected, its header tells"):
+    with pytest.raises(ValueError, match="elements expected, its header says"):
         images.decode(name, data, (*like.shape[:-1], like.shape[-1] + 1), like.dtype, {})
 
 
@@ -237,7 +237,7 @@ def test_pictures_of_any_size_are_refused(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("block", [[0x7FFFFFFF] * 3, [2**40, 1, 1], [2**25, 1, 1]])
 def test_blocks_of_any_size_are_refused(block: list[int]) -> None:
-    with pytest.raises(ValueError, match="none that anybody writes"):
+    with pytest.raises(ValueError, match="more than the limit of"):
         images.decode("compressed_segmentation", bytes(64), (4, 4, 4), np.dtype("uint32"), {"block_size": block})
 
 

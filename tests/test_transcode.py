@@ -343,7 +343,7 @@ def test_a_small_block_inside_cannot_be_shown_at_a_size_it_has_not() -> None:
     """Its size was told without reading it: every other block there is whole."""
     stored = plain(">u2", clipped=True, frame="n5", codecs=(Codec("gzip"),))
     transform = Transcoder(array(stored), plain(">u2", codecs=(Codec("gzip"),)))
-    with pytest.raises(ValueError, match="none of a chunk"):
+    with pytest.raises(ValueError, match="cannot be a chunk of"):
         transform.show((0, 0), laid_out(block((1, 1), ">u2"), stored))
 
 
@@ -357,7 +357,7 @@ def test_zlib_is_shown_as_gzip_without_being_compressed_again() -> None:
     found = bytes(transform.show((0, 0), chunk))
     assert (len(found), gzip.decompress(found), found[10:-8]) == (size, bytes(range(16)), zipped[2:-4])
     for damaged in (zipped[:-1], zipped + b"more", zipped[:-1] + b"x", b"", b"x", zlib.compress(bytes(1 << 20))):
-        with pytest.raises(ValueError, match=r"zlib|deflated|expected|beyond|none of a chunk"):
+        with pytest.raises(ValueError, match=r"zlib|deflate stream|expected|beyond|cannot be a chunk of"):
             transform.show((0, 0), encode([Codec("crc32c")], damaged))
 
 
