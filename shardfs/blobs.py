@@ -1,4 +1,4 @@
-"""Blobs made of other blobs: a part, a decoded form, another beginning, two files taken for one, one or another."""
+"""Views of blobs: a slice, decoded bytes, a replaced beginning, two files joined, a fallback."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WITHOUT_DATA = "has no file of data beside that of its index"
 
 
 def absolute(request: ByteRequest, size: int) -> ByteRange:
-    """The bytes a request means in an object of `size` bytes; it is cut where the object ends."""
+    """The byte range of a request in an object of `size` bytes, clipped to the object."""
     if isinstance(request, Suffix):
         return ByteRange(max(0, size - request.size), size)
     return ByteRange(min(request.start, size), min(request.stop, size))
 
 
 class SliceBlob:
-    """A byte range of another blob: a shard inside a shard."""
+    """A byte range of another blob, such as a shard inside a shard."""
 
     __slots__ = ("__weakref__", "_outer", "_size", "_start", "base", "fd")
 
@@ -41,7 +41,7 @@ class SliceBlob:
 
 
 class BytesBlob:
-    """A decoded form of another blob, held in memory; time and version are the other's."""
+    """The decoded form of another blob, in memory, with the other blob's time and version."""
 
     __slots__ = ("__weakref__", "_data", "_origin", "base", "fd")
 
@@ -57,7 +57,7 @@ class BytesBlob:
 
 
 class HeadedBlob:
-    """Another blob with other bytes at its beginning. `fd` is good for all that is behind them."""
+    """Another blob with other bytes in place of its beginning. `fd` is valid only after these bytes."""
 
     __slots__ = ("__weakref__", "_blob", "_head", "base", "fd")
 
@@ -75,7 +75,7 @@ class HeadedBlob:
 
 
 class PairBlob:
-    """The obsolete form of a precomputed shard, an index file and a data file, as their concatenation.
+    """The concatenation of the index file and the data file of a precomputed shard in its obsolete form.
 
     Neuroglancer sharded format, note on the earlier version: `.shard` = `.index` + `.data`.
     """
@@ -84,7 +84,7 @@ class PairBlob:
 
     def __init__(self, index: Blob, data: Blob, head: int) -> None:
         self._index, self._data, self._head = index, data, head
-        # Chunks lie in the data file alone, at positions that count from the end of the index.
+        # All chunks are in the data file, so `fd` is that file; position 0 of the pair is `head` bytes before it.
         self.fd, self.base = data.fd, data.base - head
 
     def stat(self) -> Stat:
@@ -107,7 +107,7 @@ class PairBlob:
         return self._of_data(lambda data: data.read([request]))
 
     def _of_data(self, ask: Callable[[Blob], T]) -> T:
-        """Whoever asks for data has seen the index."""
+        """Raise ValueError if the data file is missing: the caller has already read the index file."""
         try:
             return ask(self._data)
         except FileNotFoundError:
@@ -115,7 +115,7 @@ class PairBlob:
 
 
 class EitherBlob:
-    """One blob, or another if reading shows that the first does not exist (a remote store tells only then)."""
+    """A blob with a fallback for the case that it does not exist, which remote stores report only at a request."""
 
     __slots__ = ("__weakref__", "_blob", "_other", "base", "fd")
 
@@ -123,28 +123,28 @@ class EitherBlob:
         self._blob, self._other = blob, other
         self.fd, self.base = blob.fd, blob.base
 
-    def _try(self, ask: Callable[[Blob], T]) -> T:
+    def _with_fallback(self, ask: Callable[[Blob], T]) -> T:
         try:
             return ask(self._blob)
         except FileNotFoundError:
             other = self._other()
-            answer = ask(other)
+            result = ask(other)
             self._blob = other
-            return answer
+            return result
 
     def stat(self) -> Stat:
-        return self._try(lambda blob: blob.stat())
+        return self._with_fallback(lambda blob: blob.stat())
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        return self._try(lambda blob: blob.read(requests))
+        return self._with_fallback(lambda blob: blob.read(requests))
 
 
 def crc32c_of(blob: Blob, start: int, size: int) -> int:
-    """The checksum of a part, of which a little at a time is in memory."""
+    """The crc32c of a range of a blob, read in pieces to limit memory."""
     import google_crc32c
 
-    sum_ = 0
+    crc = 0
     for at in range(start, start + size, _SPAN):
         data = blob.read([ByteRange(at, min(at + _SPAN, start + size))])[0]
-        sum_ = google_crc32c.extend(sum_, data)
-    return sum_
+        crc = google_crc32c.extend(crc, data)
+    return crc

@@ -1,4 +1,4 @@
-"""A cache bounded in bytes that loads each key once, however many threads ask."""
+"""An LRU cache bounded in bytes, with single-flight loads: threads that need the same key share one load."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def nothing() -> None:
-    """The default of every `waiting` hook."""
+    """Do nothing; the default of every `waiting` hook."""
 
 
 class Entry(NamedTuple):
-    """A value and what it costs; `expires` in `time.monotonic` seconds."""
+    """A value and its size; `expires` is a time of `time.monotonic`."""
 
     value: Any
     nbytes: int
@@ -27,31 +27,31 @@ class Entry(NamedTuple):
 
 
 class _Flight:
-    """A load under way; the other threads wait for it."""
+    """A load in progress, for which other threads can wait."""
 
     __slots__ = ("done", "error", "value")
 
     def __init__(self) -> None:
-        self.done = threading.Lock()  # held until the load is done; an Event costs ten times as much to make
+        self.done = threading.Lock()  # held until the load ends; creating an Event costs ten times as much
         self.done.acquire()
         self.value: Any = None
         self.error: BaseException | None = None
 
 
 OVERHEAD = 300
-"""What an entry costs besides its payload: key, tuple, slots of the dictionary, small Python objects."""
+"""Memory of an entry besides its payload: key, tuple, dictionary slots, small Python objects."""
 
 
 FEW_SPENT = 2
-"""Values that are kept though they were spent, however large: requests for parts of one may overtake each other."""
+"""Spent values that are always kept: the kernel's requests for parts of a value may arrive out of order."""
 
 
 class ByteLRU:
-    """Least recently used goes first once the payloads exceed `limit` bytes. Thread-safe.
+    """Evicts the least recently used entries once all exceed `limit` bytes. Thread-safe.
 
     Args:
-        waiting: called before a thread blocks on another thread's load. Loads that take long call it, too.
-        spent: bytes that values take at most which were spent.
+        waiting: called before a thread blocks on another thread's load. Long loads call it, too.
+        spent: the most bytes of spent values (`spend`); None for no separate limit.
     """
 
     def __init__(self, limit: int, waiting: Callable[[], None] = nothing, spent: int | None = None) -> None:
@@ -63,16 +63,16 @@ class ByteLRU:
         self._flights: dict[Hashable, _Flight] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
-        self.hits = self.misses = 0  # not exact: threads that count at the same time may lose one
+        self.hits = self.misses = 0  # approximate: concurrent increments may be lost
 
     def peek(self, key: Hashable) -> Any:
-        """The value if it is there and fresh, else None. Takes no lock: the hot path."""
+        """The value if it is cached and not expired, else None. Takes no lock: the hot path."""
         entry = self._entries.get(key)
         if entry is None or (entry[2] != math.inf and entry[2] < time.monotonic()):
             return None
         try:  # noqa: SIM105 - `suppress` costs a microsecond, and this is the hot path
             self._entries.move_to_end(key)
-        except KeyError:  # evicted meanwhile; the value is good all the same
+        except KeyError:  # another thread evicted the entry; its value is still valid
             pass
         self.hits += 1
         return entry[0]
@@ -80,20 +80,20 @@ class ByteLRU:
     def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:
         """The value, loaded if needed. `load` returns (value, bytes, seconds to live) and runs without a lock.
 
-        What `load` raises reaches every thread that waited for it, and is not kept.
+        An exception of `load` is raised in every thread that waited for it, and is not cached.
         """
         value = self.peek(key)
         if value is not None:
             return cast("T", value)
         with self._lock:
-            value = self.peek(key)  # another thread's load may have ended since
+            value = self.peek(key)  # another thread's load may have just ended
             if value is not None:
                 return cast("T", value)
             flight = self._flights.get(key)
-            mine = flight is None
+            must_load = flight is None
             if flight is None:
                 flight = self._flights[key] = _Flight()
-        if not mine:
+        if not must_load:
             self.waiting()
             with flight.done:
                 pass
@@ -113,13 +113,13 @@ class ByteLRU:
                 if self._flights.get(key) is flight:
                     del self._flights[key]
             flight.done.release()
-            del flight  # an error and its own frame would hold each other, and all that lies in the frames below
+            del flight  # else a cycle of the error and this frame keeps the objects of all frames in its traceback
 
     def _put(self, key: Hashable, flight: _Flight, nbytes: int, seconds: float) -> None:
         nbytes += OVERHEAD
         with self._lock:
             if self._flights.get(key) is not flight:
-                return  # dropped while it was loaded: what it loaded may be what had to be forgotten
+                return  # `drop` was called during the load, so the loaded value may be outdated
             self._drop(key)
             if nbytes > self.limit:
                 return
@@ -135,8 +135,10 @@ class ByteLRU:
             self._spent_bytes -= self._spent.pop(key, 0)
 
     def spend(self, key: Hashable) -> None:
-        """All of the value was used by who keeps it himself: few of these are kept, so that others get their memory,
-        which, unlike that which was never touched, costs no time."""
+        """Mark the value as fully read. The kernel now caches it, so spent values are evicted first.
+
+        Reusing their memory for new values is also faster than touching new memory.
+        """
         if self._spent_limit is None:
             return
         with self._lock:
@@ -149,7 +151,7 @@ class ByteLRU:
                 self._drop(next(iter(self._spent)))
 
     def drop(self, key: Hashable) -> None:
-        """Forget the value; a load under way is not kept, and who asks from now on does not wait for it."""
+        """Evict the value. The result of a load in progress is not cached, and later calls do not wait for it."""
         with self._lock:
             self._drop(key)
             self._flights.pop(key, None)

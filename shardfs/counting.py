@@ -1,4 +1,4 @@
-"""Counters: what was asked, what failed, how long it took. To add to them costs next to nothing."""
+"""Counters and histograms of requests, errors and durations. Updates are cheap enough for every request."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BOUNDS_S: tuple[float, ...] = tuple(float(4**i) / 1e6 for i in range(14))
-"""Of the bins of a histogram, from 1 microsecond to 67 seconds; one more bin is open."""
+"""Upper bounds of a histogram's bins, from 1 microsecond to 67 seconds; the last bin has no bound."""
 
 
 ORDINARY = frozenset(("ENOENT", "ENOSYS", "EROFS", "ENODATA", "ENOTSUP", "ENOTTY", "ERANGE"))
-"""Names of errors that are ordinary answers: a name does not exist, a request is not supported."""
+"""Errors that are normal replies: a name does not exist, a request is not supported."""
 
 
 class Histogram:
-    """Durations, in bins of which each ends at four times the one before. Not for several threads that write."""
+    """Counts of durations in the bins of `BOUNDS_S`. Only one thread may add."""
 
     __slots__ = ("bins", "seconds")
 
@@ -27,12 +27,12 @@ class Histogram:
         self.seconds = 0.0
 
     def add(self, seconds: float, weight: int = 1) -> None:
-        """One duration, which stands for `weight` such."""
+        """Add a duration `weight` times."""
         self.bins[min((int(seconds * 1e6).bit_length() + 1) // 2, len(BOUNDS_S))] += weight
         self.seconds += seconds * weight
 
     def merge(self, other: Histogram) -> None:
-        """Add what another one has counted."""
+        """Add the counts of another histogram."""
         self.bins = [a + b for a, b in zip(self.bins, other.bins, strict=True)]
         self.seconds += other.seconds
 
@@ -41,7 +41,7 @@ class Histogram:
         return sum(self.bins)
 
     def below(self, share: float) -> float:
-        """Seconds below which that share of the durations lies: the bound of a bin, infinite for the last one."""
+        """An upper bound in seconds for this share of the durations: the bound of a bin, infinite for the last bin."""
         left = share * self.count
         for bound, n in zip(BOUNDS_S, self.bins, strict=False):
             left -= n
@@ -51,14 +51,14 @@ class Histogram:
 
 
 OPCODES = 256
-"""More kinds of FUSE requests than there are."""
+"""Length of the lists by FUSE opcode, above every opcode."""
 
 
 class Tally:
-    """What one thread has answered. It alone writes here; others may read at any time.
+    """Counters of the requests that one thread answered. Only that thread writes them; other threads may read.
 
-    `calls` are counted by opcode up to the length of a round, and `rounds` are the full ones.
-    The bytes of files that it has sent are `nbytes` and, of those that it only passes on, what `sent` returns.
+    `calls` are counted by opcode up to the length of a round; `rounds` are the full rounds. `nbytes` are the sent
+    bytes of files, without those copied unchanged from stored files, whose number `sent` returns.
     """
 
     __slots__ = ("calls", "errors", "nbytes", "rounds", "sent", "times")
@@ -71,10 +71,10 @@ class Tally:
 
 
 class StoreCounters:
-    """What was asked of a remote store. Thread-safe.
+    """Counters of the requests to a remote store. Thread-safe.
 
-    `requests` are operations by kind, however often they were tried; `errors` those that failed for good, by errno.
-    `timeouts` are attempts that got no answer in time, `retries` those that were not the first.
+    `requests` are operations by kind, without retries; `errors` are operations that failed finally, by errno.
+    `timeouts` are attempts that timed out; `retries` are attempts after the first.
     """
 
     def __init__(self) -> None:
@@ -84,13 +84,13 @@ class StoreCounters:
         self.times = Histogram()
 
     def begin(self, kind: str) -> None:
-        """An operation begins."""
+        """Count the start of an operation."""
         with self._lock:
             self.requests[kind] += 1
             self.waiting += 1
 
     def end(self, seconds: float, error: int | None) -> None:
-        """It ends, with an errno if it failed."""
+        """Count the end of an operation; `error` is its errno if it failed."""
         with self._lock:
             self.waiting -= 1
             self.times.add(seconds)
@@ -98,18 +98,18 @@ class StoreCounters:
                 self.errors[error] += 1
 
     def attempt(self, *, again: bool, timeout: bool) -> None:
-        """An attempt has ended."""
+        """Count the end of an attempt."""
         with self._lock:
             self.retries += again
             self.timeouts += timeout
 
     def received(self, nbytes: int) -> None:
-        """So many bytes have come."""
+        """Count received bytes."""
         with self._lock:
             self.nbytes += nbytes
 
     def told(self) -> dict[str, Any]:
-        """The counts, by name."""
+        """A snapshot of the counters, by name."""
         with self._lock:
             return {
                 "requests": dict(self.requests),

@@ -1,4 +1,4 @@
-"""Byte ranges in one object: which bytes they cover, and which of them overlap. Arrays in, arrays out."""
+"""Arithmetic of many byte ranges in one object: coverage, overlaps, grouping."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Coverage(NamedTuple):
-    """What ranges cover together.
+    """The union of byte ranges.
 
     Args:
-        starts, stops: of the bytes covered, as few ranges as possible, ascending.
-        clashes: bytes that several ranges share in part, as (start, stop).
-        shared: bytes that are covered more than once by ranges that are equal.
+        starts, stops: the covered bytes as the fewest ranges, ascending.
+        clashes: the bytes where ranges overlap that are not equal, as (start, stop).
+        shared: the number of bytes saved because equal ranges share them.
     """
 
     starts: U64
@@ -28,28 +28,28 @@ class Coverage(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are covered."""
+        """The number of covered bytes."""
         return int((self.stops - self.starts).sum())
 
 
 def live_bytes(index: ShardIndex, behind: int = 0) -> int:
-    """How many bytes the chunks of an index cover, each with so many behind it; entries that cannot be true do not."""
+    """The number of bytes that valid entries cover, each with `behind` further bytes after its chunk."""
     broken = list(index.broken)
     starts = np.delete(index.starts, broken).astype(np.uint64)
     return cover(starts, starts + np.delete(index.sizes, broken) + np.uint64(behind)).nbytes
 
 
 def cover(starts: U64, stops: U64) -> Coverage:
-    """The union of ranges (n,), in any order."""
+    """The union of ranges (n,), which may be in any order."""
     order = np.lexsort((stops, starts))
     starts, stops = starts[order], stops[order]
     filled = stops > starts
     starts, stops = starts[filled], stops[filled]
     if not len(starts):
         return Coverage(starts, stops, (), 0)
-    again = np.append(False, (starts[1:] == starts[:-1]) & (stops[1:] == stops[:-1]))
-    shared = int((stops[again] - starts[again]).sum())
-    starts, stops = starts[~again], stops[~again]
+    repeated = np.append(False, (starts[1:] == starts[:-1]) & (stops[1:] == stops[:-1]))
+    shared = int((stops[repeated] - starts[repeated]).sum())
+    starts, stops = starts[~repeated], stops[~repeated]
     reach = np.maximum.accumulate(stops)
     clash = np.flatnonzero(starts[1:] < reach[:-1]) + 1
     clashes = list(zip(starts[clash].tolist(), np.minimum(stops[clash], reach[clash - 1]).tolist(), strict=True))
@@ -59,9 +59,9 @@ def cover(starts: U64, stops: U64) -> Coverage:
 
 
 def groups(starts: U64, stops: U64, span: int) -> list[tuple[int, int, int]]:
-    """Runs of ranges, ascending by start, to be read at once: (first, end, stop), of `span` bytes at most.
+    """Group ranges, ascending by start, for reads of at most `span` bytes; a longer range is a group of its own.
 
-    A range longer than that is a run by itself.
+    Each group is (first, end, stop): the ranges `first` to `end - 1`, which end at byte `stop`.
     """
     reach = np.maximum.accumulate(stops)
     out, i = [], 0

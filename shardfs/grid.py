@@ -42,7 +42,7 @@ def unravel(number: int, dims: Sequence[int]) -> Coords:
     """The inverse of `ravel`."""
     out = []
     for d in reversed(dims):
-        number, c = divmod(number, max(d, 1))  # an axis of length 0 has no cells, but shards are named all the same
+        number, c = divmod(number, max(d, 1))  # an axis of length 0 has no cells, but its shards still have names
         out.append(c)
     return tuple(reversed(out))
 
@@ -66,10 +66,10 @@ def unravel_many(numbers: U64, dims: Sequence[int]) -> U64:
 
 
 class MortonCode:
-    """Compressed Morton codes of the cells of a grid of any rank: interleaved bits, lowest first, each axis
-    leaving out once its bits are used up (Neuroglancer precomputed volume format, "compressed Morton code").
+    """Compressed Morton codes of the cells of a grid of any rank: interleaved bits, lowest first.
 
-    Raise ValueError if a code would not fit in 64 bits.
+    An axis contributes only as many bits as its length needs (Neuroglancer precomputed volume format, "compressed
+    Morton code"). Raise ValueError if a code would not fit in 64 bits.
     """
 
     def __init__(self, grid: Sequence[int]) -> None:
@@ -78,19 +78,19 @@ class MortonCode:
         if sum(bits) > 64:
             raise ValueError(f"chunk ids of a grid of {self.grid} need {sum(bits)} bits; 64 is the limit")
         rounds = [(i, axis) for i in range(max(bits, default=0)) for axis, n in enumerate(bits) if i < n]
-        self._places: list[list[int]] = [[] for _ in grid]  # for each axis: the output bit of its bit i
+        self._places: list[list[int]] = [[] for _ in grid]  # per axis, the position in the code of its bit i
         for out, (_, axis) in enumerate(rounds):
             self._places[axis].append(out)
 
     @property
     def bits(self) -> int:
-        """How many a code has."""
+        """The number of bits of a code."""
         return sum(map(len, self._places))
 
     def agrees_with(self, other: MortonCode) -> bool:
-        """Whether all cells that lie in the grids of both have the same codes in both."""
-        both = zip(self._places, other._places, strict=True)
-        return all(mine[: len(theirs)] == theirs[: len(mine)] for mine, theirs in both)
+        """Whether each cell that is in both grids has the same code in both."""
+        axes = zip(self._places, other._places, strict=True)
+        return all(a[: len(b)] == b[: len(a)] for a, b in axes)
 
     def encode(self, cell: Coords) -> int:
         code = 0
@@ -108,7 +108,7 @@ class MortonCode:
         return code
 
     def decode_many(self, codes: U64) -> tuple[U64, Bool]:
-        """The cells, and which of them lie in the grid: a code can name cells beyond its edge."""
+        """The cells, and which of them are inside the grid: there are codes of cells beyond its edge."""
         cells = np.zeros((len(codes), len(self.grid)), np.uint64)
         one, used = np.uint64(1), 0
         for axis, places in enumerate(self._places):
@@ -122,27 +122,27 @@ class MortonCode:
 
 
 def decimal(name: bytes, digits: int = 19) -> int | None:
-    """The number written as plain decimal digits without leading zeros, else None."""
+    """The value of a decimal number without leading zeros; None for other texts and more than `digits` digits."""
     if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > digits:
         return None
     return int(name)
 
 
 def cell_of(key: str, separator: str, rank: int) -> Coords | None:
-    """The coordinates that a key consists of, such as `1/23/45`; None if it is not of this form."""
+    """The coordinates in a key such as `1/23/45`; None if the key has another form."""
     parts = [decimal(os.fsencode(part)) for part in key.split(separator)]
-    found = tuple(part for part in parts if part is not None)
-    return found if len(found) == len(parts) == rank else None
+    cell = tuple(part for part in parts if part is not None)
+    return cell if len(cell) == len(parts) == rank else None
 
 
 class NestedNames:
-    """One directory level for each axis: `c/1/23/45` or `1/23/45`."""
+    """Names with one directory level for each axis: `c/1/23/45` or `1/23/45`."""
 
     def __init__(self, grid: Sequence[int], prefix: bytes = b"") -> None:
         self.prefix, self.dims = prefix, tuple(grid)
 
     def parse(self, level: int, name: bytes) -> int | None:
-        if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > 19:  # `decimal`, without the call
+        if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > 19:  # `decimal` inlined: hot path
             return None
         value = int(name)
         return value if value < self.dims[level] else None
@@ -164,7 +164,7 @@ class NestedNames:
 
 
 class HeadedNames(NestedNames):
-    """The same with something before the first number, which is no directory of its own: `c1/23/45`."""
+    """Nested names with a prefix of the first component: `c1/23/45`."""
 
     def __init__(self, grid: Sequence[int], head: bytes) -> None:
         super().__init__(grid)
@@ -186,9 +186,9 @@ class HeadedNames(NestedNames):
 
 
 class FlatNames:
-    """All chunks in one directory, coordinates joined by a separator: `c.1.23.45` or `1.23.45`.
+    """Names in one directory, with the coordinates joined by a separator: `c.1.23.45` or `1.23.45`.
 
-    A 0-d array has one chunk, called `scalar`.
+    `scalar` is the name of the only chunk of a 0-d array.
     """
 
     prefix = b""
@@ -202,8 +202,8 @@ class FlatNames:
         if not name.startswith(self._head):
             return None
         parts = [decimal(p) for p in name[len(self._head) :].split(self.separator)]
-        found = [p for p in parts if p is not None]
-        return found if len(found) == len(parts) == len(self.grid) else None
+        coords = [p for p in parts if p is not None]
+        return coords if len(coords) == len(parts) == len(self.grid) else None
 
     def parse(self, level: int, name: bytes) -> int | None:
         if not self.grid:
@@ -238,12 +238,12 @@ class FlatNames:
 
 
 class MappedNames:
-    """Names of a grid that has the axes of the chunks' own grid in another order, and some of length 1 more or less.
+    """Names for chunks that are shown with another order of axes, or with axes of length 1 added or removed.
 
     Args:
-        names: for the shown grid.
-        axes: shown axis i is axis `axes[i]` of the chunks' grid, or one that this does not mention.
-        rank: of the chunks' grid; an axis that is not shown has one chunk.
+        names: the names in the shown grid.
+        axes: shown axis i is axis `axes[i]` of the chunks' own grid; None for an added axis.
+        rank: the rank of the chunks' own grid. An axis that is not shown has one chunk.
     """
 
     def __init__(self, names: ChunkNames, axes: Sequence[int | None], rank: int) -> None:
@@ -275,11 +275,11 @@ class MappedNames:
 
 
 class NumberedNames:
-    """The chunks of one axis, all in one directory, called by number: `__12.blp`, `0000000C.chunk`.
+    """Names of the chunks of one axis by number, in one directory: `__12.blp`, `0000000C.chunk`.
 
     Args:
-        count: of chunks.
-        digits: if given, numbers are that many upper-case hexadecimal digits, or more if they need more.
+        count: the number of chunks.
+        digits: if not 0, numbers are upper-case hexadecimal with at least that many digits.
     """
 
     prefix = b""
@@ -319,9 +319,9 @@ class NumberedNames:
 
 
 class BoxNames:
-    """The voxel box of each chunk, as precomputed volumes name them: `x0-x1_y0-y1_z0-z1`.
+    """Names of precomputed volumes, the voxel box of each chunk: `x0-x1_y0-y1_z0-z1`.
 
-    The end is clipped to the volume; numbers are negative where `offset` is.
+    The end of a box is clipped to the volume. Numbers are negative where `offset` is negative.
     """
 
     prefix = b""
@@ -332,14 +332,14 @@ class BoxNames:
         self._size, self._chunk, self._offset = size, chunk, offset
 
     def reserved(self, level: int, name: bytes) -> bool:
-        return self.parse(level, name) is not None  # shards are called otherwise
+        return self.parse(level, name) is not None  # shards have names of another form
 
     def _interval(self, axis: int, g: int) -> bytes:
         c, offset = self._chunk[axis], self._offset[axis]
         return b"%d-%d" % (offset + g * c, offset + min((g + 1) * c, self._size[axis]))
 
     def _cell(self, axis: int, text: bytes) -> int | None:
-        # The begin alone says which cell; that the whole is canonical shows in printing it again.
+        # The begin determines the cell. Formatting the cell again rejects names that are not canonical.
         begin = text[: text.find(b"-", 1)]
         if len(begin) > 20 or not begin.lstrip(b"-").isdigit():
             return None
@@ -361,11 +361,11 @@ class BoxNames:
         return number
 
     def name(self, cell: Coords) -> str:
-        """What one chunk is called."""
+        """The name of one chunk."""
         return b"_".join(self._interval(axis, g) for axis, g in enumerate(cell)).decode()
 
     def cell(self, name: str) -> Coords | None:
-        """The inverse of `name`; None if no chunk is called so."""
+        """The inverse of `name`; None if no chunk has this name."""
         number = self.parse(0, name.encode(errors="replace"))
         return None if number is None else unravel(number, self.grid)
 
@@ -388,11 +388,11 @@ class BoxNames:
         return ravel_many(coords, self.grid)[:, None]
 
     def shape(self, coords: Coords) -> Coords:
-        """The voxels of a chunk, clipped to the volume."""
+        """The shape of a chunk in voxels, clipped to the volume."""
         return tuple(min((g + 1) * c, s) - g * c for g, c, s in zip(coords, self._chunk, self._size, strict=True))
 
     def voxels_many(self, coords: U64) -> U64:
-        """The number of voxels of each chunk of (n, 3) coordinates."""
+        """The number of voxels of each chunk, for (n, 3) coordinates."""
         n = np.ones(len(coords), np.uint64)
         for axis in range(len(self.grid)):
             c = np.uint64(self._chunk[axis])
@@ -402,26 +402,25 @@ class BoxNames:
 
 
 SMALL_IDS = 1 << 52
-"""Ids below have a number by arithmetic. 2**52 is more than any count of objects, but some ids carry other things in
-their upper bits."""
+"""Ids below this limit have component values. Consecutive ids stay below, but some ids encode data in upper bits."""
 
 
 class IdNames:
-    """Ids of 64 bits in decimal, in one directory; with a suffix for each of the files of an id.
+    """Names of 64-bit ids in decimal, in one directory, with a suffix for each file of an id.
 
-    The values of the component are those of ids below `SMALL_IDS` only; the others are known by their coordinates.
+    Only ids below `SMALL_IDS` have component values; other ids are identified by their coordinates (`cell`, `names`).
     """
 
     prefix = b""
 
     def __init__(self, suffixes: Sequence[bytes] = (b"",)) -> None:
-        """Each suffix is the name of a coordinate behind the id, unless there is only one."""
+        """With several suffixes, coordinates are the id and the position of the suffix; with one, the id alone."""
         self._suffixes = tuple(suffixes)
         self._n = len(self._suffixes)
         self.dims = (SMALL_IDS * self._n,)
 
     def cell(self, name: bytes) -> Coords | None:
-        """The coordinates of the file called so, whatever its id."""
+        """The coordinates of the file with this name, for ids of any size; None if no file has this name."""
         for part, suffix in enumerate(self._suffixes):
             if name.endswith(suffix):
                 number = decimal(name[: len(name) - len(suffix)], 20)
@@ -442,7 +441,7 @@ class IdNames:
         return self.names(self.coords_many(values[:, None]))
 
     def names(self, coords: U64) -> npt.NDArray[np.bytes_]:
-        """What the files at (n, d) coordinates are called, whatever their ids."""
+        """The names of the files at (n, d) coordinates, for ids of any size."""
         names = coords[:, 0].astype("S20")
         if self._suffixes == (b"",):
             return names

@@ -1,4 +1,4 @@
-"""What may be secret in what a user gave, and what is shown of it: in messages, logs and lists of mounts."""
+"""Redaction of secrets in sources, storage options and variables, for messages, logs and lists of mounts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ HARMLESS = frozenset((
     "region", "region_name", "remote_protocol", "signature_version", "target_protocol", "user", "username", "verify",
 ))
 # fmt: on
-"""Names of storage options and variables whose values are shown. There is no list of all that is secret in all stores,
-so whatever is not here is masked, as far as it is text."""
+"""Names of storage options and variables whose values are shown. All other texts are masked, since no list of the
+secret options of all stores exists."""
 
 LEAST = 4
-"""Shorter secrets are not looked for in messages: they would be found in ordinary words."""
+"""Shorter secrets are not replaced in messages: they would match parts of ordinary words."""
 
 _known: set[str] = set()
 
 
 def is_path(source: str) -> bool:
-    """Whether a source is a local path rather than a URL; what exists is one, be it that it has `::` in its name."""
+    """Whether a source is a local path rather than a URL. An existing path may contain `::`, but not `://`."""
     return "://" not in source and ("::" not in source or os.path.lexists(source))
 
 
 def public_name(source: str) -> str:
-    """The source without what may be secret: user names and passwords, queries, fragments."""
+    """The source without user names, passwords, queries and fragments, which may be secret."""
     return "::".join(_public_part(part) for part in source.split("::"))
 
 
@@ -45,7 +45,7 @@ def _public_part(part: str) -> str:
 
 
 def masked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with a mask in place of each text that may be secret."""
+    """The values with `MASK` in place of each text that may be secret."""
     return {name: _masked_value(name, value) for name, value in values.items()}
 
 
@@ -60,7 +60,7 @@ def _masked_value(name: str, value: Any) -> Any:
 
 
 def secrets_of(source: str, *groups: Mapping[str, Any]) -> Iterator[str]:
-    """The texts that `public_name` and `masked` would not show."""
+    """The texts that `public_name` and `masked` hide."""
     for part in source.split("::"):
         url = urlsplit(part) if "://" in part else None
         if url is not None:
@@ -83,13 +83,13 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def remember(source: str, *groups: Mapping[str, Any]) -> None:
-    """From now on `scrubbed` takes these out. Stores put what they were given into their messages."""
+    """Make `scrubbed` mask these secrets from now on, since stores include their arguments in error messages."""
     for secret in secrets_of(source, *groups):
         _known.update(text for text in (secret, unquote(secret)) if len(text) >= LEAST)
 
 
 def scrubbed(text: str) -> str:
-    """A message without the secrets that were remembered."""
+    """The message with remembered secrets masked."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return text

@@ -1,4 +1,4 @@
-"""The plain values everything else is written in, and the protocols between floors. numpy only, no I/O."""
+"""Plain values and protocols that all parts of shardfs share. numpy only, no I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Version: TypeAlias = Hashable
 
 
 class ByteRange(NamedTuple):
-    """Half-open, absolute in its object: `[start, stop)`."""
+    """The bytes `[start, stop)` of an object."""
 
     start: int
     stop: int
@@ -41,18 +41,18 @@ ByteRequest: TypeAlias = ByteRange | Suffix
 Bytes: TypeAlias = bytes | FilePart
 
 Piece: TypeAlias = bytes | memoryview | ByteRange | FilePart
-"""Of a new object; a `ByteRange` is those bytes of the object that it replaces."""
+"""A part of a new object. A `ByteRange` stands for these bytes of the object that is replaced."""
 
 Plan: TypeAlias = list[Piece]
-"""A new object: its pieces, one behind the other."""
+"""A new object as the concatenation of its pieces."""
 
 
 Content: TypeAlias = Bytes | Plan
-"""Of something to be written: bytes, or pieces of which some may be of the object that is replaced."""
+"""The content of a chunk or object to be written. A plan may refer to the object that is replaced."""
 
 
 class Put(NamedTuple):
-    """A chunk to be written. `lead` is what shall lie right before it (`Lead`)."""
+    """A chunk to be written. `lead` are the bytes to be stored right before the chunk (`Lead`)."""
 
     data: Content
     lead: Content | None = None
@@ -60,13 +60,13 @@ class Put(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the bytes of a shard object are good for.
+    """How many bytes of a shard object serve which purpose.
 
     Args:
-        size: of the object.
-        index: of its index, and of headers.
-        live: which lead to chunks, bytes that several share counted once.
-        dead: which lead nowhere; what a rewrite leaves behind.
+        size: bytes of the whole object.
+        index: bytes of the index and of headers.
+        live: bytes of chunks; bytes that several chunks share count once.
+        dead: bytes that the index does not refer to, such as overwritten chunks.
     """
 
     size: int
@@ -76,7 +76,7 @@ class Usage:
 
 
 class Stat(NamedTuple):
-    """What a store says of one object. `version` changes whenever the bytes may have changed."""
+    """An object's attributes in its store. `version` changes whenever the bytes may have changed."""
 
     size: int
     mtime_ns: int
@@ -84,74 +84,74 @@ class Stat(NamedTuple):
 
 
 class Blob(Protocol):
-    """One object of a store, or a part or a decoded form of one; as it was when it was opened.
+    """One object of a store, or a part or decoded form of one, in the version that was opened.
 
-    `fd` is a descriptor on which the bytes lie as they are, the first at position `base`; -1 if there is none.
+    `fd` is a file descriptor with the same bytes, the first one at position `base`; -1 if there is none.
     """
 
     fd: int
     base: int
 
     def stat(self) -> Stat:
-        """Size, time and version; may cost one request, the first time."""
+        """Size, time and version. The first call may cost one request."""
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        """The bytes of each request, in order. Short where the object ends; neighbours are coalesced."""
+        """The bytes of each request, in order; fewer where the object ends. Adjacent requests are coalesced."""
 
 
 class ShardSource(Protocol):
-    """Where the shard objects of one collection come from."""
+    """Opens and lists the shard objects of one collection."""
 
     @property
     def is_local(self) -> bool:
-        """Whether they are files of this machine."""
+        """Whether shards are files of this machine."""
 
     @property
     def layer(self) -> Layer: ...
 
     def open(self, shard: int) -> Blob:
-        """Raise FileNotFoundError if the shard does not exist (then all its chunks are absent).
+        """Open the decoded shard. Raise FileNotFoundError if it does not exist: then all its chunks are absent.
 
-        On a remote store a missing shard may show only at the first `read`, as the same error.
+        On a remote store the first `read` may raise the FileNotFoundError instead.
         """
 
     def stored(self, shard: int) -> Blob:
-        """The shard as it is stored, with the codecs of its layer around it. As `open`."""
+        """Open the stored shard, still encoded by the codecs of its layer. Raises the errors of `open`."""
 
     def unwrap(self, shard: int, stored: Blob) -> Blob:
-        """What `open` gives, made of `stored`. Raise ValueError, with the reason, if it cannot be decoded."""
+        """Decode the result of `stored` to that of `open`. Raise ValueError, with the reason, if that fails."""
 
     def number(self, key: str) -> int | None:
-        """The inverse of `key`; None if no shard is called so."""
+        """The inverse of `key`; None if no shard has this name."""
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
-        """The numbers of the shards that exist, ascending; and the damage for which some may be missing."""
+        """The numbers of the existing shards, ascending; and an error if damage may hide other shards."""
 
     def exists(self) -> bool:
-        """Whether there is any shard."""
+        """Whether there is at least one shard."""
 
     def survey(self) -> tuple[U64, Sequence[CorruptShardError]]:
-        """The numbers of `existing`; and all that is called as a shard is, but is none."""
+        """The numbers of `existing`; and an error for each name of a shard that is not a shard."""
 
     def is_pair(self, shard: int) -> bool:
-        """Whether the shard lies in two files, and in no single one."""
+        """Whether the shard is stored as two files, and no single file exists."""
 
     def reopen(self, shard: int) -> None:
-        """Forget what is remembered of the shard object, so that `open` sees what is there now."""
+        """Drop cached state of the shard object, so that `open` finds its newest version."""
 
     def key(self, shard: int) -> str:
-        """The shard's name in its store, for messages and for people."""
+        """The shard's name in its store, for messages."""
 
     def move(self, old: str, new: str) -> None:
-        """The shards lie below directory `new` of the store now, which was called `old`."""
+        """Continue below directory `new` of the store, to which directory `old` was renamed."""
 
 
 Placement: TypeAlias = tuple[int, int, int]
-"""Where a chunk lies: which shard, which page of the shard's index, which slot of that page."""
+"""A chunk's place: the shard, the page of the shard's index, and the slot of that page."""
 
 
 class Placements(NamedTuple):
-    """`Placement` of many chunks, as arrays."""
+    """The `Placement` of many chunks, as arrays."""
 
     shard: U64
     page: U64
@@ -159,46 +159,48 @@ class Placements(NamedTuple):
 
 
 class Index(Protocol):
-    """One page of a shard index, in whatever form costs least."""
+    """One page of a shard index, in the form that needs the least memory."""
 
     @property
     def nbytes(self) -> int: ...
 
     def find(self, slot: int) -> tuple[int, int] | None:
-        """Start and size of the chunk in `slot`, which is one that the format places; None if it is absent.
+        """Start and size of the chunk in `slot`, a result of `ShardFormat.place`; None if the chunk is absent.
 
-        Raise ValueError, with the reason, if the entry cannot be true.
+        Raise ValueError, with the reason, if the entry is invalid.
         """
 
     def checked(self, object_size: int) -> Index:
-        """The same index, in which ranges that leave the object cannot be true."""
+        """The same index, with entries marked invalid whose range leaves the object."""
 
     def arrays(self) -> ShardIndex:
-        """All of it, for listings."""
+        """All entries, for listings."""
 
 
 class Checksum(NamedTuple):
-    """A sum that is stored beside what it is of; `digest` gives its `size` bytes."""
+    """A checksum that is stored beside its data; `digest` computes its `size` bytes."""
 
     name: str
     size: int
     digest: Callable[[bytes], bytes]
 
-    def verify(self, data: bytes, told: bytes) -> None:
-        """Raise ValueError, with the reason, if `told` is not the sum of `data`."""
-        found = self.digest(data)
-        if found != told:
-            raise ValueError(f"its {self.name} is {found.hex()}, but says {told.hex()}")
+    def verify(self, data: bytes, stored: bytes) -> None:
+        """Raise ValueError, with the reason, if `stored` is not the checksum of `data`."""
+        computed = self.digest(data)
+        if computed != stored:
+            raise ValueError(f"its {self.name} is {computed.hex()}, but {stored.hex()} is stored")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """One page of a shard index: which slots are present, and where.
+    """One page of a shard index: the slots that are present, and the byte range of each.
 
-    Parallel arrays, sorted by slot. `slots` is None when slot i is entry i for all i: then an entry costs 8 or
-    16 bytes of memory instead of 24. `broken` says why the entries at some positions cannot be true. `checksum` is
-    given if one lies right behind the range of each entry; only `ShardFormat.walk` gives one. `repeated` are slots with
-    further entries, which nobody finds; `checked` does not keep it.
+    Args:
+        slots: parallel to `starts` and `sizes`, ascending. None if slot i is entry i for all i: then an entry takes 8
+            or 16 bytes of memory instead of 24.
+        broken: the reasons why entries are invalid, by position.
+        checksum: given if a checksum follows the range of each entry. Only `ShardFormat.walk` sets it.
+        repeated: slots with further entries, which readers do not find. `checked` drops it.
     """
 
     slots: U64 | None
@@ -210,8 +212,8 @@ class ShardIndex:
 
     @classmethod
     def empty(cls) -> Self:
-        none = np.empty(0, np.uint64)
-        return cls(none, none, none)
+        array = np.empty(0, np.uint64)
+        return cls(array, array, array)
 
     @property
     def nbytes(self) -> int:
@@ -227,7 +229,7 @@ class ShardIndex:
         return np.arange(len(self.starts), dtype=np.uint64) if self.slots is None else self.slots
 
     def position(self, slot: int) -> int:
-        """The entry of `slot`, or -1 if it is absent."""
+        """The position of the entry of `slot`, or -1 if it is absent."""
         if self.slots is None:
             return slot if slot < len(self.starts) else -1
         i = int(self.slots.searchsorted(np.uint64(slot)))
@@ -236,8 +238,8 @@ class ShardIndex:
     def positions(self, slots: U64) -> npt.NDArray[np.intp]:
         """`position` of many slots at once."""
         if self.slots is None:
-            found = slots < len(self.starts)
-            return np.where(found, slots, 0).astype(np.intp) - np.where(found, 0, 1)
+            present = slots < len(self.starts)
+            return np.where(present, slots, 0).astype(np.intp) - np.where(present, 0, 1)
         if not len(self.slots):
             return np.full(len(slots), -1, np.intp)
         i = self.slots.searchsorted(slots)
@@ -245,7 +247,7 @@ class ShardIndex:
         return np.where(self.slots[i] == slots, i, -1)
 
     def extent_at(self, i: int) -> tuple[int, int]:
-        """Start and size of entry `i`. Raise ValueError, with the reason, if the entry cannot be true."""
+        """Start and size of entry `i`. Raise ValueError, with the reason, if the entry is invalid."""
         if self.broken and i in self.broken:
             raise ValueError(self.broken[i])
         return self.starts.item(i), self.sizes.item(i)
@@ -261,7 +263,7 @@ class ShardIndex:
         return self.starts.item(slot), self.sizes.item(slot)
 
     def checked(self, object_size: int) -> ShardIndex:
-        """The same index, with ranges that leave the object marked broken, and in as little memory as it can be."""
+        """The same index in 32-bit numbers if these suffice, with ranges that leave the object marked broken."""
         starts, sizes = self.starts, self.sizes
         if len(starts) and not self.broken and int(starts.max()) + int(sizes.max()) <= object_size < 2**32:
             return ShardIndex(self.slots, starts.astype(np.uint32), sizes.astype(np.uint32))
@@ -277,7 +279,7 @@ class ShardIndex:
             broken.setdefault(i, f"its range {where} leaves the object of {object_size} bytes")
         if np.count_nonzero(outside) > MAX_BROKEN:
             keep = ~outside
-            keep[list(broken)] = True  # beyond the first few a broken entry is simply absent: no list of millions
+            keep[list(broken)] = True  # further broken entries become absent, to limit the size of the dictionary
             at = np.cumsum(keep) - 1
             broken = {int(at[i]): why for i, why in broken.items()}
             return ShardIndex(self.all_slots()[keep], starts[keep], sizes[keep], broken)
@@ -288,12 +290,10 @@ MAX_BROKEN = 100_000
 
 
 class ShardFormat(Protocol):
-    """How chunks lie in the shards of one collection. Says what to read and what bytes mean; does no I/O.
+    """The byte layout of one collection's shards: which bytes to read, and what they mean. Does no I/O.
 
-    `grid` is the grid of chunks it places (for grids).
-
-    Coordinates are chunk grid coordinates (or ids) as given by `Collection`; none of these check that they lie
-    in the grid.
+    `grid` is the shape of the chunk grid, for formats that place grids. Coordinates are those of `Collection`: chunk
+    grid coordinates or ids. No method checks that coordinates are inside the grid.
     """
 
     @property
@@ -302,64 +302,66 @@ class ShardFormat(Protocol):
     def place(self, coords: Coords) -> Placement: ...
 
     def row(self, above: Coords) -> Callable[[int], Placement]:
-        """`place` of the chunks that differ in the last coordinate only, given that one; `above` are the others."""
+        """`place` as a function of the last coordinate, with the other coordinates fixed to `above`."""
 
     def place_many(self, coords: U64) -> Placements:
-        """`place` for an (n, d) array."""
+        """`place` for an (n, d) array of coordinates."""
 
     def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
-        """The inverse, for listing: (n, d) coordinates, and which of them really belong to this page.
+        """The inverse of `place_many`: (n, d) coordinates, and which of them are valid.
 
-        An entry that readers cannot reach (outside the grid, or where its hash does not lead) is not valid.
+        An entry that readers cannot reach (outside the grid, or on a page to which its hash does not lead) is invalid.
         """
 
     @property
     def walk(self) -> Callable[[Blob], ShardIndex] | None:
-        """Reads the only page of a shard whose index cannot be had in the two steps below; None if it can.
+        """Reads the index of a shard that has neither a root nor pages; None for formats with these.
 
-        It uses few calls of `read`, of many ranges each, and raises ValueError with the reason.
+        The function makes few calls of `read`, of many ranges each. It raises ValueError with the reason.
         """
 
     page_bits: int
-    """Page numbers fit in so many bits."""
+    """Page numbers fit in this number of bits."""
 
     blocks: int
-    """A shard's root index, which tells where its pages lie, is read in so many blocks; each covers some pages."""
+    """The number of blocks in which a shard's root index is read. Each block has the positions of some pages."""
 
     def block_of(self, page: int) -> int: ...
 
     def root_request(self, block: int) -> ByteRange | None:
-        """The bytes of a block of the root; None if this format needs no root to find its pages."""
+        """The range of a block of the root; None if this format finds its pages without a root."""
 
     def nonempty_pages(self, block: int, root: bytes | None) -> U64:
-        """The pages covered by this block that may hold entries, ascending. Raise ValueError, with the reason."""
+        """The pages of this block that may have entries, ascending. Raise ValueError, with the reason, for damage."""
 
     def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest | None:
-        """The bytes of `page`; None if the page is empty. Raise ValueError, with the reason, if impossible."""
+        """The range of `page`; None if the page is empty. Raise ValueError, with the reason, if it is impossible."""
 
     def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
-        """Raise ValueError, with the reason, unless length and checksum hold. Ranges are not compared with the
-        object's size yet (`Index.checked`)."""
+        """Decode a page. Raise ValueError, with the reason, for a wrong length or checksum.
+
+        `Index.checked` compares the ranges with the object's size later.
+        """
 
     def candidates(self, shard: int) -> U64 | None:
-        """All slots that the (only) page of a shard could hold; None if they cannot be counted."""
+        """All slots that the only page of a shard may have; None if they are not enumerable."""
 
     def key(self, shard: int) -> str:
         """The shard object's key, relative to the collection."""
 
     def shard_of(self, key: str) -> int | None:
-        """The inverse of `key`; None if no shard of this collection is called so."""
+        """The inverse of `key`; None if no shard of this collection has this key."""
 
     def capacity(self, shard: int) -> int | None:
-        """How many chunks of the collection a shard can hold; None if that cannot be told."""
+        """The number of the collection's chunks that belong to a shard; None if unknown."""
 
     @property
     def unwritable(self) -> str:
-        """Why its shards cannot be rewritten; "" if they can."""
+        """Why shards of this format cannot be rewritten; "" if they can."""
 
     in_place: int
-    """So many bytes of a shard's beginning may be changed at a time where they lie, when what they lead to is there: an
-    entry of an index that is true or not by itself. 0: none."""
+    """The size of an index entry at a shard's beginning that can be overwritten in place, once the data it refers to
+    are stored: the entry is valid independently of the others. 0 if the format has no such entries."""
 
     def rewrite(
         self,
@@ -372,80 +374,82 @@ class ShardFormat(Protocol):
         forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
-        """The shard with chunks written and others gone, all by page and slot; None if no chunk is left.
+        """Plan the shard after some chunks are put and others dropped, by page and slot; None if no chunk remains.
 
-        What was in the object stays where it was, with the index that led to it, so that who remembers that reads
-        what it read before; new bytes come behind. Formats say where they cannot have it so. What no reader finds, and
-        broken entries, are carried over as they are.
+        Existing bytes stay at their positions, also the old index, and new bytes are appended. So readers with a cached
+        index still read the old chunks. Formats document exceptions. Unreachable bytes and broken entries are kept.
 
         Args:
-            pack: leave out what no entry leads to, which moves everything; unless an entry is broken.
-            forward: an index that is written has no differences below zero, though chunks must be copied for that. Only
-                formats that store differences know it.
+            pack: omit bytes that no entry refers to, which moves chunks. Ignored if an entry is broken.
+            forward: write no index with negative differences, even if chunks must be copied for that. Only formats that
+                store differences use it.
             leads: given if bytes before chunks belong to them.
 
-        Raise ValueError, with the reason, for an object so damaged that chunks would be lost, or others seem found;
-        UnsupportedError for what no such shard can be.
+        Raise ValueError, with the reason, if the object is so damaged that chunks would be lost or wrong ones found;
+        UnsupportedError if the format cannot express the result.
         """
 
     def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
-        """The shard without what no entry leads to. Raise ValueError, with the reason, if an entry is broken."""
+        """Plan the shard without unreferenced bytes. Raise ValueError, with the reason, if an entry is broken."""
 
     def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
-        """What cannot be found because of damage counts as dead. Raise ValueError if that is everything."""
+        """Measure a shard. Chunks that are lost by damage count as dead. Raise ValueError if all chunks are lost."""
 
 
 Leads: TypeAlias = Callable[[U64, U64], U64]
-"""How many bytes before each chunk belong to it (`Lead`), by starts and sizes in the shard.
+"""Returns how many bytes before each chunk belong to it (`Lead`), from the chunks' starts and sizes in the shard.
 
-Raise ValueError, with the reason, if one does not tell."""
+Raises ValueError, with the reason, if a chunk does not contain that number."""
 
 
 class Transform(Protocol):
-    """What turns a stored chunk into the bytes that are shown. Pure arithmetic and bytes; no I/O."""
+    """Converts between the stored and the shown bytes of a chunk. Pure; no I/O."""
 
     @property
     def name(self) -> str:
-        """For people, as `locate` prints it."""
+        """The name that `locate` prints."""
 
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
-        """Shown sizes of chunks (n, d) with these stored sizes; -1 where only reading can tell."""
+        """Shown sizes of chunks (n, d) with these stored sizes; -1 where the chunk must be read for that."""
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
-        """Raise ValueError, with the reason, for bytes that cannot be this chunk."""
+        """The shown bytes. Raise ValueError, with the reason, if `stored` cannot be this chunk."""
 
     def require(self, coords: Coords, shown: bytes) -> None:
-        """Raise as `store` would, without its work."""
+        """Raise the errors of `store`, without encoding if possible."""
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
-        """What `show` shows so. Raise ValueError, with the reason, for bytes that cannot be this chunk;
-        UnsupportedError if chunks shown so cannot be written at all."""
+        """Bytes that `show` turns into `shown`.
+
+        Raise ValueError, with the reason, if `shown` cannot be this chunk; UnsupportedError if this transform cannot
+        write chunks.
+        """
 
 
 class Filler(Protocol):
-    """Makes the chunks that are not stored, where a reader would take a missing one for something else."""
+    """Makes chunks that are not stored, for readers that would misinterpret a missing chunk."""
 
     def sizes(self, coords: U64) -> Sizes:
-        """Of chunks (n, d)."""
+        """The sizes of chunks (n, d)."""
 
     def show(self, coords: Coords) -> bytes:
-        """The bytes of one."""
+        """The bytes of one chunk."""
 
 
 class ChunkCheck(Protocol):
-    """What the stored bytes of chunks must be, for `verify`. Pure arithmetic and bytes; no I/O."""
+    """Checks stored chunks for `verify`. Pure; no I/O."""
 
     @property
     def head(self) -> int | None:
-        """How many first bytes of a chunk `quick` looks at; None means all of them, as a checksum needs."""
+        """The number of first bytes that `quick` needs; None for the whole chunk, such as for a checksum."""
 
     @property
     def plain(self) -> bool:
-        """Whether any bytes of the right number are a chunk, so that `deep` tells no more than `sizes`."""
+        """Whether all bytes of the right number are valid, so that `deep` finds no more than `sizes`."""
 
     @property
     def unchecked(self) -> str:
-        """The codec for which `deep` cannot look into chunks; "" if it can."""
+        """The codec or encoding that `deep` cannot decode; "" if there is none."""
 
     def sizes(self, coords: U64) -> Sizes | None:
         """The stored sizes of chunks (n, d); None if they depend on the content."""
@@ -454,15 +458,17 @@ class ChunkCheck(Protocol):
         """Raise ValueError, with the reason, if a chunk of `size` bytes that begins with `head` is damaged."""
 
     def deep(self, coords: Coords, stored: bytes) -> None:
-        """The same, having decoded all of it."""
+        """Decode the chunk. Raise ValueError, with the reason, if it is damaged."""
 
 
 class Lead(NamedTuple):
-    """Each chunk is two files: itself, and the bytes that lie right before it in its shard, which no index names.
+    """For collections that show two files for each chunk: the chunk, and the bytes right before it in its shard.
+
+    No index has the range of the bytes before a chunk.
 
     Args:
-        size: how many bytes those are, told by the chunk as it is shown. Raise ValueError, with the reason.
-        transform: what is around the chunk itself, but not around the bytes before it.
+        size: returns the number of these bytes from the shown chunk. Raises ValueError, with the reason.
+        transform: the transform of the chunk; the bytes before it have none.
     """
 
     size: Callable[[bytes], int]
@@ -470,7 +476,7 @@ class Lead(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A shard in two files, named by suffix: its first `head_bytes` in one, the rest in the other."""
+    """The suffixes of a shard in two files: its first `head_bytes` are in file `head`, the rest in file `body`."""
 
     head: str
     body: str
@@ -482,10 +488,10 @@ class Layer:
     """One level of sharding.
 
     Args:
-        format: how chunks lie in a shard.
-        codecs: bytes-to-bytes codecs around the whole shard: it is decoded before anything else is read from it.
-        trailer: bytes behind the shard that belong to such codecs but leave it readable in place (a checksum).
-        pair: given if a shard may lie in two files instead.
+        format: the byte layout of a shard.
+        codecs: bytes-to-bytes codecs around the whole shard. The shard is decoded before chunks are read from it.
+        trailer: the size of a checksum after the shard. Unlike codecs, it leaves the shard readable without decoding.
+        pair: given if a shard may be stored as two files instead.
     """
 
     format: ShardFormat
@@ -494,7 +500,7 @@ class Layer:
     pair: Pair | None = None
 
     def single_name(self, name: str) -> str:
-        """The name of a shard's single file, for that of a file of its pair; any other as it is."""
+        """Convert the name of one file of a pair to that of the shard's single file; return other names unchanged."""
         for suffix in (self.pair.head, self.pair.body) if self.pair is not None else ():
             if name.endswith(suffix):
                 return name.removesuffix(suffix) + "." + self.format.key(0).rsplit(".", 1)[-1]
@@ -503,23 +509,22 @@ class Layer:
 
 @dataclass(frozen=True)
 class Collection:
-    """The chunks of one sharding rule: an array, a scale of a volume, all meshes of a segmentation.
+    """All chunks that share one sharding rule: an array, a scale of a volume, all meshes of a segmentation.
 
     Args:
-        format: the name of the format that described it.
-        path: where its chunks are shown, relative to the dataset's directory.
-        names: what the chunks are called there.
-        layers: outermost first; more than one if shards lie in shards. The chunk coordinates of a layer are those of
-            its own grid.
-        codecs: what the shown bytes are made with, innermost first; for people, opaque to shardfs.
-        facts: shape, data type and the like, for `info`.
-        transform: given if chunks are shown otherwise than stored.
-        shards: where its shards lie, relative to the dataset's directory, if not at `path`. If the only shard is
-            called "", it is the file of this name.
-        lead: given if two files are shown for each chunk. The last coordinate tells them apart: 0 is the chunk.
-        array: what the chunks are chunks of, for layouts; None if it is no array, or shardfs knows too little of it.
-        filler: given if chunks that are not stored are shown all the same.
-        check: what stored chunks must be; None if that is not known.
+        format: the name of the format that describes the collection.
+        path: the directory where the chunks are shown, relative to the dataset's directory.
+        names: the names of the chunks there.
+        layers: outermost first; more than one if shards contain shards. Each layer has its own grid of chunks.
+        codecs: the codecs of the shown bytes, innermost first. Only displayed.
+        facts: shape, data type and other facts, for `info`.
+        transform: given if the shown bytes differ from the stored ones.
+        shards: the directory of the shards, relative to the dataset's directory, if not `path`. If the only shard has
+            the key "", `shards` is the path of its file.
+        lead: given if two files are shown for each chunk. The last coordinate distinguishes them: 0 is the chunk.
+        array: the array of these chunks, for layouts; None for other collections, or if shardfs cannot describe it.
+        filler: given if chunks that are not stored are shown anyway.
+        check: checks stored chunks; None if the format has no check.
     """
 
     format: str
@@ -537,13 +542,13 @@ class Collection:
 
     @property
     def stored_at(self) -> str:
-        """Where its shards lie, relative to the dataset's directory."""
+        """The directory of the shards, relative to the dataset's directory."""
         return self.path if self.shards is None else self.shards
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `info` tells of a collection. Shapes are in elements; () for what is no array."""
+    """A collection's properties for `info`. Shapes are in elements, and () for collections that are no arrays."""
 
     shape: Coords
     chunk_shape: Coords
@@ -553,7 +558,7 @@ class Facts:
 
 
 class Located(NamedTuple):
-    """Where a shown chunk lies. `shard` is a path in the source; a shard in a shard has the slot in brackets."""
+    """The place of a shown chunk. `shard` is a path in the source, with a slot in brackets for a shard in a shard."""
 
     collection: str
     coords: Coords
@@ -564,7 +569,7 @@ class Located(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What `info` tells of a collection."""
+    """The output of `info` about a collection."""
 
     path: str
     format: str
@@ -583,9 +588,9 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that shardfs does not expand, and why; told by `info` and in the log.
+    """Data that shardfs cannot unshard, and the reason, for `info` and the log.
 
-    It is shown as it is stored; or not at all, if `skipped`; or, if `damaged`, it is an error to open it.
+    Its files are shown unchanged; if `skipped`, they are not shown; if `damaged`, opening them fails.
     """
 
     path: str
@@ -595,57 +600,57 @@ class Problem:
 
     @property
     def instead(self) -> str:
-        """What is done about it, for people."""
+        """What the mount does with these data, for messages."""
         if self.damaged:
             return "cannot be opened"
         return "not shown" if self.skipped else "shown as it is stored"
 
 
 class Rewriter(Protocol):
-    """Documents of a directory that are shown otherwise than stored, and whose names are not known in advance."""
+    """Translates documents of a directory whose names are not known in advance."""
 
     def applies(self, name: str) -> bool:
         """Whether a file of this name may be such a document."""
 
     def rewrite(self, path: str, name: str, raw: bytes) -> bytes | None:
-        """What is shown instead; None if the file is shown as it is stored. Raise CorruptShardError."""
+        """The document to show; None to show the file unchanged. Raise CorruptShardError for a damaged document."""
 
 
 class Scope(Protocol):
-    """Datasets in directories below, described by documents that lie elsewhere. Paths are relative to the scope."""
+    """Datasets in subdirectories whose documents are in another directory. Paths are relative to the scope."""
 
     @property
     def data(self) -> str:
-        """The directory of the outermost dataset: other layouts show its content where the scope lies."""
+        """The directory of the outermost dataset. Other layouts show its content in place of the scope."""
 
     def listing(self, below: str) -> str:
-        """The directory that tells which datasets lie right below a directory, some of which may have no data yet."""
+        """The directory whose entries name the datasets directly in `below`, also datasets without data."""
 
     def member(self, name: str, is_directory: bool) -> str | None:
-        """What the dataset is called of which something in `listing` tells that it is there."""
+        """The name of the dataset for which this entry of `listing` stands; None if it stands for none."""
 
     def documents(self, below: str) -> Sequence[str]:
-        """The documents that may describe directory `below`."""
+        """The paths of the documents that may describe directory `below`."""
 
     def open(self, path: str, below: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        """What those that exist say of it; as `Format.open`. `path` is for messages."""
+        """The dataset that the existing documents describe, see `Format.open`. `path` is for messages."""
 
 
 class Levels(Protocol):
-    """An image of which the levels lie below, told by their own attributes. Only layouts look for it."""
+    """An image that only the attributes of its levels, the arrays in a group, describe. Only layouts use it."""
 
     def paths(self) -> Iterable[str]:
-        """Where they may lie, relative to the group; those behind the first that is not there are not looked for."""
+        """Possible paths of levels, relative to the group. The search ends at the first path that does not exist."""
 
     def image(self, found: Mapping[str, Array]) -> Multiscale | None:
-        """The image that these levels are, which were found in this order; None if they are none."""
+        """The image with these levels, in the order of `paths`; None if they are not levels of an image."""
 
 
 class Consolidation(NamedTuple):
-    """A document that is made of all documents shown below its directory, when somebody asks for it.
+    """A document that is built on request from all documents shown below its directory.
 
     Args:
-        build: takes the documents by path relative to the directory, this directory's own among them.
+        build: takes the documents by path relative to the directory, including those of the directory itself.
     """
 
     name: str
@@ -657,29 +662,31 @@ class Dataset:
     """What the documents of one directory describe.
 
     Args:
-        format: the name of the format, as `info` prints it.
-        collections: none if there is nothing sharded here.
-        documents: the documents that are shown otherwise than stored, by path below the directory. Directories on
-            the way to one need not exist in the store, and what those say themselves gives way.
-        problems: what was left as it is stored, and why.
-        closed: no other datasets lie below this directory (it is an array, full of chunks).
-        unwalked: subdirectories in which no datasets lie (they are full of chunks, too).
-        named: directories below that the documents name. Stores that list nothing are believed to have them.
+        format: the name of the format, printed by `info`.
+        collections: the sharded collections, if there are any.
+        documents: translated documents by path below the directory, shown instead of stored ones. The directories in
+            these paths need not exist in the store, and documents stored in these directories are ignored.
+        problems: data shown unchanged, and the reasons.
+        closed: whether no other datasets are below this directory, because it is an array, full of chunks.
+        unwalked: subdirectories without datasets, because they are full of chunks.
+        named: subdirectories that the documents name. Stores that cannot list directories are assumed to have them.
         hidden: names in this directory that are not shown.
-        form: names in this directory that make it a dataset of its format (documents, directories of chunks), which
-            other layouts do not show. What shards are called need not be among them.
-        rewriter: given if there are further documents to show otherwise.
-        scope: given if there are datasets below that these documents lead to.
-        unsharded: arrays that the native layout shows as they are stored; other layouts need them described, too.
-        attributes: the user's, of a group; None if this is no group.
+        form: names in this directory that belong to the format (documents, directories of chunks), so that other
+            layouts hide them. Names of shards may be missing.
+        rewriter: given if there are further documents to translate.
+        scope: given if these documents describe how to find datasets in subdirectories.
+        unsharded: arrays that the native layout shows unchanged, but other layouts convert.
+        attributes: the user's attributes of a group; None if this is not a group.
         multiscales: images whose levels are arrays below.
-        levels: given if there may be another, which the arrays themselves tell of.
-        beside: names of all that lies in the directory of an image, for views that make names of their own there.
-        images: of arrays further down, by path: what one is a level of, which its own documents do not tell.
-        level_of: what an array is a level of, as told by `images` of a dataset above; its only level, at "".
-        indescribable: why its arrays have no description, if they have none.
-        consolidation: given if one of its documents is made of those below.
-        blank: nothing at all is shown of this directory.
+        levels: given if the attributes of the arrays below may describe another image.
+        beside: all names in the directory of an image, for views that must choose unused names there.
+        images: the images that have an array further down as a level, by the array's path. The array's own documents do
+            not mention the image.
+        level_of: the image that has this array as a level, from `images` of a dataset above. Its only level has the
+            path "".
+        indescribable: why the arrays have no description, if they have none.
+        consolidation: given if one of the documents is built from those below.
+        blank: whether the mount shows nothing of this directory.
     """
 
     format: str
@@ -706,10 +713,10 @@ class Dataset:
 
 
 class ChunkNames(Protocol):
-    """How the chunks of a grid are called: path components below the collection's directory.
+    """The names of a grid's chunks: path components below the collection's directory.
 
-    `prefix` is a directory all chunks lie in, or b"". Below it come `len(dims)` components; component k takes
-    `dims[k]` values, and a chunk's coordinates follow from the values of all of them (`coords`).
+    `prefix` is a directory with all chunks, or b"". Below it a chunk has `len(dims)` components. Component k has a
+    value below `dims[k]`, and the values of all components determine the chunk's coordinates (`coords`).
     """
 
     @property
@@ -719,36 +726,37 @@ class ChunkNames(Protocol):
     def dims(self) -> tuple[int, ...]: ...
 
     def parse(self, level: int, name: bytes) -> int | None:
-        """The value of component `level` called `name`; None if no chunk is called so."""
+        """The value of component `level` with this name; None if no chunk has such a component."""
 
     def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
         """The inverse of `parse`, for many values."""
 
     def reserved(self, level: int, name: bytes) -> bool:
-        """Whether `name` could be a chunk's (or a shard's, where they are named alike) of a larger grid."""
+        """Whether `name` could be a chunk's name in a larger grid (or a shard's, if shards have such names)."""
 
     def coords(self, values: Coords) -> Coords:
         """Grid coordinates of the chunk whose components have these values."""
 
     def coords_many(self, values: U64) -> U64:
-        """The same for (n, len(dims)) values: (n, d)."""
+        """`coords` of many chunks: from (n, len(dims)) values to (n, d) coordinates."""
 
     def values(self, coords: U64) -> U64:
-        """The inverse of `coords` for (n, d) coordinates: (n, len(dims))."""
+        """The inverse of `coords_many`: from (n, d) coordinates to (n, len(dims)) values."""
 
 
 Entry: TypeAlias = tuple[bytes, int, bool, int, int, int]
-"""One entry of a directory, for directories so small that arrays of entries (`Batch`) would be most of the work: name,
-number, whether it is a directory, size, mtime in ns, cookie."""
+"""One entry of a directory: name, number, whether it is a directory, size, mtime in ns, cookie. Cheaper than a `Batch`
+for small directories."""
 
 
 class Batch(NamedTuple):
     """Consecutive entries of a directory, as parallel arrays of length n (at most 4,096 by convention).
 
-    `sizes` is -1 where the size is not known without further I/O; such an entry is listed by name only.
-    `cookies` are positions: `scan(cookie)` goes on behind that entry. They rise strictly and fit in 62 bits.
-    `links`: which are symbolic links, with `directories` not set; None if there are none.
-    `by_name` if the kernel had better be told the names alone, as it would keep too many inodes otherwise.
+    Args:
+        sizes: -1 where the size is unknown without further I/O; such an entry is listed by name only.
+        cookies: positions; `scan(cookie)` continues after that entry. Strictly ascending, below 2**62.
+        by_name: whether to send the kernel only names, because it would otherwise keep too many inodes.
+        links: which entries are symbolic links, with `directories` not set; None if there are none.
     """
 
     names: npt.NDArray[np.bytes_]
@@ -761,7 +769,7 @@ class Batch(NamedTuple):
     links: Bool | None = None
 
     def only(self, which: Bool | slice | npt.NDArray[np.intp]) -> Batch:
-        """Some of the entries: those that a mask, a slice or an array of positions selects."""
+        """The entries that a mask, a slice or an array of positions selects."""
         return self._replace(
             names=self.names[which],
             numbers=self.numbers[which],

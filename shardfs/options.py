@@ -1,7 +1,6 @@
-"""One table of options with several ways in: environment, `-o`, flags.
+"""The table of all options, and its loaders: environment, `-o`, profiles, command line flags.
 
-A loader turns what it reads into `Values` (field name -> parsed value, only of what was given); `merged` lays
-them over each other. One more way in is one more function that returns `Values`.
+Each loader returns `Values`: field name -> parsed value, for the given options only. `merged` combines them.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ Values: TypeAlias = dict[str, Any]
 
 
 LONGEST_S = 10**9
-"""Seconds that the system can be told to wait."""
+"""The longest finite time of an option in seconds, within the limits of the system's timers."""
 
 
 class OptionError(ValueError):
-    """An option that does not exist, or a value it cannot have. The message is for the user."""
+    """An unknown option, or an invalid value. The message is for the user."""
 
 
 # ---- values ----
@@ -48,17 +47,17 @@ def seconds(text: str) -> float:
 
 
 def finite_seconds(text: str) -> float:
-    """As `seconds`, without forever."""
+    """A time like that of `seconds`, but not forever."""
     value = seconds(text)
     if value == math.inf:
         raise OptionError("'forever' is not possible here; give a number of seconds")
     if value > LONGEST_S:
-        raise OptionError(f"must be at most {LONGEST_S}")
+        raise OptionError(f"{text!r} is too long; the limit is {LONGEST_S} seconds")
     return value
 
 
 def positive_seconds(text: str) -> float:
-    """As `finite_seconds`, and more than none."""
+    """A time like that of `finite_seconds`, but not 0."""
     value = finite_seconds(text)
     if value == 0:
         raise OptionError("must be more than 0")
@@ -66,7 +65,7 @@ def positive_seconds(text: str) -> float:
 
 
 def octal(text: str) -> int:
-    """Permission bits."""
+    """Permission bits in octal, at most 0777."""
     if not re.fullmatch(r"(0o)?[0-7]{1,4}", text):
         raise OptionError(f"{text!r} is not an octal mode such as 022 or 0444")
     mode = int(text, 8)
@@ -76,21 +75,21 @@ def octal(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """0, 1, 2, ..., as far as a 32-bit number goes."""
+    """A number from 0 to 2**32 - 2."""
     if not re.fullmatch(r"\d{1,10}", text) or int(text) >= 2**32 - 1:
         raise OptionError(f"{text!r} is not a number from 0 to {2**32 - 2}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """1, 2, 3, ..."""
+    """A number from 1 to 2**32 - 2."""
     if natural(text) == 0:
         raise OptionError("must be at least 1")
     return int(text)
 
 
 def switch(text: str) -> bool:
-    """A yes or no; an empty text, as of a bare word, is yes."""
+    """True or false; an empty text is true, for an option without a value."""
     if text.lower() in ("", "1", "true", "yes", "on"):
         return True
     if text.lower() in ("0", "false", "no", "off"):
@@ -99,7 +98,7 @@ def switch(text: str) -> bool:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """A parser that takes one of these words."""
+    """A parser that accepts only these words."""
 
     def parse(text: str) -> str:
         if text not in words:
@@ -110,7 +109,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def file_path(text: str) -> str:
-    """An absolute path, since a daemon has no current directory of its own."""
+    """An absolute path, because the daemon changes its current directory."""
     if not text:
         raise OptionError("needs a path")
     return os.path.abspath(os.path.expanduser(text))
@@ -125,7 +124,7 @@ def address(text: str) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: the nearest one that is known, if one is near."""
+    """The end of a message about an unknown word: `; did you mean ...` if a known word is similar, else ""."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -135,11 +134,11 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option: a field of `Options` with its metadata. `-o` uses the field's name; `-` and `_` are equal there.
+    """An option: a field of `Options` with its metadata. `name` is also its name in `-o`, with `-` or `_`.
 
     Args:
-        value: the kind of value, in a word, or the choices with `|` between them; empty for a switch.
-        default: as a user would write the default, or what happens without the option.
+        value: the kind of value in one word, or the choices separated by `|`; empty for a switch.
+        default: the default in the user's notation, or the behaviour without the option in words.
         scope: the heading of the option's group in help and docs.
     """
 
@@ -160,7 +159,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values that are possible; empty if there are too many to list."""
+        """All valid values; empty if these are not enumerable."""
         return tuple(self.value.split("|")) if "|" in self.value else ()
 
 
@@ -173,7 +172,7 @@ LAYOUT_CODECS: Mapping[str, tuple[str, ...]] = {
     "precomputed": ("raw",),
     "bcolz": ("blosc",),
 }
-"""The codecs in which a layout can show chunks if it is asked to."""
+"""Values of `chunk_codec` that each layout accepts."""
 
 VIEW, USERS, KERNEL, CACHE, DAEMON = "What is shown", "Who may read", "The kernel", "Caches", "The daemon"
 STORE, FILES, WRITING = "Sources behind a network", "Configuration files", "Writing"
@@ -182,14 +181,14 @@ SCOPES = (VIEW, USERS, KERNEL, CACHE, STORE, DAEMON, WRITING, FILES)
 
 
 def _option(default: str, parse: Callable[[str], Any], value: str, scope: str, help: str, *, unset: str = "") -> Any:
-    """A field whose default is `default` parsed; None if `unset` says in words what happens then."""
-    told = {"parse": parse, "value": value, "scope": scope, "help": help, "default": unset or default}
-    return field(default=None if unset else parse(default), metadata=told)
+    """A field with the default `default`, parsed; or None, if `unset` describes what happens without the option."""
+    metadata = {"parse": parse, "value": value, "scope": scope, "help": help, "default": unset or default}
+    return field(default=None if unset else parse(default), metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Everything a mount can be told. `settings()` explains each field."""
+    """All options of a mount. `settings()` has the help text of each field."""
 
     layout: str = _option(
         "native",
@@ -438,11 +437,11 @@ class Options:
     env: Mapping[str, str] = field(default_factory=dict)
     kernel: tuple[str, ...] = ()
     bare_rw: bool = False
-    """`rw` stood in `-o`."""
+    """Whether `-o` contained the bare word `rw`, which mount(8) adds automatically."""
 
 
 def settings() -> Iterator[Setting]:
-    """The table, in its own order; without the fields that `-o` fills by rules of their own."""
+    """The table in the order of the fields, without those that only have special syntax in `-o`."""
     for f in fields(Options):
         if f.metadata:
             yield _setting(f)
@@ -466,19 +465,19 @@ ACCEPTED = frozenset((
     "mand", "nomand", "silent", "loud",
 ))
 # fmt: on
-"""Words of fstab and mount(8) that are none of our business; so is everything that begins with `x-`."""
+"""Words of fstab and mount(8) that are accepted without effect, like all words that begin with `x-`."""
 
 ACCESS = {"ro": False, "writable": True}
-"""Other names of the option `rw`, in `-o` and in profiles, and what they make of it."""
+"""Other names of the option `rw` in `-o` and profiles, with the value of `rw` that they stand for."""
 
 
-# ---- the ways in ----
+# ---- loaders ----
 
 
 def from_environment(environ: Mapping[str, str]) -> Values:
-    """`SHARDFS_NAME` for each option, and `SHARDFS_STORAGE_OPTIONS` as a JSON object. Empty means not given.
+    """Load `SHARDFS_NAME` for each option, and `SHARDFS_STORAGE_OPTIONS` as a JSON object. Empty means not given.
 
-    Other variables that begin so are none of ours: scripts and services have some.
+    Other variables that begin with `SHARDFS_` are ignored: scripts and services may use some.
     """
     values: Values = {
         s.name: _parsed(s, environ[s.variable], s.variable) for s in settings() if environ.get(s.variable)
@@ -490,7 +489,7 @@ def from_environment(environ: Mapping[str, str]) -> Values:
 
 
 def from_mount_options(texts: Iterable[str]) -> Values:
-    """The arguments of `-o`: words and `name=value`, separated by commas. `\\,` is a comma in a value."""
+    """Load the arguments of `-o`: words and `name=value`, separated by commas. `\\,` is a comma in a value."""
     values: Values = {}
     for text in texts:
         for word in split_words(text):
@@ -499,7 +498,7 @@ def from_mount_options(texts: Iterable[str]) -> Values:
 
 
 def split_words(text: str) -> list[str]:
-    """Split at commas; a backslash takes a comma or a backslash literally. Empty words are dropped."""
+    """Split at commas, dropping empty words. A backslash escapes a comma or a backslash."""
     words = re.findall(r"(?:\\[,\\]|[^,])+", text)
     return [re.sub(r"\\([,\\])", r"\1", word) for word in words]
 
@@ -538,9 +537,9 @@ def _add_value(values: Values, setting: Setting, text: str, *, bare: bool) -> No
 
 
 def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
-    """One key of a profile. `others` are keys that it can have besides options.
+    """Load one key of a profile. `others` are the profile's keys that are no options.
 
-    `storage_options` reach fsspec as they are; other values may be written as in `-o`, or as TOML's own.
+    `storage_options` reach fsspec unchanged. Other values may have TOML's types, or be texts in the notation of `-o`.
     """
     known = key.replace("-", "_")
     if known in ("storage_options", "env"):
@@ -553,17 +552,11 @@ def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
         return {"rw": switch(_plain(key, value)) is ACCESS[known]}
     setting = _BY_NAME.get(known)
     if setting is None or setting.scope == FILES:
-        names = [
-            *others,
-            "storage_options",
-            "env",
-            *ACCESS,
-            *FORWARDED,
-            *(s.name for s in settings() if s.scope != FILES),
-        ]
-        raise OptionError(f"unknown key {key!r}{suggestion(known, names)}")
-    if setting.parse is octal and not isinstance(value, str):
-        raise OptionError(f'{key}: write the octal mode as a string, such as "0444"')  # 22 would be 026, and 0o22 be 18
+        names = (s.name for s in settings() if s.scope != FILES)
+        known_keys = (*others, "storage_options", "env", *ACCESS, *FORWARDED, *names)
+        raise OptionError(f"unknown key {key!r}{suggestion(known, known_keys)}")
+    if setting.parse is octal and not isinstance(value, str):  # TOML's 0o22 arrives as 18
+        raise OptionError(f'{key}: write the octal mode as a string, such as "0444"')
     return {known: _parsed(setting, _plain(key, value), key)}
 
 
@@ -571,7 +564,7 @@ def _variables(key: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in given.items():
         text = _plain(f"{key}.{name}", value)
         if not name or "=" in name or "\0" in name:
-            raise OptionError(f"{key}: {name!r} is not a valid name of a variable")
+            raise OptionError(f"{key}: {name!r} is not a valid variable name: it must be non-empty, without = and NUL")
         yield name, text
 
 
@@ -582,14 +575,14 @@ def _plain(key: str, value: Any) -> str:
 
 
 def without_nul(key: str, text: str) -> str:
-    """The text, which the system shall be given; in a file it can have what no command line has."""
+    """Return the text. Raise OptionError if it contains NUL, which a file can contain but no system call accepts."""
     if "\0" in text:
         raise OptionError(f"{key}: must not contain the character NUL")
     return text
 
 
 def from_flags(given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:
-    """Command line flags: field name -> text, or True or False of a switch; None means not given."""
+    """Load command line flags: field name -> text, or True or False for a switch; None means not given."""
     values: Values = {}
     for s in settings():
         text = given.get(s.name)
@@ -603,7 +596,7 @@ def from_flags(given: Mapping[str, str | bool | None], storage: Iterable[str] = 
 
 
 def merged(*layers: Values) -> Options:
-    """Later layers win; storage options and variables are joined key by key."""
+    """The options of all layers. Later layers win; storage options and variables are merged key by key."""
     values: Values = {}
     for layer in layers:
         values = joined(values, layer)
@@ -611,7 +604,7 @@ def merged(*layers: Values) -> Options:
 
 
 def joined(old: Values, new: Values) -> Values:
-    """As `merged`, of two layers, and still a layer."""
+    """Merge two layers into one, by the rules of `merged`."""
     return {**old, **{k: _joined(old[k], v) if k in old else v for k, v in new.items()}}
 
 
@@ -621,15 +614,15 @@ def _joined(old: Any, new: Any) -> Any:
     return (*old, *new) if isinstance(old, tuple) and isinstance(new, tuple) else new
 
 
-def _parsed(setting: Setting, text: str, called: str) -> Any:
+def _parsed(setting: Setting, text: str, shown_name: str) -> Any:
     try:
         return setting.parse(text)
     except OptionError as e:
-        raise OptionError(f"{called}: {e}") from None
+        raise OptionError(f"{shown_name}: {e}") from None
 
 
 def _add_storage_option(values: Values, pair: str) -> None:
-    """`KEY=VALUE`, or `OUTER.INNER=VALUE` for an object in an object. The value is JSON, or else a string."""
+    """Add `KEY=VALUE`, or `OUTER.INNER=VALUE` for nested objects. A value that is not JSON is a string."""
     key, equals, text = pair.partition("=")
     if not key or not equals:
         raise OptionError(f"storage option {pair!r} is not of the form KEY=VALUE")
@@ -642,7 +635,7 @@ def _add_storage_option(values: Values, pair: str) -> None:
 def _add_variable(values: Values, pair: str) -> None:
     name, equals, text = pair.partition("=")
     if not name or not equals:
-        raise OptionError(f"variable {pair!r} is not of the form NAME=VALUE")
+        raise OptionError(f"environment variable {pair!r} is not of the form NAME=VALUE")
     values["env"] = {**values.get("env", {}), name: text}
 
 
@@ -653,35 +646,35 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def _json_object(text: str, called: str) -> Values:
+def _json_object(text: str, variable: str) -> Values:
     value = _json_or_text(text)
     if not isinstance(value, dict):
-        raise OptionError(f"{called}: not a JSON object")
+        raise OptionError(f"{variable}: not a JSON object")
     return value
 
 
-def check(found: Options) -> None:
-    """Refuse what is no option by itself: what would let others in, or let them write, by mistake."""
-    if found.allow_other and not found.default_permissions:
+def check(options: Options) -> None:
+    """Raise OptionError for combinations that are invalid, or that would give other users access by mistake."""
+    if options.allow_other and not options.default_permissions:
         raise OptionError(
             "allow_other needs default_permissions: without it the kernel checks no owner or mode, and every user may "
             "read everything. Give both"
         )
-    if found.allow_root and (found.allow_other or found.uid is not None):
+    if options.allow_root and (options.allow_other or options.uid is not None):
         raise OptionError("allow_root cannot be combined with allow_other or uid: remove one of them")
-    codecs = LAYOUT_CODECS[found.layout]
-    if found.chunk_codec is not None and found.chunk_codec not in codecs:
+    codecs = LAYOUT_CODECS[options.layout]
+    if options.chunk_codec is not None and options.chunk_codec not in codecs:
         able = f"only in {', '.join(codecs)}" if codecs else "only as they are stored: give a layout such as zarr2"
-        raise OptionError(f"chunk_codec={found.chunk_codec}: the layout {found.layout} shows chunks {able}")
-    if found.bare_rw and not found.rw:
+        raise OptionError(f"chunk_codec={options.chunk_codec}: the layout {options.layout} shows chunks {able}")
+    if options.bare_rw and not options.rw:
         raise OptionError("-o rw alone is refused because mount(8) adds it automatically: use -o writable or -o ro")
-    if found.create is not None and not found.rw:
+    if options.create is not None and not options.rw:
         raise OptionError("create has no effect without rw: add rw, or remove create")
-    if found.rw and found.layout != "native":
-        raise OptionError(f"the layout {found.layout} is read-only: remove rw, or use layout=native")
+    if options.rw and options.layout != "native":
+        raise OptionError(f"the layout {options.layout} is read-only: remove rw, or use layout=native")
 
 
-# ---- for people ----
+# ---- docs/options.md ----
 
 _INTRODUCTION = """\
 # Options
@@ -689,30 +682,30 @@ _INTRODUCTION = """\
 <!-- Written by shardfs.options.as_markdown(). Change the table in shardfs/options.py, then run
      python -c 'from shardfs.options import as_markdown; print(as_markdown(), end="")' > docs/options.md -->
 
-Every option can be given in four ways. Where two of them disagree, the later one in this list wins.
+You can give every option in four ways. If two of them disagree, the later one in this list wins.
 
 1. A profile in a configuration file: `attr_timeout = 10`; see [service.md](service.md).
-2. A variable: `SHARDFS_ATTR_TIMEOUT=10`. Other variables that begin with `SHARDFS_` are ignored.
-3. A mount option: `-o attr_timeout=10,direct_io`. `-` and `_` are the same. A comma in a value is
-   written `\\,` and a backslash `\\\\`.
-4. A flag: `--attr-timeout 10 --direct-io`. A switch has a `--no-` form.
+2. An environment variable: `SHARDFS_ATTR_TIMEOUT=10`. Other variables that begin with `SHARDFS_` are ignored.
+3. A mount option: `-o attr_timeout=10,direct_io`. `-` and `_` are the same. Write a comma in a value as
+   `\\,` and a backslash as `\\\\`.
+4. A flag: `--attr-timeout 10 --direct-io`. Each switch also has a `--no-` form.
 
 Sizes are bytes, or 64K, 256M, 1GiB, where K is 1024. Times are seconds, or 10m, 2h, 1d. Modes are octal.
-An option that shardfs does not know is an error, and the message names the nearest one that it knows.
+An unknown option is an error, and the message names the most similar option.
 """
 
 _REST = """\
 ## The source
 
 `-o storage_option.KEY=VALUE` or `--storage-option KEY=VALUE` goes to the fsspec file system of the source.
-A value that reads as JSON is taken as JSON (`true`, `3`, `{"a": 1}`), else it is a string; write `"3"` for
-a string of digits. Dots in a key make objects:
-`storage_option.client_kwargs.endpoint_url=http://localhost:9000`. All of them at once:
+A value that is valid JSON is parsed as JSON (`true`, `3`, `{"a": 1}`), any other value is a string. Write `"3"` for
+a string of digits. Dots in a key make nested objects:
+`storage_option.client_kwargs.endpoint_url=http://localhost:9000`. One variable can hold all storage options:
 `SHARDFS_STORAGE_OPTIONS='{"anon": true}'`.
 
-`-o env.NAME=VALUE` or `--env NAME=VALUE` sets a variable of the environment before the source is opened,
-for instance `env.AWS_PROFILE=lab`. Everybody on the machine can read the command line of a process: leave
-secrets to the files and variables that the stores read by themselves, or to a profile in a file of mode 0600.
+`-o env.NAME=VALUE` or `--env NAME=VALUE` sets an environment variable before the source is opened,
+for instance `env.AWS_PROFILE=lab`. All users of the machine can read the command line of a process. So keep secrets
+in the files and variables that the store's client library reads, or in a profile in a file of mode 0600.
 
 ## Words of mount(8) and fstab
 

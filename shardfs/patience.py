@@ -1,7 +1,7 @@
-"""How long a store is waited for, and what is tried again.
+"""Time-outs and retries of requests to a store.
 
-A call of a client may never return. It is made in a place that can be left: as a task of fsspec's event loop, which is
-cancelled, or if the client blocks, in a thread of its own, which is left to itself.
+A call of a client library may never return. So the call runs as a task of fsspec's event loop, which a time-out
+cancels; if the client blocks, the call runs in a thread of its own, which a time-out abandons.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TIMEOUT_S, RETRIES = 30.0, 4
-"""What is not said otherwise."""
+"""Defaults of `Patience`."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-"""Before the first retry, and three times as long before each further one."""
+"""The pause before the first retry, and the longest one. Each pause is three times the one before."""
 
 MOST_THREADS = 64
-"""Calls that block at the same time. If all of them hang, further ones run out of time before they begin."""
+"""Most blocking calls at a time. If all of them hang, further calls time out before they start."""
 
 
 class NoAnswer(TimeoutError):
-    """The store said nothing in time."""
+    """The store did not answer in time."""
 
 
 class Patience:
-    """Makes the calls of one store. Thread-safe.
+    """Retry policy for the requests to one store. Thread-safe.
 
-    A call that gets no answer in `timeout_s` seconds is given up; an operation ends after twice that at the latest,
-    with all its retries. While a store says nothing at all, it is asked one thing at a time, and whatever else is
-    wanted of it fails at once: the threads of a mount must not all wait for it.
+    An attempt times out after `timeout_s` seconds; an operation with all its retries ends after at most twice that.
+    While a store does not answer at all, only one operation at a time is sent to it. All others fail at once, so that
+    not all threads of a mount wait for the store.
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
@@ -61,10 +61,11 @@ class Patience:
         return self._silent
 
     def run(self, kind: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `method`, a method of an fsspec file system, returns or raises; NoAnswer if it does neither in time.
-        It may be a coroutine method of an object with the event loop `loop`.
+        """Call `method` of an fsspec file system, with time-out and retries. Raise NoAnswer if it does not return.
 
-        A list that is returned may have exceptions in it, and is asked for again if one of them is an accident.
+        `method` may be a coroutine method of an object with the event loop `loop`.
+
+        `method` may return a list that contains exceptions; the call is retried if one of them is transient.
         """
         began, failure = clock(), None
         self.counters.begin(kind)
@@ -79,7 +80,7 @@ class Patience:
 
     @contextmanager
     def _admitted(self) -> Iterator[int]:
-        """How often the operation may be tried again."""
+        """The number of retries that the operation has. Raise NoAnswer if the store is silent and already probed."""
         if not self._silent:
             yield self.retries
         elif self._probing.acquire(blocking=False):
@@ -88,7 +89,7 @@ class Patience:
             finally:
                 self._probing.release()
         else:
-            raise NoAnswer(errno.ETIMEDOUT, "the store does not answer")
+            raise NoAnswer(errno.ETIMEDOUT, "the store does not answer; another request already tests it")
 
     def _attempts(self, retries: int, began: float, method: Any, args: Any, kwargs: Any) -> Any:
         end = began + self.timeout_s * (2 if retries else 1)
@@ -99,8 +100,8 @@ class Patience:
             if not timeout:
                 self._silent = False
             pause = min(FIRST_PAUSE_S * 3**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
-            accident = failure or _first_accident(result)
-            if accident is None or not is_accident(accident) or number == retries or clock() + pause >= end:
+            error = failure or _first_accident(result)
+            if error is None or not is_accident(error) or number == retries or clock() + pause >= end:
                 break
             time.sleep(pause)
         if failure is not None:
@@ -115,11 +116,11 @@ class Patience:
             return None, NoAnswer(errno.ETIMEDOUT, f"the store does not answer within {self.timeout_s:g} s")
         try:
             return future.result(), None
-        except Exception as e:  # noqa: BLE001 - raised by the caller, if it is not tried again
+        except Exception as e:  # noqa: BLE001 - the caller raises it after the last attempt
             return None, e
 
     def _begun(self, method: Any, args: Any, kwargs: Any) -> Future[Any]:
-        # A coroutine can be cancelled. The blocking methods that fsspec makes from coroutines say which.
+        # A coroutine can be cancelled. The blocking methods that fsspec makes from coroutines have it as an attribute.
         coroutine = getattr(method, "__wrapped__", method)
         loop = getattr(getattr(coroutine, "__self__", None), "loop", None)
         if loop is not None and inspect.iscoroutinefunction(coroutine):
@@ -128,7 +129,7 @@ class Patience:
 
 
 class _Threads:
-    """Daemons, unlike those of the standard library's executor: the end of the program does not wait for them."""
+    """A pool of daemon threads. Unlike the standard library's executor, it does not delay the program's exit."""
 
     def __init__(self) -> None:
         self._reset()
@@ -144,8 +145,8 @@ class _Threads:
             self._reset()
         future: Future[Any] = Future()
         with self._lock:
-            # Those without a call, less the calls that wait for one: negative if there are more of these. Kept here and
-            # at the end of a call alone, as a thread that has just taken one may be long in saying so.
+            # `_free` is the number of idle threads minus the number of waiting calls, so it can be negative. It changes
+            # here and after a call, not when a thread takes a call: the thread might report that too late.
             self._free -= 1
             if self._free < 0 and self._count < MOST_THREADS:
                 self._count += 1
@@ -160,18 +161,18 @@ class _Threads:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
-                except BaseException as e:  # noqa: BLE001 - it is raised where the result is waited for
+                except BaseException as e:  # noqa: BLE001 - `Future.result` raises it in the waiting thread
                     future.set_exception(e)
             del future, call
             with self._lock:
                 self._free += 1
 
 
-# ---- what went wrong
+# ---- transient errors
 
 
 def is_accident(error: BaseException) -> bool:
-    """Whether the same call may well succeed a moment later: connections, time-outs, throttling, faults of a server."""
+    """Whether the error is transient: a lost connection, a time-out, throttling or a server error."""
     if _error_code(error) in _THROTTLED:
         return True
     status = http_status(error)
@@ -198,7 +199,7 @@ _PASSING = {
     "azure.ServiceResponseError", "google.TransportError", "requests.ConnectionError", "requests.Timeout",
     "requests.ChunkedEncodingError", "urllib3.HTTPError", "http.IncompleteRead",
 }  # fmt: skip
-"""Exceptions of clients, which are not imported for this; subclasses count."""
+"""Transient exceptions of client libraries, by name because these are not imported here. Subclasses count."""
 
 _FINAL = {
     "aiohttp.ClientSSLError", "aiohttp.ClientConnectorCertificateError", "aiohttp.InvalidURL", "botocore.SSLError",
@@ -215,20 +216,20 @@ _THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExce
 
 
 def _error_code(error: BaseException) -> str | None:
-    """What a store of the kind of S3 calls it; as the cause, since s3fs translates to OSErrors."""
+    """The S3 error code. It is usually in the cause, as s3fs raises OSErrors from botocore's exceptions."""
     response = getattr(error.__cause__ or error, "response", None)
-    told = response.get("Error") if isinstance(response, Mapping) else None
-    return told.get("Code") if isinstance(told, Mapping) else None
+    details = response.get("Error") if isinstance(response, Mapping) else None
+    return details.get("Code") if isinstance(details, Mapping) else None
 
 
 def http_status(error: BaseException) -> int | None:
-    """The status behind an exception of aiohttp, gcsfs or Azure (an attribute) or botocore (in its response)."""
+    """The HTTP status of an exception of aiohttp, gcsfs, Azure (an attribute) or botocore (in its response)."""
     for name in ("status", "status_code", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int) and 100 <= status < 600:
             return status
     response = getattr(error.__cause__ or error, "response", None)
     if isinstance(response, Mapping):
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return found if isinstance(found, int) else None
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status if isinstance(status, int) else None
     return None

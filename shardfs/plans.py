@@ -1,4 +1,4 @@
-"""Plans of new objects (`model.Plan`): how large their pieces are, their bytes, and what is left when holes go."""
+"""Operations on plans of new objects (`model.Plan`): sizes, bytes, comparison, packing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from shardfs.model import U64, Blob, Content, Piece, Plan
 
 SPAN = 1 << 20
-"""Bytes are read so many at a time where they are only looked at."""
+"""Bytes that are read at a time, to limit memory."""
 
 
 def piece_size(piece: Piece) -> int:
-    """In bytes."""
+    """The size of a piece in bytes."""
     if isinstance(piece, ByteRange):
         return piece.stop - piece.start
     if isinstance(piece, FilePart):
@@ -30,27 +30,27 @@ def piece_size(piece: Piece) -> int:
 
 
 def pieces_of(content: Content) -> Plan:
-    """Content as pieces."""
+    """The content as a list of pieces."""
     return content if isinstance(content, list) else [content]
 
 
 def size_of(content: Content) -> int:
-    """In bytes."""
+    """The size of the content in bytes."""
     return sum(map(piece_size, pieces_of(content)))
 
 
 def shifted(plan: Plan, start: int) -> Plan:
-    """The same pieces, for who sees the old object from `start` bytes before it."""
+    """The plan with the ranges of the old object moved by `start`, for an old object inside a larger one."""
     return [ByteRange(start + p.start, start + p.stop) if isinstance(p, ByteRange) else p for p in plan]
 
 
 def unchanged(size: int) -> Plan:
-    """That an object of this size stays as it is."""
+    """The plan that keeps an object of this size unchanged."""
     return [ByteRange(0, size)] if size else []
 
 
 def joined(plan: Iterable[Piece]) -> Plan:
-    """The same bytes in fewer pieces, as those that follow each other in the old object become one."""
+    """The plan with adjacent ranges of the old object joined and empty pieces dropped."""
     out: Plan = []
     for piece in plan:
         last = out[-1] if out else None
@@ -62,19 +62,19 @@ def joined(plan: Iterable[Piece]) -> Plan:
 
 
 def is_same(plan: Plan | None, size: int | None) -> bool:
-    """Whether an object of this size (None: there is none) stays as it is."""
+    """Whether the plan keeps an object of this size unchanged; None stands for no object."""
     return plan == (None if size is None else unchanged(size))
 
 
 def chunks_of(pieces: Iterable[Piece], old: Blob | None) -> Iterator[bytes | memoryview]:
-    """The bytes, some at a time. Raise ValueError, with the reason, if there are not so many."""
+    """The bytes of the pieces, at most `SPAN` at a time from files. Raise ValueError if one is too short."""
     for piece in pieces:
         if isinstance(piece, FilePart):
             for start in range(0, piece.size, SPAN):
                 yield _whole(os.pread(piece.fd, min(SPAN, piece.size - start), piece.start + start), piece, start)
         elif isinstance(piece, ByteRange):
             if old is None:
-                raise ValueError("bytes of an object that there is not")
+                raise ValueError(f"the plan has bytes [{piece.start}, {piece.stop}) of an old object, but none exists")
             for start in range(piece.start, piece.stop, SPAN):
                 part = ByteRange(start, min(start + SPAN, piece.stop))
                 yield _whole(old.read([part])[0], piece, start - piece.start)
@@ -90,20 +90,20 @@ def _whole(data: bytes, piece: ByteRange | FilePart, done: int) -> bytes:
 
 
 def bytes_of(content: Content, old: Blob | None = None) -> bytes:
-    """All bytes, in memory. Raise as `chunks_of`."""
+    """The whole content in memory. Raises the errors of `chunks_of`."""
     return content if isinstance(content, bytes) else b"".join(chunks_of(pieces_of(content), old))
 
 
 def leaving(starts: U64, sizes: U64, object_size: int) -> U64:
-    """Which ranges are not wholly in an object of this size; sums that wrap are not."""
+    """The positions of the ranges that leave an object of this size, also if start plus size overflows 64 bits."""
     limit = np.uint64(object_size)
     return np.flatnonzero((starts > limit) | (sizes > limit - np.minimum(starts, limit))).astype(np.uint64)
 
 
 def packed(starts: U64, stops: U64, begin: int) -> tuple[Plan, U64]:
-    """The bytes in these ranges of the old object, as pieces to be put at `begin`; and where each range begins then.
+    """Pieces with the bytes of these ranges, to be placed at `begin`; and the new position of each range.
 
-    They keep their order, and what several share is there once.
+    The bytes keep their order. Bytes that several ranges share are included once.
     """
     kept = cover(starts, stops)
     sizes = kept.stops - kept.starts

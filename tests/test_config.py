@@ -139,7 +139,7 @@ def test_a_profile_that_is_broken_is_not_taken_from_elsewhere(places: Path) -> N
         ("uid = -1", "uid: '-1' is not a number"),
         ("threads = [1]", "threads: must be a string, a number, true or false"),
         ("storage_options = 'anon=true'", "storage_options: must be a table"),
-        ("env.'A=B' = 'x'", "env: 'A=B' is not a valid name of a variable"),
+        ("env.'A=B' = 'x'", "env: 'A=B' is not a valid variable name"),
         ('env.A = "x\\u0000"', "env.A: must not contain the character NUL"),
         ('fsname = "x\\u0000"', "fsname: must not contain the character NUL"),
         ('[mount.y]\nsource = "x\\u0000"\nmountpoint = "/y"', "source: must not contain the character NUL"),
@@ -150,7 +150,7 @@ def test_a_profile_that_is_broken_is_not_taken_from_elsewhere(places: Path) -> N
         ("umask = '022'\nindex-cache = '1G'\nindex_cache = '2G'", "'index_cache' contradicts an earlier option"),
         ("[mount.y]\nsource = 'x'\nmountpoint = 'relative'", "[mount.y]: mountpoint: 'relative' is not an absolute"),
         ("[mount.y]\nsource = ''\nmountpoint = '/y'", "source: must be a string"),
-        ("[mount.'a/b']\nsource = 'x'\nmountpoint = '/y'", "a name is made of letters"),
+        ("[mount.'a/b']\nsource = 'x'\nmountpoint = '/y'", "a name consists of letters"),
         ("[mount.y]\nsource = 'x'\nmountpoint = '/x'", "has the mountpoint of 'x', /x"),
         ("[mout.y]", "unknown key 'mout'; did you mean 'mount'?"),
     ],
@@ -248,7 +248,7 @@ def test_check(places: Path) -> None:
     file = write(places / "shardfs/lab.toml", LAB, 0o644)
     assert shardfs("config", "check") == (
         0,
-        f"warning: {file}: holds secrets, and everybody may read it: chmod o-r\n",
+        f"warning: {file}: contains secrets, but all users can read it: chmod o-r\n",
     )
     write(file, LAB + "atr_timeout = 3")
     code, told = shardfs("config", "check", "--config", str(file))

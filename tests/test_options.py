@@ -108,7 +108,7 @@ def test_other_variables_of_the_environment_are_none_of_ours() -> None:
         ("index_cache=1X", "is not a size"),
         ("attr_timeout=nan", "is not a time"),
         ("attr_timeout=forever", "'forever' is not possible here"),
-        ("ready_timeout=99999999d", "ready_timeout: must be at most 1000000000"),
+        ("ready_timeout=99999999d", "ready_timeout: '99999999d' is too long; the limit is 1000000000 seconds"),
         ("umask=9", "is not an octal mode"),
         ("file_mode=4755", "more than nine permission bits"),
         ("threads=0", "must be at least 1"),
