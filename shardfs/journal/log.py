@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -62,6 +62,8 @@ AFTER_DAMAGE = 1 << 32
 HELPFUL = frozenset({Kind.BEGIN, Kind.DONE, Kind.CONFLICT, Kind.CLEAN, Kind.DROP}) | OWN
 """Kinds of small records that help to empty the journal: no limit keeps them out if they may use the reserve."""
 
+REMOVED = "another program has removed the journal"
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 ON_FULL_DISK = HELPFUL | {Kind.DEL}
@@ -104,7 +106,7 @@ class Journal:
         self.directory = directory
         self.recovered, self.problems, self.damaged_paths = reading.records, reading.problems, reading.damaged_paths
         self.read_only: str | None = None
-        self._source, self._locks, self._limits = source, locks, limits
+        self._source, self._locks, self._limits = source, list(locks), limits
         self._epoch = int.from_bytes(secrets.token_bytes(8), "little")
         self._lock = threading.Lock()
         self._led = threading.Condition(self._lock)
@@ -123,6 +125,7 @@ class Journal:
         self._oldest = reading.oldest or min((n for n in reading.files if n > 0), default=1)
         self._stop = threading.Event()
         self._committer: threading.Thread | None = None
+        self._was_removed = False
 
     # -------------------------------------------------------------------------------------------------- opening
 
@@ -150,8 +153,7 @@ class Journal:
         """
         directory = Path(directory)
         id_, name = (None, "") if source is None else (places.source_id(source), public_name(source))
-        warnings = places.prepare(directory, source or "", mountpoint)
-        locks = [places.Lock.take(str(directory / places.LOCK), mountpoint, source or "")]
+        warnings, locks = places.take(directory, source or "", mountpoint)
         try:
             if source is not None:
                 locks += places.lock_source(source, mountpoint)
@@ -211,7 +213,8 @@ class Journal:
 
         PUT has data, be they empty. With `reserve` it may use what is kept for records that make room.
 
-        Raise OSError: ENOSPC at the limit, or if the disk is full; EROFS if the journal is read-only.
+        Raise OSError: ENOSPC at the limit, or if the disk is full; EROFS if the journal is read-only; EIO if another
+        program has removed the journal (see `_require_in_place`).
         """
         text = encode_meta(meta)
         if data is None and kind is Kind.PUT:
@@ -224,9 +227,28 @@ class Journal:
         with self._lock:
             if not self._fits(kind, size + len(text), reserve=reserve):
                 raise OSError(errno.ENOSPC, f"the journal has reached its limit of {self._limits.journal} bytes")
-            head = self._write(Head(kind, flags, len(text), size, 0, 0, 0, 0, 0, 0, 0, crc or 0), text, content, crc)
-            position = Position(head.segment, head.data_start, size, head.data_crc) if flags else None
-        return Record(head.lsn, kind, meta, position)
+            head = Head(kind, flags, len(text), size, 0, 0, 0, 0, 0, 0, 0, crc or 0)
+            written = self._write_in_place(head, text, content, crc)
+        if written is None:
+            self._lead()
+            try:
+                self._require_in_place()
+            finally:
+                self._end_leading()
+            raise OSError(errno.EIO, REMOVED)  # another thread has restored the journal meanwhile
+        position = Position(written.segment, written.data_start, size, written.data_crc) if flags else None
+        return Record(written.lsn, kind, meta, position)
+
+    def _write_in_place(self, head: Head, meta: bytes, content: Content, crc: int | None) -> Head | None:
+        """`_write` a new record. None if its segment is not in the journal's directory any more: it does not count."""
+        try:
+            head = self._write(head, meta, content, crc)
+        except FileNotFoundError:  # there was no directory for a new segment
+            return None
+        if self._current is not None and self._current.is_in(self.directory):
+            return head
+        self._forget(head.lsn)
+        return None
 
     def _fits(self, kind: Kind, size: int, *, reserve: bool) -> bool:
         if reserve and kind in HELPFUL:
@@ -244,6 +266,8 @@ class Journal:
         segment, need = self._current, head.meta_size + head.data_size + AROUND
         helpful = head.kind in ON_FULL_DISK
         if segment is None or segment.end + need > segment.size or (segment.spare and not helpful):
+            if not self._is_in_place():
+                raise FileNotFoundError(errno.ENOENT, REMOVED, str(self.directory))
             segment = self._roll(need, helpful=helpful)
         number = self._sequence + 1
         head = head._replace(
@@ -349,14 +373,17 @@ class Journal:
     def sync(self, lsn: int | None = None) -> None:
         """Return when everything up to `lsn`, or all, is on disk. Who waits meanwhile is served by the same call.
 
-        Raise OSError (EIO) if that is impossible; then the journal is read-only.
+        Raise OSError (EIO) if that is impossible; then the journal is read-only. EIO is also raised, once, if another
+        program has removed the journal (see `_require_in_place`).
         """
         with self._lock:
             target = self._sequence if lsn is None else lsn
             while self._leading and self._durable < target:
                 self._led.wait()
-            if self._durable >= target:
+            if self._durable >= target and self._is_in_place():
                 return
+            while self._leading:
+                self._led.wait()
             self._leading = True
         try:
             self._commit()
@@ -375,7 +402,11 @@ class Journal:
             self._led.notify_all()
 
     def _commit(self) -> None:
-        """Only by the leader."""
+        """Have everything on disk, in files that the next mount will find; only by the leader."""
+        self._commit_segments()
+        self._require_in_place()
+
+    def _commit_segments(self) -> None:
         with self._lock:
             if self.read_only and self._fresh:
                 raise OSError(errno.EIO, self.read_only)
@@ -384,6 +415,9 @@ class Journal:
         broken = self._sync_segments(dirty)
         with self._lock:
             if broken:
+                self._current = None
+                if not self._is_in_place():  # then all of it is written anew
+                    raise OSError(errno.EIO, REMOVED)
                 self._rescue(broken)
                 return
             self._durable = max(self._durable, sequence)
@@ -411,7 +445,6 @@ class Journal:
         numbers = {segment.number for segment in broken}
         doubtful = list(dropwhile(lambda fresh: fresh.place.number not in numbers, self._fresh))
         first, last = doubtful[0].sequence if doubtful else self._sequence, self._sequence
-        self._current = None
         try:
             for fresh in doubtful:
                 self._copy_record(fresh.lsn, fresh.place)
@@ -425,6 +458,62 @@ class Journal:
         self._dirty.clear()
         self._fresh.clear()
         self._durable = self._sequence
+
+    # ------------------------------------------------------------------------------------------ removed by others
+
+    def _is_in_place(self) -> bool:
+        """Whether the next mount would find the journal: every segment that it needs, and the lock; `_lock` is held."""
+        return all(lock.is_at_its_path() for lock in self._locks[:1]) and not self._missing()
+
+    def _missing(self) -> list[Segment]:
+        needed = (segment for segment in self._segments.values() if segment.number >= self._oldest)
+        return [segment for segment in needed if not segment.is_in(self.directory)]
+
+    def _require_in_place(self) -> None:
+        """Restore the journal if another program has removed it, or parts of it; only by the leader.
+
+        A lock file that is missing is made again. If segments are missing, all that is needed is written to a new one:
+        the bytes of a file without a name are readable as long as it is open. Then raise OSError (EIO) all the same, as
+        for some time nothing would have survived the end of this process. If the journal cannot be restored, the next
+        call tries it again.
+        """
+        with self._lock:
+            if self._is_in_place():
+                return
+            if self.read_only:
+                raise OSError(errno.EIO, self.read_only)
+            missing, count = self._missing(), len(self._live)
+            try:
+                self._take_place()
+            except OSError as e:
+                self._say_removed(f"and a new one cannot be begun: {e.strerror}", e)
+            if not missing:
+                log.warning("%s: the lock file was removed, and is there again", self.directory)
+                return
+        try:
+            self._renew()
+        except OSError as e:
+            self._current = None  # nothing is appended before all of it has been written anew
+            self._say_removed(f"and its records cannot be written to a new one: {e.strerror}", e)
+        self._was_removed = True
+        self._say_removed(f"the {count} records that are needed are in a new one")
+
+    def _take_place(self) -> None:
+        """Have the directory and its lock. Raise OSError if another process has it, or another journal is there."""
+        if not self._locks[0].is_at_its_path():
+            _, (lock,) = places.take(self.directory, "", self._locks[0].mountpoint)
+            old, self._locks[0] = self._locks[0], lock
+            old.free()
+        ours = {segment.name for segment in self._segments.values() if segment.is_in(self.directory)}
+        if others := {path.name for path in self.directory.glob("*.wal")} - ours:
+            raise OSError(errno.EEXIST, f"there is another journal at its place ({min(others)}): move it away")
+
+    def _say_removed(self, what: str, cause: OSError | None = None) -> NoReturn:
+        told = f"{REMOVED}; {what}"
+        log.error("%s: %s", self.directory, told)
+        if told not in self.problems:
+            self.problems.append(told)
+        raise OSError(errno.EIO, told) from cause
 
     def _give_up(self, error: OSError) -> NoReturn:
         self.read_only = f"the journal cannot be written to disk: {error.strerror}"
@@ -510,11 +599,16 @@ class Journal:
     def _renew(self) -> None:
         with self._lock:  # lest something is superseded in between
             self._roll(self._live_bytes + (len(self._live) + 1) * AROUND, helpful=not self._live)
-            try:
-                for lsn in sorted(self._live):
+            failed = None
+            for lsn in sorted(self._live):
+                try:
                     self._copy_record(lsn, self._live[lsn])
-            except OSError as e:  # half of it would not be in order
-                self._give_up(e)
+                except OSError as e:
+                    failed = e
+            if failed is not None and failed.errno in FULL and self._missing():
+                raise failed  # it is all written anew once there is room
+            if failed is not None:  # half of it would not be in order
+                self._give_up(failed)
         self._free_all()
 
     def _is_mostly_dead(self, *, hard: bool) -> bool:
@@ -533,18 +627,15 @@ class Journal:
     def _free(self) -> bool:
         """Unlink the oldest segments if nothing in them is needed; only by the leader."""
         with self._lock:
-            dead = []
-            for segment in self._segments.values():
-                if segment.live or segment.pins or segment is self._current:
-                    break
-                dead.append(segment)
-        if not dead:
-            return False
-        self._commit()  # what supersedes them: the record that frees them may be on disk before others
+            segments = self._segments.values()
+            dead = list(takewhile(lambda segment: not segment.live and segment is not self._current, segments))
+            if all(segment.pins and segment.number < self._oldest for segment in dead):
+                return False
+        self._commit_segments()  # what supersedes them: the record that frees them may be on disk before others
         with self._lock:
             self._oldest = min((n for n in self._segments if n > 0 and self._segments[n] not in dead), default=0)
             self._write(_own(Kind.FREE, b"{}"), b"{}", (), 0)
-        self._commit()
+        self._commit_segments()
         with self._lock:
             for segment in dead:
                 if not segment.pins:
@@ -565,7 +656,7 @@ class Journal:
                 failed = True
 
     def close(self, *, clean: bool) -> None:
-        """Sync, and let others have the journal. `clean`: everything is in the store.
+        """Sync, and let others have the journal; remove it if nothing in it is needed. `clean`: all is in the store.
 
         Raise OSError if not all could be written; the journal is closed nevertheless.
         """
@@ -581,8 +672,17 @@ class Journal:
                 disk.ftruncate(self._current.fd, self._current.end)
             with suppress(FileNotFoundError):
                 disk.unlink(str(self.directory / SPARE))
+            self._remove_if_not_needed()
         finally:
             self._close_files()
+
+    def _remove_if_not_needed(self) -> None:
+        """Remove the directory, unless something is needed or kept aside in it, or it is to show what has happened."""
+        with self._lock:
+            segments = list(self._segments.values())
+            needed = self._live or len(segments) > 1 or any(s.pins or s.damaged for s in segments)
+            if not needed and not self.read_only and not self._was_removed and self._is_in_place():
+                places.remove(self.directory, [segment.name for segment in segments])
 
     def _close_files(self) -> None:
         """Nothing is written any more: a descriptor's number may be that of another file soon."""

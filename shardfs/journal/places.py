@@ -12,17 +12,23 @@ import stat
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardfs import disk
 from shardfs.errors import BusyError
 from shardfs.masking import public_name
 from shardfs.mounts import entries, topmost
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 log = logging.getLogger("shardfs")
 
 LOCK = "lock"
 SOURCE_LOCK = ".shardfs.lock"
+
+TRIES = 10
+"""How often a journal's directory is made and locked if another process removes it meanwhile."""
 
 LOST = "lost+scratch"
 DISCARDED = "discarded-"
@@ -100,6 +106,21 @@ def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
     return _of_file_system(here)
 
 
+def take(directory: Path, source: str, mountpoint: str) -> tuple[list[str], list[Lock]]:
+    """`prepare` the directory and lock it. What should be known of its place, and the lock, are returned.
+
+    Raise BusyError if another process has the journal, and as `prepare`.
+    """
+    left = TRIES
+    while True:
+        try:
+            return prepare(directory, source, mountpoint), [Lock.take(str(directory / LOCK), mountpoint, source)]
+        except FileNotFoundError:  # the last owner of the journal has just removed the directory
+            left -= 1
+            if not left:
+                raise
+
+
 def own_directory(directory: Path) -> None:
     """Raise OSError unless it is the user's own, closed to others, and not reached by a symbolic link."""
     _no_links(directory)
@@ -139,6 +160,18 @@ def file_system(path: str) -> str:
     return found
 
 
+def remove(directory: Path, segments: Sequence[str]) -> None:
+    """Remove a journal of these segments, whose lock we hold; leave it if something was put aside in its directory."""
+    with suppress(OSError):
+        disk.rmdir(str(directory / LOST))
+    with suppress(OSError):
+        if set(os.listdir(directory)) == {LOCK, *segments}:
+            disk.fsync_directory(str(directory))  # or after a power failure older segments may be there without these
+            for name in (*segments, LOCK):
+                disk.unlink(str(directory / name))
+            disk.rmdir(str(directory))  # fails if another process has just made another lock there
+
+
 def purge(directory: Path) -> None:
     """Remove what has been put aside, a week ago or more."""
     for path in [*directory.iterdir(), *(directory / LOST).glob("*")]:
@@ -153,7 +186,8 @@ def purge(directory: Path) -> None:
 class Lock:
     """A lock file that says who has it. The kernel frees it when its owner ends, however that happens."""
 
-    def __init__(self, path: str, fd: int, *, fleeting: bool) -> None:
+    def __init__(self, path: str, fd: int, mountpoint: str, source: str, *, fleeting: bool) -> None:
+        self.mountpoint, self.source = mountpoint, source
         self._path, self._fd, self._fleeting = path, fd, fleeting
 
     @classmethod
@@ -164,10 +198,10 @@ class Lock:
             fd = disk.open(path, flags, mode)
             try:
                 disk.lock(fd)
-                if _is_at(fd, path):  # else its last owner has removed the name after we had opened it
+                if is_at(fd, path):  # else its last owner has removed the name after we had opened it
                     disk.ftruncate(fd, 0)
                     disk.pwrite_all(fd, json.dumps(_about_us(mountpoint, source)).encode(), 0)
-                    return cls(path, fd, fleeting=fleeting)
+                    return cls(path, fd, mountpoint, source, fleeting=fleeting)
             except BlockingIOError:
                 owner = read_owner(path)
                 disk.close(fd)
@@ -177,6 +211,10 @@ class Lock:
                 raise
             disk.close(fd)
 
+    def is_at_its_path(self) -> bool:
+        """Whether another process that wants the lock would find it taken: false if the file was removed."""
+        return is_at(self._fd, self._path)
+
     def free(self) -> None:
         """Somebody else may have it."""
         if self._fleeting:
@@ -185,10 +223,11 @@ class Lock:
         disk.close(self._fd)
 
 
-def _is_at(fd: int, path: str) -> bool:
+def is_at(fd: int, path: str) -> bool:
+    """Whether an open file is the one at `path`."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

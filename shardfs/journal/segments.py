@@ -11,6 +11,7 @@ from google_crc32c import extend as crc32c_extend
 
 from shardfs import disk
 from shardfs.disk import FilePart
+from shardfs.journal import places
 from shardfs.journal.reading import segment_name
 from shardfs.journal.records import (
     ALIGN,
@@ -93,6 +94,10 @@ class Segment:
         disk.fsync_directory(str(directory))
         return cls(header.number, segment_name(header.number), fd, size, HEADER_SIZE)
 
+    def is_in(self, directory: Path) -> bool:
+        """Whether the next mount would find it there: false if it was unlinked, or the directory was removed."""
+        return places.is_at(self.fd, f"{directory}/{self.name}")
+
     def write(self, head: Head, meta: bytes, content: Content, crc: int | None) -> Head:
         """Write a record, which lies at `head.offset`; the head with the crc32c of the data, if they are from a file.
 
@@ -135,10 +140,11 @@ class Segment:
     def remove(self, directory: Path) -> None:
         """It is not needed any more; the file of one with damage is kept for a while, under another name."""
         path = str(directory / self.name)
-        if self.damaged:
-            disk.rename(path, path.removesuffix(".wal") + ".damaged")
-        else:
-            disk.unlink(path)
+        with suppress(FileNotFoundError):  # another program has removed it
+            if self.damaged:
+                disk.rename(path, path.removesuffix(".wal") + ".damaged")
+            else:
+                disk.unlink(path)
         disk.close(self.fd)
 
 

@@ -79,7 +79,7 @@ class Writer(Protocol):
         """`recover` was called for all that had begun: what else crashed updates have left may be removed."""
 
     def close(self) -> None:
-        """Others may write to the source. Nothing is called any more."""
+        """Let other mounts write to the source. Nothing but `close` may be called after it."""
 
     def put(self, key: str, data: bytes) -> Stat:
         """Replace or create an object, whatever it is now."""

@@ -46,9 +46,8 @@ class Lease:
 
     def __init__(self, objects: Objects, path: str, journal: Path) -> None:
         self._objects, self._path = objects, path
-        lock = journal / LOCK
-        info = os.stat(lock)
-        self._about = read_owner(str(lock)) | {"journal": [info.st_dev, info.st_ino]}
+        self._lock = journal / LOCK
+        self._about = self._told()
         self._known: Known | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
@@ -85,7 +84,16 @@ class Lease:
         # A journal has one owner, and that is us: who had the lease with the same journal lives no more.
         return all(owner.get(name) == self._about.get(name) for name in ("boot", "journal"))
 
+    def _told(self) -> dict[str, Any]:
+        """Who has the source, and with which journal, which has a new lock file if another program removed the old."""
+        info = os.stat(self._lock)
+        return read_owner(str(self._lock)) | {"journal": [info.st_dev, info.st_ino]}
+
     def _renew(self, base: Known | None) -> None:
+        with suppress(OSError):
+            told = self._told()
+            if told.get("pid") == self._about.get("pid"):
+                self._about = told
         self._known = put_once(self._objects, self._path, base, PlannedBlob([json.dumps(self._about).encode()], None))
 
     def _renew_for_ever(self) -> None:

@@ -242,7 +242,8 @@ class ObjectWriter:
         """Nothing to do: what had not begun was nothing but requests."""
 
     def close(self) -> None:
-        self._unlock()
+        unlock, self._unlock = self._unlock, nothing
+        unlock()
 
     def put(self, key: str, data: bytes) -> Stat:
         new = self.update(key, lambda _: [data])

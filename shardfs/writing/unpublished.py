@@ -202,6 +202,8 @@ def with_unpublished(
         if not count:
             return tree
         return Unpublished(tree, held, lambda: _state(directory), was, look_s=look_s, waiting=waiting)
+    except FileNotFoundError:  # a mount has just published all and removed it
+        return tree
     except (OSError, ShardfsError, ValueError) as e:
         log.warning("%s: %s", public_name(source), unreadable_words(e))
         return tree

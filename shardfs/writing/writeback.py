@@ -629,7 +629,10 @@ class WriteBuffer:
         """Publish what can be, within so many seconds, and close the journal. What is left."""
         if self._stopping:  # nobody publishes any more
             return self.left()
-        self._journal.sync()
+        try:
+            self._journal.sync()
+        except OSError:  # raised once by a journal that another program has removed, and that was begun anew
+            self._journal.sync()
         end = time.monotonic() + timeout
         with self._lock:
             for shard in self._shards.values():
@@ -642,6 +645,7 @@ class WriteBuffer:
         for thread in self._threads:
             thread.join(10)
         left = self.left()
+        self._writer.close()  # the lock in the store names the journal, which may be removed now
         self._journal.close(clean=not left)
         return left
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from shardfs import disk
 
@@ -20,6 +20,8 @@ KILLED = 99
 
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
+
+Hook = TypeVar("Hook", bound="Calls")
 
 NEVER_FAIL = frozenset({"close", "unlock"})
 """Calls of which an error tells nothing that could be acted upon."""
@@ -172,11 +174,11 @@ class Frozen(Calls):
 
 
 @contextmanager
-def hooked(hook: Calls) -> Iterator[None]:
+def hooked(hook: Hook) -> Iterator[Hook]:
     """All calls go to `hook` meanwhile."""
     before, disk.hook = disk.hook, cheap(hook)
     try:
-        yield
+        yield hook
     finally:
         disk.hook = before
 

@@ -126,15 +126,47 @@ def test_what_is_huge_has_a_segment_of_its_own(tmp_path: Path) -> None:
     journal.close(clean=False)
 
 
-def test_a_clean_end_leaves_one_small_file_and_numbers_go_on(tmp_path: Path) -> None:
+def test_a_clean_end_removes_the_journal(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
+    journal.release([put(journal, str(i), bytes(60000)).lsn for i in range(5)])
+    (tmp_path / "j/lost+scratch").mkdir()
+    journal.close(clean=True)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_power_failure_while_it_is_removed_brings_nothing_back(tmp_path: Path) -> None:
+    """Older segments are gone from the disk before the one that says so."""
+    journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
+    journal.release([put(journal, str(i), bytes(60000)).lsn for i in range(5)])
+    calls: list[str] = []
+
+    def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        calls.append(f"{name} {os.path.basename(args[0])}" if name in ("unlink", "rmdir") else name)
+        return function(*args)
+
+    disk.hook = hook
+    journal.close(clean=True)
+    disk.hook = None
+    last = [call for call in calls if call.endswith(".wal")][-1]
+    assert calls[calls.index(last) - 1] == "fsync_directory"
+    rest = [call for call in calls[calls.index(last) + 1 :] if call != "close"]
+    assert rest == ["unlink lock", "rmdir j"]
+
+
+@pytest.mark.parametrize(
+    "kept", ["lost+scratch/1-a.partial", "0000000000000001.torn", "discarded-1/x", "of the user's"]
+)
+def test_what_is_kept_aside_keeps_the_journal_and_numbers_go_on(kept: str, tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j")
+    (tmp_path / "j" / kept).parent.mkdir(exist_ok=True)
+    (tmp_path / "j" / kept).write_bytes(b"kept")
     first = put(journal, "c/0", bytes(MiB))
     journal.release([first.lsn])
     assert journal.nbytes == 0
     journal.close(clean=True)
     (name,) = files(tmp_path / "j")
     assert (tmp_path / "j" / name).stat().st_size < 8192
-    assert sorted(os.listdir(tmp_path / "j")) == sorted([name, "lock"])
+    assert (tmp_path / "j" / kept).read_bytes() == b"kept"
     journal = open_journal(tmp_path / "j")
     assert [r.kind for r in journal.recovered] == [Kind.CLEAN]
     _, free = Pending.of(journal.recovered)
@@ -143,10 +175,9 @@ def test_a_clean_end_leaves_one_small_file_and_numbers_go_on(tmp_path: Path) -> 
     journal.close(clean=False)
 
 
-def test_a_mount_that_writes_nothing_leaves_the_journal_alone(tmp_path: Path) -> None:
-    for _ in range(3):
-        open_journal(tmp_path / "j").close(clean=True)
-    assert os.listdir(tmp_path / "j") == ["lock"]
+def test_a_mount_that_writes_nothing_leaves_no_journal(tmp_path: Path) -> None:
+    open_journal(tmp_path / "j").close(clean=True)
+    assert os.listdir(tmp_path) == []
 
 
 def test_everything_is_private(tmp_path: Path) -> None:
@@ -545,6 +576,7 @@ def test_on_a_full_disk_a_journal_that_is_not_needed_any_more_is_closed(tmp_path
     journal = open_journal(tmp_path / "j", segment_bytes=64 << 10, reserve_bytes=0)
     journal.release([put(journal, "a", bytes(50000)).lsn])
     fail("fallocate", errno.ENOSPC)
+    (tmp_path / "j/kept.torn").touch()
     journal.close(clean=True)
     (name,) = files(tmp_path / "j")
     assert (tmp_path / "j" / name).stat().st_size < 64 << 10, "what was allocated is given back"

@@ -37,7 +37,8 @@ def test_a_second_writer_is_told_who_is_the_first(tmp_path: Path) -> None:
     with Journal.peek(tmp_path / "j") as found:  # which is always allowed
         assert found.owner is not None
         assert found.owner["pid"] == os.getpid()
-    journal.close(clean=True)
+    put(journal, "a")
+    journal.close(clean=False)
     with Journal.peek(tmp_path / "j") as found:
         assert found.owner is None
     open_journal(tmp_path / "j").close(clean=True)
@@ -120,6 +121,41 @@ def test_of_many_who_want_a_fleeting_lock_one_has_it(tmp_path: Path) -> None:
     assert not os.path.exists(path)
 
 
+def test_of_many_who_open_a_journal_that_is_removed_one_has_it(tmp_path: Path) -> None:
+    """One ends, and removes the directory, while others make and lock it."""
+    holders, most, errors = [0], [0], list[BaseException]()
+    guard = threading.Lock()
+
+    def work() -> None:
+        left = 20
+        while left:
+            try:
+                journal = open_journal(tmp_path / "j")
+            except BusyError:
+                continue
+            except BaseException as e:  # noqa: BLE001 - shown by the test
+                errors.append(e)
+                return
+            with guard:
+                holders[0] += 1
+                most[0] = max(most[0], holders[0])
+            left -= 1
+            if left % 4 == 0:
+                journal.release([put(journal, "a").lsn])
+            with guard:
+                holders[0] -= 1
+            journal.close(clean=True)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert (errors, most) == ([], [1])
+    assert os.listdir(tmp_path) == []
+
+
 def test_describe_tells_another_host() -> None:
     assert describe({"pid": 7, "host": "elsewhere"}) == "mounted rw by pid 7 on elsewhere"
     assert describe({}) == "mounted rw by pid ? on another host"
@@ -159,6 +195,7 @@ def test_symbolic_links_are_refused(tmp_path: Path) -> None:
             open_journal(path)
         assert caught.value.errno == errno.ELOOP
     open_journal(tmp_path / "real" / "j").close(clean=True)
+    (tmp_path / "real" / "j").mkdir(mode=0o700)
     (tmp_path / "real" / "j" / "0000000000000001.wal").symlink_to("/etc/passwd")
     with pytest.raises(OSError, match="Too many levels"):
         open_journal(tmp_path / "real" / "j")

@@ -158,6 +158,22 @@ def test_a_store_that_always_refuses_the_lock_is_given_up(
         take(server, journal("a"))
 
 
+def test_a_journal_that_was_begun_anew_is_its_owner_s_as_well(
+    server: Server, journal: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock file is another one, so the lock in the store must name that for the next owner not to wait."""
+    monkeypatch.setattr(lease_module, "RENEW_S", 0.05)
+    directory = journal("a")
+    held = take(server, directory)
+    (directory / "lock").rename(directory / "lock.old")
+    (directory / "lock").write_bytes((directory / "lock.old").read_bytes())
+    number = (directory / "lock").stat().st_ino
+    wait_until(lambda: json.loads(server.objects[LOCK].data)["journal"][1] == number)
+    held._ended.set()  # as kill -9 ends it
+    held._thread.join()
+    take(server, directory).free()
+
+
 def test_a_former_owner_notices(
     server: Server, journal: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardfs import rewriting
 from shardfs.formats import formats
 from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.journal import places
 from shardfs.model import Put
 from shardfs.patience import Patience
 from shardfs.writers.objects import ObjectWriter
@@ -94,6 +95,26 @@ def opened(server: Server, tmp_path: Path, **words: str) -> Iterator[ShardFileSy
         yield fs
     finally:
         fs.close(1)
+
+
+def test_the_lock_in_the_store_is_gone_before_the_journal_that_it_names(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next mount, which has another journal, would wait until the lock is out of date."""
+    target, locks, remove = TARGETS["zarr_end"], list[bool](), places.remove
+
+    def looked(*args: Any) -> None:
+        locks.append(f"{ROOT}/.shardfs.lock" in server.objects)
+        remove(*args)
+
+    monkeypatch.setattr(places, "remove", looked)
+    filled(target, server, tmp_path / "natively", {})
+    with opened(server, tmp_path) as fs:
+        fs.pipe_file(target.path(0), target.shown(7))
+        assert f"{ROOT}/.shardfs.lock" in server.objects
+        assert fs.close(STORE_S) == []
+    assert locks == [False]
+    assert list((tmp_path / "journals").iterdir()) == []
 
 
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
