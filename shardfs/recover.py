@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,9 @@ log = logging.getLogger("shardfs")
 
 MAINTENANCE_BYTES = 1 << 40
 """Limit of a journal that is only looked after: what is in it was let in before."""
+
+OURS = re.compile(r"[0-9a-f]{32}")
+"""Names of the directories that `directory_for` gives."""
 
 LOOK_S = 5.0
 """Where what waits in a journal is shown over the source, somebody may begin to publish it: for so long, at most, is
@@ -60,6 +64,18 @@ class Left(NamedTuple):
     problems: list[str]
     damaged_paths: list[str]
     nbytes: int
+
+    @property
+    def waiting(self) -> list[Entry]:
+        """What is to be published; temporary files of programs are not."""
+        return [entry for entry in self.entries if entry.state != "scratch"]
+
+    @property
+    def undecided(self) -> bool:
+        """Whether something stays as it is unless the user does something: no mount publishes it, or it cannot."""
+        if self.owner is None:
+            return bool(self.waiting or self.unfinished or self.problems)
+        return any(entry.state == "conflict" for entry in self.entries)
 
 
 class Exported(NamedTuple):
@@ -102,9 +118,11 @@ def unpublished(source: str, base: str | Path | None = None, *, shown: bool = Fa
         if shown:
             own_directory(directory)  # what others can write to is not shown
         left = look(directory)
+    except FileNotFoundError:  # a mount has just published all and removed it
+        return None
     except (OSError, UnsupportedError) as e:
         return unreadable_words(e)
-    count = sum(entry.state != "scratch" for entry in left.entries)
+    count = len(left.waiting)
     if not count and not left.problems:
         return None
     return unpublished_words(count, shown=shown, damaged=bool(left.problems))
@@ -121,6 +139,18 @@ def unpublished_words(count: int, *, shown: bool, damaged: bool) -> str:
 def unreadable_words(error: BaseException) -> str:
     """Of a journal."""
     return f"its journal cannot be read, and what waits in it is not shown: {message(error)}"
+
+
+def sweep(base: str | Path | None = None) -> None:
+    """Remove journals in which nothing waits and nothing is kept aside, and on which no process works."""
+    top = state_directory() if base is None else Path(base)
+    for path in top.glob("*"):
+        if OURS.fullmatch(path.name) and not is_locked(str(path / LOCK)):
+            with suppress(OSError, UnsupportedError):
+                left = look(path)
+                if not left.entries and not left.unfinished and not left.problems:
+                    with _held(path):
+                        pass
 
 
 def _is_journal(path: Path) -> bool:
@@ -140,6 +170,14 @@ def look(directory: str | Path) -> Left:
             peek.directory, peek.source, peek.owner, entries, unfinished, peek.problems + losses(pending),
             [*peek.damaged_paths, *pending.lost], peek.nbytes,
         )  # fmt: skip
+
+
+def look_if_there(directory: str | Path) -> Left | None:
+    """`look`; None if there is no journal, as a mount removes it when all is published."""
+    try:
+        return look(directory)
+    except FileNotFoundError:
+        return None
 
 
 def losses(pending: Pending) -> list[str]:
@@ -223,13 +261,21 @@ def opened(directory: str | Path) -> Iterator[tuple[Journal, Pending]]:
     """A journal to be changed, of whatever source. Raise FileNotFoundError if there is none."""
     if not _is_journal(Path(directory)):
         raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
+    with _held(directory) as held:
+        yield held
+
+
+@contextmanager
+def _held(directory: str | Path) -> Iterator[tuple[Journal, Pending]]:
     journal = Journal.open(directory, None, limit_bytes=MAINTENANCE_BYTES, commit_s=0)
+    clean = False
     try:
         pending, free = Pending.of(journal.recovered)
         journal.release(free)
         yield journal, pending
+        clean = not (pending.versions or pending.begun or pending.lost)
     finally:
-        journal.close(clean=False)
+        journal.close(clean=clean)
 
 
 def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str] = ()) -> None:

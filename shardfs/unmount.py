@@ -87,6 +87,7 @@ def umount(
         raise MountError(errno.EINVAL, "is not a mount of shardfs: `shardfs status` lists the mounts", mountpoint)
     daemon = None if lazy else daemon_of(mountpoint, ANSWER_S)
     process = _process(daemon.pid if daemon else 0)
+    had_journal = daemon is not None and daemon.journal is not None and os.path.isdir(daemon.journal)
     try:
         _unmount_within(timeout if patient else 0.0, mountpoint, lazy=lazy or (daemon is not None and not daemon.pid))
     except OSError as e:
@@ -110,7 +111,7 @@ def umount(
         waited = f"waited {timeout:g} s for it"
         sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {daemon.pid} {doing}; {waited}\n")
         return LATE
-    code = _told(daemon.journal) if daemon.journal else 0
+    code = _told(daemon.journal, had_journal) if daemon.journal else 0
     return _told_refused(daemon.refused) if daemon.refused else code
 
 
@@ -136,12 +137,19 @@ def _segments(journal: str) -> dict[str, int]:
     return {}
 
 
-def _told(journal: str) -> int:
-    """Name what is left in it; the exit code."""
-    from shardfs.recover import look
+def _told(journal: str, was_there: bool) -> int:
+    """Name what is left in it; the exit code. The daemon removes it if nothing is left; `was_there` before that."""
+    from shardfs.recover import look_if_there
 
-    found = look(journal)
-    left = [entry.path for entry in found.entries if entry.state != "scratch"]
+    found = look_if_there(journal)
+    if found is None:
+        if was_there:
+            return 0
+        sys.stderr.write(
+            f"shardfs: another program has removed the journal {journal}; the log of the mount says more\n"
+        )
+        return LEFT
+    left = [entry.path for entry in found.waiting]
     if not left and not found.problems:
         return 0
     more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []

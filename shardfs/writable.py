@@ -38,6 +38,9 @@ COMMAND_S = 60.0
 ENDING_S = 30.0
 """How long a mount of the source is waited for that is gone, and still publishes."""
 
+LOOKED_AFTER_S = 1.0
+"""How long another process is waited for: `shardfs recover` may be about to remove a journal that is not needed."""
+
 LOOK_S = 0.2
 
 MOST_BYTES = 10 << 30
@@ -67,13 +70,13 @@ def open_journal(
         mountpoint=mountpoint,
         waiting=waiting,
     )
-    end = time.monotonic() + ENDING_S
+    soon, end = time.monotonic() + LOOKED_AFTER_S, time.monotonic() + ENDING_S
     while True:
         try:
             journal = opened()
             break
         except BusyError as e:
-            if time.monotonic() > end or not _is_ending(e.owner, mountpoint):
+            if time.monotonic() > (end if _is_ending(e.owner, mountpoint) else soon):
                 raise
         time.sleep(LOOK_S * random.uniform(0.5, 1.5))  # two that refuse each other must not stay in step
     for problem in journal.problems:
@@ -86,6 +89,8 @@ def _is_ending(owner: Mapping[str, Any], mountpoint: str) -> bool:
 
     At our own `mountpoint` there is a dead mount at most.
     """
+    if not owner:  # the owner has ended since, and removed the journal
+        return True
     theirs = owner.get("mountpoint")
     here = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
     return bool(here and theirs) and (theirs == mountpoint or mount_type(str(theirs)) != FS_TYPE)

@@ -12,14 +12,14 @@ import click
 
 from shardfs.cli.completing import profiles_and_files
 from shardfs.cli.printing import human_bytes, write_json
-from shardfs.cli.sources import absolute, given_options, profile_named, source_options
+from shardfs.cli.sources import absolute, given_options, is_source, profile_named, source_options
 from shardfs.counting import ORDINARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardfs.mounts import Mount
-    from shardfs.recover import Entry, Left
+    from shardfs.recover import Left
 
 
 @click.command()
@@ -75,31 +75,27 @@ def _status_of_source(what: str, *, wait: bool, as_json: bool, **given: Any) -> 
 
     found, _ = given_options(**given, flags={})
     directory = directory_for(absolute(what), found.journal)
-    if not directory.is_dir():
+    left = recover.look_if_there(directory)
+    if left is None and not is_source(what):
         if not as_json:
             click.echo(f"{what}: is not mounted by shardfs, and has no journal; `shardfs status` lists the mounts")
         return 1
-    left = recover.look(directory)
-    while wait and left.owner is not None and _waiting(left):
+    while wait and left is not None and left.owner is not None and left.waiting:
         time.sleep(LOOK_S)
-        left = recover.look(directory)
+        left = recover.look_if_there(directory)
+    waiting, owner = (left.waiting, left.owner) if left is not None else ([], None)
     if as_json:
-        counts = {"files": len(_waiting(left)), "conflicts": sum(e.state == "conflict" for e in left.entries)}
-        write_json({"source": absolute(what), "journal": str(directory), "owner": left.owner, **counts})
+        counts = {"files": len(waiting), "conflicts": sum(entry.state == "conflict" for entry in waiting)}
+        write_json({"source": absolute(what), "journal": str(directory), "owner": owner, **counts})
     else:
         click.echo("\n".join(_left_lines(what, left)))
-    return int(bool(_waiting(left)) and left.owner is None)
+    return int(bool(waiting) and owner is None)
 
 
-def _waiting(left: Left) -> list[Entry]:
-    return [entry for entry in left.entries if entry.state != "scratch"]
-
-
-def _left_lines(what: str, left: Left) -> Iterator[str]:
+def _left_lines(what: str, left: Left | None) -> Iterator[str]:
     from shardfs.journal.places import describe
 
-    waiting = _waiting(left)
-    if not waiting:
+    if left is None or not (waiting := left.waiting):
         yield f"{what}: all data is published"
         return
     yield f"{what}: {len(waiting)} files wait in {left.directory}"

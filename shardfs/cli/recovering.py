@@ -10,10 +10,10 @@ import click
 
 from shardfs import options
 from shardfs.cli.printing import human_bytes, waiting, write_json
-from shardfs.cli.sources import absolute, given_options, opened, opening, source_options
+from shardfs.cli.sources import absolute, given_options, is_source, opened, opening, source_options
+from shardfs.errors import ShardfsError, message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from shardfs.options import Options
@@ -44,6 +44,7 @@ LEFT, DAMAGED = 3, 7
 )
 @click.option("--salvage", "doing", flag_value="salvage", help="Move damaged records aside and continue without them.")
 @click.option("--discard", "doing", flag_value="discard", help="Move everything aside; it is kept for seven days.")
+@click.option("--all", "everything", is_flag=True, help="Without SOURCE: also list journals that need no decision.")
 @click.option("--yes", is_flag=True, help="Confirm --discard.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
@@ -53,6 +54,7 @@ def recover(
     out: str | None,
     ours: tuple[str, ...],
     theirs: tuple[str, ...],
+    everything: bool,
     yes: bool,
     as_json: bool,
     **given: Any,
@@ -60,8 +62,9 @@ def recover(
     """Inspect, publish or discard the journal of a mount.
 
     A mount leaves a journal if data that was written to SOURCE is not published. A DIRECTORY with a journal will do,
-    also a copy, or one whose source is gone. Without either, all of your journals are listed. Exit code 3 if something
-    is left that cannot be published, 4 if a mount has the journal, 7 if it is damaged.
+    also a copy, or one whose source is gone. Without either, your journals that need a decision are listed, and those
+    that are not needed any more are removed. Exit code 3 if something is left that cannot be published, 4 if a mount
+    has the journal, 7 if it is damaged.
     """
     from shardfs import recover as work
 
@@ -71,8 +74,14 @@ def recover(
             raise click.UsageError(
                 "which journal? Give SOURCE, or the directory of a journal; `shardfs recover` lists them"
             )
-        return _all(work.journals(found.journal), as_json=as_json)
-    directory = _find(source, found)
+        return _all(found, everything=everything, as_json=as_json)
+    try:
+        directory = _find(source, found)
+    except FileNotFoundError:
+        if out is not None or ours or theirs or not is_source(source):
+            raise
+        click.echo(f"{source}: nothing to be published: there is no journal of it")
+        return 0
     if out is not None:
         return _export(directory, options.file_path(out))
     if ours or theirs:
@@ -97,17 +106,28 @@ def _find(source: str, found: Options) -> Path:
     return work.find(absolute(source), found.journal)
 
 
-def _all(directories: Sequence[Path], *, as_json: bool) -> int:
+def _all(found: Options, *, everything: bool, as_json: bool) -> int:
     from shardfs import recover as work
 
-    for directory in directories:
-        left = work.look(directory)
+    work.sweep(found.journal)
+    shown, more = 0, 0
+    for directory in work.journals(found.journal):
+        try:
+            left = work.look_if_there(directory)
+        except (OSError, ShardfsError) as e:
+            click.echo(f"shardfs: {directory}: this journal cannot be read: {message(e)}", err=True)
+            shown += 1
+            continue
+        if left is None or not (everything or left.undecided):
+            more += left is not None
+            continue
+        shown += 1
         if as_json:
             write_json(_told(left))
         else:
             click.echo(f"{left.source}: {', '.join(_words(left))}\n  {directory}")
-    if not directories and not as_json:
-        click.echo("no journals")
+    if not shown and not as_json:
+        click.echo(f"nothing needs a decision; --all lists {more} more journals" if more else "no journals")
     return 0
 
 

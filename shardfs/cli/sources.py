@@ -120,6 +120,16 @@ def absolute(source: str) -> str:
     return os.path.abspath(source) if masking.is_path(source) else source
 
 
+def is_source(name: str) -> bool:
+    """Whether a name without a journal may be that of a source: a URL, a file, or a directory that is not empty."""
+    if not masking.is_path(name) or os.path.isfile(name):
+        return True
+    try:
+        return bool(os.listdir(name))
+    except OSError:
+        return False
+
+
 def opened(source: str, found: Options, **hooks: Any) -> Tree:
     """The tree; whatever a store says is an error with the source's name, unless it is a bug."""
     from shardfs.tree import open_tree

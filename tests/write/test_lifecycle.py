@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -70,6 +71,23 @@ def write(path: Path, content: bytes) -> None:
 _WRITE = "import sys; open(sys.argv[1], 'wb').write(bytes.fromhex(sys.argv[2]))"
 
 
+def synced(path: Path, content: bytes) -> str:
+    """What another process is told that writes and syncs: the name of an error, or "ok"."""
+    return run(sys.executable, "-c", _SYNC, str(path), content.hex()).strip()
+
+
+_SYNC = """\
+import errno, os, sys
+try:
+    with open(sys.argv[1], "wb", buffering=0) as file:
+        file.write(bytes.fromhex(sys.argv[2]))
+        os.fsync(file.fileno())
+    print("ok")
+except OSError as e:
+    print(errno.errorcode[e.errno])
+"""
+
+
 def stored(data: Dataset, source: Path) -> Array:
     """What the source holds, as tensorstore sees it."""
     return read_with("tensorstore", data, source)
@@ -102,6 +120,52 @@ def test_umount_publishes(mount: WritableMount, data: Dataset, source: Path) -> 
     assert np.array_equal(stored(data, source), wanted)
     assert gone(mount.pid)
     assert files(source) == []
+    assert list(mount.journal.iterdir()) == [], "the journal is not needed any more"
+    done = shardfs("status", "--wait", "-o", f"journal={mount.journal}", source)
+    assert (done.returncode, done.stdout) == (0, f"{source}: all is published\n")
+    assert shardfs("status", mount.path).returncode == 1, "of a mountpoint it is still told that nothing is mounted"
+
+
+@pytest.fixture
+def unsynced(source: Path, tmp_path: Path) -> Iterator[WritableMount]:
+    """Its journal does nothing unless a program asks for it."""
+    with writable(source, tmp_path / "m", "-o", "idle=1h,age=1h,commit=1h") as made:
+        made.mount()
+        yield made
+
+
+def test_a_journal_that_is_deleted_is_reported_and_begun_anew(unsynced: WritableMount) -> None:
+    """By one error; what is acknowledged after it survives, and so does what had been before."""
+    mount = unsynced
+    write(mount.path / "c/0/0", chunk(7))
+    shutil.rmtree(mount.journal)
+    assert [synced(mount.path / f"c/3/{n}", chunk(8)) for n in range(3)] == ["EIO", "ok", "ok"]
+    told = shardfs("status", mount.path).stdout
+    assert "another program has removed the journal; the " in told
+    mount.kill()
+    mount.clear()
+    mount.mount()
+    assert (mount.path / "c/0/0").read_bytes() == chunk(7)
+    assert [(mount.path / f"c/3/{n}").read_bytes() for n in (1, 2)] == [chunk(8)] * 2, "the daemon was killed"
+    done = mount.umount()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(mount.journal.iterdir()) == []
+
+
+def test_a_journal_that_is_deleted_is_begun_anew_at_the_end(mount: WritableMount, data: Dataset, source: Path) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    shutil.rmtree(mount.journal)
+    assert mount.umount().returncode == 0
+    assert first(stored(data, source)) == {7}
+
+
+def test_what_a_journal_held_that_cannot_be_begun_anew_is_not_taken_for_published(mount: WritableMount) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    shutil.rmtree(mount.journal)
+    mount.journal.symlink_to("/nonexistent")
+    assert [synced(mount.path / "c/0/1", chunk(8)) for _ in range(2)] == ["EIO", "EIO"]
+    done = mount.umount()
+    assert (done.returncode, "another program has removed the journal " in done.stderr) == (3, True)
 
 
 def test_flush_publishes_and_the_mount_stays(mount: WritableMount, data: Dataset, source: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from shardfs.journal import Journal, Kind, directory_for
 from tests.conftest import read_with
 from tests.mount.programs import copy_tree, shardfs
+from tests.write.journals import make_newer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +98,52 @@ def test_it_is_given_up(source: Path, state: Path) -> None:
     done = shardfs("recover", "--discard", "--yes", source)
     assert (done.returncode, done.stdout.endswith(", for seven days\n")) == (0, True)
     done = shardfs("recover", source)
-    assert (done.returncode, "there is no journal" in done.stderr) == (3, True)
+    assert (done.returncode, done.stdout) == (0, f"{source}: nothing to be published: there is no journal of it\n")
+
+
+def test_only_what_needs_a_decision_is_listed(source: Path, state: Path) -> None:
+    """What is not needed is removed; what a mount publishes is listed when asked for."""
+    (directory,) = state.iterdir()
+    done = state / ("0" * 32)
+    left = state / ("1" * 32)
+    busy = state / ("2" * 32)
+    other = state / "of the user's"
+    journal = Journal.open(done, None, limit_bytes=64 << 20, commit_s=0)
+    meta = {"path": "c/0/0", "mtime_ns": 1, "mode": 0o644, "scratch": False, "base": "?"}
+    lsn = journal.append(Kind.PUT, meta, CHUNK).lsn
+    journal.append(Kind.DONE, {"key": "x", "lsns": [lsn], "entries": {"c/0/0": None}})
+    journal.close(clean=False)  # as a kill leaves it
+    for path in (left, other):
+        path.mkdir(mode=0o700)
+        (path / "lock").touch()
+    journal = Journal.open(busy, "memory://busy", limit_bytes=64 << 20, commit_s=0, mountpoint="/mnt/busy")
+    try:
+        journal.append(Kind.PUT, meta, CHUNK)
+        assert shardfs("recover").stdout == f"{source}: 2 pending, 1 deleted\n  {directory}\n"
+        assert sorted(state.iterdir()) == sorted([directory, busy, other])
+        listed = shardfs("recover", "--all").stdout
+        assert (listed.count("\n  "), "memory://busy: 1 pending, mounted rw by pid" in listed) == (2, True)
+        assert shardfs("recover", "--discard", "--yes", source).returncode == 0
+        assert shardfs("recover").stdout == "nothing needs a decision; --all lists 1 more journals\n"
+    finally:
+        journal.close(clean=False)
+
+
+@pytest.mark.interop
+def test_when_all_is_published_or_given_up_the_journal_is_gone(source: Path, state: Path) -> None:
+    journal = Journal.open(directory_for(str(source)), str(source), limit_bytes=64 << 20, commit_s=0)
+    lsn = next(record.lsn for record in journal.recovered if record.meta["path"] == "c/99")
+    journal.append(Kind.CONFLICT, {"path": "c/99", "lsn": lsn, "why": "somebody"})
+    journal.close(clean=False)
+    assert shardfs("recover", "--apply", source).returncode == 3
+    assert len(list(state.iterdir())) == 1
+    assert shardfs("recover", "--theirs", ".", source).returncode == 0
+    assert list(state.iterdir()) == []
+    for words in (["--apply"], ["--verify"], []):  # doing it twice changes nothing
+        done = shardfs("recover", *words, source)
+        assert (done.returncode, "nothing to be published" in done.stdout) == (0, True)
+    assert shardfs("recover", "--theirs", ".", source).returncode == 3
+    assert shardfs("status", source).stdout == f"{source}: all is published\n"
 
 
 @pytest.mark.interop
@@ -138,6 +184,17 @@ def test_a_mount_has_it(source: Path) -> None:
         assert shardfs("recover", source).returncode == 0
     finally:
         journal.close(clean=False)
+
+
+def test_a_journal_that_cannot_be_read_does_not_hide_others(source: Path, state: Path) -> None:
+    make_newer(next(state.glob("*/*.wal")))
+    other = state / ("3" * 32)
+    journal = Journal.open(other, "memory://other", limit_bytes=64 << 20, commit_s=0)
+    journal.append(Kind.DEL, {"path": "c/0", "base": "?"})
+    journal.close(clean=False)
+    done = shardfs("recover")
+    assert (done.returncode, done.stdout) == (0, f"memory://other: 1 deleted\n  {other}\n")
+    assert "this journal cannot be read: " in done.stderr
 
 
 def test_words_that_make_no_sense(tmp_path: Path) -> None:
