@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from shardfs import disk
 from shardfs.disk import FilePart
 from shardfs.journal import overlaps, places
+from shardfs.journal.contents import Contents
 from shardfs.journal.peek import Peek
-from shardfs.journal.reading import Place, Reading, read, read_part
+from shardfs.journal.reading import Place, Reading, read
 from shardfs.journal.records import (
     BLOCK,
     HAS_DATA,
@@ -47,7 +48,7 @@ from shardfs.journal.segments import AROUND, SPARE, Content, Data, Segment, cont
 from shardfs.masking import public_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 log = logging.getLogger("shardfs")
 
@@ -87,7 +88,7 @@ class _Fresh(NamedTuple):
     place: Place
 
 
-class Journal:
+class Journal(Contents):
     """Records in segments. Everything may be called from any thread.
 
     `recovered` are the records that were there when it was opened, by LSN. `problems` is what a user should be told:
@@ -103,22 +104,15 @@ class Journal:
         locks: Sequence[places.Lock],
         limits: _Limits,
     ) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.recovered, self.problems, self.damaged_paths = reading.records, reading.problems, reading.damaged_paths
         self.read_only: str | None = None
         self._source, self._locks, self._limits = source, list(locks), limits
         self._epoch = int.from_bytes(secrets.token_bytes(8), "little")
-        self._lock = threading.Lock()
         self._led = threading.Condition(self._lock)
         self._leading = False
-        self._segments: dict[int, Segment] = {}  # oldest first
         self._current: Segment | None = None
-        self._live: dict[int, Place] = {}
-        self._used = self._live_bytes = 0
-        self._moved: dict[tuple[int, int], Position] = {}  # segment and start when it was written: where it is now
-        self._origins: dict[tuple[int, int], tuple[int, int]] = {}  # the inverse
         self._fresh: deque[_Fresh] = deque()
-        self._dirty: dict[int, Segment] = {}
         last = max(reading.sequence, reading.lsn) + (AFTER_DAMAGE if reading.damaged_paths else 0)
         self._sequence = self._durable = last
         self._number = max(max(reading.files, default=0), reading.oldest - 1, 0)
@@ -286,16 +280,6 @@ class Journal:
             self._note(head.lsn, place)
         return head
 
-    def _note(self, lsn: int, place: Place) -> None:
-        self._live[lsn] = place
-        self._live_bytes += place.size
-        self._segments[place.number].live += 1
-
-    def _forget(self, lsn: int) -> None:
-        if (place := self._live.pop(lsn, None)) is not None:
-            self._live_bytes -= place.size
-            self._segments[place.number].live -= 1
-
     # ------------------------------------------------------------------------------------------------- segments
 
     def _roll(self, need: int, *, helpful: bool) -> Segment:
@@ -312,61 +296,6 @@ class Journal:
         self._add(segment)
         self._current = segment
         return segment
-
-    def _add(self, segment: Segment) -> None:
-        self._segments[segment.number] = segment
-        self._used += segment.end
-
-    def _unlink(self, segment: Segment) -> None:
-        self._segments.pop(segment.number, None)
-        self._dirty.pop(segment.number, None)
-        self._used -= segment.end
-        for key in [key for key in self._origins if key[0] == segment.number]:
-            del self._moved[self._origins.pop(key)]
-        segment.remove(self.directory)
-
-    # -------------------------------------------------------------------------------------------------- reading
-
-    def part(self, position: Position) -> FilePart:
-        """Where the data are, for `preadv` and copies. Good until the record is released; see `pin`."""
-        with self._lock:
-            return self._part(position)
-
-    def _part(self, position: Position) -> FilePart:
-        position = self._moved.get((position.segment, position.start), position)
-        segment = self._segments.get(position.segment)
-        if segment is None:
-            raise OSError(errno.ESTALE, "the record is not in the journal any more")
-        return FilePart(segment.fd, position.start, position.size)
-
-    def pin(self, position: Position) -> FilePart:
-        """As `part`, but good until `unpin`, also if the record is released meanwhile."""
-        with self._lock:
-            part = self._part(position)
-            self._of(part).pins += 1
-            return part
-
-    def unpin(self, part: FilePart) -> None:
-        """Exactly once for what `pin` gave."""
-        with self._lock:
-            self._of(part).pins -= 1
-
-    def _of(self, part: FilePart) -> Segment:
-        return next(segment for segment in reversed(self._segments.values()) if segment.fd == part.fd)
-
-    @contextmanager
-    def using(self, position: Position) -> Iterator[FilePart]:
-        """`pin` for the length of a `with` block."""
-        part = self.pin(position)
-        try:
-            yield part
-        finally:
-            self.unpin(part)
-
-    def read(self, position: Position, start: int = 0, size: int | None = None) -> bytes:
-        """Bytes of the data, fewer at their end. Raise EIO if all were asked for and are not what was written."""
-        with self.using(position) as part:
-            return read_part(part, position.crc, start, size)
 
     # --------------------------------------------------------------------------------------------------- syncing
 
@@ -538,25 +467,6 @@ class Journal:
             self._forget(lsn)
 
     # ------------------------------------------------------------------------------------------------- releasing
-
-    def release(self, lsns: Iterable[int]) -> None:
-        """The records are superseded or done with; their segments are unlinked some time later."""
-        with self._lock:
-            for lsn in lsns:
-                self._forget(lsn)
-
-    @property
-    def nbytes(self) -> int:
-        """What is taken by records that are still needed, and by others between and behind them."""
-        with self._lock:
-            if not self._live:
-                return 0
-            used = self._used
-            for segment in self._segments.values():
-                if segment.live:
-                    break
-                used -= segment.end
-            return used
 
     @property
     def limit_bytes(self) -> int:
