@@ -430,8 +430,9 @@ class Journal(Contents):
     def _take_place(self) -> None:
         """Have the directory and its lock. Raise OSError if another process has it, or another journal is there."""
         if not self._locks[0].is_at_its_path():
-            _, (lock,) = places.take(self.directory, "", self._locks[0].mountpoint)
-            old, self._locks[0] = self._locks[0], lock
+            places.prepare(self.directory, "", "")  # a look at the mount would wait for this thread to answer
+            old = self._locks[0]
+            self._locks[0] = places.Lock.take(str(self.directory / places.LOCK), old.mountpoint)
             old.free()
         ours = {segment.name for segment in self._segments.values() if segment.is_in(self.directory)}
         if others := {path.name for path in self.directory.glob("*.wal")} - ours:

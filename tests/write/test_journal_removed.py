@@ -138,6 +138,30 @@ def test_what_was_superseded_does_not_come_back(directory: Path) -> None:
     assert found(directory) == {**wanted, "1": b"new"}
 
 
+def test_the_mount_is_not_looked_at(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that restores the journal may be the one that answers the mount's requests."""
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    journal, wanted = begun(directory, mountpoint=str(mountpoint))
+    shutil.rmtree(directory)
+    looked: list[str] = []
+    for name in ("lstat", "stat", "readlink", "open"):
+        function = getattr(os, name)
+
+        def spy(path: Any, *args: Any, _function: Any = function, **kwargs: Any) -> Any:
+            looked.append(str(path))
+            return _function(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, name, spy)
+    with pytest.raises(OSError, match="are in a new one"):
+        journal.sync()
+    monkeypatch.undo()
+    assert any(path.startswith(str(directory)) for path in looked)
+    assert not [path for path in looked if path.startswith(str(mountpoint))]
+    kill(journal)
+    assert found(directory) == wanted
+
+
 def test_it_is_noticed_without_a_sync(directory: Path) -> None:
     journal, wanted = begun(directory)
     shutil.rmtree(directory)
