@@ -432,7 +432,7 @@ class Journal(Contents):
         if not self._locks[0].is_at_its_path():
             places.prepare(self.directory, "", "")  # a look at the mount would wait for this thread to answer
             old = self._locks[0]
-            self._locks[0] = places.Lock.take(str(self.directory / places.LOCK), old.mountpoint)
+            self._locks[0] = places.Lock.take(str(self.directory / places.LOCK), old.mountpoint, old.source)
             old.free()
         ours = {segment.name for segment in self._segments.values() if segment.is_in(self.directory)}
         if others := {path.name for path in self.directory.glob("*.wal")} - ours:
