@@ -495,7 +495,7 @@ def read_array(library: str, root: str) -> dict[str, float]:
 
 def scan_tree(source: str) -> dict[str, float]:
     """Names of the directory `c`, as `shardfs ls` gets them, and by how much this process grew."""
-    from shardfs.tree import open_tree
+    from shardfs.vfs.tree import open_tree
 
     tree = open_tree(source, index_cache_bytes=4 << 20)
     directory = tree.resolve("c").number
@@ -553,7 +553,7 @@ def _asked(tree: Any, directory: str, *names: str) -> list[str]:
 
 
 def _zarr_requests(source: str) -> dict[str, list[str]]:
-    from shardfs.tree import open_tree
+    from shardfs.vfs.tree import open_tree
 
     tree = open_tree(f"counted://{source}")
     _asked(tree, "c", "16")  # what is asked once for the whole array is not counted
@@ -566,7 +566,7 @@ def _zarr_requests(source: str) -> dict[str, list[str]]:
 
 
 def _precomputed_requests(source: str) -> dict[str, list[str]]:
-    from shardfs.tree import open_tree
+    from shardfs.vfs.tree import open_tree
 
     tree = open_tree(f"counted://{source}")
     _asked(tree, "s0", "0-32_0-32_0-32")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 from numcodecs.zstd import Zstd
 
-from shardfs.options import size
+from shardfs.config.parsers import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

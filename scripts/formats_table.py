@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardfs.formats import as_markdown, layouts_as_markdown
+from shardfs.formats.registry import as_markdown, layouts_as_markdown
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- made by scripts/formats_table.py -->\n", "<!-- end of what is made -->\n"

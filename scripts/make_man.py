@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardfs import options
 from shardfs.cli import commands
+from shardfs.config import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

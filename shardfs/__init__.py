@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-__version__ = "0.1.0"
+from shardfs.model.version import __version__ as __version__
 
 
 def mounted(
@@ -37,8 +37,8 @@ def mounted(
     Raises:
         ValueError: an option that does not exist, or a value it cannot have.
         OSError: the source cannot be read, or the mount failed; or not all that was written could be published.
-        shardfs.errors.UnsupportedError: the source is no sharded dataset that shardfs knows.
+        shardfs.model.errors.UnsupportedError: the source is no sharded dataset that shardfs knows.
     """
-    from shardfs import context
+    from shardfs.daemon import context
 
     return context.mounted(source, storage_options=storage_options, ready_timeout=ready_timeout, given=options)

@@ -10,8 +10,8 @@ import os
 import sys
 from contextlib import suppress
 
-from shardfs.mounts import FS_TYPE, entries
-from shardfs.unmount import unmount
+from shardfs.daemon.unmount import unmount
+from shardfs.storage.mount_table import FS_TYPE, entries
 
 
 def alone(*flags: str) -> list[str]:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hypothesis import strategies as st
 
-from shardfs.grid import MortonCode
-from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
-from shardfs.shards.uint64_sharded import Ids, ShardingSpec, Uint64Sharded
+from shardfs.model.grid import MortonCode
+from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
+from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
+from shardfs.shards.byte_layouts.uint64_spec import Ids, ShardingSpec
 from tests import handmade, handmade_ids
 from tests.suites.shard_format import Extents, Sample
 from tests.suites.view import Sparse
@@ -21,8 +22,8 @@ from tests.suites.view import Sparse
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shardfs.model import Coords
-    from shardfs.shards.uint64_sharded import ChunkIds
+    from shardfs.model.values import Coords
+    from shardfs.shards.byte_layouts.uint64_spec import ChunkIds
 
 U64 = st.integers(0, 2**64 - 1)
 
@@ -47,15 +48,15 @@ def grids(draw: st.DrawFn, rank: int | None = None, bits: int = 64) -> Coords:
 
 
 @st.composite
-def _axes(draw: st.DrawFn) -> tuple[Axis, list[int]]:
+def _axes(draw: st.DrawFn) -> tuple[ShardedAxis, list[int]]:
     """An axis, and the number of chunks in each of its shards (a regular one may end behind the array)."""
     if draw(st.booleans()):
         per, shards = draw(st.integers(1, 4)), draw(st.integers(1, 4))
         chunks = draw(st.integers((shards - 1) * per + 1, shards * per))
-        return Axis(chunks, per), [per] * shards
+        return ShardedAxis(chunks, per), [per] * shards
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     bounds = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    return Axis(draw(st.integers(bounds[-2] + 1, bounds[-1])), 0, tuple(bounds)), sizes
+    return ShardedAxis(draw(st.integers(bounds[-2] + 1, bounds[-1])), 0, tuple(bounds)), sizes
 
 
 @st.composite

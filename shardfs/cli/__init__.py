@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn, cast
 
 import click
 
-from shardfs import __version__, errors, options
-from shardfs.errors import is_expected
+from shardfs.config import parsers
+from shardfs.model import errors
+from shardfs.model.errors import is_expected
+from shardfs.model.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,10 +83,10 @@ class _Verbs(Group):
 
 def _refuse_typo(word: str) -> None:
     """Raise UsageError for a word that resembles a verb, unless a path or a profile has this name."""
-    near = options.suggestion(word, (*VERBS, *ALIASES, "help"))
+    near = parsers.suggestion(word, (*VERBS, *ALIASES, "help"))
     if not near or not re.fullmatch("[A-Za-z-]+", word) or os.path.lexists(word):
         return
-    from shardfs.config import read
+    from shardfs.config.profiles import read
 
     found = read(os.environ.get("SHARDFS_CONFIG"))
     if word not in (*found.profiles, *(fault.profile for fault in found.faults)):
@@ -121,7 +123,7 @@ def help(verb: tuple[str, ...]) -> int:
     """Show the help of a verb."""
     known = (*VERBS, *ALIASES, *commands.commands)
     if verb and verb[0] not in known:
-        near = options.suggestion(verb[0], known)
+        near = parsers.suggestion(verb[0], known)
         raise click.UsageError(f"no verb {verb[0]!r}{near or '; `shardfs --help` lists the verbs'}")
     return int(commands.main([*verb, "--help"], prog_name="shardfs", standalone_mode=False) or OK)
 
@@ -131,19 +133,19 @@ def help(verb: tuple[str, ...]) -> int:
 
 def exit_code(error: BaseException) -> int:
     """What the shell is told of an error that ended a verb."""
-    return USAGE if isinstance(error, click.UsageError | options.OptionError) else errors.exit_code(error)
+    return USAGE if isinstance(error, click.UsageError | parsers.OptionError) else errors.exit_code(error)
 
 
 def message(error: BaseException) -> str:
     """One line for the user."""
     if isinstance(error, click.ClickException):
         return " ".join(error.format_message().split())
-    return str(error) if isinstance(error, options.OptionError) else errors.message(error)
+    return str(error) if isinstance(error, parsers.OptionError) else errors.message(error)
 
 
 def is_bug(error: BaseException) -> bool:
     """Whether a traceback is in order. Stores have errors of their own, from packages that we do not know."""
-    if is_expected(error) or isinstance(error, click.ClickException | options.OptionError):
+    if is_expected(error) or isinstance(error, click.ClickException | parsers.OptionError):
         return False
     return type(error).__module__.split(".")[0] in ("builtins", "shardfs", "numpy")
 

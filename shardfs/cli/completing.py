@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from shardfs import options
+from shardfs.config import loading, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +39,7 @@ def kind(name: str) -> Complete:
 
 def profiles(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
     """The profiles in the configuration files."""
-    from shardfs.config import read
+    from shardfs.config.profiles import read
 
     return begun_by(begun, read(os.environ.get("SHARDFS_CONFIG")).profiles)
 
@@ -70,7 +70,7 @@ def _words() -> Iterator[str]:
             yield from (f"{setting.name}={choice}" for choice in setting.choices)
         elif setting.name != "rw":  # mount(8) adds `rw` automatically: `-o` has other names for it
             yield setting.name + ("=" if setting.value else "")
-    yield from (*options.ACCESS, *options.FORWARDED, "storage_option.", "env.")
+    yield from (*loading.ACCESS, *loading.FORWARDED, "storage_option.", "env.")
 
 
 def register() -> None:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs import options
 from shardfs.cli import Group
 from shardfs.cli.completing import profiles as complete_profile
 from shardfs.cli.printing import write_json
-from shardfs.masking import masked, public_name
+from shardfs.config import loading, options, parsers
+from shardfs.model.redact import masked, public_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from shardfs.config import Fault, Profile
+    from shardfs.config.profiles import ConfigFault, Profile
 
 _WHERE = click.option("--config", "where", metavar="PATH", help="Read only this file or directory.")
 
@@ -35,7 +35,7 @@ def config() -> None:
 @_WHERE
 def check(where: str | None) -> int:
     """Check the configuration files. Exit code 2 for errors; warnings do not count."""
-    from shardfs.config import read
+    from shardfs.config.profiles import read
 
     found = read(_chosen(where))
     faults = [*found.faults, *_misfits(found.profiles.values())]
@@ -46,16 +46,16 @@ def check(where: str | None) -> int:
     return 2 if any(not fault.warning for fault in faults) else 0
 
 
-def _misfits(profiles: Iterable[Profile]) -> Iterator[Fault]:
+def _misfits(profiles: Iterable[Profile]) -> Iterator[ConfigFault]:
     """What a mount would refuse. Not when the files are read: flags may still say what is missing."""
     from shardfs.cli.mounting import check as check_options
-    from shardfs.config import Fault
+    from shardfs.config.profiles import ConfigFault
 
     for profile in profiles:
         try:
-            check_options(options.merged(profile.values))
-        except options.OptionError as e:
-            yield Fault(profile.file, profile.name, str(e))
+            check_options(loading.merged(profile.values))
+        except parsers.OptionError as e:
+            yield ConfigFault(profile.file, profile.name, str(e))
 
 
 @config.command()
@@ -64,7 +64,7 @@ def _misfits(profiles: Iterable[Profile]) -> Iterator[Fault]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def show(names: tuple[str, ...], where: str | None, as_json: bool) -> None:
     """Print profiles as a mount would use them, with the environment applied and secrets masked."""
-    from shardfs.config import read
+    from shardfs.config.profiles import read
 
     found = read(_chosen(where))
     for name in names or sorted(found.profiles):
@@ -79,15 +79,15 @@ def show(names: tuple[str, ...], where: str | None, as_json: bool) -> None:
 
 def _chosen(where: str | None) -> str | None:
     where = where or os.environ.get("SHARDFS_CONFIG")
-    return options.file_path(where) if where else None
+    return parsers.file_path(where) if where else None
 
 
 def _effective(profile: Profile) -> Iterator[tuple[str, tuple[Any, str]]]:
     """Each key with its value, as it may be shown, and where that comes from."""
-    above = options.from_environment(os.environ)
+    above = loading.from_environment(os.environ)
     yield "source", (public_name(profile.source), profile.file)
     yield "mountpoint", (profile.mountpoint, profile.file)
-    values = options.joined(profile.values, above)
+    values = loading.joined(profile.values, above)
     for setting in options.settings():
         if setting.name in values and setting.scope != options.FILES:
             origin = setting.variable if setting.name in above else profile.file
@@ -103,7 +103,7 @@ def _effective(profile: Profile) -> Iterator[tuple[str, tuple[Any, str]]]:
 
 
 def _shown(setting: options.Setting, value: Any) -> Any:
-    if setting.parse is options.octal:
+    if setting.parse is parsers.octal:
         return f"{value:04o}"
     return "forever" if value == math.inf else value
 

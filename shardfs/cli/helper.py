@@ -13,10 +13,11 @@ from typing import NoReturn
 
 import click
 
-from shardfs import __version__, cli
+from shardfs import cli
 from shardfs.cli.mounting import check, start
 from shardfs.cli.sources import given_options
-from shardfs.masking import public_name
+from shardfs.model.redact import public_name
+from shardfs.model.version import __version__
 
 USAGE, INTERRUPTED, FAILED = 1, 8, 32
 """Of mount(8)."""

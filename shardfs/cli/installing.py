@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfs.cli.sources import Function
-    from shardfs.install import Item
+    from shardfs.daemon.install import Item
 
 
 def _where(function: Function) -> Function:
@@ -38,7 +38,7 @@ def install(user: bool, dry_run: bool, root: str, programs: str | None, force: b
     Without --user, the files are for all users of this machine, and only root can install them.
     """
     from shardfs.cli.completing import register
-    from shardfs.install import items, reload_manager
+    from shardfs.daemon.install import items, reload_manager
 
     register()
     wanted = list(items(_programs(programs), user=user, root=root))
@@ -62,7 +62,7 @@ def install(user: bool, dry_run: bool, root: str, programs: str | None, force: b
 @_where
 def uninstall(user: bool, dry_run: bool, root: str) -> None:
     """Remove the files that `shardfs install` has installed."""
-    from shardfs.install import items, reload_manager
+    from shardfs.daemon.install import items, reload_manager
 
     for item in items(_programs(None), user=user, root=root):
         if not item.path.exists() and not item.path.is_symlink():

@@ -13,14 +13,15 @@ import click
 
 from shardfs.cli.printing import human_bytes, natural, printable, write, write_json
 from shardfs.cli.sources import open_for, source_options
-from shardfs.errors import ShardfsError
+from shardfs.model.errors import ShardfsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from shardfs.chunk_tree import Attributes
-    from shardfs.model import Batch, Problem
-    from shardfs.tree import Tree
+    from shardfs.model.attributes import Attributes
+    from shardfs.model.dataset import Problem
+    from shardfs.model.listing import Batch
+    from shardfs.vfs.tree import Tree
 
 PIECE = 8 << 20
 
@@ -94,8 +95,8 @@ def info(source: str, as_json: bool, as_map: bool, png: str | None, **given: Any
     if as_map:
         _print_maps(tree)
     if png is not None:
-        from shardfs import pictures
-        from shardfs.maps import chunk_map
+        from shardfs.jobs import pictures
+        from shardfs.jobs.maps import chunk_map
 
         pictures.draw([chunk_map(c, pictures.BINS, pictures.BINS) for c in tree.collections()], png)
 
@@ -111,7 +112,7 @@ def _print_maps(tree: Tree) -> None:
     from rich.console import Console
 
     from shardfs.cli.mapping import map_size, print_map
-    from shardfs.maps import chunk_map
+    from shardfs.jobs.maps import chunk_map
 
     console = Console(soft_wrap=True, highlight=False)
     for collection in tree.collections():
@@ -186,7 +187,7 @@ def _names(batch: Batch) -> bytes:
 
 def _entries(tree: Tree, parent: int, batch: Batch, *, exact: bool) -> Iterator[tuple[str, Attributes]]:
     """Names and attributes. A size that is not free costs a look-up if it has to be `exact`; unknown, it is -1."""
-    from shardfs.chunk_tree import Attributes
+    from shardfs.model.attributes import Attributes
 
     columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
     for name, *known in zip(*(column.tolist() for column in columns), strict=True):
@@ -227,7 +228,7 @@ def _ordered(batches: Iterator[Batch]) -> Iterator[Batch]:
     """The entries in natural order, as far as `SORTED` allows: memory must not grow with a directory."""
     import numpy as np
 
-    from shardfs.model import Batch
+    from shardfs.model.listing import Batch
 
     first: list[Batch] = []
     while sum(len(batch.names) for batch in first) < SORTED and (batch := next(batches, None)) is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from shardfs.maps import ChunkMap
+    from shardfs.jobs.maps import ChunkMap
 
     Shares = npt.NDArray[np.float64]
 
@@ -131,7 +131,7 @@ def _legend(coloured: bool) -> Text:
 
 
 def _sizes(found: ChunkMap) -> Iterator[str]:
-    from shardfs.maps import size_bins
+    from shardfs.jobs.maps import size_bins
 
     bins = size_bins(found, BARS)
     if not bins:

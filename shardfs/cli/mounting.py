@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs import options
 from shardfs.cli import completing
 from shardfs.cli.printing import human_bytes, waiting
 from shardfs.cli.sources import (
@@ -26,16 +25,17 @@ from shardfs.cli.sources import (
     profile_named,
     source_options,
 )
-from shardfs.masking import public_name
+from shardfs.config import loading, options, parsers
+from shardfs.model.redact import public_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardfs.config.options import Options, Setting
     from shardfs.fuse.settings import FuseSettings
-    from shardfs.options import Options, Setting
-    from shardfs.tree import Tree
-    from shardfs.writing.overlay import Overlay
-    from shardfs.writing.tree import WriteTree
+    from shardfs.vfs.tree import Tree
+    from shardfs.write.overlay import Overlay
+    from shardfs.write.tree import WriteTree
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +116,8 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, tel
     check(found)
     if not found.rw:
         found = _looked_for_journal(source, found)
-    from shardfs.logs import Logs
-    from shardfs.mount import mount as mount_tree
+    from shardfs.daemon.logs import Logs
+    from shardfs.daemon.mount import mount as mount_tree
 
     def open_tree(waiting: Callable[[], None]) -> tuple[Tree | Overlay, WriteTree | None]:
         if not found.rw:
@@ -149,7 +149,7 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, tel
 
 def _looked_for_journal(source: str, found: Options) -> Options:
     """Tell of what was written to the source, and nobody publishes. The options under which it can be shown, too."""
-    from shardfs.recover import LOOK_S, unpublished
+    from shardfs.write.recover import LOOK_S, unpublished
 
     shown = found.layout == "native"
     told = unpublished(absolute(source), found.journal, shown=shown)
@@ -161,8 +161,8 @@ def _looked_for_journal(source: str, found: Options) -> Options:
 
 def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) -> Tree | Overlay:
     """The tree; with what waits in its journal, if the kernel will not remember that for ever."""
-    from shardfs.recover import LOOK_S, unpublished
-    from shardfs.writing.unpublished import with_unpublished
+    from shardfs.write.recover import LOOK_S, unpublished
+    from shardfs.write.unpublished import with_unpublished
 
     tree, path = opened_to_mount(source, found, waiting), absolute(source)
     if found.layout == "native" and found.index_ttl <= LOOK_S:
@@ -174,13 +174,13 @@ def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) ->
 
 def check(found: Options) -> None:
     """As `options.check`, and what is known of higher floors only."""
-    from shardfs.create_rules import parse
+    from shardfs.formats.create_rules import parse
 
-    options.check(found)
+    loading.check(found)
     try:
         parse(found.create or "")
     except ValueError as e:
-        raise options.OptionError(f"create: {e}") from None
+        raise parsers.OptionError(f"create: {e}") from None
 
 
 _NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile; `shardfs config show` lists the profiles"
@@ -188,7 +188,7 @@ _NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile; `shardfs
 
 def _only_profile(word: str, given: str | None) -> str:
     """The word, if it can be the name of a profile."""
-    from shardfs.config import NAME
+    from shardfs.config.profiles import NAME
 
     if given is not None or not re.fullmatch(NAME, word):
         raise click.UsageError(f"{word!r} is not enough: {_NEEDED}")
@@ -227,7 +227,7 @@ def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted:
     again whenever that makes progress. Exit code 3 if files stay in the journal, which are named; 4 if the mount is
     busy; 5 if the daemon has not ended in time, or the mount belongs to another user.
     """
-    from shardfs import unmount
+    from shardfs.daemon import unmount
 
     if not unmount.is_mounted(mountpoint) and (profile := profile_named(mountpoint)) is not None:
         mountpoint = profile.mountpoint
@@ -236,7 +236,7 @@ def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted:
     with waiting("publishing") as tell:
         return unmount.umount(
             mountpoint,
-            timeout=options.finite_seconds(timeout),
+            timeout=parsers.finite_seconds(timeout),
             lazy=lazy,
             patient=patient,
             tell=lambda n: tell(f"at most {human_bytes(n)} left"),

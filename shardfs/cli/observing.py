@@ -13,13 +13,13 @@ import click
 from shardfs.cli.completing import profiles_and_files
 from shardfs.cli.printing import human_bytes, write_json
 from shardfs.cli.sources import absolute, given_options, is_source, profile_named, source_options
-from shardfs.counting import ORDINARY
+from shardfs.storage.counters import ORDINARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardfs.mounts import Mount
-    from shardfs.recover import Left
+    from shardfs.storage.mount_table import Mount
+    from shardfs.write.recover import Left
 
 
 @click.command()
@@ -34,19 +34,19 @@ def status(what: str | None, wait: bool, as_json: bool, **given: Any) -> int:
     or cannot publish, if nothing is mounted on MOUNTPOINT, or if files wait in the journal and no process publishes
     them.
     """
-    from shardfs import mounts
+    from shardfs.storage import mount_table
 
     mountpoint = None if what is None else os.path.abspath(what)
-    found = mounts.mounts(mountpoint)
+    found = mount_table.mounts(mountpoint)
     if not found and what is not None and (profile := profile_named(what)) is not None:
         mountpoint, what = os.path.realpath(profile.mountpoint), profile.source
         given["words"] = (f"profile={profile.name}", *given["words"])
-        found = mounts.mounts(mountpoint)
+        found = mount_table.mounts(mountpoint)
     if not found and what is not None:
         return _status_of_source(what, wait=wait, as_json=as_json, **given)
     while wait and any(_publishes(mount) for mount in found):
         time.sleep(LOOK_S)
-        found = mounts.mounts(mountpoint)
+        found = mount_table.mounts(mountpoint)
     for mount in found:
         if as_json:
             told = mount.told or {}
@@ -55,7 +55,7 @@ def status(what: str | None, wait: bool, as_json: bool, **given: Any) -> int:
             click.echo("\n".join(_lines(mount)))
     if not found and not as_json:
         click.echo("nothing is mounted")
-    return int(any(mount.state in (mounts.DEAD, mounts.HANGS) or _fails(mount) for mount in found))
+    return int(any(mount.state in (mount_table.DEAD, mount_table.HANGS) or _fails(mount) for mount in found))
 
 
 def _publishes(mount: Mount) -> bool:
@@ -70,8 +70,8 @@ def _fails(mount: Mount) -> bool:
 
 def _status_of_source(what: str, *, wait: bool, as_json: bool, **given: Any) -> int:
     """What waits in the journal of a source, and which process publishes it."""
-    from shardfs import recover
-    from shardfs.journal import directory_for
+    from shardfs.write import recover
+    from shardfs.write.journal import directory_for
 
     found, _ = given_options(**given, flags={})
     directory = directory_for(absolute(what), found.journal)
@@ -93,7 +93,7 @@ def _status_of_source(what: str, *, wait: bool, as_json: bool, **given: Any) -> 
 
 
 def _left_lines(what: str, left: Left | None) -> Iterator[str]:
-    from shardfs.journal.places import describe
+    from shardfs.storage.source_locks import describe
 
     if left is None or not (waiting := left.waiting):
         yield f"{what}: all data is published"
@@ -213,11 +213,12 @@ def doctor(what: str | None, as_json: bool, **given: Any) -> int:
     Checks this machine and all mounts, and SOURCE if given. Each problem comes with a remedy. Exit code 1 if there is a
     problem.
     """
-    from shardfs import doctor as work
-    from shardfs import masking, mounts
+    from shardfs.daemon import doctor as work
+    from shardfs.model import redact
+    from shardfs.storage import mount_table
 
     found, _ = given_options(**given, flags={})
-    mounted = what is not None and bool(mounts.mounts(os.path.abspath(what)))
+    mounted = what is not None and bool(mount_table.mounts(os.path.abspath(what)))
     findings = [work.examine_machine(found)]
     if what is not None and not mounted:
         profile = profile_named(what, found.config)
@@ -225,7 +226,7 @@ def doctor(what: str | None, as_json: bool, **given: Any) -> int:
         if profile is not None:
             given["words"] = (f"profile={what}", *given["words"])
             found, _ = given_options(**given, flags={})
-        masking.remember(source)
+        redact.remember(source)
         findings = [work.examine_machine(found), work.examine_source(absolute(source), found)]
     wrong = False
     for finding in chain.from_iterable(findings):

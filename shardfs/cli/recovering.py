@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs import options
 from shardfs.cli.printing import human_bytes, waiting, write_json
 from shardfs.cli.sources import absolute, given_options, is_source, opened, opening, source_options
-from shardfs.errors import ShardfsError, message
+from shardfs.config import parsers
+from shardfs.model.errors import ShardfsError, message
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardfs.options import Options
-    from shardfs.recover import Left
+    from shardfs.config.options import Options
+    from shardfs.write.recover import Left
 
 LEFT, DAMAGED = 3, 7
 
@@ -66,7 +66,7 @@ def recover(
     that are not needed any more are removed. Exit code 3 if something is left that cannot be published, 4 if a mount
     has the journal, 7 if it is damaged.
     """
-    from shardfs import recover as work
+    from shardfs.write import recover as work
 
     found, _ = given_options(**given, flags={})
     if source is None:
@@ -83,7 +83,7 @@ def recover(
         click.echo(f"{source}: nothing to be published: there is no journal of it")
         return 0
     if out is not None:
-        return _export(directory, options.file_path(out))
+        return _export(directory, parsers.file_path(out))
     if ours or theirs:
         work.decide(directory, ours, theirs)
         return 0
@@ -99,7 +99,7 @@ def recover(
 
 
 def _find(source: str, found: Options) -> Path:
-    from shardfs import recover as work
+    from shardfs.write import recover as work
 
     with suppress(FileNotFoundError):
         return work.find(source, found.journal)
@@ -107,7 +107,7 @@ def _find(source: str, found: Options) -> Path:
 
 
 def _all(found: Options, *, everything: bool, as_json: bool) -> int:
-    from shardfs import recover as work
+    from shardfs.write import recover as work
 
     work.sweep(found.journal)
     shown, more = 0, 0
@@ -143,7 +143,7 @@ def _words(left: Left) -> list[str]:
         counts[entry.state] = counts.get(entry.state, 0) + 1
     words = [f"{n} {state}" for state, n in counts.items()] or ["nothing to be published"]
     if left.owner is not None:
-        from shardfs.journal.places import describe
+        from shardfs.storage.source_locks import describe
 
         words.append(describe(left.owner))
     return [*words, f"{len(left.problems)} problems"] if left.problems else words
@@ -166,7 +166,7 @@ def _list(left: Left, *, as_json: bool) -> None:
 
 
 def _export(directory: Path, out: str) -> int:
-    from shardfs import recover as work
+    from shardfs.write import recover as work
 
     done = work.export(directory, out)
     click.echo(f"{done.files} files in {out}; {len(done.deleted)} were deleted")
@@ -176,8 +176,8 @@ def _export(directory: Path, out: str) -> int:
 
 
 def _apply(source: str, directory: Path, found: Options) -> int:
-    from shardfs import recover as work
-    from shardfs.writable import open_writable
+    from shardfs.write import recover as work
+    from shardfs.write.open_rw import open_writable
 
     # A directory was given: the source is what its journal is of.
     of_itself = os.path.realpath(source) == os.path.realpath(directory)
@@ -193,7 +193,7 @@ def _apply(source: str, directory: Path, found: Options) -> int:
 
 
 def _salvage(directory: Path) -> int:
-    from shardfs import recover as work
+    from shardfs.write import recover as work
 
     lost = work.salvage(directory)
     for problem in lost:
@@ -203,7 +203,7 @@ def _salvage(directory: Path) -> int:
 
 
 def _discard(directory: Path, *, really: bool) -> int:
-    from shardfs import recover as work
+    from shardfs.write import recover as work
 
     if not really:
         n = len(work.look(directory).entries)

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shardfs import errors, masking, options
 from shardfs.cli import is_bug
 from shardfs.cli.completing import mount_options
-from shardfs.errors import UnsupportedError, is_expected
-from shardfs.masking import public_name
+from shardfs.config import loading
+from shardfs.model import errors, redact
+from shardfs.model.errors import UnsupportedError, is_expected
+from shardfs.model.redact import public_name
 
 if TYPE_CHECKING:
-    from shardfs.config import Configuration, Profile
-    from shardfs.options import Options
-    from shardfs.tree import Tree
-    from shardfs.writing.tree import WriteTree
+    from shardfs.config.options import Options
+    from shardfs.config.profiles import Configuration, Profile
+    from shardfs.vfs.tree import Tree
+    from shardfs.write.tree import WriteTree
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -72,19 +73,19 @@ def given_options(
 ) -> tuple[Options, Profile | None]:
     """Everything that was given, and the profile it names; its variables are set here."""
     given = (
-        options.from_environment(os.environ),
-        options.from_mount_options(words),
-        options.from_flags(flags, storage, env),
+        loading.from_environment(os.environ),
+        loading.from_mount_options(words),
+        loading.from_flags(flags, storage, env),
     )
-    found, profile = options.merged(*given), None
+    found, profile = loading.merged(*given), None
     os.environ.update(found.env)
     if found.profile is not None:
         profile = configured(found.config, found.profile).profile(found.profile)
-        found = options.merged(profile.values, *given)
+        found = loading.merged(profile.values, *given)
         for name, value in found.env.items():  # what the environment has already counts more than a profile
             os.environ.setdefault(name, value)
-    masking.remember("", found.storage_options, found.env)
-    _warn_of_secrets(options.merged(*given[1:]))
+    redact.remember("", found.storage_options, found.env)
+    _warn_of_secrets(loading.merged(*given[1:]))
     return found, profile
 
 
@@ -92,16 +93,16 @@ def _warn_of_secrets(said: Options) -> None:
     """Of those on the command line, which everybody on the machine can read; so they can /etc/fstab."""
     for kind, group in (("storage option", said.storage_options), ("variable", said.env)):
         for name, value in group.items():
-            if any(masking.secrets_of("", {name: value})):
+            if any(redact.secrets_of("", {name: value})):
                 told = f"every user can read the {kind} {name!r} on the command line: use a profile instead"
                 click.echo(f"shardfs: warning: {told}", err=True)
 
 
 def configured(where: str | None, name: str) -> Configuration:
     """What the configuration files say; warnings are told, but for those of other profiles than this one."""
-    from shardfs import config
+    from shardfs.config import profiles
 
-    found = config.read(where)
+    found = profiles.read(where)
     for fault in found.faults:
         if fault.warning and fault.profile in ("", name):
             click.echo(f"shardfs: warning: {fault}", err=True)
@@ -117,12 +118,12 @@ def absolute(source: str) -> str:
     """A local path, independent of the directory in which a daemon runs; a URL as it is."""
     if not source:  # a variable that is not set, rather than the current directory
         raise click.UsageError("the source is empty: give a path or a URL")
-    return os.path.abspath(source) if masking.is_path(source) else source
+    return os.path.abspath(source) if redact.is_path(source) else source
 
 
 def is_source(name: str) -> bool:
     """Whether a name without a journal may be that of a source: a URL, a file, or a directory that is not empty."""
-    if not masking.is_path(name) or os.path.isfile(name):
+    if not redact.is_path(name) or os.path.isfile(name):
         return True
     try:
         return bool(os.listdir(name))
@@ -132,9 +133,9 @@ def is_source(name: str) -> bool:
 
 def opened(source: str, found: Options, **hooks: Any) -> Tree:
     """The tree; whatever a store says is an error with the source's name, unless it is a bug."""
-    from shardfs.tree import open_tree
+    from shardfs.vfs.tree import open_tree
 
-    masking.remember(source)
+    redact.remember(source)
     path = absolute(source)
     with opening(source):
         return open_tree(
@@ -160,7 +161,7 @@ def opened_to_mount(source: str, found: Options, waiting: Callable[[], None], **
 
 def opened_to_write(source: str, found: Options, mountpoint: str, waiting: Callable[[], None]) -> WriteTree:
     """The tree, to be written: with its journal, which nobody else may have."""
-    from shardfs.writable import open_writable
+    from shardfs.write.open_rw import open_writable
 
     tree = opened_to_mount(source, found, waiting, may_be_empty=found.create is not None)
     return open_writable(tree, absolute(source), found, mountpoint=mountpoint, waiting=waiting)
@@ -191,7 +192,7 @@ def opening(source: str) -> Iterator[None]:
 
 def missing_package(source: str, error: ImportError) -> str:
     """Name the package that the source needs."""
-    from shardfs.store import package_for
+    from shardfs.storage.store import package_for
 
     package = package_for(source)
     return f"needs the package {package} ({error}): pip install {package}" if package else f"cannot be opened: {error}"

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from shardfs.jobs import Part, Plan
-    from shardfs.verify import Finding, Report, Tally
+    from shardfs.jobs.shared_work import JobPart, Plan
+    from shardfs.jobs.verify import Damage, Report, ShardTally
 
 DAMAGED = 7
 
 
-def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> Part:
-    from shardfs.jobs import Part
+def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
+    from shardfs.jobs.shared_work import JobPart
 
     number, slash, of = text.partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise click.BadParameter(f"{text!r} is not of the form i/n, with i from 1 to n")
-    return Part(int(number), int(of))
+    return JobPart(int(number), int(of))
 
 
 @click.command()
@@ -40,16 +40,16 @@ def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> Part:
 @click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: findings, then counts.")
 @source_options
-def verify(source: str, deep: bool, jobs: int, part: Part, dask: str | None, as_json: bool, **given: Any) -> int:
+def verify(source: str, deep: bool, jobs: int, part: JobPart, dask: str | None, as_json: bool, **given: Any) -> int:
     """Look for damage in all shards of SOURCE. Exit code 7 if there is any.
 
     Checks indices, checksums and the first bytes of chunks; see docs/verify.md.
     """
-    from shardfs import jobs as work
+    from shardfs.jobs import shared_work as work
 
     found, _ = given_options(**given, flags={})
     follow = found.symlinks == "follow"
-    what = work.Source.of(absolute(source), found.storage_options, follow_symlinks=follow)
+    what = work.JobSource.of(absolute(source), found.storage_options, follow_symlinks=follow)
     with opening(source):
         plans = list(work.plan(what, part))
         problems = what.tree().problems() if part.number == 1 else []
@@ -82,7 +82,7 @@ def _dask(address: str, stack: ExitStack) -> tuple[Executor, int]:
 class _Show(Protocol):
     def __enter__(self) -> _Show: ...
     def __exit__(self, *_: object) -> None: ...
-    def finding(self, finding: Finding) -> None: ...
+    def finding(self, finding: Damage) -> None: ...
     def report(self, report: Report) -> None: ...
     def end(self, deep: bool) -> int:
         """Tell the counts; the number of findings."""
@@ -96,9 +96,9 @@ class _Counts:
     """What all ways of telling have in common."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
-        from shardfs.verify import Tally
+        from shardfs.jobs.verify import ShardTally
 
-        self.tallies: Mapping[str, Tally] = {p.collection: Tally() for p in plans}
+        self.tallies: Mapping[str, ShardTally] = {p.collection: ShardTally() for p in plans}
         self.others = 0
 
     def __exit__(self, *_: object) -> None:
@@ -109,11 +109,11 @@ class _Counts:
         for finding in report.findings:
             self.tell(finding)
 
-    def finding(self, finding: Finding) -> None:
+    def finding(self, finding: Damage) -> None:
         self.others += 1
         self.tell(finding)
 
-    def tell(self, finding: Finding) -> None:
+    def tell(self, finding: Damage) -> None:
         raise NotImplementedError
 
     @property
@@ -125,7 +125,7 @@ class _AsJson(_Counts):
     def __enter__(self) -> _AsJson:
         return self
 
-    def tell(self, finding: Finding) -> None:
+    def tell(self, finding: Damage) -> None:
         write_json({"type": "finding", **finding._asdict()})
 
     def end(self, deep: bool) -> int:
@@ -167,7 +167,7 @@ class _AsText(_Counts):
             words = f"{report.collection or '/'}: {self.findings} findings, shards"
             self._bar.update(self._task, advance=report.tally.shards, words=words)
 
-    def tell(self, finding: Finding) -> None:
+    def tell(self, finding: Damage) -> None:
         where = finding.shard or finding.collection or "/"
         files = f" ({', '.join(finding.files)})" if finding.files else ""
         self._out.print(
@@ -181,7 +181,7 @@ class _AsText(_Counts):
         return self.findings
 
 
-def _words(t: Tally) -> Iterator[str]:
+def _words(t: ShardTally) -> Iterator[str]:
     yield f"{t.shards} shards ({human_bytes(t.shard_bytes)}), {t.chunks} chunks ({human_bytes(t.stored_bytes)})"
     if t.looked_bytes:
         yield f"{human_bytes(t.looked_bytes)} of them read"

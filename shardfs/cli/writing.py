@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs import options
 from shardfs.cli.printing import human_bytes, waiting, write_json
 from shardfs.cli.sources import absolute, debug, given_options, opened, opening, source_options
+from shardfs.config import parsers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.compacting import Fault, Work
+    from shardfs.jobs.compact import CompactProblem, Work
 
 LEFT, LATE = 3, 5
 
@@ -31,14 +31,14 @@ def flush(path: str, timeout: str) -> int:
     PATH is a mount, or a file or directory on a mount. Exit code 3 if publishing fails, with the first error; 5 if it
     takes longer than the time-out.
     """
-    from shardfs import mounts
+    from shardfs.storage import mount_table
 
-    mountpoint = mounts.mount_of(path)
+    mountpoint = mount_table.mount_of(path)
     if mountpoint is None:
         raise click.UsageError(f"{path} is not on a mount of shardfs: `shardfs status` lists the mounts")
     try:
         with waiting("publishing") as tell:
-            mounts.flush(path, options.positive_seconds(timeout), lambda: _tell(mountpoint, tell))
+            mount_table.flush(path, parsers.positive_seconds(timeout), lambda: _tell(mountpoint, tell))
     except OSError as e:
         if e.errno in (errno.EROFS, errno.ENOTSUP):
             raise click.UsageError(f"{mountpoint} is mounted read-only") from None
@@ -50,9 +50,9 @@ def flush(path: str, timeout: str) -> int:
 
 def _tell(mountpoint: str, tell: Callable[[str], object]) -> None:
     """How much is left, if somebody looks."""
-    from shardfs import mounts
+    from shardfs.storage import mount_table
 
-    for mount in mounts.mounts(mountpoint) if sys.stderr.isatty() else ():
+    for mount in mount_table.mounts(mountpoint) if sys.stderr.isatty() else ():
         if mount.told and mount.told["writing"]:
             tell(f"{mount.told['writing']['dirty_chunks']} chunks left")
 
@@ -69,9 +69,9 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     shard with the old one, chunk by chunk, before replacing it. Programs that cache the positions of chunks read wrong
     bytes afterwards. Exit code 3 if some shards cannot be packed; 4 if another writer uses SOURCE.
     """
-    from shardfs import compacting
-    from shardfs.writable import open_journal
-    from shardfs.writers import open_writer
+    from shardfs.jobs import compact
+    from shardfs.storage.writers import open_writer
+    from shardfs.write.open_rw import open_journal
 
     found, _ = given_options(**given, flags={})
     tree = opened(source, found)
@@ -83,12 +83,12 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
             links, cas_none = found.linked_shards == "replace", found.cas == "none"
             writer = open_writer(tree.store, cas_none=cas_none, replace_links=links, journal=journal.directory)
             stack.callback(writer.close)
-            packer = compacting.Packer(writer, journal)
+            packer = compact.Packer(writer, journal)
         tell = stack.enter_context(waiting("packing" if packer else "reading"))
         shown = _Packed(tell, as_json=as_json)
         with opening(source):
-            for work in compacting.survey(tree):
-                shown.told(work, packer.pack(work) if packer and isinstance(work, compacting.Work) else None)
+            for work in compact.survey(tree):
+                shown.told(work, packer.pack(work) if packer and isinstance(work, compact.Work) else None)
     shown.end(dry_run)
     return LEFT if shown.faults else 0
 
@@ -100,17 +100,17 @@ class _Packed:
         self._tell, self._as_json = tell, as_json
         self.shards = self.dead = self.saved = self.faults = 0
 
-    def told(self, work: Work | Fault, outcome: int | Fault | None) -> None:
-        from shardfs.compacting import Fault
+    def told(self, work: Work | CompactProblem, outcome: int | CompactProblem | None) -> None:
+        from shardfs.jobs.compact import CompactProblem
 
-        fault = work if isinstance(work, Fault) else outcome if isinstance(outcome, Fault) else None
+        fault = work if isinstance(work, CompactProblem) else outcome if isinstance(outcome, CompactProblem) else None
         if fault is not None:
             self.faults += not fault.skipped
             if self._as_json:
                 write_json({"type": "fault", **fault._asdict()})
             else:
                 click.echo(f"{fault.where or '/'}: {fault.why}", err=True)
-        if not isinstance(work, Fault):
+        if not isinstance(work, CompactProblem):
             self.shards, self.dead = self.shards + 1, self.dead + work.usage.dead
             saved = outcome if isinstance(outcome, int) else 0
             self.saved += saved

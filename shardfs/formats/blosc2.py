@@ -8,17 +8,19 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from shardfs.arrays import Codec
-from shardfs.checks import Chain
-from shardfs.formats import Fixed, System
-from shardfs.grid import NumberedNames
-from shardfs.model import Collection, Dataset, Facts, Layer
-from shardfs.shards.blosc2_frame import Frame, Frames, is_contiguous, read_head
+from shardfs.codecs.checks import Chain
+from shardfs.formats.format import Fixed, System
+from shardfs.model.arrays import Codec
+from shardfs.model.collection import Collection, Facts, Layer
+from shardfs.model.dataset import Dataset
+from shardfs.model.grid import NumberedNames
+from shardfs.shards.byte_layouts.blosc2_frame import Frame, Frames, is_contiguous, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardfs.model import Blob, Coords
+    from shardfs.model.blobs import Blob
+    from shardfs.model.values import Coords
 
 INDEX = "chunks.b2frame"
 

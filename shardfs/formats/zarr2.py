@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs import ome, zarr_values
-from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
-from shardfs.codecs import can_store
-from shardfs.errors import UnsupportedError
-from shardfs.formats import OfDocuments, Pairing, System, parse_json, print_json, print_strict
-from shardfs.grid import FlatNames, NestedNames
-from shardfs.layouts import Placed, arrays_of, images_of, laid_out, levels_below, shown, with_offset
-from shardfs.model import Consolidation, Dataset
-from shardfs.transcode import FillValue, memory_order, without_checks
-from shardfs.zarr_values import SHUFFLES, STRING
+from shardfs.codecs.transcode import FillValue, memory_order, without_checks
+from shardfs.codecs.uncompressed import can_store
+from shardfs.formats import ome, zarr_values
+from shardfs.formats.documents import parse_json, print_json, print_strict
+from shardfs.formats.format import OfDocuments, Pairing, System
+from shardfs.formats.layouts import PlacedArray, arrays_of, images_of, laid_out, levels_below, shown, with_offset
+from shardfs.formats.zarr_values import SHUFFLES, STRING
+from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.model.dataset import Consolidation, Dataset
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.grid import FlatNames, NestedNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import ChunkNames, Collection
+    from shardfs.model.collection import ChunkNames, Collection
 
 ARRAY, GROUP, ATTRIBUTES, CONSOLIDATED = ".zarray", ".zgroup", ".zattrs", ".zmetadata"
 
@@ -132,7 +133,7 @@ CONSOLIDATION = Consolidation(CONSOLIDATED, _consolidated)
 
 
 @dataclass(frozen=True)
-class _Placed(Placed):
+class _Placed(PlacedArray):
     """`is_level` if the array is a resolution of an image."""
 
     is_level: bool = False

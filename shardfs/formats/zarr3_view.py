@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs import ome, zarr_values
-from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
-from shardfs.codecs import can_store
-from shardfs.errors import UnsupportedError
-from shardfs.formats import Pairing, print_strict
-from shardfs.grid import FlatNames, NestedNames
-from shardfs.layouts import Placed, arrays_of, images_of, laid_out, levels_below, shown, with_offset
-from shardfs.model import Dataset
-from shardfs.transcode import ZLIB, without_checks
+from shardfs.codecs.transcode import ZLIB, without_checks
+from shardfs.codecs.uncompressed import can_store
+from shardfs.formats import ome, zarr_values
+from shardfs.formats.documents import print_strict
+from shardfs.formats.format import Pairing
+from shardfs.formats.layouts import PlacedArray, arrays_of, images_of, laid_out, levels_below, shown, with_offset
+from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.model.dataset import Dataset
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.grid import FlatNames, NestedNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import ChunkNames, Collection
+    from shardfs.model.collection import ChunkNames, Collection
 
 DOCUMENT = "zarr.json"
 
@@ -108,7 +109,7 @@ def _rank(dataset: Dataset) -> int:
 # ---- arrays ----
 
 
-class _Placed(Placed):
+class _Placed(PlacedArray):
     def collection(self) -> Collection:
         grid, axes = self.array.grid, self.array.grid_axes
         names: ChunkNames = NestedNames(grid, b"c") if grid else FlatNames((), b"c/", b"/", b"c")

@@ -8,9 +8,9 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from shardfs.errors import errno_of
-from shardfs.fuse import lowlevel
+from shardfs.fuse import protocol
 from shardfs.fuse.device import Device
+from shardfs.model.errors import errno_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,9 +47,9 @@ class RecordingDevice(Device):
         self._errno = self._bytes = 0  # of the reply sent last
 
     def send(self, reply: memoryview | bytes | bytearray) -> bool:
-        self._bytes = len(reply) - lowlevel.HEADER_SIZE
-        self._errno = -lowlevel.HEADER_OUT.unpack_from(reply)[1]
-        if lowlevel.tells_absence(reply):
+        self._bytes = len(reply) - protocol.HEADER_SIZE
+        self._errno = -protocol.HEADER_OUT.unpack_from(reply)[1]
+        if protocol.tells_absence(reply):
             self._errno = errno.ENOENT
         return super().send(reply)
 
@@ -59,7 +59,7 @@ class RecordingDevice(Device):
 
     def recorded(self, opcode: int, handler: Handler) -> Handler:
         """A handler that calls `handler` and adds a line to the access log for each request."""
-        name = lowlevel.NAMES.get(opcode, str(opcode))
+        name = protocol.NAMES.get(opcode, str(opcode))
 
         def answer(unique: int, node: int, size: int) -> None:
             self._errno = self._bytes = 0
@@ -78,33 +78,33 @@ class RecordingDevice(Device):
         return answer
 
     def _described(self, opcode: int, node: int, size: int) -> dict[str, object]:
-        uid, gid, pid = lowlevel.CALLER_IN.unpack_from(self.request, lowlevel.CALLER)
-        path = self._path_of(node) if opcode not in (lowlevel.FORGET, lowlevel.BATCH_FORGET) else ""
+        uid, gid, pid = protocol.CALLER_IN.unpack_from(self.request, protocol.CALLER)
+        path = self._path_of(node) if opcode not in (protocol.FORGET, protocol.BATCH_FORGET) else ""
         fields: dict[str, object] = {"uid": uid, "gid": gid, "pid": pid, "node": node, "path": path}
         if (before := _BEFORE_NAME.get(opcode)) is not None:
-            name, _, new = bytes(self.request[lowlevel.BODY + before : size - 1]).partition(b"\0")
+            name, _, new = bytes(self.request[protocol.BODY + before : size - 1]).partition(b"\0")
             fields["name"] = os.fsdecode(name)
-            if opcode in (lowlevel.RENAME, lowlevel.RENAME2):
+            if opcode in (protocol.RENAME, protocol.RENAME2):
                 fields["new"] = os.fsdecode(new)
         elif opcode in _RANGED:
-            fields["offset"], fields["size"] = lowlevel.READ_IN.unpack_from(self.request, lowlevel.BODY)
+            fields["offset"], fields["size"] = protocol.READ_IN.unpack_from(self.request, protocol.BODY)
         return fields
 
 
 _BEFORE_NAME = {
-    lowlevel.LOOKUP: 0,
-    lowlevel.UNLINK: 0,
-    lowlevel.RMDIR: 0,
-    lowlevel.SYMLINK: 0,
-    lowlevel.CREATE: lowlevel.CREATE_IN.size,
-    lowlevel.MKNOD: lowlevel.MKNOD_IN.size,
-    lowlevel.MKDIR: lowlevel.MKDIR_IN.size,
-    lowlevel.RENAME: lowlevel.RENAME_IN.size,
-    lowlevel.RENAME2: lowlevel.RENAME2_IN.size,
-    lowlevel.LINK: lowlevel.LINK_IN.size,
-    lowlevel.GETXATTR: lowlevel.GETXATTR_IN.size,
-    lowlevel.SETXATTR: lowlevel.SETXATTR_IN.size,
+    protocol.LOOKUP: 0,
+    protocol.UNLINK: 0,
+    protocol.RMDIR: 0,
+    protocol.SYMLINK: 0,
+    protocol.CREATE: protocol.CREATE_IN.size,
+    protocol.MKNOD: protocol.MKNOD_IN.size,
+    protocol.MKDIR: protocol.MKDIR_IN.size,
+    protocol.RENAME: protocol.RENAME_IN.size,
+    protocol.RENAME2: protocol.RENAME2_IN.size,
+    protocol.LINK: protocol.LINK_IN.size,
+    protocol.GETXATTR: protocol.GETXATTR_IN.size,
+    protocol.SETXATTR: protocol.SETXATTR_IN.size,
 }
 """Requests that carry a name: how many bytes of the body precede the name."""
 
-_RANGED = {lowlevel.READ, lowlevel.WRITE, lowlevel.READDIR, lowlevel.READDIRPLUS}
+_RANGED = {protocol.READ, protocol.WRITE, protocol.READDIR, protocol.READDIRPLUS}

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.chunk_tree import Attributes
-from shardfs.fuse import lowlevel
-from shardfs.inodes import ROOT
-from shardfs.model import Batch
+from shardfs.fuse import protocol
+from shardfs.model.attributes import Attributes
+from shardfs.model.listing import Batch
+from shardfs.vfs.inodes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -124,18 +124,18 @@ class ControlReplies:
     `encoder` must be one whose replies the kernel does not cache.
     """
 
-    def __init__(self, files: Control, encoder: lowlevel.Encoder, device: Device) -> None:
+    def __init__(self, files: Control, encoder: protocol.Encoder, device: Device) -> None:
         self.files, self._encoder, self._send = files, encoder, device.send
 
     def send_entry(self, unique: int, parent: int, name: bytes) -> None:
         """Reply to LOOKUP. Raise FileNotFoundError."""
         number, directory, length, mtime_ns, _, _ = self.files.lookup(parent, name)
         reply = self._encoder.entry(unique, number, directory, length, mtime_ns)
-        if not self._send(lowlevel.with_inode(reply, inode(number))):
+        if not self._send(protocol.with_inode(reply, inode(number))):
             self.files.forget(number)
 
     def send_attributes(self, unique: int, number: int) -> None:
         """Reply to GETATTR."""
         found = self.files.attributes(number)
         reply = self._encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns)
-        self._send(lowlevel.with_inode(reply, inode(number)))
+        self._send(protocol.with_inode(reply, inode(number)))

@@ -11,8 +11,8 @@ import select
 from time import monotonic as clock
 from typing import TYPE_CHECKING
 
-from shardfs.counting import Tally
-from shardfs.fuse import lowlevel
+from shardfs.fuse import protocol
+from shardfs.storage.counters import RequestTally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +30,11 @@ class Device:
     """Reads requests into the buffer `request` and sends replies. For one thread, whose counters are `tally`."""
 
     def __init__(self, fd: int, settings: FuseSettings) -> None:
-        self._fd, self.encoder, self.tally = fd, settings.encoder(), Tally()
+        self._fd, self.encoder, self.tally = fd, settings.encoder(), RequestTally()
         # Without a request to read, `os.read` raises; FileIO returns None, which saves half a microsecond per poll.
         file = io.FileIO(fd, "r+", closefd=False)
         self.receive: Callable[[memoryview], int | None] = file.readinto
-        self.request = memoryview(mmap.mmap(-1, lowlevel.REQUEST_BUFFER))
+        self.request = memoryview(mmap.mmap(-1, protocol.REQUEST_BUFFER))
         self._poll_s = settings.poll_us / 1e6
         self._poller = select.poll()
         self._poller.register(fd, select.POLLIN)
@@ -42,7 +42,7 @@ class Device:
 
     def copy_of_request(self) -> bytes:
         """A copy of the request in the buffer."""
-        return bytes(self.request[: lowlevel.HEADER_IN.unpack_from(self.request)[0]])
+        return bytes(self.request[: protocol.HEADER_IN.unpack_from(self.request)[0]])
 
     def poll(self) -> int | None:
         """Wait for a request on a device that does not block.
@@ -71,7 +71,7 @@ class Device:
     def send_data(self, unique: int, body: memoryview | bytes) -> bool:
         """Send a reply that consists of a header and `body`; False as in `send`."""
         try:
-            os.writev(self._fd, (lowlevel.data(unique, len(body)), body))
+            os.writev(self._fd, (protocol.data(unique, len(body)), body))
         except OSError as failure:
             return self._not_sent(failure)
         return True

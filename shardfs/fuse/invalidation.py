@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardfs.chunk_tree import Attributes
+    from shardfs.model.attributes import Attributes
 
 log = logging.getLogger("shardfs.fuse")
 

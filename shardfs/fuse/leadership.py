@@ -15,8 +15,8 @@ from threading import get_ident
 from time import monotonic as clock
 from typing import TYPE_CHECKING
 
-from shardfs.errors import ShardfsError, errno_of
-from shardfs.fuse import lowlevel
+from shardfs.fuse import protocol
+from shardfs.model.errors import ShardfsError, errno_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,7 +153,7 @@ class RequestLoop:
 
     def lead(self) -> bool:
         """Read and answer requests. Return True after another thread took the lead, False when the mount has ended."""
-        receive, request, header = self._device.receive, self._device.request, lowlevel.HEADER_IN.unpack_from
+        receive, request, header = self._device.receive, self._device.request, protocol.HEADER_IN.unpack_from
         handlers, calls, timed, opcode = self._handlers, self._tally.calls, TIMED, 0
         while self.leading:
             try:
@@ -194,7 +194,7 @@ class RequestLoop:
     def answer(self, request: bytes, since: float) -> None:
         """Answer a request that was postponed at the time `since`. It may wait."""
         self._device.request[: len(request)] = request
-        _, opcode, unique, node = lowlevel.HEADER_IN.unpack_from(request)
+        _, opcode, unique, node = protocol.HEADER_IN.unpack_from(request)
         self._answer(opcode, unique, node, len(request))
         self._tally.times[opcode].add(clock() - since)
 
@@ -213,9 +213,9 @@ class RequestLoop:
             return
         number = errno_of(failure)
         self._tally.errors[opcode, number] += 1
-        self._device.send(lowlevel.error(unique, number))
+        self._device.send(protocol.error(unique, number))
         if isinstance(failure, OSError | ShardfsError):
             self._error_log.warn(failure)
         elif self._error_log.is_due(repr(failure)):
-            name = lowlevel.NAMES.get(opcode, str(opcode))
+            name = protocol.NAMES.get(opcode, str(opcode))
             log.error("%s of node %d failed because of a bug in shardfs", name, node, exc_info=failure)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.fuse import control, lowlevel
+from shardfs.fuse import control, protocol
 from shardfs.fuse.invalidation import CAPACITY
-from shardfs.inodes import CREATED, ROOT, TABLE_END
+from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 
 if TYPE_CHECKING:
-    from shardfs.chunk_tree import Attributes
     from shardfs.fuse.device import Device, Handler
-    from shardfs.fuse.file_tree import FileTree
     from shardfs.fuse.invalidation import AttributeCache
+    from shardfs.model.attributes import Attributes
+    from shardfs.model.file_tree import FileTree
 
 
 class NodeRequests:
@@ -31,7 +31,7 @@ class NodeRequests:
         self._tree, self._recent, self._device, self._control = tree, recent, device, control_replies
 
     def handlers(self) -> dict[int, Handler]:
-        return {lowlevel.LOOKUP: self._lookup_handler(), lowlevel.GETATTR: self._getattr}
+        return {protocol.LOOKUP: self._lookup_handler(), protocol.GETATTR: self._getattr}
 
     def attributes(self, number: int) -> Attributes:
         """The attributes of a file, which READs may use from now on."""
@@ -48,7 +48,7 @@ class NodeRequests:
         request, send, encoder = self._device.request, self._device.send, self._device.encoder
         recent, entry, is_control_name = self._recent, encoder.entry, control.is_control_name
         lookup, remember, forget = self._tree.lookup, self._tree.remember, self._tree.forget
-        begin, errors, absent = lowlevel.BODY, self._device.tally.errors, (lowlevel.LOOKUP, errno.ENOENT)
+        begin, errors, absent = protocol.BODY, self._device.tally.errors, (protocol.LOOKUP, errno.ENOENT)
         around_control = frozenset((ROOT, control.DIRECTORY))
 
         def answer(unique: int, parent: int, size: int) -> None:
@@ -92,7 +92,7 @@ class WritableNodeRequests:
         self._request, self._send, self._encoder = device.request, device.send, device.encoder
 
     def handlers(self) -> dict[int, Handler]:
-        return {lowlevel.LOOKUP: self._lookup, lowlevel.GETATTR: self._getattr}
+        return {protocol.LOOKUP: self._lookup, protocol.GETATTR: self._getattr}
 
     def attributes(self, number: int) -> Attributes:
         """The attributes of a file, which READs may use until the file changes."""
@@ -106,7 +106,7 @@ class WritableNodeRequests:
     def send_attributes(self, unique: int, found: Attributes) -> None:
         """Reply to GETATTR and SETATTR."""
         reply = self._encoder.attributes(unique, found.number, found.directory, found.size, found.mtime_ns)
-        self._send(lowlevel.attributes_with_mode(reply, found.mode) if found.mode else reply)
+        self._send(protocol.attributes_with_mode(reply, found.mode) if found.mode else reply)
 
     def send_entry(self, unique: int, found: Attributes) -> None:
         """Reply to LOOKUP and to requests that make a file or directory."""
@@ -114,12 +114,12 @@ class WritableNodeRequests:
 
     def send_created(self, unique: int, found: Attributes, handle: int) -> bool:
         """Reply to CREATE; False if the kernel does not wait for the reply any more."""
-        reply = lowlevel.created(self._entry(unique, found), lowlevel.OPEN_KEEP_CACHE, handle)
+        reply = protocol.created(self._entry(unique, found), protocol.OPEN_KEEP_CACHE, handle)
         return self._send_counted(found.number, reply)
 
     def _entry(self, unique: int, found: Attributes) -> bytearray:
         reply = self._encoder.entry(unique, found.number, found.directory, found.size, found.mtime_ns)
-        return lowlevel.entry_with_mode(reply, found.mode) if found.mode else reply
+        return protocol.entry_with_mode(reply, found.mode) if found.mode else reply
 
     def _send_counted(self, number: int, reply: bytes | bytearray) -> bool:
         """Send a reply after which the kernel refers to `number`, and count the reference."""
@@ -132,17 +132,17 @@ class WritableNodeRequests:
         return False
 
     def _lookup(self, unique: int, parent: int, size: int) -> None:
-        name = bytes(self._request[lowlevel.BODY : size - 1])
+        name = bytes(self._request[protocol.BODY : size - 1])
         try:
             if control.is_control_name(parent, name):
                 self._control.send_entry(unique, parent, name)
                 return
-            if len(name) > lowlevel.NAME_MAX:
+            if len(name) > protocol.NAME_MAX:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name[:32])
             stamp = self._cache.stamp
             found = self._tree.lookup(parent, name)
         except FileNotFoundError:
-            self._tally.errors[lowlevel.LOOKUP, errno.ENOENT] += 1
+            self._tally.errors[protocol.LOOKUP, errno.ENOENT] += 1
             self._send(self._encoder.absent(unique))
             return
         self._cache.keep(stamp, found)
@@ -162,15 +162,15 @@ def forget_handlers(tree: FileTree, files: control.Control, request: memoryview,
         if number >= control.DIRECTORY:
             files.forget(number)
         else:
-            tree.forget(number, *lowlevel.FORGET_IN.unpack_from(request, lowlevel.BODY))
+            tree.forget(number, *protocol.FORGET_IN.unpack_from(request, protocol.BODY))
 
     def batch_forget(_unique: int, _number: int, _size: int) -> None:
-        (count,) = lowlevel.BATCH_FORGET_IN.unpack_from(request, lowlevel.BODY)
-        start = lowlevel.BODY + lowlevel.BATCH_FORGET_IN.size
+        (count,) = protocol.BATCH_FORGET_IN.unpack_from(request, protocol.BODY)
+        start = protocol.BODY + protocol.BATCH_FORGET_IN.size
         pairs = np.frombuffer(request, np.uint64, 2 * count, start).reshape(-1, 2)
         for number, times in pairs[pairs[:, 0] < np.uint64(end)].tolist():
             tree.forget(number, times)
         for number in pairs[pairs[:, 0] >= control.DIRECTORY, 0].tolist():
             files.forget(number)
 
-    return {lowlevel.FORGET: forget, lowlevel.BATCH_FORGET: batch_forget}
+    return {protocol.FORGET: forget, protocol.BATCH_FORGET: batch_forget}

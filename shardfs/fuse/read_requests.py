@@ -6,14 +6,14 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from shardfs.fuse import control, lowlevel
+from shardfs.fuse import control, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.chunk_tree import Attributes, Extent
     from shardfs.fuse.device import Device, Handler
-    from shardfs.fuse.file_tree import FileTree
+    from shardfs.model.attributes import Attributes, Extent
+    from shardfs.model.file_tree import FileTree
 
 DIRECT_IO_OVER = 128 << 10
 """With `direct_io`, files over this size bypass the page cache. Up to the kernel's readahead, which this is, one READ
@@ -42,14 +42,14 @@ class ReadRequests:
         self._tree, self._files, self._recent, self._attributes = tree, files, recent, attributes
         self._device, self._tally, self._waiting = device, device.tally, waiting
         # A reply's header is right before its data, so that one write sends both. The data begins on a page.
-        self._outbox = memoryview(mmap.mmap(-1, _PAGE + lowlevel.MAX_TRANSFER))
+        self._outbox = memoryview(mmap.mmap(-1, _PAGE + protocol.MAX_TRANSFER))
 
     def handler(self) -> Handler:
         """The handler of READ. A closure: attribute look-ups would cost as much as some of its work."""
         request, outbox, send = self._device.request, self._outbox, self._device.send
         recent, attributes = self._recent, self._attributes
-        arguments, header, begin = lowlevel.READ_IN.unpack_from, lowlevel.HEADER_OUT.pack_into, lowlevel.BODY
-        head = _PAGE - lowlevel.HEADER_SIZE
+        arguments, header, begin = protocol.READ_IN.unpack_from, protocol.HEADER_OUT.pack_into, protocol.BODY
+        head = _PAGE - protocol.HEADER_SIZE
         preadv, nowait, sent = os.preadv, os.RWF_NOWAIT, 0
 
         def answer(unique: int, number: int, _size: int) -> None:
@@ -94,4 +94,4 @@ class ReadRequests:
         """Reply to OPEN: large files bypass the page cache."""
         found = self._recent.get(number) or self._attributes(number)
         direct = found.size > DIRECT_IO_OVER
-        self._device.send(lowlevel.opened(unique, lowlevel.OPEN_DIRECT_IO if direct else lowlevel.OPEN_KEEP_CACHE))
+        self._device.send(protocol.opened(unique, protocol.OPEN_DIRECT_IO if direct else protocol.OPEN_KEEP_CACHE))

@@ -7,29 +7,29 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from shardfs.counting import OPCODES, Histogram, Tally
-from shardfs.fuse import control, lowlevel
+from shardfs.fuse import control, libfuse, protocol
 from shardfs.fuse.access import RecordingDevice
-from shardfs.fuse.changes import Changes, NameRequests
 from shardfs.fuse.device import Device
 from shardfs.fuse.error_log import ErrorLog
 from shardfs.fuse.invalidation import AttributeCache, Notices
 from shardfs.fuse.leadership import TIMED, Leadership, RequestLoop
-from shardfs.fuse.listings import DirRequests, Listings, OpenDirectories, WritableDirRequests
 from shardfs.fuse.node_requests import NodeRequests, WritableNodeRequests, forget_handlers
 from shardfs.fuse.read_requests import ReadRequests
+from shardfs.fuse.readdir import DirRequests, Listings, OpenDirectories, WritableDirRequests
+from shardfs.fuse.write_requests import NameRequests, WriteRequests
 from shardfs.fuse.xattr_requests import XattrRequests
-from shardfs.inodes import TABLE_END
+from shardfs.storage.counters import OPCODES, Histogram, RequestTally
+from shardfs.vfs.inodes import TABLE_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.chunk_tree import Attributes
     from shardfs.fuse.access import AccessLog
-    from shardfs.fuse.changes import WriteTree
     from shardfs.fuse.device import Handler
-    from shardfs.fuse.file_tree import FileTree
     from shardfs.fuse.settings import FuseSettings
+    from shardfs.fuse.write_requests import WritableTree
+    from shardfs.model.attributes import Attributes
+    from shardfs.model.file_tree import FileTree
 
 
 class Counts(NamedTuple):
@@ -55,7 +55,7 @@ class Server:
         self._settings, self._access = settings, access
         self.control = control.Control({})
         self._error_log = ErrorLog()
-        self._tallies: list[Tally] = []
+        self._tallies: list[RequestTally] = []
         self._leadership = Leadership(settings.threads)
         self.waiting, self.load = self._leadership.waiting, self._leadership.load
         # Of a read-only mount
@@ -65,14 +65,14 @@ class Server:
         self._cache = AttributeCache()
         self._directories = OpenDirectories(settings.encoder(), lambda: self._cache.stamp)
 
-    def start(self, tree: FileTree, session: lowlevel.Session, on_end: Callable[[], object]) -> None:
+    def start(self, tree: FileTree, session: libfuse.Session, on_end: Callable[[], object]) -> None:
         """Begin to serve, in threads of its own. `on_end` is called in one of them when the mount has ended.
 
-        The tree must be a `WriteTree` if the settings say `rw`.
+        The tree must be a `WritableTree` if the settings say `rw`.
         """
         self._tree, self._fd = tree, session.fd
         if self._settings.rw:
-            _connect(cast("WriteTree", tree), self._cache, Notices(session.fd))
+            _connect(cast("WritableTree", tree), self._cache, Notices(session.fd))
         if self._settings.poll_us:
             os.set_blocking(session.fd, False)
         self._leadership.start(self._make_loop, on_end)
@@ -109,8 +109,8 @@ class Server:
         # INTERRUPT gets ENOSYS, too: a thread that blocks in a read cannot be stopped (docs/concurrency.md).
         not_implemented = _refusal(device, errno.ENOSYS)  # the kernel mostly does not ask again
         known: dict[int, Handler] = {
-            lowlevel.STATFS: self._statfs_handler(device),
-            lowlevel.IOCTL: _refusal(device, errno.ENOTTY),  # Python asks of each file if it is a terminal
+            protocol.STATFS: self._statfs_handler(device),
+            protocol.IOCTL: _refusal(device, errno.ENOTTY),  # Python asks of each file if it is a terminal
             **XattrRequests(self._tree, device).handlers(),
             **(self._writable(device) if self._settings.rw else self._read_only(device)),
         }
@@ -124,30 +124,30 @@ class Server:
             **nodes.handlers(),
             **forget_handlers(tree, files, device.request, end=TABLE_END),
             **DirRequests(tree, files, self._listings, device).handlers(),
-            lowlevel.RELEASEDIR: done,
-            lowlevel.OPEN: reads.open,
-            lowlevel.READ: reads.handler(),
-            lowlevel.RELEASE: done,
-            **dict.fromkeys(lowlevel.MODIFYING, _refusal(device, errno.EROFS)),
+            protocol.RELEASEDIR: done,
+            protocol.OPEN: reads.open,
+            protocol.READ: reads.handler(),
+            protocol.RELEASE: done,
+            **dict.fromkeys(protocol.MODIFYING, _refusal(device, errno.EROFS)),
         }
         # After ENOSYS for OPEN or OPENDIR, the kernel does not send them again. It then keeps a file's pages or a
         # directory's listing from one open to the next.
         if not self._settings.direct_io:
-            del handlers[lowlevel.OPEN]
+            del handlers[protocol.OPEN]
         if self._settings.keep_listings:
-            del handlers[lowlevel.OPENDIR]
+            del handlers[protocol.OPENDIR]
         return handlers
 
     def _writable(self, device: Device) -> dict[int, Handler]:
         # COPY_FILE_RANGE and TMPFILE get ENOSYS: the kernel returns EOPNOTSUPP to clients and does not ask again.
-        tree, files, cache, waiting = cast("WriteTree", self._tree), self.control, self._cache, self.waiting
+        tree, files, cache, waiting = cast("WritableTree", self._tree), self.control, self._cache, self.waiting
         nodes = WritableNodeRequests(tree, cache, device, self._control_replies(device))
         return {
             **nodes.handlers(),
             **forget_handlers(tree, files, device.request, end=control.DIRECTORY),
             **WritableDirRequests(tree, files, self._directories, device).handlers(),
-            lowlevel.READ: ReadRequests(tree, files, cache.entries, nodes.attributes, device, waiting).handler(),
-            **Changes(tree, cache, device, nodes, waiting).handlers(),
+            protocol.READ: ReadRequests(tree, files, cache.entries, nodes.attributes, device, waiting).handler(),
+            **WriteRequests(tree, cache, device, nodes, waiting).handlers(),
             **NameRequests(tree, cache, device, nodes).handlers(),
         }
 
@@ -158,8 +158,8 @@ class Server:
         def answer(unique: int, _number: int, _size: int) -> None:
             sizes = self._tree.statvfs()
             if sizes is None:  # the size of a bucket is unknown
-                sizes = os.statvfs_result((lowlevel.BLOCK, lowlevel.BLOCK, 0, 0, 0, 0, 0, 0, 0, 255))
-            device.send(lowlevel.filesystem(unique, sizes))
+                sizes = os.statvfs_result((protocol.BLOCK, protocol.BLOCK, 0, 0, 0, 0, 0, 0, 0, 255))
+            device.send(protocol.filesystem(unique, sizes))
 
         return answer
 
@@ -169,26 +169,26 @@ def _refusal(device: Device, number: int) -> Handler:
 
     def refuse(unique: int, _number: int, _size: int) -> None:
         if number:
-            device.tally.errors[lowlevel.HEADER_IN.unpack_from(device.request)[1], number] += 1
-        device.send(lowlevel.error(unique, number))
+            device.tally.errors[protocol.HEADER_IN.unpack_from(device.request)[1], number] += 1
+        device.send(protocol.error(unique, number))
 
     return refuse
 
 
-def _connect(tree: WriteTree, cache: AttributeCache, notices: Notices) -> None:
+def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> None:
     """Set the hooks by which the tree invalidates what the server and the kernel have cached."""
 
     def invalidate(parent: int, name: bytes) -> None:
         cache.changed()
-        notices.queue(lowlevel.forget_entry(parent, name))
+        notices.queue(protocol.forget_entry(parent, name))
 
     def invalidate_content(number: int) -> None:
         cache.changed(number)
-        notices.queue(lowlevel.forget_content(number))
+        notices.queue(protocol.forget_content(number))
 
     def forget_content(number: int) -> None:
         cache.changed(number)
-        notices.send(lowlevel.forget_content(number))
+        notices.send(protocol.forget_content(number))
 
     tree.invalidate, tree.invalidate_content = invalidate, invalidate_content
     tree.forget_content, tree.shows_links = forget_content, True

@@ -6,7 +6,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from shardfs.fuse import lowlevel
+from shardfs.fuse import libfuse, protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class FuseSettings:
         access = ("nosuid", "nodev") if self.rw else ("ro",)
         return [*access, *(name for name in flags if getattr(self, name)), *self.kernel]
 
-    def encoder(self, *, remembered: bool = True) -> lowlevel.Encoder:
+    def encoder(self, *, remembered: bool = True) -> protocol.Encoder:
         """An encoder of replies for one thread. The kernel does not cache the replies if `remembered` is False."""
-        return lowlevel.Encoder(
+        return protocol.Encoder(
             file_mode=stat.S_IFREG | self.file_mode & ~self.umask,
             dir_mode=stat.S_IFDIR | self.dir_mode & ~self.umask,
             uid=os.getuid() if self.uid is None else self.uid,
@@ -64,6 +64,6 @@ class FuseSettings:
             negative_timeout=self.negative_timeout if remembered else 0,
         )
 
-    def limits(self) -> lowlevel.Limits:
+    def limits(self) -> libfuse.KernelLimits:
         """The limits to negotiate. Readahead is a background request; the kernel's default limit for these is low."""
-        return lowlevel.Limits(self.max_read, self.max_readahead, max(64, 2 * self.threads))
+        return libfuse.KernelLimits(self.max_read, self.max_readahead, max(64, 2 * self.threads))

@@ -6,13 +6,13 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from shardfs import __version__
-from shardfs.fuse import control, lowlevel
-from shardfs.inodes import ROOT
+from shardfs.fuse import control, protocol
+from shardfs.model.version import __version__
+from shardfs.vfs.inodes import ROOT
 
 if TYPE_CHECKING:
     from shardfs.fuse.device import Device, Handler
-    from shardfs.fuse.file_tree import FileTree
+    from shardfs.model.file_tree import FileTree
 
 _USAGE = ("user.shardfs.live", "user.shardfs.dead")
 """Attributes that read each index of an array. LISTXATTR omits them, so that `cp -a` does not ask for them."""
@@ -27,13 +27,13 @@ class XattrRequests:
         self._tree, self._device, self._request = tree, device, device.request
 
     def handlers(self) -> dict[int, Handler]:
-        return {lowlevel.GETXATTR: self._get, lowlevel.LISTXATTR: self._list}
+        return {protocol.GETXATTR: self._get, protocol.LISTXATTR: self._list}
 
     def _get(self, unique: int, number: int, size: int) -> None:
-        start = lowlevel.BODY + lowlevel.GETXATTR_IN.size
+        start = protocol.BODY + protocol.GETXATTR_IN.size
         if self._request[start : size - 1] == _CAPABILITIES:  # the kernel asks before the first write to a file
-            self._device.tally.errors[lowlevel.GETXATTR, errno.EOPNOTSUPP] += 1
-            self._device.send(lowlevel.error(unique, errno.EOPNOTSUPP))
+            self._device.tally.errors[protocol.GETXATTR, errno.EOPNOTSUPP] += 1
+            self._device.send(protocol.error(unique, errno.EOPNOTSUPP))
             return
         name = os.fsdecode(bytes(self._request[start : size - 1]))
         if not name.startswith("user."):
@@ -55,9 +55,9 @@ class XattrRequests:
         return values
 
     def _send_value(self, unique: int, value: bytes) -> None:
-        (room,) = lowlevel.GETXATTR_IN.unpack_from(self._request, lowlevel.BODY)
+        (room,) = protocol.GETXATTR_IN.unpack_from(self._request, protocol.BODY)
         if room == 0:
-            self._device.send(lowlevel.xattr_size(unique, len(value)))
+            self._device.send(protocol.xattr_size(unique, len(value)))
         elif room < len(value):
             raise OSError(errno.ERANGE, f"the extended attribute has {len(value)} bytes, the client's buffer {room}")
         else:

@@ -20,27 +20,18 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shardfs import cli
-from shardfs.cache import ByteLRU
-from shardfs.maps import chunk_map
-from shardfs.options import LAYOUTS
-from shardfs.store import LocalStore
-from shardfs.tree import Tree
-from tests import (
-    data_bcolz,
-    data_blosc2,
-    data_n5,
-    handmade,
-    strategies,
-    test_bcolz,
-    test_blosc2,
-    test_n5,
-    test_zarr_transformer,
-)
+from shardfs.config.options import LAYOUTS
+from shardfs.jobs.maps import chunk_map
+from shardfs.storage.cache import ByteLRU
+from shardfs.storage.local import LocalStore
+from shardfs.vfs.tree import Tree
+from tests import data_bcolz, data_blosc2, data_n5, handmade, strategies
 from tests import datasets as written
+from tests.formats import test_bcolz, test_blosc2, test_n5, test_zarr_transformer
 from tests.fuzzing.documents import altered
 from tests.fuzzing.inputs import DECLARED, Draw, bent, with_other_numbers
+from tests.jobs.test_verify import verified
 from tests.suites.view import files
-from tests.test_verify import verified
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

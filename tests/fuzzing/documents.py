@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from shardfs.create_rules import Rule
-from shardfs.errors import CorruptShardError, UnsupportedError
-from shardfs.formats import format_of
+from shardfs.formats.create_rules import Rule
+from shardfs.formats.registry import format_of
 from shardfs.formats.zarr_transformer import META, ZARR_TRANSFORMER, ArrayDocuments
 from shardfs.formats.zarr_transformer.stored import CONSOLIDATED
+from shardfs.model.errors import CorruptShardError, UnsupportedError
 from tests.data_zarr_transformer import array_document, sharding
 from tests.fuzzing.inputs import Draw, bent
 from tests.strategies import json_paths, json_values, replaced

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from shardfs.errors import UnsupportedError
-from shardfs.model import Put
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.shard_format import Put
 from tests.fuzzing.inputs import Draw, bent, with_other_numbers
 from tests.suites.shard_format import MemoryBlob, Sample, extents_of, read_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.model import Usage
+    from shardfs.model.shard_format import Usage
 
 
 def damaged(samples: st.SearchStrategy[Sample]) -> Callable[[Draw], None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 from hypothesis import strategies as st
 
-from shardfs.errors import ShardfsError
+from shardfs.model.errors import ShardfsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

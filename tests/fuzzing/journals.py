@@ -11,9 +11,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shardfs import recover
-from shardfs.errors import UnsupportedError
-from shardfs.journal.records import ALIGN, HEADER_SIZE, Kind, decode_head, encode_head, encode_meta
+from shardfs.model.errors import UnsupportedError
+from shardfs.write import recover
+from shardfs.write.journal.records import ALIGN, HEADER_SIZE, RecordKind, decode_head, encode_head, encode_meta
 from tests.fuzzing.inputs import Draw, bent
 from tests.strategies import json_values
 from tests.write.journals import SOURCE, kill, open_journal
@@ -84,7 +84,7 @@ _MEMBERS = (
 )
 _U64 = st.integers(0, 9) | st.sampled_from((2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1))
 _FIELDS: dict[str, Any] = {
-    "kind": st.sampled_from([*map(int, Kind), 0, 99, 255]),
+    "kind": st.sampled_from([*map(int, RecordKind), 0, 99, 255]),
     "data_size": _U64,
     "sequence": _U64,
     "lsn": _U64,

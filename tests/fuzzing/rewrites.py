@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from shardfs import rewriting
-from shardfs.errors import CorruptShardError, UnfitChunkError, UnsupportedError
+from shardfs.model.errors import CorruptShardError, UnfitChunkError, UnsupportedError
+from shardfs.shards import rewriting
 from tests import handmade
 from tests.fuzzing.inputs import NUMBERS, Draw, bent
 from tests.suites.shard_format import MemoryBlob
 from tests.write.test_rewriting import precomputed, published, stored_chunk, zarr
 
 if TYPE_CHECKING:
-    from shardfs.model import Collection, Coords
+    from shardfs.model.collection import Collection
+    from shardfs.model.values import Coords
 
 _END = zarr((4, 4), (4, 4), (2, 2))
 _START = zarr((4, 4), (4, 4), (2, 2), location="start")

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests import strategies, test_blosc2, test_n5, test_superchunk, test_zarr_transformer
+from tests import strategies
+from tests.formats import test_blosc2, test_n5, test_zarr_transformer
 from tests.fuzzing import datasets, documents, indices, journals, rewrites
+from tests.shards import test_superchunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

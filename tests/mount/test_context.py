@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import shardfs
-from shardfs.errors import MountError, NotADatasetError
+from shardfs.model.errors import MountError, NotADatasetError
 from tests.conftest import daemon_pid, mount_entries, mount_entry
 from tests.datasets import ROOT
 

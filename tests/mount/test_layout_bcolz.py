@@ -14,9 +14,9 @@ import pytest
 from tests import data_bcolz, data_n5, data_zarr_transformer, datasets
 from tests.conftest import client_python, run_client
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, islands, ramp, transpose
+from tests.formats.test_layout_bcolz import write_carray, write_slabs
+from tests.formats.test_layout_n5 import BYTE, write_zarr
 from tests.mount.programs import attempt, shardfs
-from tests.test_layout_bcolz import write_carray, write_slabs
-from tests.test_layout_n5 import BYTE, write_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

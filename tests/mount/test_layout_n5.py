@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import zarr
 
-from shardfs.arrays import Axis
-from shardfs.images import lacking
+from shardfs.codecs.images import lacking
+from shardfs.model.arrays import Axis
 from tests import datasets
 from tests.conftest import MountFailed, client_python, run_client
+from tests.formats.test_layout_n5 import pyramid
 from tests.mount.programs import attempt, link_tree, run, shardfs
-from tests.test_layout_n5 import pyramid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

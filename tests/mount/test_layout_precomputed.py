@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests import data_bcolz, data_n5, data_zarr_transformer, datasets
 from tests.conftest import MountFailed, client_python
 from tests.data_pyramid import write_pyramid
+from tests.formats.test_layout_precomputed import as_xyzc
 from tests.mount.programs import attempt, link_tree, read_jobs, shardfs
-from tests.test_layout_precomputed import as_xyzc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs import mount as mounts
-from shardfs import notify, unmount
-from shardfs.errors import MountError, exit_code
-from shardfs.fuse import lowlevel
-from shardfs.masking import public_name
-from shardfs.mounts import elsewhere, mounted_at
+from shardfs.daemon import mount as mounts
+from shardfs.daemon import systemd, unmount
+from shardfs.fuse import libfuse
+from shardfs.model.errors import MountError, exit_code
+from shardfs.model.redact import public_name
+from shardfs.storage.mount_table import elsewhere, mounted_at
 from tests.alone import alone
 from tests.conftest import _start_time, daemon_pid, mount_entry
 from tests.conftest import unmount as clear
@@ -265,9 +265,9 @@ def test_a_service_manager_is_told(
 
 
 def test_variables_of_a_manager_are_for_one_process() -> None:
-    assert notify.from_environment({"NOTIFY_SOCKET": "relative"}) is None
+    assert systemd.from_environment({"NOTIFY_SOCKET": "relative"}) is None
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
-    found = notify.from_environment(environ)
+    found = systemd.from_environment(environ)
     assert found is not None
     assert not found._watched
     assert environ == {"PATH": "/bin"}
@@ -285,7 +285,7 @@ def test_an_answer_that_comes_late_is_told_at_once(monkeypatch: pytest.MonkeyPat
                 raise subprocess.TimeoutExpired("", seconds)
             return code
 
-    notifier = notify.Notifier("/nobody", 30)
+    notifier = systemd.Notifier("/nobody", 30)
 
     def tell(**fields: str) -> bool:
         told.append(fields)
@@ -561,13 +561,13 @@ def test_libfuse_is_told_where_to_get(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", fail)
-    lowlevel._libfuse.cache_clear()
+    libfuse._libfuse.cache_clear()
     with pytest.raises(MountError, match="apt install fuse3"):
-        lowlevel.Session(["ro"], lowlevel.Limits())
-    lowlevel._libfuse.cache_clear()
+        libfuse.Session(["ro"], libfuse.KernelLimits())
+    libfuse._libfuse.cache_clear()
 
 
 def test_reasons_of_libfuse_are_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MountError, match="unknown option"):
-        lowlevel.Session(["ro", "no_such_option"], lowlevel.Limits())
+        libfuse.Session(["ro", "no_such_option"], libfuse.KernelLimits())
     assert capfd.readouterr().err == ""

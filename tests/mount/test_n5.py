@@ -11,7 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests import data_n5
 from tests.conftest import run_client
 from tests.data_n5 import MEMBER, VARIANTS, Dataset

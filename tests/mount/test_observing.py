@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs import logs, masking
-from shardfs.counting import BOUNDS_S, Histogram
-from shardfs.errors import MountError
-from shardfs.logs import Logs
-from shardfs.mounts import PATIENCE_S
-from shardfs.scraping import Scraping
+from shardfs.daemon import logs
+from shardfs.daemon.logs import Logs
+from shardfs.daemon.metrics import Scraping
+from shardfs.model import redact
+from shardfs.model.errors import MountError
+from shardfs.storage.counters import BOUNDS_S, Histogram
+from shardfs.storage.mount_table import PATIENCE_S
 from tests.conftest import daemon_pid
 from tests.mount.processes import stopped
 from tests.mount.programs import attempt, errno_of, run, shardfs, status
@@ -364,7 +365,7 @@ def test_lines_for_the_journal_have_priorities(
 
 
 def test_json_lines_are_without_secrets(root_logger: logging.Logger, tmp_path: Path) -> None:
-    masking.remember("", {"password": "opensesame"})
+    redact.remember("", {"password": "opensesame"})
     tail = logs.set_up(Logs(str(tmp_path / "log"), "info", "json"), daemon=True)
     try:
         raise ValueError("it was opensesame")

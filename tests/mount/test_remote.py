@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests.conftest import MountFailed
 from tests.datasets import read_tree, same
 from tests.mount.programs import attempt, lines, link_tree, read_many, run

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs import mount_calls
-from shardfs.mounts import mounted_at
-from shardfs.unmount import Daemon, daemon_of
+from shardfs.daemon.unmount import Daemon, daemon_of
+from shardfs.storage import mount_calls
+from shardfs.storage.mount_table import mounted_at
 from tests.conftest import _kill, _start_time, _wait_gone, daemon_pid, mount_entries, mount_entry
 from tests.conftest import unmount as clear
 from tests.datasets import ROOT
@@ -244,7 +244,7 @@ def test_the_topmost_mount_is_not_always_the_last_one(tmp_path: Path) -> None:
             attempt("umount", path)
 
 
-@pytest.mark.parametrize("unit", ["shardfs@.service", "user/shardfs@.service"])
+@pytest.mark.parametrize("unit", ["shardfs..service", "user/shardfs..service"])
 def test_a_unit_whose_daemon_crashed_leaves_the_dead_mount(source: Path, mountpoint: Path, unit: str) -> None:
     lines = (ROOT / "systemd" / unit).read_text().splitlines()
     assert not [line for line in lines if line.startswith("ExecStopPost=")]

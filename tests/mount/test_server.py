@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
-from shardfs.cache import ByteLRU
-from shardfs.chunk_tree import Attributes, Extent
-from shardfs.errors import CorruptShardError
-from shardfs.fuse import invalidation, listings, lowlevel
+from shardfs.fuse import invalidation, protocol, readdir
 from shardfs.fuse.server import Server
 from shardfs.fuse.settings import FuseSettings
-from shardfs.inodes import ROOT, TABLE_END
-from shardfs.model import Batch
-from shardfs.model import Entry as SmallEntry
-from shardfs.store import LocalStore
+from shardfs.model.attributes import Attributes, Extent
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.listing import Batch
+from shardfs.model.listing import EntryRow as SmallEntry
+from shardfs.storage.cache import ByteLRU
+from shardfs.storage.local import LocalStore
+from shardfs.vfs.inodes import ROOT, TABLE_END
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ class Kernel:
         return reply
 
     def lookup(self, name: bytes) -> Reply:
-        return self.ask(lowlevel.LOOKUP, ROOT, name + b"\0")
+        return self.ask(protocol.LOOKUP, ROOT, name + b"\0")
 
     def read(self, node: int, offset: int, size: int) -> Reply:
-        return self.ask(lowlevel.READ, node, read_body(offset, size))
+        return self.ask(protocol.READ, node, read_body(offset, size))
 
     def quiet(self) -> bool:
         self._device.settimeout(0.1)
@@ -205,17 +205,17 @@ def test_lookup_tells_the_attributes_and_counts(kernel: Kernel) -> None:
     assert times == [1_700_000_000] * 3 + [123] * 3
     assert entry[15:] == (0o100444, 1, os.getuid(), os.getgid(), 0, 4096, 0)
     assert kernel.tree.lookups == {DOCUMENT: 1}
-    kernel.send(lowlevel.FORGET, DOCUMENT, struct.pack("=Q", 1))
+    kernel.send(protocol.FORGET, DOCUMENT, struct.pack("=Q", 1))
     wait_until(lambda: kernel.tree.lookups == {DOCUMENT: 0})
     assert kernel.quiet()
 
 
 def test_getattr(kernel: Kernel) -> None:
     kernel.tree.known[b"."] = Attributes(ROOT, True, 0, 0)
-    seconds, nanoseconds, _, ino, *rest = struct.unpack("=QII" + ATTR, kernel.ask(lowlevel.GETATTR, ROOT).body)
+    seconds, nanoseconds, _, ino, *rest = struct.unpack("=QII" + ATTR, kernel.ask(protocol.GETATTR, ROOT).body)
     assert (seconds, nanoseconds, ino) == (3600, 0, ROOT)
     assert rest[8:10] == [0o40555, 2]
-    assert kernel.ask(lowlevel.GETATTR, 99).error == errno.ENOENT
+    assert kernel.ask(protocol.GETATTR, 99).error == errno.ENOENT
 
 
 @pytest.mark.parametrize(("timeout", "seconds", "nanoseconds"), [(2.5, 2, 500_000_000), (float("inf"), 1 << 31, 0)])
@@ -245,7 +245,7 @@ def test_many_are_forgotten_at_once(kernel: Kernel) -> None:
     kernel.tree.lookups = {DOCUMENT: 9, DIRECTORY: 3}
     pairs = [(DOCUMENT, 4), (CHUNK, 1), (DIRECTORY, 3), (CHUNK + 1, 1)]
     body = struct.pack("=II", len(pairs), 0) + b"".join(struct.pack("=QQ", *pair) for pair in pairs)
-    kernel.send(lowlevel.BATCH_FORGET, 0, body)
+    kernel.send(protocol.BATCH_FORGET, 0, body)
     wait_until(lambda: kernel.tree.lookups == {DOCUMENT: 5, DIRECTORY: 0})
     assert kernel.quiet()
 
@@ -326,7 +326,7 @@ def entries(body: bytes, *, plus: bool = True) -> list[Entry]:
 
 
 def listed(kernel: Kernel, size: int = 4096, position: int = 0, *, plus: bool = True) -> list[Entry]:
-    opcode = lowlevel.READDIRPLUS if plus else lowlevel.READDIR
+    opcode = protocol.READDIRPLUS if plus else protocol.READDIR
     found: list[Entry] = []
     while page := entries(kernel.ask(opcode, ROOT, read_body(position, size)).body, plus=plus):
         found += page
@@ -362,12 +362,12 @@ def test_listing(kernel: Kernel, many: FakeTree, size: int) -> None:
 def test_a_small_directory_is_listed_as_any_other(kernel: Kernel, many: FakeTree, n: int) -> None:
     many.names, many.sizes = many.names[:n], many.sizes[:n]
     many.numbers = [TABLE_END + i for i in range(n)]
-    pages = [kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(at, 4096)).body for at in (0, 6)]  # four in each
+    pages = [kernel.ask(protocol.READDIRPLUS, ROOT, read_body(at, 4096)).body for at in (0, 6)]  # four in each
     whole = listed(kernel)
     rows = zip(many.names, many.numbers, many.sizes, strict=True)
     many.small = [(name, number, False, size, MTIME_NS, i + 1) for i, (name, number, size) in enumerate(rows)]
     many.scans.clear()
-    assert kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(0, 4096)).body == b"".join(pages)
+    assert kernel.ask(protocol.READDIRPLUS, ROOT, read_body(0, 4096)).body == b"".join(pages)
     assert listed(kernel) == whole
     assert many.scans == []
     assert listed(kernel, 160 * (n + 2) - 1) == whole  # in several pages
@@ -391,7 +391,7 @@ def test_listings_go_on_at_any_position(kernel: Kernel, many: FakeTree) -> None:
     for i, entry in enumerate(whole):
         assert listed(kernel, position=entry.position) == whole[i + 1 :]
     many.scans.clear()
-    page = entries(kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(0, 1000)).body)
+    page = entries(kernel.ask(protocol.READDIRPLUS, ROOT, read_body(0, 1000)).body)
     rest = listed(kernel, position=page[-1].position)
     assert page + rest == whole
     assert many.scans == [0]  # and without beginning anew
@@ -400,20 +400,20 @@ def test_listings_go_on_at_any_position(kernel: Kernel, many: FakeTree) -> None:
 def test_more_listings_at_once_than_are_kept(kernel: Kernel, many: FakeTree) -> None:
     whole = listed(kernel)
     for _ in range(2):
-        positions = dict.fromkeys(range(3 * listings.LISTINGS), 0)
+        positions = dict.fromkeys(range(3 * readdir.LISTINGS), 0)
         for node in positions:
-            page = entries(kernel.ask(lowlevel.READDIRPLUS, node + 1000, read_body(0, 1000)).body)
+            page = entries(kernel.ask(protocol.READDIRPLUS, node + 1000, read_body(0, 1000)).body)
             positions[node] = page[-1].position
         for node, position in positions.items():
-            page = entries(kernel.ask(lowlevel.READDIRPLUS, node + 1000, read_body(position, 1000)).body)
+            page = entries(kernel.ask(protocol.READDIRPLUS, node + 1000, read_body(position, 1000)).body)
             at = [e.position for e in whole].index(position) + 1
             assert page == whole[at : at + len(page)]
 
 
 def test_a_small_directory_is_one_page_and_an_end(kernel: Kernel) -> None:
-    page = entries(kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(0, 4096)).body)
+    page = entries(kernel.ask(protocol.READDIRPLUS, ROOT, read_body(0, 4096)).body)
     assert [e.name for e in page] == [b".", b"..", b"c", b"zarr.json"]
-    assert kernel.ask(lowlevel.READDIRPLUS, ROOT, read_body(page[-1].position, 4096)).body == b""
+    assert kernel.ask(protocol.READDIRPLUS, ROOT, read_body(page[-1].position, 4096)).body == b""
 
 
 def test_an_empty_directory(kernel: Kernel) -> None:
@@ -425,7 +425,7 @@ def test_an_empty_directory(kernel: Kernel) -> None:
 def test_behind_a_million_entries_only_names_are_listed(
     kernel: Kernel, many: FakeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listings, "NODES_PER_LISTING", 10)
+    monkeypatch.setattr(readdir, "NODES_PER_LISTING", 10)
     many.sizes = [5] * len(many.names)
     found = listed(kernel)
     assert [e.name for e in found] == [b".", b"..", *many.names]
@@ -443,7 +443,7 @@ def test_what_the_tree_would_have_listed_by_name(kernel: Kernel, many: FakeTree)
 
 
 def xattr(kernel: Kernel, node: int, name: bytes, room: int) -> Reply:
-    return kernel.ask(lowlevel.GETXATTR, node, struct.pack("=II", room, 0) + name + b"\0")
+    return kernel.ask(protocol.GETXATTR, node, struct.pack("=II", room, 0) + name + b"\0")
 
 
 def test_extended_attributes(kernel: Kernel) -> None:
@@ -453,7 +453,7 @@ def test_extended_attributes(kernel: Kernel) -> None:
     assert xattr(kernel, CHUNK, name, 4).error == errno.ERANGE
     assert xattr(kernel, CHUNK, b"user.other", 100).error == errno.ENODATA
     assert int(xattr(kernel, ROOT, b"user.shardfs.pid", 100).body) == os.getpid()
-    names = kernel.ask(lowlevel.LISTXATTR, ROOT, struct.pack("=II", 1000, 0)).body
+    names = kernel.ask(protocol.LISTXATTR, ROOT, struct.pack("=II", 1000, 0)).body
     assert names == b"user.shardfs.pid\0user.shardfs.version\0"
 
 
@@ -464,21 +464,21 @@ def test_attributes_that_are_not_ours_are_not_supported(kernel: Kernel, name: by
 
 
 def test_changes_are_refused_and_what_is_not_needed_is_not_asked_again(kernel: Kernel) -> None:
-    assert {kernel.ask(opcode, ROOT, bytes(64)).error for opcode in lowlevel.MODIFYING} == {errno.EROFS}
-    for opcode in (lowlevel.OPEN, lowlevel.OPENDIR, lowlevel.INTERRUPT, 25, 34, 46, 200):
+    assert {kernel.ask(opcode, ROOT, bytes(64)).error for opcode in protocol.MODIFYING} == {errno.EROFS}
+    for opcode in (protocol.OPEN, protocol.OPENDIR, protocol.INTERRUPT, 25, 34, 46, 200):
         assert kernel.ask(opcode, ROOT, bytes(64)).error == errno.ENOSYS
-    assert kernel.ask(lowlevel.IOCTL, CHUNK, bytes(64)).error == errno.ENOTTY
-    assert len(kernel.ask(lowlevel.STATFS, ROOT).body) == 80
+    assert kernel.ask(protocol.IOCTL, CHUNK, bytes(64)).error == errno.ENOTTY
+    assert len(kernel.ask(protocol.STATFS, ROOT).body) == 80
 
 
 def test_large_files_are_opened_past_the_page_cache_if_that_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "shard").write_bytes(bytes(300_000))
     blob = LocalStore(str(tmp_path)).open("shard")
     with serving(direct_io=True) as kernel:
-        for size, flags in [(131_072, lowlevel.OPEN_KEEP_CACHE), (131_073, lowlevel.OPEN_DIRECT_IO)]:
+        for size, flags in [(131_072, protocol.OPEN_KEEP_CACHE), (131_073, protocol.OPEN_DIRECT_IO)]:
             kernel.tree.known[b"c"] = Attributes(CHUNK + size, False, size, 0, Extent(blob, 0))
-            assert struct.unpack("=QI4x", kernel.ask(lowlevel.OPEN, CHUNK + size, bytes(8)).body) == (0, flags)
-            assert kernel.ask(lowlevel.RELEASE, CHUNK + size, bytes(24)).error == 0
+            assert struct.unpack("=QI4x", kernel.ask(protocol.OPEN, CHUNK + size, bytes(8)).body) == (0, flags)
+            assert kernel.ask(protocol.RELEASE, CHUNK + size, bytes(24)).error == 0
 
 
 # ---- errors
@@ -557,7 +557,7 @@ class Slow:
         return b"%d" % offset
 
     def ask(self, offset: int) -> int:
-        return self._kernel.send(lowlevel.READ, DOCUMENT, read_body(offset, 10))
+        return self._kernel.send(protocol.READ, DOCUMENT, read_body(offset, 10))
 
 
 def test_who_waits_for_the_store_holds_up_nobody_else(kernel: Kernel) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests.conftest import client_python, run_client
 from tests.data_zarr_transformer import contents, parsed, write_variants
 from tests.datasets import same

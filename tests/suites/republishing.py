@@ -1,4 +1,4 @@
-"""A sharded dataset written anew, chunk by chunk, in several rounds, through `shardfs.rewriting` alone."""
+"""A sharded dataset written anew, chunk by chunk, in several rounds, through `shardfs.shards.rewriting` alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import shutil
 from random import Random
 from typing import TYPE_CHECKING
 
-from shardfs import rewriting
-from shardfs.errors import UnsupportedError
-from shardfs.model import Put
-from shardfs.plans import bytes_of, is_same
-from shardfs.shards.superchunk import Pack
-from shardfs.tree import open_tree
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.shard_format import Put
+from shardfs.model.write_plan import bytes_of, is_same
+from shardfs.shards import rewriting
+from shardfs.shards.byte_layouts.superchunk import Pack
+from shardfs.vfs.tree import open_tree
 from tests.suites.shard_format import MemoryBlob
 from tests.suites.walking import read_all
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from shardfs.chunk_tree import ChunkTree
-    from shardfs.model import Collection, Coords
+    from shardfs.model.collection import Collection
+    from shardfs.model.values import Coords
+    from shardfs.vfs.chunk_dirs import ChunkDirs
 
 Chunks = dict["Coords", bytes]
 
@@ -42,7 +43,7 @@ def republish(source: Path, target: Path, seed: int = 0) -> int:
     return n
 
 
-def _coords(chunks: ChunkTree) -> list[Coords]:
+def _coords(chunks: ChunkDirs) -> list[Coords]:
     return [tuple(c) for batch in chunks.chunks.scan(0) for c in batch.coords.tolist()]
 
 
@@ -73,7 +74,7 @@ def _rounds(collection: Collection, found: Chunks, random: Random) -> list[tuple
 class Shards:
     """The shard files of a collection, below the target's directory."""
 
-    def __init__(self, chunks: ChunkTree, target: Path) -> None:
+    def __init__(self, chunks: ChunkDirs, target: Path) -> None:
         self._collection, self._target = chunks.collection, target
         store = chunks.chunks
         while store.outer is not None:

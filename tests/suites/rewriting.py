@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.model import ByteRange, Coords, Put
-from shardfs.plans import bytes_of
+from shardfs.model.blobs import ByteRange
+from shardfs.model.shard_format import Put
+from shardfs.model.values import Coords
+from shardfs.model.write_plan import bytes_of
 from tests.suites.shard_format import MemoryBlob, Sample, read_index
 
 if TYPE_CHECKING:

@@ -11,11 +11,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.blobs import absolute
-from shardfs.model import ByteRange, ByteRequest, Coords, Index, ShardFormat, Stat, Suffix
+from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
+from shardfs.model.values import Coords
+from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from shardfs.model.shard_format import Index, ShardFormat
 
 Extents = Mapping[Coords, tuple[int, int]]
 

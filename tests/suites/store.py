@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.model import ByteRange, Suffix
-from shardfs.store import FsspecBlob
+from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.storage.remote import FsspecBlob
 
 if TYPE_CHECKING:
-    from shardfs.model import ByteRequest
-    from shardfs.store import Store
+    from shardfs.model.blobs import ByteRequest
+    from shardfs.storage.store import Store
 
 DIGITS = bytes(range(256)) * 20
 FILES = {

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs.cache import ByteLRU
-from shardfs.errors import CorruptShardError, StaleShardError
-from shardfs.inodes import ROOT, TABLE_END
-from shardfs.store import LocalStore
-from shardfs.tree import Tree, open_tree
+from shardfs.model.errors import CorruptShardError, StaleShardError
+from shardfs.storage.cache import ByteLRU
+from shardfs.storage.local import LocalStore
+from shardfs.vfs.inodes import ROOT, TABLE_END
+from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade
 from tests.suites.walking import entries, read_all, walk
 

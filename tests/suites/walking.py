@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.inodes import ROOT
+from shardfs.vfs.inodes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.chunk_tree import Attributes
-    from shardfs.tree import Tree
+    from shardfs.model.attributes import Attributes
+    from shardfs.vfs.tree import Tree
 
 
 class Listed(NamedTuple):

@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardfs.errors import CorruptShardError
-from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.errors import CorruptShardError
 from tests import data_n5, handmade
 from tests.limits import usual_seconds
 

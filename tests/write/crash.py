@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from shardfs.formats import formats
-from shardfs.writers import files, in_place, local
+from shardfs.formats.registry import formats
+from shardfs.storage.writers import files, in_place, local
 from tests.write.engines import ENGINES, Engine
 from tests.write.faults import ERRORS, KILLED, NEVER_FAIL, Calls, FailAt, KillAt, ShortenAt, hooked
 from tests.write.history import History, Log

@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs.formats import formats
+from shardfs.formats.registry import formats
 from tests.datasets import ROOT
 from tests.write.crash import Outcome, Place, Trial, forked, workplace
 from tests.write.engines import ENGINES

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardfs.create_rules import parse
+from shardfs.formats.create_rules import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from shardfs.formats import Format
+    from shardfs.formats.format import Format
 
 
 class Mount:

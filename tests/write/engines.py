@@ -7,17 +7,17 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from shardfs import rewriting
-from shardfs.formats import formats
-from shardfs.inodes import ROOT
-from shardfs.journal import Journal
-from shardfs.model import Put
-from shardfs.store import LocalStore
-from shardfs.tree import open_tree
-from shardfs.writers.common import Begun
-from shardfs.writers.local import LocalWriter
-from shardfs.writing.publishing import Publishing
-from shardfs.writing.tree import open_write_tree
+from shardfs.formats.registry import formats
+from shardfs.model.shard_format import Put
+from shardfs.shards import rewriting
+from shardfs.storage.local import LocalStore
+from shardfs.storage.writers.common import Begun
+from shardfs.storage.writers.local import LocalWriter
+from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.tree import open_tree
+from shardfs.write.journal import Journal
+from shardfs.write.publishing import Publishing
+from shardfs.write.tree import open_write_tree
 from tests.write.faults import Frozen, hooked
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from shardfs.model import Blob, Collection, Coords, Plan
-    from shardfs.writing.tree import WriteTree
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.collection import Collection
+    from shardfs.model.values import Coords
+    from shardfs.write.tree import WriteTree
     from tests.write.scenarios import Files
     from tests.write.targets import Target
 

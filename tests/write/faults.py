@@ -1,4 +1,4 @@
-"""What tests do to the calls of `shardfs.disk`: count, fail, shorten, delay, hang, or end the process at one of them.
+"""Faults that tests put into the calls of `shardfs.storage.syscalls`: errors, short or slow calls, hangs, kills.
 
 Set one with `with hooked(FailAt(...)):`. All of them count: call number 0 is the first.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from shardfs import disk
+from shardfs.storage import syscalls
 
 KILLED = 99
 """Exit status of a process that ended itself at a call."""
@@ -176,14 +176,14 @@ class Frozen(Calls):
 @contextmanager
 def hooked(hook: Hook) -> Iterator[Hook]:
     """All calls go to `hook` meanwhile."""
-    before, disk.hook = disk.hook, cheap(hook)
+    before, syscalls.hook = syscalls.hook, cheap(hook)
     try:
         yield hook
     finally:
-        disk.hook = before
+        syscalls.hook = before
 
 
-def cheap(hook: Calls) -> disk.Hook:
+def cheap(hook: Calls) -> syscalls.Hook:
     """The same hook, without the cost of allocating 64 MiB for a journal of 4 KiB: a hole does as well here."""
 
     def call(name: str, function: Function, args: Args) -> Any:

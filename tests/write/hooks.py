@@ -1,4 +1,4 @@
-"""Hooks of `shardfs.disk` for tests: they count the calls that change something, and do something at one of them."""
+"""Hooks of `shardfs.storage.syscalls` for tests: they count changing calls, and act at one of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shardfs import disk
+from shardfs.storage import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,12 +49,12 @@ class Recorder:
 
 
 @contextmanager
-def hooked(hook: disk.Hook) -> Iterator[None]:
-    disk.hook = hook
+def hooked(hook: syscalls.Hook) -> Iterator[None]:
+    syscalls.hook = hook
     try:
         yield
     finally:
-        disk.hook = None
+        syscalls.hook = None
 
 
 def fail(number: int) -> Callable[[], None]:

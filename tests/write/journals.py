@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from google_crc32c import value as crc32c
 
-from shardfs.journal import Journal, Kind
-from shardfs.journal.records import HEADER_SIZE
+from shardfs.write.journal import Journal, RecordKind
+from shardfs.write.journal.records import HEADER_SIZE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardfs.journal import Peek, Record
+    from shardfs.write.journal import Peek, Record
 
 SOURCE = "memory://source"
 MiB = 1 << 20
@@ -42,10 +42,12 @@ def make_newer(segment: Path) -> None:
 
 
 def put(journal: Journal, path: str, data: bytes = b"data") -> Record:
-    return journal.append(Kind.PUT, {"path": path, "mtime_ns": 1, "mode": 0o644, "scratch": False, "base": None}, data)
+    return journal.append(
+        RecordKind.PUT, {"path": path, "mtime_ns": 1, "mode": 0o644, "scratch": False, "base": None}, data
+    )
 
 
-def content(journal: Journal | Peek) -> list[tuple[int, Kind, str, bytes | None]]:
+def content(journal: Journal | Peek) -> list[tuple[int, RecordKind, str, bytes | None]]:
     return [
         (r.lsn, r.kind, r.meta.get("path", ""), None if r.data is None else journal.read(r.data))
         for r in journal.recovered

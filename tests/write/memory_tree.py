@@ -1,4 +1,4 @@
-"""A writable tree in memory, complete and plain: what `shardfs.fuse.changes` is tested with.
+"""A writable tree in memory, complete and plain: what `shardfs.fuse.write_requests` is tested with.
 
 It knows nothing of shards. Everything is done under one lock, in the way POSIX has it.
 """
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.chunk_tree import Attributes
-from shardfs.inodes import ROOT
-from shardfs.model import Batch
+from shardfs.model.attributes import Attributes
+from shardfs.model.listing import Batch
+from shardfs.vfs.inodes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardfs.model import Entry
+    from shardfs.model.listing import EntryRow
 
 LARGEST = 1 << 30
 BATCH = 4096
@@ -125,7 +125,7 @@ class MemoryTree:
     def shown_path(self, number: int) -> str:
         return str(number)
 
-    def few(self, number: int, most: int) -> list[Entry] | None:
+    def few(self, number: int, most: int) -> list[EntryRow] | None:
         return None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:

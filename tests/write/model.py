@@ -33,9 +33,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shardfs import rewriting
-from shardfs.store import LocalStore
-from shardfs.writers.local import LocalWriter
+from shardfs.shards import rewriting
+from shardfs.storage.local import LocalStore
+from shardfs.storage.writers.local import LocalWriter
 from tests import data_n5
 from tests.write.engines import BareFiles, TreeFiles, Whole
 from tests.write.mounts import WritableMount
@@ -45,7 +45,8 @@ from tests.write.targets import TARGETS, Target, n5_blocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardfs.model import Blob, Collection, Plan
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.collection import Collection
 
 TARGET = TARGETS["zarr_end"]
 NUMBERS = [0, 1, 4, 5, 2, 6]  # a whole shard, and half of another one

@@ -15,7 +15,7 @@ import threading
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs.fuse import lowlevel as fuse
+from shardfs.fuse import libfuse, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,14 +47,14 @@ class Disk:
     def __init__(self, image: str, record: str) -> None:
         self._image = os.open(image, os.O_RDWR)
         self._record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._encoder = fuse.Encoder(
+        self._encoder = protocol.Encoder(
             file_mode=stat.S_IFREG | 0o600, dir_mode=0, uid=os.geteuid(), gid=os.getegid(),
             attr_timeout=1e9, entry_timeout=0, negative_timeout=0,
         )  # fmt: skip
 
     def serve(self, fd: int) -> None:
         """Until it is unmounted."""
-        buffer = bytearray(fuse.REQUEST_BUFFER)
+        buffer = bytearray(protocol.REQUEST_BUFFER)
         while True:
             try:
                 os.readv(fd, [buffer])
@@ -62,32 +62,32 @@ class Disk:
                 if e.errno == errno.ENODEV:
                     return
                 continue
-            _, opcode, unique, _ = fuse.HEADER_IN.unpack_from(buffer)
-            if opcode not in (fuse.FORGET, fuse.BATCH_FORGET, fuse.INTERRUPT):
-                os.writev(fd, self._answer(opcode, unique, memoryview(buffer)[fuse.BODY :]))
+            _, opcode, unique, _ = protocol.HEADER_IN.unpack_from(buffer)
+            if opcode not in (protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT):
+                os.writev(fd, self._answer(opcode, unique, memoryview(buffer)[protocol.BODY :]))
 
     def _answer(self, opcode: int, unique: int, body: memoryview) -> list[bytes | bytearray]:
         match opcode:
-            case fuse.GETATTR:
+            case protocol.GETATTR:
                 return [self._encoder.attributes(unique, 1, False, os.fstat(self._image).st_size, 0)]
-            case fuse.OPEN:
-                return [fuse.opened(unique, fuse.OPEN_KEEP_CACHE)]
-            case fuse.READ:
-                at, size = fuse.READ_IN.unpack_from(body)
+            case protocol.OPEN:
+                return [protocol.opened(unique, protocol.OPEN_KEEP_CACHE)]
+            case protocol.READ:
+                at, size = protocol.READ_IN.unpack_from(body)
                 data = os.pread(self._image, size, at)
-                return [fuse.data(unique, len(data)), data]
-            case fuse.WRITE:
-                _, at, size = fuse.WRITE_IN.unpack_from(body)
-                data = bytes(body[fuse.WRITE_IN.size : fuse.WRITE_IN.size + size])
+                return [protocol.data(unique, len(data)), data]
+            case protocol.WRITE:
+                _, at, size = protocol.WRITE_IN.unpack_from(body)
+                data = bytes(body[protocol.WRITE_IN.size : protocol.WRITE_IN.size + size])
                 os.pwrite(self._image, data, at)
                 os.writev(self._record, [_HEAD.pack(at, size), data])
-                return [fuse.written(unique, size)]
-            case fuse.FSYNC:
+                return [protocol.written(unique, size)]
+            case protocol.FSYNC:
                 os.write(self._record, _HEAD.pack(-1, 0))
-                return [fuse.error(unique, 0)]
-            case fuse.FLUSH | fuse.RELEASE:
-                return [fuse.error(unique, 0)]
-        return [fuse.error(unique, errno.ENOSYS)]
+                return [protocol.error(unique, 0)]
+            case protocol.FLUSH | protocol.RELEASE:
+                return [protocol.error(unique, 0)]
+        return [protocol.error(unique, errno.ENOSYS)]
 
 
 def _watch() -> None:
@@ -96,7 +96,7 @@ def _watch() -> None:
 
 
 def main(path: str, image: str, record: str) -> None:
-    session = fuse.Session(["fsname=disk", "subtype=shardfs"], fuse.Limits())
+    session = libfuse.Session(["fsname=disk", "subtype=shardfs"], libfuse.KernelLimits())
     session.mount(path)
     session.negotiate()
     threading.Thread(target=_watch, daemon=True).start()

@@ -13,7 +13,7 @@ import sys
 import threading
 
 from shardfs.fuse.access import AccessLog
-from shardfs.fuse.lowlevel import Session
+from shardfs.fuse.libfuse import Session
 from shardfs.fuse.server import Server
 from shardfs.fuse.settings import FuseSettings
 from tests.write.memory_tree import MemoryTree

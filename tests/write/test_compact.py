@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs import compacting, rewriting
-from shardfs.compacting import Fault, Packer, Work
-from shardfs.journal import Journal, Kind, directory_for
-from shardfs.model import Put
-from shardfs.plans import size_of
-from shardfs.tree import Tree, open_tree
-from shardfs.verify import ShardVerifier
-from shardfs.writers import open_writer
+from shardfs.jobs import compact
+from shardfs.jobs.compact import CompactProblem, Packer, Work
+from shardfs.jobs.verify import ShardVerifier
+from shardfs.model.shard_format import Put
+from shardfs.model.write_plan import size_of
+from shardfs.shards import rewriting
+from shardfs.storage.writers import open_writer
+from shardfs.vfs.tree import Tree, open_tree
+from shardfs.write.journal import Journal, RecordKind, directory_for
 from tests.conftest import read_with
 from tests.datasets import same
 from tests.mount.programs import copy_tree, shardfs
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardfs.model import Blob, Collection, Plan
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.collection import Collection
     from tests.datasets import Client, Dataset
 
     Get = Callable[[str, str], Dataset]
@@ -89,7 +91,7 @@ def _with(collection: Collection, shard: int, puts: dict[tuple[int, ...], Put], 
 
 
 def works(path: Path) -> list[Work]:
-    return [work for work in compacting.survey(opened(path)) if isinstance(work, Work)]
+    return [work for work in compact.survey(opened(path)) if isinstance(work, Work)]
 
 
 @pytest.mark.parametrize(("format", "name", "client"), VARIANTS)
@@ -149,7 +151,7 @@ def test_what_is_not_the_same_is_not_put_in_place(
 
     monkeypatch.setattr(rewriting, "repack", wrong)
     fault = Packer(open_writer(opened(path).store), journal).pack(work)
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, CompactProblem)
     assert (path / work.key).read_bytes() == before
     assert not [name for name in os.listdir((path / work.key).parent) if name.startswith(".shardfs")]
 
@@ -175,7 +177,7 @@ def test_nobody_else_may_write_meanwhile(dataset: Get, tmp_path: Path) -> None:
         done = shardfs("compact", path)
         assert (done.returncode, f"already mounted rw by pid {os.getpid()}" in done.stderr) == (4, True)
         assert shardfs("compact", "-n", path).returncode == 0
-        made.append(Kind.PUT, {"path": "c/0/0", "mtime_ns": 0, "mode": 0, "scratch": False, "base": None}, b"x")
+        made.append(RecordKind.PUT, {"path": "c/0/0", "mtime_ns": 0, "mode": 0, "scratch": False, "base": None}, b"x")
     finally:
         made.close(clean=False)
     done = shardfs("compact", path)
@@ -192,15 +194,15 @@ def test_a_crash_in_between_is_cleared_away(dataset: Get, tmp_path: Path, monkey
     class Killed(BaseException):
         pass
 
-    def note(kind: Kind, meta: dict[str, object]) -> None:
+    def note(kind: RecordKind, meta: dict[str, object]) -> None:
         original(kind, meta)
-        if kind is Kind.BEGIN:
+        if kind is RecordKind.BEGIN:
             raise Killed
 
     original = packer._note
     with monkeypatch.context() as patch:
         patch.setattr(packer, "_note", note)
-        patch.setattr("shardfs.disk.unlink", lambda *_: None)  # who is killed clears nothing away
+        patch.setattr("shardfs.storage.syscalls.unlink", lambda *_: None)  # who is killed clears nothing away
         with pytest.raises(Killed):
             packer.pack(work)
     assert [p for p in path.rglob(".shardfs-*")]

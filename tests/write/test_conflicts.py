@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.writing.publishing import Publishing
+from shardfs.write.publishing import Publishing
 from tests.write.engines import Whole
 from tests.write.faults import Args, Frozen, Function, hooked
 from tests.write.oracle import found_by
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardfs.writing.publishing import DirtyShard
+    from shardfs.write.publishing import DirtyShard
     from tests.write.engines import TreeFiles
 
 NAMES = ["zarr_end", "zarr_start", "zarr_nested", "precomputed", "precomputed_gzip", "n5"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.create_rules import MAX_BYTES, MAX_CHUNKS, Rule, automatic, parse
+from shardfs.formats.create_rules import MAX_BYTES, MAX_CHUNKS, Rule, automatic, parse
 
 
 def test_the_first_rule_that_fits_counts() -> None:

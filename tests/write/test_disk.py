@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs import disk
+from shardfs.storage import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _no_hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(disk, "hook", None)
+    monkeypatch.setattr(syscalls, "hook", None)
     yield
-    disk.hook = None
+    syscalls.hook = None
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[int]:
-    fd = disk.open(str(tmp_path / "file"), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    fd = syscalls.open(str(tmp_path / "file"), os.O_RDWR | os.O_CREAT | os.O_EXCL)
     yield fd
     os.close(fd)
 
@@ -53,16 +53,16 @@ def refuse(number: int) -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
 
 def test_a_hook_shortens_writes_and_all_is_written(file: int) -> None:
     hook = Only("pwrite", lambda function, args: function(args[0], args[1][:3], args[2]))
-    disk.hook = hook
-    disk.pwrite_all(file, b"0123456789", 5)
+    syscalls.hook = hook
+    syscalls.pwrite_all(file, b"0123456789", 5)
     assert os.pread(file, 99, 0) == bytes(5) + b"0123456789"
     assert hook.count == 4
 
 
 def test_write_all_goes_on_where_it_was(file: int) -> None:
-    disk.hook = Only("write", lambda function, args: function(args[0], args[1][:4]))
-    disk.write_all(file, b"0123456789")
-    disk.write_all(file, memoryview(b"abc"))
+    syscalls.hook = Only("write", lambda function, args: function(args[0], args[1][:4]))
+    syscalls.write_all(file, b"0123456789")
+    syscalls.write_all(file, memoryview(b"abc"))
     assert os.pread(file, 99, 0) == b"0123456789abc"
 
 
@@ -75,14 +75,14 @@ def test_copies_are_exact(
     directory = tmp_path_factory.mktemp("copy")
     data = os.urandom(400_000)
     (directory / "a").write_bytes(data)
-    source = disk.open(str(directory / "a"), os.O_RDONLY)
-    target = disk.open(str(directory / "b"), os.O_RDWR | os.O_CREAT)
+    source = syscalls.open(str(directory / "a"), os.O_RDONLY)
+    target = syscalls.open(str(directory / "b"), os.O_RDWR | os.O_CREAT)
     at = max(start + shift, 0)
-    disk.hook = Only(refused, refuse(errno.EXDEV)) if refused else None
+    syscalls.hook = Only(refused, refuse(errno.EXDEV)) if refused else None
     try:
-        disk.copy_range(source, target, start, size, at)
+        syscalls.copy_range(source, target, start, size, at)
     finally:
-        disk.hook = None
+        syscalls.hook = None
         os.close(source)
         os.close(target)
     assert (directory / "b").read_bytes() == (bytes(at) + data[start : start + size] if size else b"")
@@ -93,34 +93,34 @@ def test_a_clone_is_the_same_bytes(tmp_path: Path, file: int) -> None:
 
     def clone(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         target, source, start, size, at = args
-        assert start % disk.BLOCK == size % disk.BLOCK == at % disk.BLOCK == 0
+        assert start % syscalls.BLOCK == size % syscalls.BLOCK == at % syscalls.BLOCK == 0
         os.pwrite(target, os.pread(source, size, start), at)
 
     data = os.urandom(200_000)
-    disk.pwrite_all(file, data, 0)
+    syscalls.pwrite_all(file, data, 0)
     hook = Only("clone", clone)
-    disk.hook = hook
-    target = disk.open(str(tmp_path / "to"), os.O_RDWR | os.O_CREAT)
-    disk.copy_range(file, target, 1000, 150_000, 1000 + 4096)
+    syscalls.hook = hook
+    target = syscalls.open(str(tmp_path / "to"), os.O_RDWR | os.O_CREAT)
+    syscalls.copy_range(file, target, 1000, 150_000, 1000 + 4096)
     os.close(target)
     assert (tmp_path / "to").read_bytes() == bytes(1000 + 4096) + data[1000:151_000]
     assert hook.count == 1
 
 
 def test_a_source_that_ends_is_an_error(tmp_path: Path, file: int) -> None:
-    disk.pwrite_all(file, b"short", 0)
-    target = disk.open(str(tmp_path / "to"), os.O_RDWR | os.O_CREAT)
+    syscalls.pwrite_all(file, b"short", 0)
+    target = syscalls.open(str(tmp_path / "to"), os.O_RDWR | os.O_CREAT)
     with pytest.raises(OSError, match="it ends at 5") as caught:
-        disk.copy_range(file, target, 0, 100, 0)
+        syscalls.copy_range(file, target, 0, 100, 0)
     os.close(target)
     assert caught.value.errno == errno.EIO
 
 
 def test_other_errors_of_copies_are_told(tmp_path: Path, file: int) -> None:
-    disk.pwrite_all(file, bytes(100), 0)
-    disk.hook = Only("copy_file_range", refuse(errno.ENOSPC))
+    syscalls.pwrite_all(file, bytes(100), 0)
+    syscalls.hook = Only("copy_file_range", refuse(errno.ENOSPC))
     with pytest.raises(OSError, match="No space"):
-        disk.copy_range(file, file, 0, 100, 4096)
+        syscalls.copy_range(file, file, 0, 100, 4096)
 
 
 def test_exchange_and_rename_new(tmp_path: Path) -> None:
@@ -128,31 +128,31 @@ def test_exchange_and_rename_new(tmp_path: Path) -> None:
     try:
         for name in "ab":
             (tmp_path / name).write_text(name)
-        disk.exchange("a", "b", at, at)
+        syscalls.exchange("a", "b", at, at)
         assert [(tmp_path / n).read_text() for n in "ab"] == ["b", "a"]
         with pytest.raises(FileExistsError):
-            disk.rename_new("a", "b", at, at)
-        disk.rename_new("a", "c", at, at)
+            syscalls.rename_new("a", "b", at, at)
+        syscalls.rename_new("a", "c", at, at)
         assert (tmp_path / "c").read_text() == "b"
         with pytest.raises(FileNotFoundError):
-            disk.exchange("a", "b", at, at)
-        disk.fsync_directory(at)
-        disk.fsync_directory(str(tmp_path))
+            syscalls.exchange("a", "b", at, at)
+        syscalls.fsync_directory(at)
+        syscalls.fsync_directory(str(tmp_path))
     finally:
         os.close(at)
 
 
 def test_locks_are_of_the_open_file(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    first, second = (disk.open(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
-    disk.lock(first)
+    first, second = (syscalls.open(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
+    syscalls.lock(first)
     with pytest.raises(BlockingIOError):
-        disk.lock(second, wait=0.05)
+        syscalls.lock(second, wait=0.05)
     with pytest.raises(BlockingIOError):
-        disk.lock(second, exclusive=False)
-    disk.unlock(first)
-    disk.lock(second, exclusive=False)
-    disk.lock(first, exclusive=False)
+        syscalls.lock(second, exclusive=False)
+    syscalls.unlock(first)
+    syscalls.lock(second, exclusive=False)
+    syscalls.lock(first, exclusive=False)
     os.close(second)
-    disk.lock(first, wait=1)
+    syscalls.lock(first, wait=1)
     os.close(first)

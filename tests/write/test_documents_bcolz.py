@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardfs.create_rules import Rule
 from shardfs.formats.bcolz import BCOLZ
+from shardfs.formats.create_rules import Rule
 from tests import data_bcolz
 from tests.conftest import need_fuse
 from tests.datasets import ROOT, client_python

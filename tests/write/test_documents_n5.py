@@ -13,7 +13,7 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.create_rules import Rule
+from shardfs.formats.create_rules import Rule
 from shardfs.formats.n5 import N5
 from tests import datasets
 from tests.data_n5 import GZIP, ZLIB, Index, attributes, sharding, transformer

@@ -12,9 +12,9 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.create_rules import Rule, parse
+from shardfs.formats.create_rules import Rule, parse
 from shardfs.formats.precomputed import PRECOMPUTED
-from shardfs.grid import MortonCode
+from shardfs.model.grid import MortonCode
 from tests import datasets, handmade
 from tests.strategies import cells, grids
 from tests.write.documents import Mount

@@ -12,7 +12,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.create_rules import Rule
+from shardfs.formats.create_rules import Rule
 from shardfs.formats.zarr3 import ZARR3
 from tests import datasets, handmade
 from tests.write.documents import Mount

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.create_rules import Rule
+from shardfs.formats.create_rules import Rule
 from shardfs.formats.zarr_transformer import META, ZARR_TRANSFORMER, ArrayDocuments
 from tests.conftest import need_fuse, run_client
 from tests.data_zarr_transformer import array_document, sharding

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs import draining
+from shardfs.daemon import shutdown
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ class Timed(Engine):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "HURRIED_S", 0.3)
-    monkeypatch.setattr(draining, "LOOK_S", 0.02)
+    monkeypatch.setattr(shutdown, "HURRIED_S", 0.3)
+    monkeypatch.setattr(shutdown, "LOOK_S", 0.02)
 
 
 @pytest.fixture
 def stalls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "STALL_S", 0.5)
+    monkeypatch.setattr(shutdown, "STALL_S", 0.5)
 
 
 def never(_seconds: float) -> bool:
@@ -79,7 +79,7 @@ def never(_seconds: float) -> bool:
 def drained(engine: Engine, *, hurried: bool = False, signalled: Callable[[float], bool] = never) -> tuple[int, float]:
     """What is left, and how long it took."""
     began = time.monotonic()
-    left = draining.drain(engine, hurried=hurried, signalled=signalled, tell=lambda _: None)
+    left = shutdown.drain(engine, hurried=hurried, signalled=signalled, tell=lambda _: None)
     engine.over.set()
     return left, time.monotonic() - began
 
@@ -93,7 +93,7 @@ def test_everything_is_published() -> None:
 @pytest.mark.usefixtures("stalls")
 def test_it_goes_on_as_long_as_something_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Timed(8, 0.2)
-    monkeypatch.setattr(draining, "time", engine)
+    monkeypatch.setattr(shutdown, "time", engine)
     assert drained(engine)[0] == 0
     assert engine.now > 1.5  # three times as long as it may stand still
 

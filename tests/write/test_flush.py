@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from shardfs import cli, mounts
-from shardfs.mounts import Entry
+from shardfs import cli
+from shardfs.storage import mount_table
+from shardfs.storage.mount_table import MountInfo
 from tests.mount.programs import shardfs
 
 if TYPE_CHECKING:
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def test_the_mount_of_a_path_is_found_without_touching_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    there = [Entry("/", "ext4", "x"), Entry("/m", "fuse.shardfs", "a"), Entry("/m/in", "tmpfs", "y")]
-    there.append(Entry("/m 2", "fuse.shardfs", "b"))
-    monkeypatch.setattr(mounts, "entries", lambda: iter(there))
+    there = [MountInfo("/", "ext4", "x"), MountInfo("/m", "fuse.shardfs", "a"), MountInfo("/m/in", "tmpfs", "y")]
+    there.append(MountInfo("/m 2", "fuse.shardfs", "b"))
+    monkeypatch.setattr(mount_table, "entries", lambda: iter(there))
     (tmp_path / "link").symlink_to("/m 2")
-    found = {path: mounts.mount_of(path) for path in ("/m", "/m/t/c/0", "/m/in/x", "/mx", "/", "/m 2/c")}
+    found = {path: mount_table.mount_of(path) for path in ("/m", "/m/t/c/0", "/m/in/x", "/mx", "/", "/m 2/c")}
     assert found == {"/m": "/m", "/m/t/c/0": "/m", "/m/in/x": None, "/mx": None, "/": None, "/m 2/c": "/m 2"}
-    assert mounts.mount_of(str(tmp_path / "link/c")) == "/m 2"
+    assert mount_table.mount_of(str(tmp_path / "link/c")) == "/m 2"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,8 @@ def test_exit_codes(number: int, code: int, told: str, monkeypatch: pytest.Monke
         if number:
             raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(mounts, "mount_of", lambda path: "/")
-    monkeypatch.setattr(mounts, "flush", flush)
+    monkeypatch.setattr(mount_table, "mount_of", lambda path: "/")
+    monkeypatch.setattr(mount_table, "flush", flush)
     runner = CliRunner()
     with runner.isolation() as (_, err, *_):
         assert cli.run(["flush", "/x", "--timeout", "1m"]) == code

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.errors import CorruptShardError
-from shardfs.journal import Journal
-from shardfs.tree import open_tree
-from shardfs.writing.publishing import Publishing
-from shardfs.writing.tree import open_write_tree
+from shardfs.model.errors import CorruptShardError
+from shardfs.vfs.tree import open_tree
+from shardfs.write.journal import Journal
+from shardfs.write.publishing import Publishing
+from shardfs.write.tree import open_write_tree
 from tests import handmade
 from tests.suites.walking import walk
 from tests.write.engines import NEVER, TreeFiles

@@ -15,8 +15,8 @@ import pytest
 import zarr
 from zarr.storage import FsspecStore
 
-from shardfs.errors import BusyError
-from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.errors import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from shardfs.writing.gate import Gate
+from shardfs.write.rw_lock import RWLock
 
 
 def test_who_is_alone_meets_nobody() -> None:
-    gate, inside, alone, seen = Gate(), [0], [0], []
+    gate, inside, alone, seen = RWLock(), [0], [0], []
     lock, over = threading.Lock(), threading.Event()
 
     def together() -> None:
@@ -45,7 +45,7 @@ def test_who_is_alone_meets_nobody() -> None:
 
 
 def test_an_error_opens_it_again() -> None:
-    gate = Gate()
+    gate = RWLock()
     for way in (gate.alone, gate.shared):
         try:
             with way():

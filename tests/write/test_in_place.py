@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from shardfs import disk, rewriting
-from shardfs.fsspec_fs import ShardFileSystem
-from shardfs.model import Put, Suffix
-from shardfs.store import LocalStore
-from shardfs.tree import open_tree
-from shardfs.verify import ShardVerifier
-from shardfs.writers import Begun
-from shardfs.writers.common import nobody
-from shardfs.writers.local import LocalWriter
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.jobs.verify import ShardVerifier
+from shardfs.model.blobs import Suffix
+from shardfs.model.shard_format import Put
+from shardfs.shards import rewriting
+from shardfs.storage import syscalls
+from shardfs.storage.local import LocalStore
+from shardfs.storage.writers import Begun
+from shardfs.storage.writers.common import nobody
+from shardfs.storage.writers.local import LocalWriter
+from shardfs.vfs.tree import open_tree
 from tests import handmade, handmade_ids
 from tests.write.hooks import Recorder, fail, hooked, in_child
 from tests.write.test_rewriting import precomputed
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Set
     from pathlib import Path
 
-    from shardfs.model import Blob, Collection, Coords, Plan, Stat
+    from shardfs.model.blobs import Blob, Plan, Stat
+    from shardfs.model.collection import Collection
+    from shardfs.model.values import Coords
 
 BITS = 2
 HEADER = 16 << BITS
@@ -299,7 +303,7 @@ def test_killed_at_every_call(behind: bool, meshes: bool, tmp_path: Path) -> Non
         log.unlink(missing_ok=True)
 
         def job(at: int = at, make: Callable[[Blob | None], Plan | None] = make) -> None:
-            disk.hook = Recorder(at, lambda: os._exit(9), behind=behind)
+            syscalls.hook = Recorder(at, lambda: os._exit(9), behind=behind)
             place.update(make, lambda begun: log.write_text(json.dumps(begun._asdict())))
 
         assert in_child(job) == 9, at

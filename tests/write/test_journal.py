@@ -15,23 +15,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs import disk
-from shardfs.disk import FilePart
-from shardfs.journal import Journal, Kind
-from shardfs.pending import Pending
+from shardfs.model.blobs import FilePart
+from shardfs.storage import syscalls
+from shardfs.write.journal import Journal, RecordKind
+from shardfs.write.pending import Pending
 from tests.write.journals import MiB, content, kill, open_journal, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardfs.journal import Record
+    from shardfs.write.journal import Record
 
 
 @pytest.fixture(autouse=True)
 def no_hook_left() -> Iterator[None]:
     yield
-    disk.hook = None
+    syscalls.hook = None
 
 
 def fail(name: str, number: int, times: int = 1 << 30, after: int = 0) -> Callable[[], int]:
@@ -46,7 +46,7 @@ def fail(name: str, number: int, times: int = 1 << 30, after: int = 0) -> Callab
                 raise OSError(number, os.strerror(number))
         return function(*args)
 
-    disk.hook = hook
+    syscalls.hook = hook
     return lambda: seen[1]
 
 
@@ -65,11 +65,11 @@ def test_a_killed_process_leaves_all_that_was_appended(tmp_path: Path, size: int
     assert record.data is not None
     assert record.data.start % 4096 == 0 or size < 4096
     assert journal.read(record.data) == data
-    journal.append(Kind.DEL, {"path": "c/1", "base": [1, 2]})
+    journal.append(RecordKind.DEL, {"path": "c/1", "base": [1, 2]})
     kill(journal)
     journal = open_journal(tmp_path / "j")
     assert journal.problems == []
-    assert content(journal) == [(1, Kind.PUT, "c/0", data), (2, Kind.DEL, "c/1", None)]
+    assert content(journal) == [(1, RecordKind.PUT, "c/0", data), (2, RecordKind.DEL, "c/1", None)]
     journal.close(clean=False)
 
 
@@ -79,9 +79,9 @@ def test_data_may_come_in_parts_or_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "spill").write_bytes(b"xx" + whole)
     fd = os.open(tmp_path / "spill", os.O_RDONLY)
     parts = [
-        journal.append(Kind.PUT, {"path": "a"}, [whole[:5], b"", whole[5:]]),
-        journal.append(Kind.PUT, {"path": "b"}, memoryview(whole)),
-        journal.append(Kind.PUT, {"path": "c"}, FilePart(fd, 2, len(whole))),
+        journal.append(RecordKind.PUT, {"path": "a"}, [whole[:5], b"", whole[5:]]),
+        journal.append(RecordKind.PUT, {"path": "b"}, memoryview(whole)),
+        journal.append(RecordKind.PUT, {"path": "c"}, FilePart(fd, 2, len(whole))),
     ]
     os.close(fd)
     assert all(record.data and journal.read(record.data) == whole for record in parts)
@@ -98,11 +98,11 @@ def test_data_may_come_in_parts_or_from_a_file(tmp_path: Path) -> None:
 def test_a_file_that_ends_early_leaves_no_record(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j")
     with open(tmp_path / "spill", "w+b") as file, pytest.raises(OSError, match="ends 10 bytes early"):
-        journal.append(Kind.PUT, {"path": "c"}, FilePart(file.fileno(), 0, 10))
+        journal.append(RecordKind.PUT, {"path": "c"}, FilePart(file.fileno(), 0, 10))
     put(journal, "d")
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
-        assert content(peek) == [(1, Kind.PUT, "d", b"data")]
+        assert content(peek) == [(1, RecordKind.PUT, "d", b"data")]
 
 
 def test_names_that_are_not_utf8_come_back(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_power_failure_while_it_is_removed_brings_nothing_back(tmp_path: Path)
         calls.append(f"{name} {os.path.basename(args[0])}" if name in ("unlink", "rmdir") else name)
         return function(*args)
 
-    disk.hook = hook
+    syscalls.hook = hook
     journal.close(clean=True)
-    disk.hook = None
+    syscalls.hook = None
     last = [call for call in calls if call.endswith(".wal")][-1]
     assert calls[calls.index(last) - 1] == "fsync_directory"
     rest = [call for call in calls[calls.index(last) + 1 :] if call != "close"]
@@ -168,7 +168,7 @@ def test_what_is_kept_aside_keeps_the_journal_and_numbers_go_on(kept: str, tmp_p
     assert (tmp_path / "j" / name).stat().st_size < 8192
     assert (tmp_path / "j" / kept).read_bytes() == b"kept"
     journal = open_journal(tmp_path / "j")
-    assert [r.kind for r in journal.recovered] == [Kind.CLEAN]
+    assert [r.kind for r in journal.recovered] == [RecordKind.CLEAN]
     _, free = Pending.of(journal.recovered)
     journal.release(free)
     assert put(journal, "c/1").lsn > journal.recovered[-1].lsn
@@ -226,14 +226,14 @@ def test_any_sequence_of_records_crashes_and_releases_recovers_what_was_acknowle
             apply(put(journal, path, value))
             model[path] = value
         elif step == "del":
-            apply(journal.append(Kind.DEL, {"path": path}, reserve=True))
+            apply(journal.append(RecordKind.DEL, {"path": path}, reserve=True))
             model[path] = None
         elif step == "move" and version and version.data:
-            apply(journal.append(Kind.MOVE, {"from": path, "to": "e", "lsn": version.lsn}))
+            apply(journal.append(RecordKind.MOVE, {"from": path, "to": "e", "lsn": version.lsn}))
             model["e"] = model.pop(path)
         elif step == "done" and version:
             meta = {"key": "s", "lsns": [version.lsn], "entries": {path: None}}
-            apply(journal.append(Kind.DONE, meta, reserve=True))
+            apply(journal.append(RecordKind.DONE, meta, reserve=True))
             del model[path]
         elif step == "sync":
             journal.sync()
@@ -309,7 +309,7 @@ def test_one_fdatasync_serves_all_who_wait(tmp_path: Path) -> None:
             assert go_on.wait(20)
         return function(*args)
 
-    disk.hook = hook
+    syscalls.hook = hook
     first = put(journal, "first")
     threads = [threading.Thread(target=journal.sync, args=(first.lsn,))]
     threads[0].start()
@@ -335,10 +335,10 @@ def test_the_committer_syncs_by_itself(tmp_path: Path) -> None:
             synced.set()
         return result
 
-    disk.hook = hook
+    syscalls.hook = hook
     put(journal, "a")
     assert synced.wait(10)
-    disk.hook = None
+    syscalls.hook = None
     journal.close(clean=False)
 
 
@@ -349,7 +349,7 @@ def test_a_failed_fdatasync_moves_the_records_to_another_segment(tmp_path: Path,
     before = put(journal, "before", b"1" * 5000)
     journal.sync()
     records = [put(journal, str(i), bytes([i]) * 5000) for i in range(5)]
-    journal.append(Kind.DEL, {"path": "gone"})
+    journal.append(RecordKind.DEL, {"path": "gone"})
     assert records[0].data is not None
     part = journal.pin(records[0].data) if pinned else None
     failed = fail("fdatasync", errno.EIO, 1)
@@ -372,7 +372,7 @@ def test_a_failed_fdatasync_moves_the_records_to_another_segment(tmp_path: Path,
     journal = open_journal(tmp_path / "j")
     assert journal.problems == []
     assert [r.meta["path"] for r in journal.recovered] == ["before", *"01234", "gone", "after"]
-    assert content(journal)[1:3] == [(2, Kind.PUT, "0", b"\0" * 5000), (3, Kind.PUT, "1", b"\1" * 5000)]
+    assert content(journal)[1:3] == [(2, RecordKind.PUT, "0", b"\0" * 5000), (3, RecordKind.PUT, "1", b"\1" * 5000)]
     journal.close(clean=False)
 
 
@@ -392,7 +392,7 @@ def test_a_disk_that_stays_broken_makes_the_journal_read_only(tmp_path: Path) ->
     assert caught.value.errno == errno.EROFS
     assert last.data is not None
     assert journal.read(last.data) == b"data"
-    disk.hook = None
+    syscalls.hook = None
     with pytest.raises(OSError, match="cannot be written to disk"):
         journal.sync()  # for ever: nobody knows what the disk has
     with pytest.raises(OSError, match="cannot be written to disk"):
@@ -412,7 +412,7 @@ def test_whatever_fails_in_append_nothing_acknowledged_is_lost(tmp_path: Path, c
         with suppress(InterruptedError):
             known.append(put(journal, str(i), bytes(60000)).lsn)
     assert failed()
-    disk.hook = None
+    syscalls.hook = None
     known.append(put(journal, "z").lsn)
     kill(journal)
     journal = open_journal(tmp_path / "j")
@@ -427,12 +427,12 @@ def test_a_short_write_goes_on(tmp_path: Path) -> None:
     def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return function(args[0], args[1][:1000], args[2]) if name == "pwrite" else function(*args)
 
-    disk.hook = hook
+    syscalls.hook = hook
     put(journal, "a", bytes(range(256)) * 40)
-    disk.hook = None
+    syscalls.hook = None
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
-        assert content(peek) == [(1, Kind.PUT, "a", bytes(range(256)) * 40)]
+        assert content(peek) == [(1, RecordKind.PUT, "a", bytes(range(256)) * 40)]
 
 
 # --------------------------------------------------------------------------------------------------------- room
@@ -450,10 +450,10 @@ def test_segments_go_oldest_first_and_only_when_the_disk_has_what_supersedes_the
             synced.append(journal._durable >= records[-1].lsn)
         return function(*args)
 
-    disk.hook = hook
+    syscalls.hook = hook
     journal.tidy()
     assert synced == [True] * 3
-    disk.hook = None
+    syscalls.hook = None
     kill(journal)
     journal = open_journal(tmp_path / "j")
     assert [r.lsn for r in journal.recovered] == [records[-1].lsn]
@@ -468,7 +468,7 @@ def test_a_failed_sync_keeps_the_segments(tmp_path: Path) -> None:
     fail("fdatasync", errno.EIO)
     with pytest.raises(OSError, match="cannot be written"):
         journal.tidy()
-    disk.hook = None
+    syscalls.hook = None
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
         assert len(peek.recovered) == 4
@@ -486,7 +486,7 @@ def test_one_old_record_does_not_keep_the_whole_journal(tmp_path: Path) -> None:
     assert journal.read(kept.data) == b"k" * 5000
     kill(journal)
     journal = open_journal(tmp_path / "j")
-    assert content(journal)[0] == (kept.lsn, Kind.PUT, "kept", b"k" * 5000)
+    assert content(journal)[0] == (kept.lsn, RecordKind.PUT, "kept", b"k" * 5000)
     assert journal.problems == []
     journal.close(clean=False)
 
@@ -502,7 +502,7 @@ def test_room_that_cannot_be_made_costs_nothing(tmp_path: Path, call: str) -> No
         journal.tidy(hard=True)
     assert failed()
     assert (journal.read_only is not None) == (call == "pwrite")  # where room was allocated that should not fail
-    disk.hook = None
+    syscalls.hook = None
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
         assert set(kept) <= {r.lsn for r in peek.recovered}
@@ -534,10 +534,10 @@ def test_at_the_limit_only_what_makes_room_goes_on(tmp_path: Path) -> None:
     assert caught.value.errno == errno.ENOSPC
     assert journal.nbytes <= journal.limit_bytes == 6 * MiB
     with pytest.raises(OSError, match="limit"):
-        journal.append(Kind.MOVE, {"from": "0", "to": "x", "lsn": 1}, bytes(200_000))
-    gone = journal.append(Kind.DEL, {"path": "0"}, reserve=True)
-    journal.append(Kind.BEGIN, {"key": "s"}, reserve=True)
-    journal.append(Kind.DONE, {"key": "s", "lsns": [gone.lsn], "entries": {"0": None}}, reserve=True)
+        journal.append(RecordKind.MOVE, {"from": "0", "to": "x", "lsn": 1}, bytes(200_000))
+    gone = journal.append(RecordKind.DEL, {"path": "0"}, reserve=True)
+    journal.append(RecordKind.BEGIN, {"key": "s"}, reserve=True)
+    journal.append(RecordKind.DONE, {"key": "s", "lsns": [gone.lsn], "entries": {"0": None}}, reserve=True)
     journal.release([r.lsn for r in records[:20]])
     put(journal, "after", bytes(200_000))  # room is made at once
     kill(journal)
@@ -559,10 +559,10 @@ def test_on_a_full_disk_tombstones_use_the_spare_room(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         put(journal, "b", bytes(50000))
     for i in range(30):
-        journal.append(Kind.DEL, {"path": str(i), "why": "x" * 1000}, reserve=True)
+        journal.append(RecordKind.DEL, {"path": str(i), "why": "x" * 1000}, reserve=True)
     with pytest.raises(OSError, match="No space"):
         put(journal, "c", bytes(20000))  # not into what is kept for tombstones
-    disk.hook = None
+    syscalls.hook = None
     put(journal, "d", bytes(50000))  # heals by itself
     journal.tidy()
     assert files(tmp_path / "j", "spare") == ["spare"]

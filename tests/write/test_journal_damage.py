@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs import recover
-from shardfs.errors import UnsupportedError
-from shardfs.journal import Journal, Kind
-from shardfs.journal.records import (
+from shardfs.model.errors import UnsupportedError
+from shardfs.write import recover
+from shardfs.write.journal import Journal, RecordKind
+from shardfs.write.journal.records import (
     ALIGN,
     HEADER_SIZE,
     RECORD_MAGIC,
-    Head,
-    Header,
+    RecordHead,
+    SegmentHeader,
     encode_head,
     encode_header,
     encode_meta,
@@ -36,7 +36,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "journal"
 def not_synced(directory: Path) -> None:
     journal = open_journal(directory)
     put(journal, "a", b"1" * 100)
-    journal.append(Kind.DEL, {"path": "b", "base": [0, 10]})
+    journal.append(RecordKind.DEL, {"path": "b", "base": [0, 10]})
     put(journal, "c", b"3" * 50)
     kill(journal)
 
@@ -44,7 +44,7 @@ def not_synced(directory: Path) -> None:
 def synced(directory: Path) -> None:
     journal = open_journal(directory)
     put(journal, "a", b"1" * 100)
-    journal.append(Kind.MOVE, {"from": "a", "to": "b", "lsn": 1})
+    journal.append(RecordKind.MOVE, {"from": "a", "to": "b", "lsn": 1})
     journal.sync()
     put(journal, "c", b"3" * 50)
     kill(journal)
@@ -78,7 +78,7 @@ def wals(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.wal"))
 
 
-def peek(directory: Path) -> tuple[list[tuple[int, Kind, str, bytes | None]], list[str], list[str]]:
+def peek(directory: Path) -> tuple[list[tuple[int, RecordKind, str, bytes | None]], list[str], list[str]]:
     with Journal.peek(directory) as found:
         return content(found), found.problems, found.damaged_paths
 
@@ -284,7 +284,7 @@ def test_whatever_is_in_a_segment_only_declared_errors_come_of_it(
 ) -> None:
     """Bytes of no meaning, and records with sound checksums that make no sense, as in a copy made by somebody else."""
     directory = tmp_path_factory.mktemp("any")
-    whole = bytearray(encode_header(Header(bytes(16), 7, 1, 1, 0, "x")))
+    whole = bytearray(encode_header(SegmentHeader(bytes(16), 7, 1, 1, 0, "x")))
     numbers = st.sampled_from((0, 1, 2, 5, 2**32, 2**63, 2**64 - 1))
     values = st.recursive(
         st.none() | st.integers() | st.text(max_size=3), lambda v: st.lists(v, max_size=2), max_leaves=3
@@ -302,7 +302,9 @@ def test_whatever_is_in_a_segment_only_declared_errors_come_of_it(
         sequence, lsn, durable, oldest = (data.draw(numbers) for _ in range(4))
         at = -(-len(whole) // ALIGN) * ALIGN
         whole = whole.ljust(at, b"\0")
-        whole += encode_head(Head(kind, flags, len(meta), size, sequence, lsn, 7, 1, at, durable, oldest, 0), meta)
+        whole += encode_head(
+            RecordHead(kind, flags, len(meta), size, sequence, lsn, 7, 1, at, durable, oldest, 0), meta
+        )
         whole += bytes(data.draw(st.sampled_from((0, 24, 200))))
     (directory / "0000000000000001.wal").write_bytes(whole)
     left = recover.look(directory)

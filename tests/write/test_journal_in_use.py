@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.journal import Journal
+from shardfs.write.journal import Journal
 from tests.write.engines import Whole
 from tests.write.targets import TARGETS
 

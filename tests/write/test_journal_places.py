@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.errors import BusyError, exit_code
-from shardfs.journal import Journal, directory_for
-from shardfs.journal.places import SOURCE_LOCK, Lock, canonical, describe, file_system, lock_source, source_id
+from shardfs.model.errors import BusyError, exit_code
+from shardfs.storage.source_locks import SOURCE_LOCK, canonical, describe
+from shardfs.write.journal import Journal, directory_for
+from shardfs.write.journal.places import Lock, file_system, lock_source, source_id
 from tests.datasets import ROOT
 from tests.write.journals import SOURCE, content, kill, open_journal, put
 
@@ -225,7 +226,7 @@ def test_on_tmpfs_a_warning_says_what_it_is_worth(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "fuse", "virtiofs"])
 def test_network_and_fuse_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("shardfs.journal.places.file_system", lambda path: kind)
+    monkeypatch.setattr("shardfs.write.journal.places.file_system", lambda path: kind)
     with pytest.raises(OSError, match=f"not on {kind}"):
         open_journal(tmp_path / "j")
 

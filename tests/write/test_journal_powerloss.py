@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from shardfs import disk
-from shardfs.journal import Journal, Kind
-from shardfs.pending import Pending
+from shardfs.storage import syscalls
+from shardfs.write.journal import Journal, RecordKind
+from shardfs.write.pending import Pending
 from tests.write.faults import hooked
 from tests.write.journals import kill, open_journal
 from tests.write.powerloss import Recorder, walk_states
@@ -48,7 +48,7 @@ class History:
         self.pending, free = Pending.of(journal.recovered)
         journal.release(free)
 
-    def apply(self, kind: Kind, meta: dict[str, Any], data: bytes | None = None) -> int:
+    def apply(self, kind: RecordKind, meta: dict[str, Any], data: bytes | None = None) -> int:
         record = self.journal.append(kind, meta, data, reserve=True)
         self.journal.release(self.pending.apply(record))
         return record.lsn
@@ -60,19 +60,19 @@ class History:
         what = self.chance.choice(("put", "put", "put", "del", "move", "done", "tidy"))
         if what == "put":
             data = self.chance.randbytes(self.chance.choice((0, 1, 700, 5000)))
-            self.changes.append(Change(self.apply(Kind.PUT, {"path": path}, data), path, data))
+            self.changes.append(Change(self.apply(RecordKind.PUT, {"path": path}, data), path, data))
         elif what == "del":
-            self.changes.append(Change(self.apply(Kind.DEL, {"path": path}), path, None))
+            self.changes.append(Change(self.apply(RecordKind.DEL, {"path": path}), path, None))
         elif what == "tidy":
             with suppress(OSError):  # the disk is broken
                 self.journal.tidy(hard=True)
         elif version and what == "done":
-            self.apply(Kind.BEGIN, {"key": path, "lsns": [version.lsn]})
-            lsn = self.apply(Kind.DONE, {"key": path, "lsns": [version.lsn], "entries": {path: None}})
+            self.apply(RecordKind.BEGIN, {"key": path, "lsns": [version.lsn]})
+            lsn = self.apply(RecordKind.DONE, {"key": path, "lsns": [version.lsn], "entries": {path: None}})
             self.changes.append(Change(lsn, path, "published"))
         elif version and version.data and what == "move":
             value = next(c.value for c in reversed(self.changes) if c.path == path)
-            lsn = self.apply(Kind.MOVE, {"from": path, "to": "e", "lsn": version.lsn})
+            lsn = self.apply(RecordKind.MOVE, {"from": path, "to": "e", "lsn": version.lsn})
             self.changes += [Change(lsn, "e", value), Change(lsn, path, "published")]
 
 
@@ -160,4 +160,4 @@ def test_power_goes_at_every_call(tmp_path: Path, seed: int, failing: float) -> 
         assert kept is not None
         directory = kept
     assert count > 20
-    assert disk.hook is None
+    assert syscalls.hook is None

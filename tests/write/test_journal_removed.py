@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.errors import BusyError
-from shardfs.journal import Kind
-from shardfs.journal.places import LOCK, Lock
+from shardfs.model.errors import BusyError
+from shardfs.storage.source_locks import LOCK
+from shardfs.write.journal import RecordKind
+from shardfs.write.journal.places import Lock
 from tests.write.faults import FailAt, KillAt, hooked
 from tests.write.journals import content, kill, open_journal, put
 
 if TYPE_CHECKING:
-    from shardfs.journal import Journal
+    from shardfs.write.journal import Journal
 
 Remove = Callable[[Path], object]
 BEFORE, AFTER = 5, 4
@@ -70,7 +71,7 @@ def found(directory: Path) -> dict[str, bytes | None]:
     """What the next mount finds; nothing may be damaged."""
     journal = open_journal(directory)
     assert (journal.problems, journal.damaged_paths) == ([], [])
-    out = {path: data for _, kind, path, data in content(journal) if kind is Kind.PUT}
+    out = {path: data for _, kind, path, data in content(journal) if kind is RecordKind.PUT}
     journal.close(clean=False)
     return out
 
@@ -126,7 +127,7 @@ def test_readers_and_positions_stay_good(directory: Path) -> None:
 
 def test_what_was_superseded_does_not_come_back(directory: Path) -> None:
     journal, wanted = begun(directory)
-    journal.release([journal.append(Kind.DEL, {"path": "0"}).lsn, 1])
+    journal.release([journal.append(RecordKind.DEL, {"path": "0"}).lsn, 1])
     put(journal, "1", b"new")
     journal.release([2])
     shutil.rmtree(directory)
@@ -208,7 +209,7 @@ def test_killed_while_it_is_restored_the_loss_is_reported(remove: Remove, direct
         killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
         kill(journal)
         journal = open_journal(directory)
-        there = {path: data for _, kind, path, data in content(journal) if kind is Kind.PUT}
+        there = {path: data for _, kind, path, data in content(journal) if kind is RecordKind.PUT}
         assert there.items() <= wanted.items()
         assert there == wanted or journal.damaged_paths or not there, at
         kill(journal)
@@ -232,7 +233,7 @@ def test_what_cannot_be_read_any_more_is_never_acknowledged_again(directory: Pat
     with suppress(OSError):
         journal.close(clean=False)
     journal = open_journal(directory)
-    there = {path: data for _, kind, path, data in content(journal) if kind is Kind.PUT}
+    there = {path: data for _, kind, path, data in content(journal) if kind is RecordKind.PUT}
     assert there == {path: data for path, data in wanted.items() if path not in "01"}, "the rest is saved"
     assert journal.damaged_paths
     journal.close(clean=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.json_text import REMOVED, alike, changed, differences, merged
+from shardfs.formats.json_text import REMOVED, alike, changed, differences, merged
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),

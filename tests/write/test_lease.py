@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.errors import BusyError
-from shardfs.journal import Journal
-from shardfs.patience import Patience
-from shardfs.writers import lease as lease_module
-from shardfs.writers import open_writer
-from shardfs.writers.lease import Lease
-from shardfs.writers.s3 import S3Objects
+from shardfs.model.errors import BusyError
+from shardfs.storage.retry import RetryPolicy
+from shardfs.storage.writers import lease as lease_module
+from shardfs.storage.writers import open_writer
+from shardfs.storage.writers.lease import Lease
+from shardfs.storage.writers.s3 import S3Objects
+from shardfs.write.journal import Journal
 from tests.waiting import wait_until
 from tests.write.object_store import Server, object_store
 from tests.write.test_object_writer import s3_store
@@ -140,7 +140,7 @@ def test_a_renewal_whose_answer_is_lost_is_no_take_over(
         return "lost" if name == "put_object" and puts == 2 else "busy"
 
     server.fault = fault
-    store = s3_store(server, Patience(60, 1))
+    store = s3_store(server, RetryPolicy(60, 1))
     held = Lease.take(S3Objects(store), "data/root", journal("a"))
     wait_until(lambda: server.requests.count("put_object") >= 8)
     assert not held.lost

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardfs import mounted, unmount
+from shardfs import mounted
+from shardfs.daemon import unmount
 from tests.alone import alone
 from tests.conftest import MountFailed, _start_time, mount_entry, read_with
 from tests.datasets import ROOT

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.errors import CorruptShardError
-from shardfs.journal import Journal
-from shardfs.store import LocalStore
-from shardfs.tree import open_tree
-from shardfs.verify import ShardVerifier
-from shardfs.writers.local import LocalWriter
-from shardfs.writing.publishing import Publishing
-from shardfs.writing.tree import open_write_tree
+from shardfs.jobs.verify import ShardVerifier
+from shardfs.model.errors import CorruptShardError
+from shardfs.storage.local import LocalStore
+from shardfs.storage.writers.local import LocalWriter
+from shardfs.vfs.tree import open_tree
+from shardfs.write.journal import Journal
+from shardfs.write.publishing import Publishing
+from shardfs.write.tree import open_write_tree
 from tests import handmade
 from tests.conftest import need_fuse
 from tests.suites.walking import walk
@@ -162,7 +162,9 @@ def test_who_makes_the_link_lead_elsewhere_meanwhile_loses_nothing(tmp_path: Pat
 def test_what_another_user_protected_is_refused_before_anything_is_written() -> None:
     """As root may write everything, a process of another user is asked."""
     program = (
-        "import os, sys; from shardfs.store import LocalStore; from shardfs.writers.local import LocalWriter\n"
+        "import os, sys\n"
+        "from shardfs.storage.local import LocalStore\n"
+        "from shardfs.storage.writers.local import LocalWriter\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
         "for key in sys.argv[2:]:\n"
         "    try: LocalWriter(LocalStore(sys.argv[1])).require_writable(key); print('may be written')\n"

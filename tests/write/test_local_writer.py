@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs import disk
-from shardfs.disk import FilePart
-from shardfs.errors import StaleShardError
-from shardfs.model import Blob, ByteRange, Plan, Suffix
-from shardfs.store import LocalStore
-from shardfs.writers import Begun, open_writer
-from shardfs.writers.local import LocalWriter
+from shardfs.model.blobs import Blob, ByteRange, FilePart, Plan, Suffix
+from shardfs.model.errors import StaleShardError
+from shardfs.storage import syscalls
+from shardfs.storage.local import LocalStore
+from shardfs.storage.writers import Begun, open_writer
+from shardfs.storage.writers.local import LocalWriter
 from tests.write.hooks import Recorder, fail, hooked, in_child
 
 if TYPE_CHECKING:
@@ -369,7 +368,7 @@ def test_killed_at_every_call(scenario: str, behind: bool, writer: LocalWriter, 
         log.unlink(missing_ok=True)
 
         def job(at: int = at) -> None:
-            disk.hook = Recorder(at, lambda: os._exit(9), behind=behind)
+            syscalls.hook = Recorder(at, lambda: os._exit(9), behind=behind)
             writer.update(KEY, make, begun=lambda begun: (log.write_text(json.dumps(begun)), None)[1])
 
         assert in_child(job) == 9, at
@@ -399,7 +398,7 @@ def test_killed_with_a_foreign_version_in_hand(writer: LocalWriter, tmp_path: Pa
         os._exit(9)
 
     def job() -> None:
-        disk.hook = hook
+        syscalls.hook = hook
         writer.update(KEY, with_member("ours"), begun=lambda begun: (log.write_text(json.dumps(begun)), None)[1])
 
     assert in_child(job) == 9
@@ -456,7 +455,7 @@ def test_sweeping_spares_what_somebody_is_at(writer: LocalWriter, tmp_path: Path
 
 def test_another_s_lock_is_waited_for(writer: LocalWriter, tmp_path: Path) -> None:
     fd = os.open(tmp_path / f"{KEY}.__lock", os.O_WRONLY | os.O_CREAT)
-    disk.lock(fd)
+    syscalls.lock(fd)
     impatient = LocalWriter(LocalStore(str(tmp_path)), lock_s=0.05)
     with pytest.raises(TimeoutError, match="another program"):
         impatient.put(KEY, b"new")

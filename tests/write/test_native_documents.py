@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs import recover
-from shardfs.fsspec_fs import ShardFileSystem
-from shardfs.journal import Journal
-from shardfs.tree import open_tree
-from shardfs.writing.publishing import Publishing
-from shardfs.writing.tree import open_write_tree
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.vfs.tree import open_tree
+from shardfs.write import recover
+from shardfs.write.journal import Journal
+from shardfs.write.publishing import Publishing
+from shardfs.write.tree import open_write_tree
 from tests import handmade
 from tests.conftest import need_fuse
 from tests.write.engines import TreeFiles

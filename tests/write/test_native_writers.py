@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from shardfs.fsspec_fs import ShardFileSystem
-from shardfs.model import Blob, ByteRange, Plan, Suffix
-from shardfs.store import LocalStore
-from shardfs.writers.local import LocalWriter
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.blobs import Blob, ByteRange, Plan, Suffix
+from shardfs.storage.local import LocalStore
+from shardfs.storage.writers.local import LocalWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shardfs.model import Stat
+    from shardfs.model.blobs import Stat
 
 pytestmark = pytest.mark.interop
 

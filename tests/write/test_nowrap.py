@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from shardfs import rewriting
-from shardfs.errors import CorruptShardError, UnsupportedError
-from shardfs.fsspec_fs import ShardFileSystem
-from shardfs.model import Put
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.errors import CorruptShardError, UnsupportedError
+from shardfs.model.shard_format import Put
+from shardfs.shards import rewriting
 from tests import handmade, handmade_ids
 from tests.suites.shard_format import MemoryBlob
 from tests.write.test_rewriting import precomputed, published
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from shardfs.model import Collection, Coords
+    from shardfs.model.collection import Collection
+    from shardfs.model.values import Coords
 
 MINISHARD_BITS = 2
 IDS = [*range(40), 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]

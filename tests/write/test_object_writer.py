@@ -16,18 +16,18 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.disk import FilePart
-from shardfs.errors import StaleShardError, UnsupportedError
-from shardfs.model import Blob, ByteRange, Piece, Plan, Suffix
-from shardfs.patience import Patience
-from shardfs.plans import piece_size
-from shardfs.store import FsspecStore, open_store
-from shardfs.writers import Begun, open_writer
-from shardfs.writers.common import PlannedBlob
-from shardfs.writers.gcs import GcsObjects
-from shardfs.writers.memory import MemoryObjects
-from shardfs.writers.objects import ObjectWriter
-from shardfs.writers.s3 import Limits, S3Objects, in_parts
+from shardfs.model.blobs import Blob, ByteRange, FilePart, Piece, Plan, Suffix
+from shardfs.model.errors import StaleShardError, UnsupportedError
+from shardfs.model.write_plan import piece_size
+from shardfs.storage.open_store import open_store
+from shardfs.storage.remote import FsspecStore
+from shardfs.storage.retry import RetryPolicy
+from shardfs.storage.writers import Begun, open_writer
+from shardfs.storage.writers.common import PlannedBlob
+from shardfs.storage.writers.gcs import GcsObjects
+from shardfs.storage.writers.memory import MemoryObjects
+from shardfs.storage.writers.objects import ObjectWriter
+from shardfs.storage.writers.s3 import MultipartLimits, S3Objects, in_parts
 from tests.write.hooks import Recorder, hooked
 from tests.write.object_store import ALL, Server, object_store
 from tests.write.object_store_gcs import gcs_options, gcs_store
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEY = "a/shard"
-SMALL = Limits(min_part=10, max_part=16, max_copy=40, max_whole=30)
+SMALL = MultipartLimits(min_part=10, max_part=16, max_copy=40, max_whole=30)
 CHANGING = ("put_object", "delete_object", "complete_multipart_upload")
 
 
@@ -64,14 +64,14 @@ clients: dict[str, Any] = {}
 """By URL: to make one takes half a second."""
 
 
-def s3_store(server: Server, patience: Patience | None = None) -> FsspecStore:
+def s3_store(server: Server, patience: RetryPolicy | None = None) -> FsspecStore:
     pytest.importorskip("s3fs")
     if server.url not in clients:
         clients[server.url] = fsspec.filesystem("s3", **server.options())
     return FsspecStore(clients[server.url], "data/root", patience=patience)
 
 
-def s3_bench(server: Server, limits: Limits = Limits(), patience: Patience | None = None) -> Bench:  # noqa: B008
+def s3_bench(server: Server, limits: MultipartLimits = MultipartLimits(), patience: RetryPolicy | None = None) -> Bench:  # noqa: B008
     store = s3_store(server, patience)
     return Bench(store, ObjectWriter(store, S3Objects(store, limits)), server)
 
@@ -128,7 +128,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     elif request.param == "moto":
         yield request.getfixturevalue("moto_bench")()
     else:
-        limits = SMALL if "parts" in request.param else Limits()
+        limits = SMALL if "parts" in request.param else MultipartLimits()
         yield knows_of_parts(s3_bench(request.getfixturevalue("server"), limits))
 
 
@@ -368,7 +368,7 @@ def test_what_belongs_to_an_object_stays(server: Server) -> None:
 
 
 def test_only_what_is_needed_of_a_large_object(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardfs.writers.objects.FIRST", 10)
+    monkeypatch.setattr("shardfs.storage.writers.objects.FIRST", 10)
     bench = s3_bench(server)
     data = os.urandom(5 << 20)
     server.put("data/root/a/shard", data)
@@ -389,7 +389,7 @@ def test_no_plan_is_made_of_two_versions(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody replaces an object of which only the first bytes have come: what is made of it is made anew."""
-    monkeypatch.setattr("shardfs.writers.objects.FIRST", 4)
+    monkeypatch.setattr("shardfs.storage.writers.objects.FIRST", 4)
     if kind == "memory":
         bench = memory_bench()
     elif kind == "gcs":
@@ -455,8 +455,8 @@ def test_a_planned_blob_reads_as_the_object_will(drawn: list[tuple[str, int, int
 
 
 @pytest.mark.parametrize("fault", ["lost", "reset", "busy", "cut"])
-@pytest.mark.parametrize("limits", [Limits(), SMALL], ids=["whole", "in parts"])
-def test_a_fault_at_every_request(limits: Limits, fault: str, server: Server) -> None:
+@pytest.mark.parametrize("limits", [MultipartLimits(), SMALL], ids=["whole", "in parts"])
+def test_a_fault_at_every_request(limits: MultipartLimits, fault: str, server: Server) -> None:
     """Answers lost, connections reset, 503, bodies cut off: in the end it has happened exactly once."""
     bench = knows_of_parts(s3_bench(server, limits))
     start = b"0123456789" * 5
@@ -516,7 +516,7 @@ def test_a_lost_answer_and_somebody_else(server: Server) -> None:
 
 
 def test_a_store_that_stays_busy(server: Server) -> None:
-    bench = s3_bench(server, patience=Patience(timeout_s=60, retries=1))
+    bench = s3_bench(server, patience=RetryPolicy(timeout_s=60, retries=1))
     bench.writer.put(KEY, b"old")
     server.fault = lambda number, name: "busy" if name == "put_object" else ""
     with pytest.raises(OSError, match=r"busy|SlowDown"):
@@ -529,7 +529,7 @@ def test_a_store_that_stays_busy(server: Server) -> None:
 
 @pytest.mark.parametrize("name", ["get_object", "put_object"])
 def test_a_store_that_hangs_is_given_up(name: str, server: Server) -> None:
-    bench = s3_bench(server, patience=Patience(timeout_s=60, retries=0))
+    bench = s3_bench(server, patience=RetryPolicy(timeout_s=60, retries=0))
     patiences = (bench.store.patience, cast("S3Objects", bench.objects)._writing)
     bench.writer.put(KEY, b"old")
     for patience in patiences:

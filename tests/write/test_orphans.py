@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from shardfs.inodes import ROOT
-from shardfs.options import Options
-from shardfs.tree import open_tree
-from shardfs.writable import open_writable
+from shardfs.config.options import Options
+from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.tree import open_tree
+from shardfs.write.open_rw import open_writable
 from tests import handmade
 from tests.suites.walking import entries
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shardfs.writing.tree import WriteTree
+    from shardfs.write.tree import WriteTree
 
 PLAIN: dict[str, Any] = {
     "zarr_format": 3,

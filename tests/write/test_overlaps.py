@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.errors import BusyError
-from shardfs.journal import Journal, directory_for, overlaps
-from shardfs.journal.places import names
+from shardfs.model.errors import BusyError
+from shardfs.storage.source_locks import names
+from shardfs.write.journal import Journal, directory_for, overlaps
 from tests.conftest import MountFailed, mount_entry
 from tests.datasets import ROOT
 from tests.mount.programs import attempt, copy_tree, shardfs

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.inodes import ROOT
-from shardfs.journal import Journal
-from shardfs.tree import open_tree
-from shardfs.writing.links import stays_inside
-from shardfs.writing.tree import WriteTree, open_write_tree
+from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.tree import open_tree
+from shardfs.write.journal import Journal
+from shardfs.write.links import stays_inside
+from shardfs.write.tree import WriteTree, open_write_tree
 from tests import handmade
 from tests.conftest import _run, need_fuse
 from tests.write.hooks import hooked

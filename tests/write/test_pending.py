@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.journal import Kind, Position, Record
-from shardfs.pending import Pending
+from shardfs.write.journal import Position, Record, RecordKind
+from shardfs.write.pending import Pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ ENTRY = [4096, 100]
 def recorder() -> Callable[..., Record]:
     numbers = count(1)
 
-    def record(kind: Kind, data: bool = False, **meta: Any) -> Record:
+    def record(kind: RecordKind, data: bool = False, **meta: Any) -> Record:
         lsn = next(numbers)
         return Record(lsn, kind, meta, Position(1, lsn * 4096, 10, 0) if data else None)
 
@@ -28,7 +28,7 @@ def recorder() -> Callable[..., Record]:
 
 
 def put(record: Callable[..., Record], path: str, **meta: Any) -> Record:
-    return record(Kind.PUT, data=True, path=path, mtime_ns=5, mode=0o644, **meta)
+    return record(RecordKind.PUT, data=True, path=path, mtime_ns=5, mode=0o644, **meta)
 
 
 def test_a_later_version_supersedes_and_keeps_the_base() -> None:
@@ -36,16 +36,16 @@ def test_a_later_version_supersedes_and_keeps_the_base() -> None:
     assert pending.apply(put(record, "c/0", base=ENTRY)) == []
     assert pending.apply(put(record, "c/0")) == [1]
     assert pending.versions["c/0"].base == (4096, 100)
-    assert pending.apply(record(Kind.DEL, path="c/0")) == [2]
+    assert pending.apply(record(RecordKind.DEL, path="c/0")) == [2]
     assert pending.versions["c/0"].data is None
 
 
 def test_done_frees_versions_begin_and_itself() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "c/0", base=None))
-    pending.apply(record(Kind.BEGIN, key="shard", lsns=[1], temp="t"))
+    pending.apply(record(RecordKind.BEGIN, key="shard", lsns=[1], temp="t"))
     assert list(pending.begun) == [2]
-    free = pending.apply(record(Kind.DONE, key="shard", lsns=[1], entries={"c/0": ENTRY}))
+    free = pending.apply(record(RecordKind.DONE, key="shard", lsns=[1], entries={"c/0": ENTRY}))
     assert sorted(free) == [1, 2, 3]
     assert not pending.versions
     assert not pending.begun
@@ -54,40 +54,40 @@ def test_done_frees_versions_begin_and_itself() -> None:
 def test_what_was_published_is_the_base_of_a_later_version() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "c/0", base=None))
-    pending.apply(record(Kind.BEGIN, key="shard", lsns=[1], temp="t"))
+    pending.apply(record(RecordKind.BEGIN, key="shard", lsns=[1], temp="t"))
     assert pending.apply(put(record, "c/0")) == [1]
-    free = pending.apply(record(Kind.DONE, key="shard", lsns=[1], entries={"c/0": ENTRY}))
+    free = pending.apply(record(RecordKind.DONE, key="shard", lsns=[1], entries={"c/0": ENTRY}))
     assert free == [2]  # DONE itself says what the base is
     assert pending.versions["c/0"].base == (4096, 100)
-    assert sorted(pending.apply(record(Kind.DONE, key="shard", lsns=[3], entries={"c/0": None}))) == [3, 4, 5]
+    assert sorted(pending.apply(record(RecordKind.DONE, key="shard", lsns=[3], entries={"c/0": None}))) == [3, 4, 5]
 
 
 def test_a_move_needs_the_record_with_the_data() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "c/0.partial", scratch=True, base=None))
-    assert pending.apply(record(Kind.MOVE, **{"from": "c/0.partial", "to": "c/0", "lsn": 1, "base": ENTRY})) == []
+    assert pending.apply(record(RecordKind.MOVE, **{"from": "c/0.partial", "to": "c/0", "lsn": 1, "base": ENTRY})) == []
     version = pending.versions["c/0"]
     assert list(pending.versions) == ["c/0"]
-    assert (version.lsn, version.kind, version.records, version.scratch) == (2, Kind.PUT, (1, 2), False)
+    assert (version.lsn, version.kind, version.records, version.scratch) == (2, RecordKind.PUT, (1, 2), False)
     assert version.base == (4096, 100)
-    assert sorted(pending.apply(record(Kind.DONE, key="s", lsns=[2], entries={"c/0": ENTRY}))) == [1, 2, 3]
+    assert sorted(pending.apply(record(RecordKind.DONE, key="s", lsns=[2], entries={"c/0": ENTRY}))) == [1, 2, 3]
 
 
 def test_a_move_may_leave_a_tombstone() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "c/0", base=ENTRY))
-    pending.apply(record(Kind.MOVE, **{"from": "c/0", "to": "c/1", "lsn": 1, "gone": True}))
+    pending.apply(record(RecordKind.MOVE, **{"from": "c/0", "to": "c/1", "lsn": 1, "gone": True}))
     assert pending.versions["c/0"].data is None
     assert pending.versions["c/0"].base == (4096, 100)
-    assert pending.apply(record(Kind.DONE, key="a", lsns=[2], entries={"c/1": ENTRY})) == [1, 3]
-    assert pending.apply(record(Kind.DONE, key="b", lsns=[2], entries={"c/0": None})) == [2, 4]
+    assert pending.apply(record(RecordKind.DONE, key="a", lsns=[2], entries={"c/1": ENTRY})) == [1, 3]
+    assert pending.apply(record(RecordKind.DONE, key="b", lsns=[2], entries={"c/0": None})) == [2, 4]
 
 
 def test_a_move_of_what_was_lost_is_told() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "a"))
     put(record, "a")  # the one that is damaged
-    pending.apply(record(Kind.MOVE, **{"from": "a", "to": "b", "lsn": 2}))
+    pending.apply(record(RecordKind.MOVE, **{"from": "a", "to": "b", "lsn": 2}))
     assert pending.lost == {"b": 3}
     assert list(pending.versions) == ["a"]
 
@@ -97,8 +97,8 @@ def test_a_move_that_was_done_with_is_not_lost() -> None:
     record, pending = recorder(), Pending()
     put(record, "t")
     pending.apply(put(record, "x"))
-    pending.apply(record(Kind.MOVE, **{"from": "t", "to": "x", "lsn": 1}))
-    pending.apply(record(Kind.DONE, key="s", lsns=[3], entries={"x": ENTRY}))
+    pending.apply(record(RecordKind.MOVE, **{"from": "t", "to": "x", "lsn": 1}))
+    pending.apply(record(RecordKind.DONE, key="s", lsns=[3], entries={"x": ENTRY}))
     assert pending.versions == {}
     assert pending.lost == {}
 
@@ -106,12 +106,12 @@ def test_a_move_that_was_done_with_is_not_lost() -> None:
 def test_a_conflict_stays_until_it_is_decided() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "c/0", base=ENTRY))
-    assert pending.apply(record(Kind.CONFLICT, path="c/0", lsn=1, why="written by somebody else")) == []
+    assert pending.apply(record(RecordKind.CONFLICT, path="c/0", lsn=1, why="written by somebody else")) == []
     assert pending.versions["c/0"].conflict
-    pending.apply(record(Kind.CONFLICT, path="c/0", lsn=1, why=""))
+    pending.apply(record(RecordKind.CONFLICT, path="c/0", lsn=1, why=""))
     assert pending.versions["c/0"].conflict == ""
     assert pending.versions["c/0"].base == "?"
-    assert sorted(pending.apply(record(Kind.DROP, path="c/0", lsn=1))) == [1, 2, 3, 4]
+    assert sorted(pending.apply(record(RecordKind.DROP, path="c/0", lsn=1))) == [1, 2, 3, 4]
 
 
 PATHS = ("c/0", "c/1", "c/2", "t")
@@ -140,13 +140,13 @@ def test_versions_are_those_of_a_dictionary_and_every_record_is_freed_once(
             apply(put(record, path))
             model[path] = written[-1].lsn
         elif what == "del":
-            apply(record(Kind.DEL, path=path))
+            apply(record(RecordKind.DEL, path=path))
             model[path] = None
         elif what == "done" and version:
-            apply(record(Kind.DONE, key="s", lsns=[version.lsn], entries={path: None}))
+            apply(record(RecordKind.DONE, key="s", lsns=[version.lsn], entries={path: None}))
             del model[path]
         elif what == "move" and version and version.data and path != other:
-            apply(record(Kind.MOVE, **{"from": path, "to": other, "lsn": version.lsn}))
+            apply(record(RecordKind.MOVE, **{"from": path, "to": other, "lsn": version.lsn}))
             model[other] = model.pop(path)
         found = {p: v.data and v.data.start // 4096 for p, v in pending.versions.items()}
         assert found == model

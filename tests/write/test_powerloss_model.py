@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs import disk
+from shardfs.storage import syscalls
 from tests.write.faults import hooked
 from tests.write.powerloss import Recorder, states, walk_states
 
@@ -22,17 +22,17 @@ OLD, NEW = b"old" * 700, b"new" * 900
 def _replace(root: Path, mark: Callable[[str], None], without: str) -> None:
     """`file` is replaced by the rules, but for one call."""
     temp = str(root / "temp")
-    fd = disk.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    disk.pwrite_all(fd, NEW, 0)
+    fd = syscalls.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    syscalls.pwrite_all(fd, NEW, 0)
     if without == "rename after fsync":
-        disk.rename(temp, str(root / "file"))
+        syscalls.rename(temp, str(root / "file"))
     if without != "fsync":
-        disk.fsync(fd)
-    disk.close(fd)
+        syscalls.fsync(fd)
+    syscalls.close(fd)
     if without != "rename after fsync":
-        disk.rename(temp, str(root / "file"))
+        syscalls.rename(temp, str(root / "file"))
     if without != "fsync_directory":
-        disk.fsync_directory(str(root))
+        syscalls.fsync_directory(str(root))
     mark("done")
 
 
@@ -75,22 +75,22 @@ def test_all_that_is_done_is_seen(tmp_path: Path) -> None:
     (root / "inside/b").write_bytes(b"b")
     recorder = Recorder([root])
     with hooked(recorder):
-        disk.mkdir(str(root / "made"))
+        syscalls.mkdir(str(root / "made"))
         at = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        fd = disk.open("made/a", os.O_RDWR | os.O_CREAT, at=at)
-        disk.write_all(fd, b"12345")
-        disk.write_all(fd, b"678")
-        disk.ftruncate(fd, 6)
-        disk.fallocate(fd, 0, 9)
-        source = disk.open("inside/b", os.O_RDONLY, at=at)
-        disk.copy_range(source, fd, 0, 1, 2)
-        disk.exchange("made/a", "inside/b", at=at, b_at=at)
-        disk.link("inside/b", "c", at=at, new_at=at)
-        disk.rename_new("c", "inside/d", at=at, new_at=at)
-        disk.rename("inside/d", "made/d", at=at, new_at=at)
-        disk.unlink("inside/b", at=at)
-        disk.mkdir("gone", at=at)
-        disk.rmdir("gone", at=at)
+        fd = syscalls.open("made/a", os.O_RDWR | os.O_CREAT, at=at)
+        syscalls.write_all(fd, b"12345")
+        syscalls.write_all(fd, b"678")
+        syscalls.ftruncate(fd, 6)
+        syscalls.fallocate(fd, 0, 9)
+        source = syscalls.open("inside/b", os.O_RDONLY, at=at)
+        syscalls.copy_range(source, fd, 0, 1, 2)
+        syscalls.exchange("made/a", "inside/b", at=at, b_at=at)
+        syscalls.link("inside/b", "c", at=at, new_at=at)
+        syscalls.rename_new("c", "inside/d", at=at, new_at=at)
+        syscalls.rename("inside/d", "made/d", at=at, new_at=at)
+        syscalls.unlink("inside/b", at=at)
+        syscalls.mkdir("gone", at=at)
+        syscalls.rmdir("gone", at=at)
         for number in (fd, source, at):
             os.close(number)
     for event in recorder.events:
@@ -110,18 +110,18 @@ def test_after_a_failed_sync_only_what_is_written_again_is_sure(tmp_path: Path) 
     (root / "file").write_bytes(bytes(2000))
     recorder = Recorder([root], failing=lambda n, name: n == 2)
     with hooked(recorder):
-        fd = disk.open(str(root / "file"), os.O_RDWR)
-        disk.pwrite_all(fd, b"a" * 1000, 0)
+        fd = syscalls.open(str(root / "file"), os.O_RDWR)
+        syscalls.pwrite_all(fd, b"a" * 1000, 0)
         with pytest.raises(OSError, match="Input"):
-            disk.fsync(fd)
-        disk.fsync(fd)
+            syscalls.fsync(fd)
+        syscalls.fsync(fd)
         recorder.mark("believed")
-        disk.pwrite_all(fd, b"a" * 600, 200)
-        disk.fsync(fd)
+        syscalls.pwrite_all(fd, b"a" * 600, 200)
+        syscalls.fsync(fd)
         recorder.mark("again")
-        disk.ftruncate(fd, 500)
-        disk.pwrite_all(fd, b"b", 500)
-        disk.fsync(fd)
+        syscalls.ftruncate(fd, 500)
+        syscalls.pwrite_all(fd, b"b", 500)
+        syscalls.fsync(fd)
         recorder.mark("cut")
         os.close(fd)
     found: dict[int, set[bytes]] = {}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.errors import UnsupportedError
-from shardfs.patience import Patience
-from shardfs.store import FsspecStore
-from shardfs.writers import Begun, open_writer
-from shardfs.writers.objects import ABANDONED_S, ObjectWriter, temporary_path
-from shardfs.writers.s3 import S3Objects
+from shardfs.model.errors import UnsupportedError
+from shardfs.storage.remote import FsspecStore
+from shardfs.storage.retry import RetryPolicy
+from shardfs.storage.writers import Begun, open_writer
+from shardfs.storage.writers.objects import ABANDONED_S, ObjectWriter, temporary_path
+from shardfs.storage.writers.s3 import S3Objects
 from tests.conftest import MountFailed, need_fuse
 from tests.mount.test_remote import in_words
 from tests.write.mounts import writable
@@ -39,7 +39,7 @@ def server(one_server: Server) -> Iterator[Server]:
     one_server.reset()
 
 
-def tried(server: Server, patience: Patience | None = None) -> S3Objects:
+def tried(server: Server, patience: RetryPolicy | None = None) -> S3Objects:
     found = S3Objects(s3_store(server, patience))
     found.try_conditions()
     return found
@@ -65,14 +65,14 @@ def test_a_fault_at_any_request_of_the_probe_changes_nothing(fault: str, heeds: 
 )
 def test_a_fault_that_persists_refuses_the_mount(fault: str, name: str, server: Server) -> None:
     server.fault = lambda number, asked: fault if asked == name else ""
-    store = s3_store(server, Patience(60, 1))
+    store = s3_store(server, RetryPolicy(60, 1))
     with pytest.raises(OSError, match=r"heeds conditional requests.*Try again later.*-o cas=none"):
         open_writer(store)
 
 
 def test_cas_none_accepts_a_fault_that_persists(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.fault = lambda number, name: "error" if name == "delete_object" else ""
-    writer = open_writer(s3_store(server, Patience(60, 1)), cas_none=True)
+    writer = open_writer(s3_store(server, RetryPolicy(60, 1)), cas_none=True)
     assert not writer.conditional
     assert "not known whether the store heeds conditional requests" in caplog.text
     server.fault = lambda number, name: ""
@@ -186,12 +186,12 @@ def test_a_store_that_is_down_is_not_one_that_cannot_be_written(name: str) -> No
     fs = Faulty()
     fs.down = {name}
     with pytest.raises(OSError, match=r"down.*Try again later"):
-        open_writer(FsspecStore(fs, "/root", patience=Patience(60, 1)), cas_none=True)
+        open_writer(FsspecStore(fs, "/root", patience=RetryPolicy(60, 1)), cas_none=True)
 
 
 def test_a_crash_leaves_no_temporary_file_beside_the_shard() -> None:
     fs = Faulty()
-    writer, notes = open_writer(FsspecStore(fs, "/root", patience=Patience(60, 0)), cas_none=True), list[Begun]()
+    writer, notes = open_writer(FsspecStore(fs, "/root", patience=RetryPolicy(60, 0)), cas_none=True), list[Begun]()
     fs.down = {"mv"}
     with pytest.raises(OSError, match="down"):
         writer.update(KEY, lambda _: [b"1"], notes.append)
@@ -245,7 +245,7 @@ def test_a_delete_whose_answer_is_lost_is_done_once(fault: str, server: Server) 
 
 def test_what_happened_is_not_guessed_while_the_store_does_not_say(server: Server) -> None:
     """A refused repetition and a look that fails: an error to try again after, not another writer's change."""
-    writer = ObjectWriter(s3_store(server, Patience(60, 1)), tried(server))
+    writer = ObjectWriter(s3_store(server, RetryPolicy(60, 1)), tried(server))
     first = iter(["lost"])
 
     def fault(number: int, name: str) -> str:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from shardfs.journal import Journal
-from shardfs.tree import open_tree
-from shardfs.writing.publishing import Publishing
-from shardfs.writing.tree import open_write_tree
-from shardfs.writing.writeback import WriteBuffer
+from shardfs.vfs.tree import open_tree
+from shardfs.write.journal import Journal
+from shardfs.write.publishing import Publishing
+from shardfs.write.tree import open_write_tree
+from shardfs.write.writeback import WriteBuffer
 from tests import handmade
 from tests.write.semantics import cases
 from tests.write.semantics.calls import InProcess

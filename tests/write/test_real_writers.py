@@ -15,7 +15,7 @@ import blosc
 import numpy as np
 import pytest
 
-from shardfs.jobs import Source, verify
+from shardfs.jobs.shared_work import JobSource, verify
 from tests import data_bcolz, data_n5, data_precomputed_ids, handmade
 from tests.clients import read_n5, read_tensorstore, read_zarr3
 from tests.conftest import _run, client_python, run_client
@@ -42,7 +42,7 @@ def through(source: Path, top: Path, client: str, *arguments: str, create: str =
         done = mount.umount()
     assert (done.returncode, done.stderr) == (0, "")
     assert [str(p) for p in source.rglob("*") if LEFT.fullmatch(p.name)] == []
-    assert [f for report in verify(Source.of(str(source)), deep=True) for f in report.findings] == []
+    assert [f for report in verify(JobSource.of(str(source)), deep=True) for f in report.findings] == []
     with np.load(top / "expected.npz") as found:
         return dict(found)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs import recover
-from shardfs.errors import BusyError
-from shardfs.journal import Journal, Kind, directory_for
-from shardfs.pending import Pending
+from shardfs.model.errors import BusyError
+from shardfs.write import recover
+from shardfs.write.journal import Journal, RecordKind, directory_for
+from shardfs.write.pending import Pending
 from tests.write.journals import SOURCE, kill, open_journal, put
 
 if TYPE_CHECKING:
@@ -24,18 +24,18 @@ def directory(tmp_path: Path) -> Path:
     """Of a mount that was killed: one version of each state."""
     journal = open_journal(tmp_path / "j")
     times = {"mtime_ns": 1_700_000_000_000_000_000, "mode": 0o644}
-    journal.append(Kind.PUT, {"path": "a/c/0/0", "base": None, **times}, b"chunk")
-    journal.append(Kind.DEL, {"path": "a/c/0/1", "base": [1, 2]})
-    journal.append(Kind.PUT, {"path": "a/c/0/2.1234.partial", "scratch": True, **times}, b"half")
-    journal.append(Kind.PUT, {"path": "a/zarr.json", **times}, b"{}")
-    lost = journal.append(Kind.PUT, {"path": "a/c/0/3", "base": [9, 9], **times}, b"ours")
-    journal.append(Kind.CONFLICT, {"path": "a/c/0/3", "lsn": lost.lsn, "why": "somebody else"})
-    journal.append(Kind.BEGIN, {"key": "a/c/0", "temp": ".shardfs-1.tmp", "lsns": [1]})
+    journal.append(RecordKind.PUT, {"path": "a/c/0/0", "base": None, **times}, b"chunk")
+    journal.append(RecordKind.DEL, {"path": "a/c/0/1", "base": [1, 2]})
+    journal.append(RecordKind.PUT, {"path": "a/c/0/2.1234.partial", "scratch": True, **times}, b"half")
+    journal.append(RecordKind.PUT, {"path": "a/zarr.json", **times}, b"{}")
+    lost = journal.append(RecordKind.PUT, {"path": "a/c/0/3", "base": [9, 9], **times}, b"ours")
+    journal.append(RecordKind.CONFLICT, {"path": "a/c/0/3", "lsn": lost.lsn, "why": "somebody else"})
+    journal.append(RecordKind.BEGIN, {"key": "a/c/0", "temp": ".shardfs-1.tmp", "lsns": [1]})
     kill(journal)
     return tmp_path / "j"
 
 
-def states(entries: Iterable[recover.Entry]) -> dict[str, str]:
+def states(entries: Iterable[recover.PendingFile]) -> dict[str, str]:
     return {entry.path: entry.state for entry in entries}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardfs.journal import Journal, Kind, directory_for
+from shardfs.write.journal import Journal, RecordKind, directory_for
 from tests.conftest import read_with
 from tests.mount.programs import copy_tree, shardfs
 from tests.write.journals import make_newer
@@ -37,9 +37,9 @@ def source(dataset: Get, tmp_path: Path) -> Path:
     path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
     journal = Journal.open(directory_for(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
     meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": "?"}
-    journal.append(Kind.PUT, {"path": "c/0/0", **meta}, CHUNK)
-    journal.append(Kind.PUT, {"path": "c/99", **meta}, b"orphan")
-    journal.append(Kind.DEL, {"path": "c/3/3", "base": "?"})
+    journal.append(RecordKind.PUT, {"path": "c/0/0", **meta}, CHUNK)
+    journal.append(RecordKind.PUT, {"path": "c/99", **meta}, b"orphan")
+    journal.append(RecordKind.DEL, {"path": "c/3/3", "base": "?"})
     journal.close(clean=False)
     return path
 
@@ -110,15 +110,15 @@ def test_only_what_needs_a_decision_is_listed(source: Path, state: Path) -> None
     other = state / "of the user's"
     journal = Journal.open(done, None, limit_bytes=64 << 20, commit_s=0)
     meta = {"path": "c/0/0", "mtime_ns": 1, "mode": 0o644, "scratch": False, "base": "?"}
-    lsn = journal.append(Kind.PUT, meta, CHUNK).lsn
-    journal.append(Kind.DONE, {"key": "x", "lsns": [lsn], "entries": {"c/0/0": None}})
+    lsn = journal.append(RecordKind.PUT, meta, CHUNK).lsn
+    journal.append(RecordKind.DONE, {"key": "x", "lsns": [lsn], "entries": {"c/0/0": None}})
     journal.close(clean=False)  # as a kill leaves it
     for path in (left, other):
         path.mkdir(mode=0o700)
         (path / "lock").touch()
     journal = Journal.open(busy, "memory://busy", limit_bytes=64 << 20, commit_s=0, mountpoint="/mnt/busy")
     try:
-        journal.append(Kind.PUT, meta, CHUNK)
+        journal.append(RecordKind.PUT, meta, CHUNK)
         assert shardfs("recover").stdout == f"{source}: 2 pending, 1 deleted\n  {directory}\n"
         assert sorted(state.iterdir()) == sorted([directory, busy, other])
         listed = shardfs("recover", "--all").stdout
@@ -133,7 +133,7 @@ def test_only_what_needs_a_decision_is_listed(source: Path, state: Path) -> None
 def test_when_all_is_published_or_given_up_the_journal_is_gone(source: Path, state: Path) -> None:
     journal = Journal.open(directory_for(str(source)), str(source), limit_bytes=64 << 20, commit_s=0)
     lsn = next(record.lsn for record in journal.recovered if record.meta["path"] == "c/99")
-    journal.append(Kind.CONFLICT, {"path": "c/99", "lsn": lsn, "why": "somebody"})
+    journal.append(RecordKind.CONFLICT, {"path": "c/99", "lsn": lsn, "why": "somebody"})
     journal.close(clean=False)
     assert shardfs("recover", "--apply", source).returncode == 3
     assert len(list(state.iterdir())) == 1
@@ -151,7 +151,7 @@ def test_when_all_is_published_or_given_up_the_journal_is_gone(source: Path, sta
 def test_conflicts_are_decided(word: str, value: int, dataset: Get, source: Path) -> None:
     journal = Journal.open(directory_for(str(source)), str(source), limit_bytes=64 << 20, commit_s=0)
     lsn = next(record.lsn for record in journal.recovered if record.meta["path"] == "c/0/0")
-    journal.append(Kind.CONFLICT, {"path": "c/0/0", "lsn": lsn, "why": "somebody"})
+    journal.append(RecordKind.CONFLICT, {"path": "c/0/0", "lsn": lsn, "why": "somebody"})
     journal.close(clean=False)
     listed = shardfs("recover", source).stdout
     assert "  conflict       12 B  c/0/0  (somebody)\n" in listed
@@ -190,7 +190,7 @@ def test_a_journal_that_cannot_be_read_does_not_hide_others(source: Path, state:
     make_newer(next(state.glob("*/*.wal")))
     other = state / ("3" * 32)
     journal = Journal.open(other, "memory://other", limit_bytes=64 << 20, commit_s=0)
-    journal.append(Kind.DEL, {"path": "c/0", "base": "?"})
+    journal.append(RecordKind.DEL, {"path": "c/0", "base": "?"})
     journal.close(clean=False)
     done = shardfs("recover")
     assert (done.returncode, done.stdout) == (0, f"memory://other: 1 deleted\n  {other}\n")

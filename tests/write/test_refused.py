@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.writing import failures
-from shardfs.writing.failures import Refused
+from shardfs.write import failures
+from shardfs.write.failures import Refused
 from tests.conftest import need_fuse
 from tests.mount.programs import shardfs
 from tests.write.engines import TreeFiles, Whole

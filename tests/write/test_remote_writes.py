@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs import rewriting
-from shardfs.formats import formats
-from shardfs.fsspec_fs import ShardFileSystem
-from shardfs.journal import places
-from shardfs.model import Put
-from shardfs.patience import Patience
-from shardfs.writers.objects import ObjectWriter
-from shardfs.writers.s3 import S3Objects
+from shardfs.formats.registry import formats
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.shard_format import Put
+from shardfs.shards import rewriting
+from shardfs.storage.retry import RetryPolicy
+from shardfs.storage.writers.objects import ObjectWriter
+from shardfs.storage.writers.s3 import S3Objects
+from shardfs.write.journal import places
 from tests.conftest import _start_time, need_fuse
 from tests.mount.test_remote import in_words
 from tests.waiting import wait_until
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from shardfs.model import Blob, Collection, Plan
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.collection import Collection
     from tests.write.tokens import Array
 
 pytestmark = [pytest.mark.s3, pytest.mark.interop]
@@ -176,7 +177,7 @@ class Other:
     """Another program that changes single chunks of the same shards, by conditional requests like ours."""
 
     def __init__(self, server: Server, target: Target) -> None:
-        store = s3_store(server, Patience(10, 0))
+        store = s3_store(server, RetryPolicy(10, 0))
         self._target = target
         self._writer = ObjectWriter(store, S3Objects(store))
         documents = {target.document: server.objects[f"{ROOT}/{target.document}"].data}

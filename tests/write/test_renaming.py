@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from shardfs.journal import Journal
-from shardfs.tree import open_tree
-from shardfs.writing import buffers
-from shardfs.writing.publishing import Publishing
-from shardfs.writing.tree import open_write_tree
+from shardfs.vfs.tree import open_tree
+from shardfs.write import buffers
+from shardfs.write.journal import Journal
+from shardfs.write.publishing import Publishing
+from shardfs.write.tree import open_write_tree
 from tests.write.engines import NEVER, TreeFiles, Whole
 from tests.write.targets import TARGETS, described
 

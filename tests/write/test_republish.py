@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardfs.jobs import Source, verify
-from shardfs.tree import open_tree
+from shardfs.jobs.shared_work import JobSource, verify
+from shardfs.vfs.tree import open_tree
 from tests import data_bcolz, data_n5, data_precomputed_ids, data_zarr_transformer, datasets, handmade
 from tests.clients import read_tensorstore, read_zarr3
 from tests.conftest import read_with, run_client
@@ -31,7 +31,7 @@ def _published(source: Path, target: Path) -> Path:
     """What shardfs shows of it is the same, and sound."""
     republish(source, target)
     assert walk(open_tree(str(target))) == walk(open_tree(str(source)))
-    assert [f for report in verify(Source.of(str(target)), deep=True) for f in report.findings] == []
+    assert [f for report in verify(JobSource.of(str(target)), deep=True) for f in report.findings] == []
     return target
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.chunk_tree import Attributes, Extent
-from shardfs.fuse import control, lowlevel
-from shardfs.inodes import ROOT
-from shardfs.store import LocalStore
+from shardfs.fuse import control, protocol
+from shardfs.model.attributes import Attributes, Extent
+from shardfs.storage.local import LocalStore
+from shardfs.vfs.inodes import ROOT
 from tests.mount.test_server import ATTR, Kernel, Reply, entries, serving
 from tests.waiting import wait_until
 from tests.write.memory_tree import MemoryTree
@@ -36,18 +36,18 @@ class Writer:
 
     def create(self, name: bytes, flags: int = os.O_CREAT | os.O_WRONLY, mode: int = 0o100644) -> tuple[int, int]:
         """Number and handle."""
-        reply = self.ask(lowlevel.CREATE, ROOT, struct.pack("=IIII", flags, mode, 0o022, 0) + name + b"\0")
+        reply = self.ask(protocol.CREATE, ROOT, struct.pack("=IIII", flags, mode, 0o022, 0) + name + b"\0")
         assert reply.error == 0, errno.errorcode[reply.error]
         (number,) = struct.unpack_from("=Q", reply.body)
         (handle,) = struct.unpack_from("=Q", reply.body, 128)
         return number, handle
 
     def open(self, number: int, flags: int) -> Reply:
-        return self.ask(lowlevel.OPEN, number, struct.pack("=II", flags, 0))
+        return self.ask(protocol.OPEN, number, struct.pack("=II", flags, 0))
 
     def write(self, number: int, handle: int, offset: int, data: bytes) -> Reply:
         head = struct.pack("=QQIIQII", handle, offset, len(data), 0, 0, 0, 0)
-        return self.ask(lowlevel.WRITE, number, head + data)
+        return self.ask(protocol.WRITE, number, head + data)
 
     def setattr(self, number: int, what: int, **values: int) -> Reply:
         fields = dict.fromkeys(("handle", "size", "lock", "atime", "mtime", "ctime"), 0)
@@ -55,14 +55,14 @@ class Writer:
         fields |= {name: value for name, value in values.items() if name in fields}
         small |= {name: value for name, value in values.items() if name in small}
         body = struct.pack("=II6Q8I", what, 0, *fields.values(), *small.values())
-        return self.ask(lowlevel.SETATTR, number, body)
+        return self.ask(protocol.SETATTR, number, body)
 
     def opendir(self, number: int = ROOT) -> int:
-        (handle,) = struct.unpack_from("=Q", self.ask(lowlevel.OPENDIR, number, bytes(8)).body)
+        (handle,) = struct.unpack_from("=Q", self.ask(protocol.OPENDIR, number, bytes(8)).body)
         return int(handle)
 
     def readdir(self, handle: int, offset: int, size: int, *, plus: bool = True) -> list[Any]:
-        opcode = lowlevel.READDIRPLUS if plus else lowlevel.READDIR
+        opcode = protocol.READDIRPLUS if plus else protocol.READDIR
         body = struct.pack("=QQIIQII", handle, offset, size, 0, 0, 0, 0)
         return list(entries(self.ask(opcode, ROOT, body).body, plus=plus))
 
@@ -80,7 +80,7 @@ def test_a_file_is_created_written_and_read(writer: Writer) -> None:
     number, handle = writer.create(b"f")
     assert struct.unpack("=II", writer.write(number, handle, 0, b"hello").body) == (5, 0)
     assert writer.kernel.read(number, 1, 100).body == b"ello"
-    for opcode in (lowlevel.FLUSH, lowlevel.FSYNC, lowlevel.RELEASE):
+    for opcode in (protocol.FLUSH, protocol.FSYNC, protocol.RELEASE):
         assert writer.ask(opcode, number, struct.pack("=QIIQ", handle, 0, 0, 0)) == Reply(ANY, 0, b"")
     assert writer.tree._handles == {}
 
@@ -98,7 +98,7 @@ ANY: Any = _Any()
 
 def test_only_handles_that_read_are_not_flushed(writer: Writer) -> None:
     number, _ = writer.create(b"f")
-    keep, quiet = lowlevel.OPEN_KEEP_CACHE, lowlevel.OPEN_KEEP_CACHE | lowlevel.OPEN_NO_FLUSH
+    keep, quiet = protocol.OPEN_KEEP_CACHE, protocol.OPEN_KEEP_CACHE | protocol.OPEN_NO_FLUSH
     for flags, wanted in (
         (os.O_RDONLY, quiet),
         (os.O_RDONLY | os.O_TRUNC, keep),
@@ -119,7 +119,7 @@ def test_a_handle_that_nobody_got_is_released(writer: Writer, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", gone)
-        writer.kernel.send(lowlevel.OPEN, number, struct.pack("=II", os.O_RDWR, 0))
+        writer.kernel.send(protocol.OPEN, number, struct.pack("=II", os.O_RDWR, 0))
         assert unsent.wait(30)
         wait_until(lambda: len(writer.tree._handles) == before)
 
@@ -129,31 +129,31 @@ def test_modes_and_owners(writer: Writer) -> None:
         number, _ = writer.create(b"f%o" % mode, mode=0o100000 | mode)
         reply = writer.kernel.lookup(b"f%o" % mode)
         assert struct.unpack("=QQQQII" + ATTR, reply.body)[15] == 0o100000 | mode
-        told = struct.unpack("=QII" + ATTR, writer.ask(lowlevel.GETATTR, number, bytes(16)).body)
+        told = struct.unpack("=QII" + ATTR, writer.ask(protocol.GETATTR, number, bytes(16)).body)
         assert told[12] == 0o100000 | mode
     number, _ = writer.create(b"plain")
     assert struct.unpack("=QQQQII" + ATTR, writer.kernel.lookup(b"plain").body)[15] == 0o100644
 
 
 def test_symbolic_links(writer: Writer) -> None:
-    reply = writer.ask(lowlevel.SYMLINK, ROOT, b"s\0some/where\0")
+    reply = writer.ask(protocol.SYMLINK, ROOT, b"s\0some/where\0")
     number, mode = struct.unpack_from("=Q", reply.body)[0], struct.unpack("=QQQQII" + ATTR, reply.body)[15]
     assert (reply.error, mode) == (0, stat.S_IFLNK | 0o777)
-    assert writer.ask(lowlevel.READLINK, number).body == b"some/where"
-    assert struct.unpack("=QII" + ATTR, writer.ask(lowlevel.GETATTR, number, bytes(16)).body)[12] == mode
+    assert writer.ask(protocol.READLINK, number).body == b"some/where"
+    assert struct.unpack("=QII" + ATTR, writer.ask(protocol.GETATTR, number, bytes(16)).body)[12] == mode
     writer.create(b"f")
     handle = writer.opendir()
     for plus in (True, False):
         page = writer.ask(
-            lowlevel.READDIRPLUS if plus else lowlevel.READDIR,
+            protocol.READDIRPLUS if plus else protocol.READDIR,
             ROOT,
             struct.pack("=QQIIQII", handle, 0, 4096, 0, 0, 0, 0),
         ).body
         assert {(e.name, _type_of(page, e.name)) for e in entries(page, plus=plus)} >= {(b"s", 10), (b"f", 8)}
-    assert writer.ask(lowlevel.READLINK, ROOT).error == errno.EINVAL
-    assert writer.ask(lowlevel.READLINK, control.DIRECTORY).error == errno.EINVAL
-    assert writer.ask(lowlevel.SYMLINK, ROOT, b"x" * 256 + b"\0a\0").error == errno.ENAMETOOLONG
-    assert writer.ask(lowlevel.SYMLINK, ROOT, control.NAME + b"\0a\0").error == errno.EPERM
+    assert writer.ask(protocol.READLINK, ROOT).error == errno.EINVAL
+    assert writer.ask(protocol.READLINK, control.DIRECTORY).error == errno.EINVAL
+    assert writer.ask(protocol.SYMLINK, ROOT, b"x" * 256 + b"\0a\0").error == errno.ENAMETOOLONG
+    assert writer.ask(protocol.SYMLINK, ROOT, control.NAME + b"\0a\0").error == errno.EPERM
 
 
 def _type_of(page: bytes, name: bytes) -> int:
@@ -167,10 +167,10 @@ def test_room_is_made(writer: Writer) -> None:
     writer.write(number, handle, 0, b"abc")
     for mode, start, size, wanted in ((1, 0, 9, b"abc"), (0, 2, 3, b"abc\0\0"), (3, 1, 1, b"a\0c\0\0")):
         body = struct.pack("=QQQI4x", handle, start, size, mode)
-        assert writer.ask(lowlevel.FALLOCATE, number, body).error == 0
+        assert writer.ask(protocol.FALLOCATE, number, body).error == 0
         assert writer.kernel.read(number, 0, 100).body == wanted
     collapse = struct.pack("=QQQI4x", handle, 0, 1, 8)
-    assert writer.ask(lowlevel.FALLOCATE, number, collapse).error == errno.EOPNOTSUPP
+    assert writer.ask(protocol.FALLOCATE, number, collapse).error == errno.EOPNOTSUPP
 
 
 def test_extended_attributes(writer: Writer) -> None:
@@ -178,14 +178,14 @@ def test_extended_attributes(writer: Writer) -> None:
     name = b"user.\xff"
     for flags, wanted in ((os.XATTR_REPLACE, errno.ENODATA), (os.XATTR_CREATE, 0), (os.XATTR_CREATE, errno.EEXIST)):
         body = struct.pack("=II", 3, flags) + name + b"\0" + b"a\0b"
-        assert writer.ask(lowlevel.SETXATTR, number, body).error == wanted
-    assert writer.ask(lowlevel.GETXATTR, number, struct.pack("=I4x", 100) + name + b"\0").body == b"a\0b"
-    assert name + b"\0" in writer.ask(lowlevel.LISTXATTR, number, struct.pack("=I4x", 100)).body
-    assert writer.ask(lowlevel.REMOVEXATTR, number, name + b"\0").error == 0
-    assert writer.ask(lowlevel.REMOVEXATTR, number, name + b"\0").error == errno.ENODATA
+        assert writer.ask(protocol.SETXATTR, number, body).error == wanted
+    assert writer.ask(protocol.GETXATTR, number, struct.pack("=I4x", 100) + name + b"\0").body == b"a\0b"
+    assert name + b"\0" in writer.ask(protocol.LISTXATTR, number, struct.pack("=I4x", 100)).body
+    assert writer.ask(protocol.REMOVEXATTR, number, name + b"\0").error == 0
+    assert writer.ask(protocol.REMOVEXATTR, number, name + b"\0").error == errno.ENODATA
     for refused in (b"trusted.x\0", b"system.posix_acl_access\0"):
-        assert writer.ask(lowlevel.REMOVEXATTR, number, refused).error == errno.EOPNOTSUPP
-    assert writer.ask(lowlevel.REMOVEXATTR, control.DIRECTORY, name + b"\0").error == errno.EOPNOTSUPP
+        assert writer.ask(protocol.REMOVEXATTR, number, refused).error == errno.EOPNOTSUPP
+    assert writer.ask(protocol.REMOVEXATTR, control.DIRECTORY, name + b"\0").error == errno.EOPNOTSUPP
 
 
 def test_nothing_is_done_by_half(writer: Writer) -> None:
@@ -193,9 +193,9 @@ def test_nothing_is_done_by_half(writer: Writer) -> None:
     number, handle = writer.create(b"f")
     writer.write(number, handle, 0, b"content")
     stranger = os.getuid() + 1
-    both = lowlevel.SET_SIZE | lowlevel.SET_UID
+    both = protocol.SET_SIZE | protocol.SET_UID
     assert writer.setattr(number, both, size=0, uid=stranger).error == errno.EPERM
-    assert writer.setattr(number, lowlevel.SET_SIZE | lowlevel.SET_MODE, size=0, mode=0o4755).error == errno.EPERM
+    assert writer.setattr(number, protocol.SET_SIZE | protocol.SET_MODE, size=0, mode=0o4755).error == errno.EPERM
     assert writer.kernel.read(number, 0, 10).body == b"content"
     assert writer.setattr(number, both, size=3, uid=os.getuid()).error == 0
     assert writer.kernel.read(number, 0, 10).body == b"con"
@@ -204,7 +204,7 @@ def test_nothing_is_done_by_half(writer: Writer) -> None:
 def test_times(writer: Writer) -> None:
     number, _ = writer.create(b"f")
     for seconds, nanoseconds in ((1, 2), (2**40, 5), (2**64 - 5, 7)):  # the last is before 1970
-        reply = writer.setattr(number, lowlevel.SET_MTIME, mtime=seconds, mtime_ns=nanoseconds)
+        reply = writer.setattr(number, protocol.SET_MTIME, mtime=seconds, mtime_ns=nanoseconds)
         told = struct.unpack("=QII" + ATTR, reply.body)
         signed = seconds - 2**64 if seconds >= 2**63 else seconds
         assert (told[7], told[10]) == (signed, nanoseconds)
@@ -220,54 +220,54 @@ def test_names_are_not_exchanged(writer: Writer, flags: int) -> None:
     writer.create(b"a")
     writer.create(b"b")
     numbers = [writer.tree.lookup(ROOT, name).number for name in (b"a", b"b")]
-    assert writer.ask(lowlevel.RENAME2, ROOT, _names(b"a", b"b", flags)).error == errno.EINVAL
+    assert writer.ask(protocol.RENAME2, ROOT, _names(b"a", b"b", flags)).error == errno.EINVAL
     assert [writer.tree.lookup(ROOT, name).number for name in (b"a", b"b")] == numbers
 
 
 def test_names_that_are_too_long(writer: Writer) -> None:
     long = b"x" * 256 + b"\0"
-    assert writer.ask(lowlevel.LOOKUP, ROOT, long).error == errno.ENAMETOOLONG
-    assert writer.ask(lowlevel.MKDIR, ROOT, bytes(8) + long).error == errno.ENAMETOOLONG
-    assert writer.ask(lowlevel.CREATE, ROOT, bytes(16) + long).error == errno.ENAMETOOLONG
-    assert writer.ask(lowlevel.RENAME2, ROOT, _names(b"a", long[:-1], 0)).error == errno.ENAMETOOLONG
+    assert writer.ask(protocol.LOOKUP, ROOT, long).error == errno.ENAMETOOLONG
+    assert writer.ask(protocol.MKDIR, ROOT, bytes(8) + long).error == errno.ENAMETOOLONG
+    assert writer.ask(protocol.CREATE, ROOT, bytes(16) + long).error == errno.ENAMETOOLONG
+    assert writer.ask(protocol.RENAME2, ROOT, _names(b"a", long[:-1], 0)).error == errno.ENAMETOOLONG
 
 
 def test_what_the_kernel_does_without_us(writer: Writer) -> None:
-    for opcode in (lowlevel.COPY_FILE_RANGE, lowlevel.TMPFILE, 46, 31, 32, 33):
+    for opcode in (protocol.COPY_FILE_RANGE, protocol.TMPFILE, 46, 31, 32, 33):
         assert writer.ask(opcode, ROOT, bytes(64)).error == errno.ENOSYS
     node = struct.pack("=IIII", stat.S_IFIFO | 0o644, 0, 0, 0) + b"p\0"
-    assert writer.ask(lowlevel.MKNOD, ROOT, node).error == errno.EPERM
+    assert writer.ask(protocol.MKNOD, ROOT, node).error == errno.EPERM
 
 
 @pytest.mark.parametrize("name", [b"system.posix_acl_access", b"security.selinux"])
 def test_extended_attributes_are_not_kept(writer: Writer, name: bytes) -> None:
     body = struct.pack("=II", 5, 0) + name + b"\0value"
-    assert writer.ask(lowlevel.SETXATTR, ROOT, body).error == errno.EOPNOTSUPP
+    assert writer.ask(protocol.SETXATTR, ROOT, body).error == errno.EOPNOTSUPP
 
 
 def test_publishing_is_asked_for(writer: Writer) -> None:
     body = struct.pack("=II", 2, 0) + b"user.shardfs.flush\x0060"
-    assert writer.ask(lowlevel.SETXATTR, ROOT, body).error == 0
+    assert writer.ask(protocol.SETXATTR, ROOT, body).error == 0
     assert writer.tree.flushes == [b"60"]
 
 
 def test_the_mount_itself_cannot_be_changed(writer: Writer) -> None:
     own, inside = control.NAME + b"\0", control.DIRECTORY
     for opcode, node, body in (
-        (lowlevel.CREATE, ROOT, bytes(16) + own),
-        (lowlevel.MKDIR, ROOT, bytes(8) + own),
-        (lowlevel.UNLINK, ROOT, own),
-        (lowlevel.RMDIR, ROOT, own),
-        (lowlevel.RENAME2, ROOT, _names(b"a", control.NAME, 0)),
-        (lowlevel.CREATE, inside, bytes(16) + b"x\0"),
-        (lowlevel.UNLINK, inside, b"status.json\0"),
-        (lowlevel.LINK, ROOT, struct.pack("=Q", inside + 1) + b"x\0"),
-        (lowlevel.SETATTR, inside, bytes(88)),
-        (lowlevel.OPEN, inside + 1, struct.pack("=II", os.O_RDWR, 0)),
+        (protocol.CREATE, ROOT, bytes(16) + own),
+        (protocol.MKDIR, ROOT, bytes(8) + own),
+        (protocol.UNLINK, ROOT, own),
+        (protocol.RMDIR, ROOT, own),
+        (protocol.RENAME2, ROOT, _names(b"a", control.NAME, 0)),
+        (protocol.CREATE, inside, bytes(16) + b"x\0"),
+        (protocol.UNLINK, inside, b"status.json\0"),
+        (protocol.LINK, ROOT, struct.pack("=Q", inside + 1) + b"x\0"),
+        (protocol.SETATTR, inside, bytes(88)),
+        (protocol.OPEN, inside + 1, struct.pack("=II", os.O_RDWR, 0)),
     ):
-        assert writer.ask(opcode, node, body).error == errno.EPERM, lowlevel.NAMES[opcode]
+        assert writer.ask(opcode, node, body).error == errno.EPERM, protocol.NAMES[opcode]
     assert writer.open(inside + 1, os.O_RDONLY).error == 0
-    for opcode in (lowlevel.FLUSH, lowlevel.RELEASE, lowlevel.FSYNC, lowlevel.FSYNCDIR):
+    for opcode in (protocol.FLUSH, protocol.RELEASE, protocol.FSYNC, protocol.FSYNCDIR):
         assert writer.ask(opcode, inside + 1, bytes(24)).error == 0
 
 
@@ -299,7 +299,7 @@ def test_attributes_that_are_kept_do_not_outlive_a_change(writer: Writer, two_ve
     writer.write(number, handle, 0, b"NEW")
     assert writer.kernel.read(number, 0, 100).body == b"NEW"
     writer.kernel.lookup(b"f")
-    writer.setattr(number, lowlevel.SET_SIZE, size=1)
+    writer.setattr(number, protocol.SET_SIZE, size=1)
     assert writer.kernel.read(number, 0, 100).body == b"N"
     writer.kernel.lookup(b"f")
     writer.open(number, os.O_WRONLY | os.O_TRUNC)
@@ -324,7 +324,7 @@ def test_attributes_that_were_asked_for_before_a_change_are_not_kept_after_it(
         return found
 
     writer.tree.__dict__["lookup"] = slow
-    unique = writer.kernel.send(lowlevel.LOOKUP, ROOT, b"f\0")
+    unique = writer.kernel.send(protocol.LOOKUP, ROOT, b"f\0")
     assert asked.wait(10)
     writer.write(number, handle, 0, b"NEW")
     go.set()
@@ -368,7 +368,7 @@ def test_a_listing_goes_on_at_any_position(writer: Writer, plus: bool) -> None:
         rest = writer.readdir(handle, whole[at].position, 1 << 20, plus=plus)
         assert [entry.name for entry in rest] == [entry.name for entry in whole[at + 1 :]]
     assert writer.readdir(handle, whole[-1].position, 4096, plus=plus) == []
-    writer.ask(lowlevel.RELEASEDIR, ROOT, struct.pack("=QIIQ", handle, 0, 0, 0))
+    writer.ask(protocol.RELEASEDIR, ROOT, struct.pack("=QIIQ", handle, 0, 0, 0))
 
 
 def test_what_the_listing_told_is_remembered(writer: Writer) -> None:
@@ -405,8 +405,8 @@ def test_a_request_that_was_postponed_is_done_once(writer: Writer) -> None:
         next(turns).wait(10)
 
     writer.tree.fsync = fsync
-    asked = [writer.kernel.send(lowlevel.FSYNC, number, struct.pack("=QIIQ", handle, 0, 0, 0)) for _ in gates]
-    writer.kernel.send(lowlevel.GETATTR, ROOT, bytes(16))
+    asked = [writer.kernel.send(protocol.FSYNC, number, struct.pack("=QIIQ", handle, 0, 0, 0)) for _ in gates]
+    writer.kernel.send(protocol.GETATTR, ROOT, bytes(16))
     assert writer.kernel.receive().error == 0  # someone answers
     for gate in gates:
         gate.set()

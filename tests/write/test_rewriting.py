@@ -1,4 +1,4 @@
-"""`shardfs.rewriting`: what it says of shards, of half meshes, of damage; and what it reads to say so."""
+"""`shardfs.shards.rewriting`: what it says of shards, of half meshes, of damage; and what it reads to say so."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs import rewriting
-from shardfs.cache import ByteLRU
-from shardfs.codecs import Gunzip
-from shardfs.disk import FilePart
-from shardfs.errors import CorruptShardError, UnfitChunkError, UnsupportedError
+from shardfs.codecs.encoders import Gunzip
 from shardfs.formats.bcolz.carrays import BlpHeader
 from shardfs.formats.n5.stored import PlainBlocks
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
-from shardfs.grid import MortonCode
-from shardfs.model import ByteRange, Collection, Layer, Put
-from shardfs.plans import bytes_of, is_same
-from shardfs.shards.blosc2_frame import Frames
-from shardfs.shards.superchunk import Superchunks
-from shardfs.shards.uint64_sharded import Uint64Sharded
-from shardfs.store import LocalStore
-from shardfs.tree import Tree, open_tree
+from shardfs.model.blobs import ByteRange, FilePart
+from shardfs.model.collection import Collection, Layer
+from shardfs.model.errors import CorruptShardError, UnfitChunkError, UnsupportedError
+from shardfs.model.grid import MortonCode
+from shardfs.model.shard_format import Put
+from shardfs.model.write_plan import bytes_of, is_same
+from shardfs.shards import rewriting
+from shardfs.shards.byte_layouts.blosc2_frame import Frames
+from shardfs.shards.byte_layouts.superchunk import Superchunks
+from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
+from shardfs.storage.cache import ByteLRU
+from shardfs.storage.local import LocalStore
+from shardfs.vfs.tree import Tree, open_tree
 from tests import data_n5, handmade, handmade_ids
 from tests.conftest import run_client
 from tests.data_bcolz import BLP, SUMS, Superchunk, compressed, stored
@@ -48,7 +49,7 @@ from tests.suites.walking import read_all
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set
 
-    from shardfs.model import Coords
+    from shardfs.model.values import Coords
     from tests.handmade import Case
 
 GOLDEN = Path(__file__).parents[1] / "golden/bloscpack"

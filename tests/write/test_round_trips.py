@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs import disk
-from shardfs.journal import Journal
-from shardfs.journal.records import Kind
+from shardfs.storage import syscalls
+from shardfs.write.journal import Journal
+from shardfs.write.journal.records import RecordKind
 from tests.write.engines import Whole
 from tests.write.mounts import WritableMount, writable
 from tests.write.targets import TARGETS
@@ -75,11 +75,11 @@ def test_requests_for_each_chunk(write: Callable[[Path, bytes], None], most: dic
 
 def test_records_for_each_chunk_that_tensorstore_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens the file twice, closes one of the two, and writes: that is journaled with its name, and synced once."""
-    appended: list[Kind] = []
+    appended: list[RecordKind] = []
     synced: list[int] = []
-    append, sync = Journal.append, disk.fdatasync
+    append, sync = Journal.append, syscalls.fdatasync
 
-    def counted(self: Journal, kind: Kind, *arguments: Any, **more: Any) -> Any:
+    def counted(self: Journal, kind: RecordKind, *arguments: Any, **more: Any) -> Any:
         appended.append(kind)
         return append(self, kind, *arguments, **more)
 
@@ -88,7 +88,7 @@ def test_records_for_each_chunk_that_tensorstore_writes(tmp_path: Path, monkeypa
         sync(fd)
 
     monkeypatch.setattr(Journal, "append", counted)
-    monkeypatch.setattr(disk, "fdatasync", counted_sync)
+    monkeypatch.setattr(syscalls, "fdatasync", counted_sync)
     (tmp_path / "store").mkdir()
     TARGET.create(tmp_path / "store")
     with Whole().open(TARGET, tmp_path / "store", tmp_path / "journal") as files:
@@ -104,5 +104,5 @@ def test_records_for_each_chunk_that_tensorstore_writes(tmp_path: Path, monkeypa
         files.tree.flush(first)
         files.tree.release(first)
         assert files.read(TARGET.path(0)) == TARGET.shown(1)
-        assert appended == [Kind.MOVE]
+        assert appended == [RecordKind.MOVE]
         assert len(synced) == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shardfs.writing import seen
-from shardfs.writing.seen import Seen, nearest, same_document
+from shardfs.write import seen
+from shardfs.write.seen import Seen, nearest, same_document
 
 
 def encoded(**members: Any) -> bytes:

@@ -9,9 +9,9 @@ import uuid
 import fsspec
 import pytest
 
-from shardfs.journal import Journal
-from shardfs.tree import open_tree
-from shardfs.writing.tree import open_write_tree
+from shardfs.vfs.tree import open_tree
+from shardfs.write.journal import Journal
+from shardfs.write.tree import open_write_tree
 from tests import handmade
 from tests.conftest import _run
 from tests.datasets import ROOT

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.writing.publishing import Publishing
+from shardfs.write.publishing import Publishing
 from tests.write.engines import TreeFiles, Whole
 from tests.write.oracle import found_by
 from tests.write.scale import times

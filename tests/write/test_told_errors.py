@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.writing.publishing import Publishing
+from shardfs.write.publishing import Publishing
 from tests.write.engines import TreeFiles, Whole
 from tests.write.faults import Args, Calls, Function, hooked
 from tests.write.oracle import found_by

@@ -15,14 +15,14 @@ import fsspec
 import numpy as np
 import pytest
 
-from shardfs import disk, recover
-from shardfs.inodes import ROOT
-from shardfs.journal import directory_for
-from shardfs.options import Options
-from shardfs.tree import Tree, open_tree
-from shardfs.writable import open_writable
-from shardfs.writing import unpublished
-from shardfs.writing.unpublished import Unpublished, with_unpublished
+from shardfs.config.options import Options
+from shardfs.storage import syscalls
+from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.tree import Tree, open_tree
+from shardfs.write import recover, unpublished
+from shardfs.write.journal import directory_for
+from shardfs.write.open_rw import open_writable
+from shardfs.write.unpublished import Unpublished, with_unpublished
 from tests import handmade
 from tests.mount.programs import copy_tree, errno_of, run
 from tests.suites.walking import entries, walk
@@ -262,16 +262,16 @@ def test_who_looks_keeps_nobody_from_writing(place: Place) -> None:
 
 def test_a_lock_is_looked_at_without_being_taken(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    ours, theirs = disk.open(path, os.O_RDWR | os.O_CREAT), disk.open(path, os.O_RDWR)
+    ours, theirs = syscalls.open(path, os.O_RDWR | os.O_CREAT), syscalls.open(path, os.O_RDWR)
     try:
-        assert not disk.is_locked(ours)
-        disk.lock(theirs)
-        assert disk.is_locked(ours)
-        disk.unlock(theirs)
-        assert not disk.is_locked(ours)
+        assert not syscalls.is_locked(ours)
+        syscalls.lock(theirs)
+        assert syscalls.is_locked(ours)
+        syscalls.unlock(theirs)
+        assert not syscalls.is_locked(ours)
     finally:
-        disk.close(ours)
-        disk.close(theirs)
+        syscalls.close(ours)
+        syscalls.close(theirs)
 
 
 def test_of_a_damaged_journal_what_is_sound_is_shown(place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from zarr.core.buffer import Buffer, cpu
 from zarr.storage import FsspecStore
 from zarr.testing.store import StoreTests
 
-from shardfs.fsspec_fs import ShardFileSystem
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests.write import zarr_machines
 from tests.write.mounts import writable
 from tests.write.scale import times

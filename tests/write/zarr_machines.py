@@ -25,7 +25,7 @@ from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachi
 from zarr.testing.strategies import keys as zarr_keys
 from zarr.testing.strategies import node_names, np_array_and_chunks
 
-from shardfs.kinds import OWN, is_scratch
+from shardfs.model.kinds import OWN, is_scratch
 from tests.write.scale import times
 
 if TYPE_CHECKING:

@@ -8,21 +8,21 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardfs.errors import CorruptShardError
-from shardfs.formats import Fixed, Pairing, System
 from shardfs.formats.bcolz import edits
 from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
 from shardfs.formats.bcolz.values import parsed, problem_of
 from shardfs.formats.bcolz.view import shown_as_bcolz
-from shardfs.model import Dataset, Problem
-from shardfs.shards.superchunk import Beginning, is_superchunk, read_head
+from shardfs.formats.format import Fixed, Pairing, System
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.errors import CorruptShardError
+from shardfs.shards.byte_layouts.superchunk import Beginning, is_superchunk, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.create_rules import Rule
-    from shardfs.model import Blob
+    from shardfs.formats.create_rules import Rule
+    from shardfs.model.blobs import Blob
 
 _CHUNK = re.compile(r"(?:.*/)?data/__(?:0|[1-9][0-9]{0,18})\.blp", re.DOTALL)
 

@@ -10,21 +10,24 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs import zarr_values
-from shardfs.arrays import Array, ChunkEncoding, Codec
-from shardfs.errors import CorruptShardError
-from shardfs.formats import parse_json
+from shardfs.formats import zarr_values
 from shardfs.formats.bcolz.values import integer, integers, numpy_dtype
-from shardfs.grid import NumberedNames, ceil_div
-from shardfs.model import U64, Collection, Coords, Dataset, Facts, Layer, Sizes
-from shardfs.shards import BLOSC_HEADER, blosc_size
-from shardfs.shards.unsharded import Unsharded
+from shardfs.formats.documents import parse_json
+from shardfs.model.arrays import Array, ChunkEncoding, Codec
+from shardfs.model.collection import Collection, Facts, Layer
+from shardfs.model.dataset import Dataset
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.grid import NumberedNames, ceil_div
+from shardfs.shards.byte_layouts.single_page import BLOSC_HEADER, blosc_size
+from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Literal
 
     import numpy as np
+
+    from shardfs.model.values import U64, Coords, Sizes
 
 SIZES, STORAGE, ATTRS, COLUMNS = "meta/sizes", "meta/storage", "__attrs__", "__rootdirs__"
 FORM = frozenset(("meta", "data", ATTRS))

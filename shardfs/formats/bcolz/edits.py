@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardfs.formats import UNFIT, integers, parse_written, print_json, reason, require_same
 from shardfs.formats.bcolz.carrays import ATTRS, SIZES, STORAGE
 from shardfs.formats.bcolz.stored import ATTRIBUTES
 from shardfs.formats.bcolz.values import parsed
-from shardfs.json_text import changed
+from shardfs.formats.documents import UNFIT, integers, parse_written, print_json, reason, require_same
+from shardfs.formats.json_text import changed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardfs.model import Dataset
+    from shardfs.model.dataset import Dataset
 
 EDITABLE = (SIZES, STORAGE, ATTRS)
 

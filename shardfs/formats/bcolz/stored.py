@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.arrays import Codec
-from shardfs.checks import Chain
-from shardfs.codecs import inflate
-from shardfs.errors import CorruptShardError
-from shardfs.formats import parse_json
+from shardfs.codecs.checks import Chain
+from shardfs.codecs.zlib_streams import inflate
 from shardfs.formats.bcolz.carrays import (
     ATTRS,
     COLUMNS,
@@ -38,12 +35,18 @@ from shardfs.formats.bcolz.carrays import (
     json_line,
 )
 from shardfs.formats.bcolz.values import MAX_YAML_DEPTH, integer, integers, literal, numpy_dtype, parsed, problem_of
-from shardfs.grid import NumberedNames
-from shardfs.model import Collection, Coords, Dataset, Facts, Layer, Problem
-from shardfs.shards.superchunk import Beginning, Header, Metadata, Pack, Superchunks
+from shardfs.formats.documents import parse_json
+from shardfs.model.arrays import Codec
+from shardfs.model.collection import Collection, Facts, Layer
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.grid import NumberedNames
+from shardfs.shards.byte_layouts.superchunk import Beginning, Metadata, Pack, SuperchunkHeader, Superchunks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from shardfs.model.values import Coords
 
 ATTRIBUTES = "meta/attributes"
 
@@ -254,7 +257,7 @@ def _user_metadata(section: Metadata | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"metadata": found}
 
 
-def _packed_array(header: Header, chunks: int, metadata: Mapping[str, Any], size: int) -> Carray | None:
+def _packed_array(header: SuperchunkHeader, chunks: int, metadata: Mapping[str, Any], size: int) -> Carray | None:
     """The array that a bloscpack file holds; None if it holds none, or one that bcolz would have cut otherwise."""
     if metadata.get("container") != "numpy" or not {"shape", "dtype"} <= metadata.keys():
         return None

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.errors import CorruptShardError
-from shardfs.formats import parse_json
-from shardfs.model import Coords, Problem
+from shardfs.formats.documents import parse_json
+from shardfs.model.dataset import Problem
+from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from shardfs.model.values import Coords
 
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 256 << 10, 50
 """Real documents have a few lines; reading YAML takes long."""

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs import zarr_values
-from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
-from shardfs.errors import UnsupportedError
-from shardfs.formats import print_strict
+from shardfs.codecs.transcode import FillValue, memory_order, without_checks
+from shardfs.formats import zarr_values
 from shardfs.formats.bcolz.carrays import ATTRS, HEAD, TAIL, Carray, Compression, carray_documents, json_line
-from shardfs.grid import NumberedNames
-from shardfs.layouts import Placed, arrays_of, join, laid_out, shown, with_offset
-from shardfs.shards import MAX_BLOSC_CHUNKS
-from shardfs.transcode import FillValue, memory_order, without_checks
+from shardfs.formats.documents import print_strict
+from shardfs.formats.layouts import PlacedArray, arrays_of, join, laid_out, shown, with_offset
+from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.grid import NumberedNames
+from shardfs.shards.byte_layouts.single_page import MAX_BLOSC_CHUNKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from shardfs.model import Collection, Dataset
+    from shardfs.model.collection import Collection
+    from shardfs.model.dataset import Dataset
 
 MAX_CHUNK = 2**31 - 1 - 16
 """Bytes, of Blosc."""
@@ -47,7 +48,7 @@ def _attributes(attributes: Mapping[str, Any]) -> bytes:
     return json_line(json.loads(print_strict(attributes)))
 
 
-class _Placed(Placed):
+class _Placed(PlacedArray):
     def collection(self) -> Collection:
         names = NumberedNames(self.array.grid[0], HEAD, TAIL)
         filler = FillValue(self.array, self.encoding)  # bcolz wants every chunk

@@ -6,15 +6,16 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardfs import n5_viewer
-from shardfs.create_rules import Rule, Sharding
-from shardfs.errors import CorruptShardError
-from shardfs.formats import OfDocuments, Pairing, System, parse_json, print_strict
+from shardfs.formats import n5_viewer
+from shardfs.formats.create_rules import Rule, Sharding
+from shardfs.formats.documents import parse_json, print_strict
+from shardfs.formats.format import OfDocuments, Pairing, System
 from shardfs.formats.n5 import edits
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
 from shardfs.formats.n5.words import DOCUMENT, FORM
-from shardfs.model import Dataset, Problem
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,17 +6,17 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from shardfs.formats import UNFIT, intelligible, parse_written, reason, require_same, unsharded
+from shardfs.formats.documents import UNFIT, intelligible, parse_written, reason, require_same, unsharded
+from shardfs.formats.json_text import REMOVED, changed
 from shardfs.formats.n5.stored import is_dataset, is_sharding, shape_and_block, unshard
 from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES
-from shardfs.grid import ceil_div
-from shardfs.json_text import REMOVED, changed
+from shardfs.model.grid import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.create_rules import Rule
-    from shardfs.json_text import Path
+    from shardfs.formats.create_rules import Rule
+    from shardfs.formats.json_text import Path
 
 SHARDING, TRANSFORMERS = "sharding_indexed", "storage_transformers"
 

@@ -15,26 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from shardfs import n5_viewer
-from shardfs.arrays import Array, ChunkEncoding, Codec
-from shardfs.checks import Blocks, Chain
-from shardfs.codecs import decode, encode
-from shardfs.formats import (
-    UNFIT,
-    integers,
-    print_json,
-    reason,
-    require_rank,
-)
-from shardfs.grid import NestedNames, ceil_div, cell_of
-from shardfs.model import Collection, Coords, Dataset, Facts, Layer, Problem
-from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
-from shardfs.shards.unsharded import Unsharded
+from shardfs.codecs.checks import Blocks, Chain
+from shardfs.codecs.decoders import decode
+from shardfs.codecs.encoders import encode
+from shardfs.formats import n5_viewer
+from shardfs.formats.documents import UNFIT, integers, print_json, reason, require_rank
+from shardfs.model.arrays import Array, ChunkEncoding, Codec
+from shardfs.model.collection import Collection, Facts, Layer
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.grid import NestedNames, ceil_div, cell_of
+from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
+from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shardfs.model import U64, ChunkCheck, Sizes, Transform
+    from shardfs.model.collection import ChunkCheck, Transform
+    from shardfs.model.values import U64, Coords, Sizes
 
 from shardfs.formats.n5.words import (
     DOCUMENT,
@@ -146,7 +143,7 @@ def _layer(shape: Coords, shard: Coords, chunk: Coords, index: IndexEncoding, fa
     for a, (extent, outer, inner) in enumerate(zip(shape, shard, chunk, strict=True)):
         if outer % inner:
             raise ValueError(f"a shard of {outer} elements along axis {a} does not consist of chunks of {inner}")
-        axes.append(Axis(ceil_div(extent, inner), outer // inner))
+        axes.append(ShardedAxis(ceil_div(extent, inner), outer // inner))
     order = range(len(shape))
     return Layer(ShardingIndexed(axes, order[::-1] if fastest_first else order, index, _key, _coords_of(len(shape))))
 

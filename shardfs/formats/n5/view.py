@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shardfs import n5_viewer
-from shardfs.arrays import BYTES, Array, ChunkEncoding, Codec
-from shardfs.errors import UnsupportedError
-from shardfs.formats import print_strict
+from shardfs.codecs.transcode import FillValue, is_filled, memory_order, without_checks
+from shardfs.formats import n5_viewer
+from shardfs.formats.documents import print_strict
+from shardfs.formats.layouts import PlacedArray, arrays_of, from_above, join, laid_out, shown
 from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES, STRUCTURAL, compression_of
-from shardfs.grid import NestedNames
-from shardfs.layouts import Placed, arrays_of, from_above, join, laid_out, shown
-from shardfs.model import Problem
-from shardfs.transcode import FillValue, is_filled, memory_order, without_checks
-from shardfs.zarr_values import name_of
+from shardfs.formats.zarr_values import name_of
+from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
+from shardfs.model.dataset import Problem
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.grid import NestedNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardfs.arrays import Multiscale
-    from shardfs.model import Collection, Dataset
+    from shardfs.model.arrays import Multiscale
+    from shardfs.model.collection import Collection
+    from shardfs.model.dataset import Dataset
 
 VERSION = "2.0.0"
 """Of what layouts show: there is nothing newer in it, and older software reads no newer ones."""
@@ -106,7 +107,7 @@ def _level_below(path: str, dataset: Dataset | None) -> _Shown | None:
 
 
 @dataclass(frozen=True)
-class _Shown(Placed):
+class _Shown(PlacedArray):
     """`further` are attributes that the image it belongs to has for it."""
 
     further: Mapping[str, Any] = field(default_factory=dict)

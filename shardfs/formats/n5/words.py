@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from shardfs.arrays import Codec
-from shardfs.formats import (
-    listed,
-)
+from shardfs.formats.documents import listed
+from shardfs.model.arrays import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,14 +10,15 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardfs.create_rules import Rule, Sharding
-from shardfs.formats import OfDocuments, Pairing, System, parse_json
+from shardfs.formats.create_rules import Rule, Sharding
+from shardfs.formats.documents import parse_json
+from shardfs.formats.format import OfDocuments, Pairing, System
 from shardfs.formats.precomputed import edits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM, INFO
 from shardfs.formats.precomputed.view import children_of, shown_as_volumes
 from shardfs.formats.precomputed.volumes import open_volume
-from shardfs.model import Dataset
+from shardfs.model.dataset import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

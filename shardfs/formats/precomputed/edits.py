@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shardfs.create_rules import MAX_BYTES, MAX_CHUNKS, Rule
-from shardfs.errors import CorruptShardError
-from shardfs.formats import UNFIT, integers, listed, parse_written, reason, require_rank, require_same
+from shardfs.formats.create_rules import MAX_BYTES, MAX_CHUNKS, Rule
+from shardfs.formats.documents import UNFIT, integers, listed, parse_written, reason, require_rank, require_same
+from shardfs.formats.json_text import changed
 from shardfs.formats.precomputed.parts import INFO, key_path
-from shardfs.grid import MortonCode, ceil_div
-from shardfs.json_text import changed
-from shardfs.shards.uint64_sharded import TYPE
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.grid import MortonCode, ceil_div
+from shardfs.shards.byte_layouts.uint64_spec import TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from shardfs.json_text import Path
-    from shardfs.model import Coords, Dataset
+    from shardfs.formats.json_text import Path
+    from shardfs.model.dataset import Dataset
+    from shardfs.model.values import Coords
 
     Open: TypeAlias = Callable[[bytes], Dataset | None]
 
@@ -43,7 +44,7 @@ Name: TypeAlias = "tuple[str, str]"
 """What a part is, and its key."""
 
 
-class Part(NamedTuple):
+class InfoPart(NamedTuple):
     """A part of an info document that may be sharded, and where it is."""
 
     name: Name
@@ -63,7 +64,7 @@ class Info:
     def __init__(self, raw: bytes) -> None:
         self.doc = parse_written(INFO, raw)
         self.type = str(self.doc.get("@type", VOLUME if "scales" in self.doc else ""))
-        self.parts = [Part((kind, _key(value)), at, value) for kind, at, value in self._listed()]
+        self.parts = [InfoPart((kind, _key(value)), at, value) for kind, at, value in self._listed()]
         self.by_name = {part.name: part.value for part in self.parts}
 
     def _listed(self) -> Iterator[tuple[str, Path, dict[str, Any]]]:
@@ -91,7 +92,7 @@ def _key(part: Mapping[str, Any]) -> str:
         return ""  # none, or outside: nothing there is sharded
 
 
-class Source(NamedTuple):
+class InfoPair(NamedTuple):
     """What is stored, and what is shown of it."""
 
     stored: Info
@@ -103,14 +104,14 @@ class Source(NamedTuple):
         return (stored, stored["sharding"]) if "sharding" in stored.keys() - shown.keys() else None
 
 
-def _source(open_: Open, raw: bytes | None) -> Source | None:
+def _source(open_: Open, raw: bytes | None) -> InfoPair | None:
     """None if nothing is sharded there."""
     if raw is None:
         return None
     try:
         found = open_(raw)
         shown = found.documents.get(INFO) if found is not None else None
-        return None if shown is None else Source(Info(raw), Info(shown))
+        return None if shown is None else InfoPair(Info(raw), Info(shown))
     except (ValueError, CorruptShardError):
         return None  # it is shown as it is, and may be mended
 
@@ -158,7 +159,7 @@ def _info(new: bytes) -> Info | None:
 
 
 def _sharded(
-    open_: Open, info: Info, new: bytes, source: Source | None, rule: Rule | None, *, again: bool = False
+    open_: Open, info: Info, new: bytes, source: InfoPair | None, rule: Rule | None, *, again: bool = False
 ) -> bytes:
     """The document with `sharding` in those parts that have it in the source, and in new ones if there is a rule.
 
@@ -203,7 +204,7 @@ def _require_understood(open_: Open, made: bytes, parts: Iterable[Path]) -> None
 # ---- what chunks contradict ----
 
 
-def _kept(info: Info, stored: Info, part: Part, old: dict[str, Any], spec: Any, *, again: bool) -> Any:
+def _kept(info: Info, stored: Info, part: InfoPart, old: dict[str, Any], spec: Any, *, again: bool) -> Any:
     """The `sharding` of a part that is sharded already. Raise one of `UNFIT` if the document contradicts chunks."""
     kind, new = part.name[0], part.value
     try:
@@ -255,7 +256,7 @@ def _grid(scale: Mapping[str, Any]) -> Coords:
 # ---- new parts ----
 
 
-def _new_spec(info: Info, part: Part, rule: Rule) -> dict[str, Any] | None:
+def _new_spec(info: Info, part: InfoPart, rule: Rule) -> dict[str, Any] | None:
     """`sharding` by a rule; None to leave it. Raise one of `UNFIT`, with the reason, for what cannot be sharded."""
     kind, numbers, total, inside, hashed = part.name[0], rule.numbers, 0, 0, "identity"
     encoding = str(part.value.get("encoding", "")).lower()

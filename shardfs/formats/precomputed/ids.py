@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.checks import Chain
-from shardfs.codecs import Gunzip
+from shardfs.codecs.checks import Chain
+from shardfs.codecs.encoders import Gunzip
 from shardfs.formats.precomputed.parts import Parts, around, key_path, layers
-from shardfs.grid import FlatNames, IdNames, MortonCode
-from shardfs.model import Collection, Dataset, Facts, Lead
-from shardfs.shards.uint64_sharded import Ids, ShardingSpec, integer
+from shardfs.model.collection import Collection, Facts, Lead
+from shardfs.model.grid import FlatNames, IdNames, MortonCode
+from shardfs.shards.byte_layouts.uint64_spec import Ids, ShardingSpec, integer
 
 if TYPE_CHECKING:
     from shardfs.formats.precomputed.parts import Describe
+    from shardfs.model.dataset import Dataset
 
 MAX_RANK = 64
 """Of the cells of annotations: a name must fit in 255 bytes."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardfs.arrays import Codec
-from shardfs.errors import CorruptShardError
-from shardfs.formats import print_json
-from shardfs.model import Collection, Dataset, Layer, Pair, Problem
-from shardfs.shards.uint64_sharded import ENTRY, Ids, ShardingSpec, Uint64Sharded
+from shardfs.formats.documents import print_json
+from shardfs.model.arrays import Codec
+from shardfs.model.collection import Collection, Layer, Pair
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.errors import CorruptShardError
+from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
+from shardfs.shards.byte_layouts.uint64_spec import ENTRY, Ids, ShardingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.grid import MortonCode
+    from shardfs.model.grid import MortonCode
 
     Describe: TypeAlias = Callable[[dict[str, Any], ShardingSpec], Collection]
 

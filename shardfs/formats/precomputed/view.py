@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardfs import n5_viewer
-from shardfs.arrays import Axis, ChunkEncoding, Level, Multiscale
-from shardfs.errors import UnsupportedError
-from shardfs.formats import print_strict
-from shardfs.grid import BoxNames
-from shardfs.layouts import array_of, from_above, images_of, join, laid_out, require_described, shown
-from shardfs.transcode import FillValue, is_filled
-from shardfs.zarr_values import name_of
+from shardfs.codecs.transcode import FillValue, is_filled
+from shardfs.formats import n5_viewer
+from shardfs.formats.documents import print_strict
+from shardfs.formats.layouts import array_of, from_above, images_of, join, laid_out, require_described, shown
+from shardfs.formats.zarr_values import name_of
+from shardfs.model.arrays import Axis, ChunkEncoding, Level, Multiscale
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.grid import BoxNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
-    from shardfs.arrays import Array
-    from shardfs.model import Collection, Coords, Dataset
+    from shardfs.model.arrays import Array
+    from shardfs.model.collection import Collection
+    from shardfs.model.dataset import Dataset
+    from shardfs.model.values import Coords
 
 DATA_TYPES = frozenset(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"))
 """Those that all readers have."""

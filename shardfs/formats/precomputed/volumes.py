@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale, finest_first, numbers
-from shardfs.checks import Chain, Image
-from shardfs.codecs import Gunzip
-from shardfs.formats import UNFIT, listed, reason
+from shardfs.codecs.checks import Chain, Image
+from shardfs.codecs.encoders import Gunzip
+from shardfs.codecs.images import PREFIX
+from shardfs.formats.documents import UNFIT, listed, reason
 from shardfs.formats.precomputed.parts import Parts, around, key_path, layers
-from shardfs.grid import BoxNames, MortonCode
-from shardfs.images import PREFIX
-from shardfs.model import Collection, Facts, Layer
-from shardfs.shards.uint64_sharded import ShardingSpec, integer
-from shardfs.shards.unsharded import Unsharded
+from shardfs.model.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale, finest_first, numbers
+from shardfs.model.collection import Collection, Facts, Layer
+from shardfs.model.grid import BoxNames, MortonCode
+from shardfs.shards.byte_layouts.uint64_spec import ShardingSpec, integer
+from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardfs.model import U64, Coords, Dataset
+    from shardfs.model.dataset import Dataset
+    from shardfs.model.values import U64, Coords
 
 DATA_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32")
 SPACE = ("z", "y", "x")

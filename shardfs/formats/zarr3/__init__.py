@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.create_rules import Rule, Sharding
-from shardfs.formats import OfDocuments, System, parse_json
+from shardfs.formats.create_rules import Rule, Sharding
+from shardfs.formats.documents import parse_json
+from shardfs.formats.format import OfDocuments, System
 from shardfs.formats.zarr3 import edits
 from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, MAX_NESTING, open_array, open_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model import Dataset
+    from shardfs.model.dataset import Dataset
 
 __all__ = ("MAX_EDGES", "MAX_NESTING", "ZARR3", "Zarr3")
 

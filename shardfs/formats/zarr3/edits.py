@@ -7,7 +7,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from shardfs.formats import UNFIT, integers, intelligible, parse_written, reason, require_same, unsharded
+from shardfs.formats.documents import UNFIT, integers, intelligible, parse_written, reason, require_same, unsharded
+from shardfs.formats.json_text import changed
 from shardfs.formats.zarr3.stored import (
     DOCUMENT,
     MAX_NESTING,
@@ -18,15 +19,14 @@ from shardfs.formats.zarr3.stored import (
     rewritten,
     unshard,
 )
-from shardfs.grid import ceil_div
-from shardfs.json_text import changed
-from shardfs.zarr_values import transposed
+from shardfs.formats.zarr_values import transposed
+from shardfs.model.grid import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardfs.create_rules import Rule
-    from shardfs.json_text import Path
+    from shardfs.formats.create_rules import Rule
+    from shardfs.formats.json_text import Path
 
 SHARDING = "sharding_indexed"
 ENCODERS = {"gzip": ("level",), "zstd": ("level", "checksum"),

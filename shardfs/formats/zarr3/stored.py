@@ -11,26 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from shardfs import ome, zarr_values
-from shardfs.arrays import Array, Codec
-from shardfs.checks import Chain
-from shardfs.codecs import can_decode
-from shardfs.formats import (
-    UNFIT,
-    integer,
-    integers,
-    listed,
-    print_json,
-    reason,
-    require_rank,
-)
-from shardfs.grid import FlatNames, NestedNames, ceil_div, cell_of
-from shardfs.model import ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
-from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
-from shardfs.shards.unsharded import Unsharded
+from shardfs.codecs.checks import Chain
+from shardfs.codecs.decoders import can_decode
+from shardfs.formats import ome, zarr_values
+from shardfs.formats.documents import UNFIT, integer, integers, listed, print_json, reason, require_rank
+from shardfs.model.arrays import Array, Codec
+from shardfs.model.collection import ChunkNames, Collection, Facts, Layer
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.grid import FlatNames, NestedNames, ceil_div, cell_of
+from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
+from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from shardfs.model.values import Coords
 
 DOCUMENT = "zarr.json"
 FORM = frozenset((DOCUMENT,))
@@ -327,13 +322,13 @@ def _layer(state: _Unsharding, configuration: Any, after: list[dict[str, Any]], 
     return Layer(shards, codecs=around)
 
 
-def _axis(state: _Unsharding, a: int, inner: int) -> Axis:
+def _axis(state: _Unsharding, a: int, inner: int) -> ShardedAxis:
     chunks = ceil_div(state.shape[a], inner)
     edges = state.bounds[a]
     for outer in {b - a for a, b in itertools.pairwise(edges)} if edges else (state.chunk[a],):
         if outer % inner:
             raise ValueError(f"a shard of {outer} elements along axis {a} does not consist of chunks of {inner}")
-    return Axis(chunks, state.chunk[a] // inner, tuple(e // inner for e in edges))
+    return ShardedAxis(chunks, state.chunk[a] // inner, tuple(e // inner for e in edges))
 
 
 def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:

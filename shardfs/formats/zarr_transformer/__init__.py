@@ -13,9 +13,9 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.create_rules import Rule, Sharding
-from shardfs.errors import CorruptShardError
-from shardfs.formats import OfDocuments, System, parse_json
+from shardfs.formats.create_rules import Rule, Sharding
+from shardfs.formats.documents import parse_json
+from shardfs.formats.format import OfDocuments, System
 from shardfs.formats.zarr_transformer import edits
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
@@ -26,7 +26,8 @@ from shardfs.formats.zarr_transformer.stored import (
     ArrayDocuments,
     Hierarchy,
 )
-from shardfs.model import Dataset, Problem
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,16 +6,16 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from shardfs.formats import UNFIT, intelligible, parse_written, reason, require_same, unsharded
+from shardfs.formats.documents import UNFIT, intelligible, parse_written, reason, require_same, unsharded
+from shardfs.formats.json_text import changed
 from shardfs.formats.zarr_transformer.stored import CONSOLIDATED, chunk_grid, item_size, split_transformers, unshard
-from shardfs.grid import ceil_div
-from shardfs.json_text import changed
+from shardfs.model.grid import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardfs.create_rules import Rule
-    from shardfs.json_text import Path
+    from shardfs.formats.create_rules import Rule
+    from shardfs.formats.json_text import Path
 
 TRANSFORMERS = "storage_transformers"
 EXTENSION = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"

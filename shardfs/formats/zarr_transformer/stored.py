@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs import ome, zarr_values
-from shardfs.arrays import Array, Codec
-from shardfs.checks import Chain
-from shardfs.errors import CorruptShardError
-from shardfs.formats import UNFIT, integers, listed, parse_json, print_json, reason, require_rank
-from shardfs.grid import FlatNames, HeadedNames, ceil_div, cell_of
-from shardfs.model import ChunkNames, Collection, Coords, Dataset, Facts, Layer, Problem
-from shardfs.shards import MAX_INDEX_BYTES
-from shardfs.shards.sharding_indexed import Axis, IndexEncoding, ShardingIndexed
-from shardfs.shards.unsharded import Unsharded
+from shardfs.codecs.checks import Chain
+from shardfs.formats import ome, zarr_values
+from shardfs.formats.documents import UNFIT, integers, listed, parse_json, print_json, reason, require_rank
+from shardfs.model.arrays import Array, Codec
+from shardfs.model.collection import ChunkNames, Collection, Facts, Layer
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.grid import FlatNames, HeadedNames, ceil_div, cell_of
+from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
+from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
+from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from shardfs.model.values import Coords
 
 FORMAT = "zarr3-draft"
 DOCUMENT = "zarr.json"
@@ -236,7 +239,7 @@ def _chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
 
 
 def _shards(grid: Coords, per_shard: Coords, separator: str) -> ShardingIndexed:
-    axes = [Axis(n, per) for n, per in zip(grid, per_shard, strict=True)]
+    axes = [ShardedAxis(n, per) for n, per in zip(grid, per_shard, strict=True)]
     return ShardingIndexed(axes, range(len(axes)), IndexEncoding(crc32c=False), *_keys(separator, len(grid)))
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-from shardfs.inodes import ROOT
+from shardfs.vfs.inodes import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardfs.chunk_tree import Attributes
-    from shardfs.writing.tree import WriteTree
+    from shardfs.model.attributes import Attributes
+    from shardfs.write.tree import WriteTree
 
 
 class Calls(Protocol):

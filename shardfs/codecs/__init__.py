@@ -1,0 +1,1 @@
+"""Chunk bytes: codecs, checks, images, transcoding, and a subprocess for decoders that may crash."""

@@ -1,0 +1,192 @@
+"""Checks of stored chunks, by arithmetic and by decoding, with which `verify` finds damage. Pure; no I/O."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardfs.codecs import decoders, images
+from shardfs.codecs.decoders import can_decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from shardfs.model.arrays import Codec
+    from shardfs.model.values import U64, Coords, Sizes
+
+CRC32C = "crc32c"
+HEADS: Mapping[str, int] = {"blosc": 16, "blosc2": 16, "zstd": 18, "gzip": 3}
+"""The number of first bytes that identify a codec's output, and often give the size of its input."""
+
+
+class Image(NamedTuple):
+    """What an encoding of voxels (`images`) must know about the chunks: `shape` returns the shape of each."""
+
+    channels: int
+    data_type: str
+    configuration: Mapping[str, Any]
+    shape: Callable[[Coords], Coords]
+
+
+class Chain:
+    """A `model.ChunkCheck`: elements in some encoding, and bytes-to-bytes codecs around it.
+
+    Args:
+        codecs: in the order of encoding; `unchecked` names the first one that shardfs cannot decode.
+        encoded: returns the encoded sizes of chunks (n, d), before `codecs`; None if these depend on the content.
+        encoding: the name of the encoding; "" if all bytes of the right number are valid.
+        image: needed to decode encodings of voxels. Chunks in other named encodings are not decoded.
+    """
+
+    def __init__(
+        self,
+        codecs: Sequence[Codec] = (),
+        encoded: Callable[[U64], U64] | None = None,
+        encoding: str = "",
+        image: Image | None = None,
+    ) -> None:
+        self._codecs, self._encoded, self._encoding, self._image = tuple(codecs), encoded, encoding, image
+        names = [c.name for c in codecs]
+        self._around = len(names)  # only checksums follow from here, and these keep the bytes before them readable
+        while self._around and names[self._around - 1] == CRC32C:
+            self._around -= 1
+        self._fixed = encoded is not None and set(names) <= {CRC32C}
+        self._last = names[self._around - 1] if self._around else ""
+        self.head = None if names[-1:] == [CRC32C] else HEADS.get(self._last, 0)
+        self.unchecked = next((c.name for c in self._codecs if not can_decode(c)), "") or _undecodable(encoding, image)
+        self.plain = self._fixed and not encoding
+
+    def sizes(self, coords: U64) -> Sizes | None:
+        if not self._fixed or self._encoded is None:
+            return None
+        return self._encoded(coords).astype(np.int64) + 4 * len(self._codecs)
+
+    def quick(self, coords: Coords, size: int, head: npt.NDArray[np.uint8]) -> None:
+        if self.head is None:
+            for _ in self._codecs[self._around :]:
+                decoders.require_crc32c(head.data)
+                head = head[:-4]
+            size = len(head)
+        if self._last in _LAST:
+            inner = _LAST[self._last](size, head[: HEADS[self._last]].tobytes())
+            self._compare(coords, self._around - 1, inner)
+
+    def _compare(self, coords: Coords, around: int, size: int) -> None:
+        """Raise ValueError unless the first `around` codecs may give `size` bytes; -1 stands for an unknown size."""
+        if size < 0 or self._encoded is None or any(c.name != CRC32C for c in self._codecs[:around]):
+            return
+        wanted = int(self._encoded(np.array([coords], np.uint64))[0]) + 4 * around
+        if size != wanted:
+            raise ValueError(f"{wanted} bytes expected inside {self._codecs[around].name}, its header says {size}")
+
+    def deep(self, coords: Coords, stored: bytes) -> None:
+        data = self.decoded(stored)
+        if data is None:
+            return
+        if self._encoded is not None:
+            _require(int(self._encoded(np.array([coords], np.uint64))[0]), len(data), "found after decoding")
+        if self._encoding and self._image is not None and not self.unchecked:
+            image = self._image
+            images.decode(self._encoding, data, image.shape(coords), np.dtype(image.data_type), image.configuration)
+
+    def decoded(self, stored: bytes) -> bytes | None:
+        """The chunk without its codecs; None if one is unknown. Raise ValueError, with the reason, if one fails."""
+        known = len(self._codecs)
+        while known and can_decode(self._codecs[known - 1]):
+            known -= 1
+        data = decoders.decode(self._codecs[known:], stored)
+        return None if known else data
+
+
+class Blocks:
+    """A `model.ChunkCheck` for N5 blocks: a header, then a payload with codecs around it.
+
+    Args:
+        codecs: see `Chain`.
+        shape: the shape of a full block, x first.
+        itemsize: the size of an element in bytes.
+    """
+
+    plain = False
+
+    def __init__(self, codecs: Sequence[Codec], shape: Coords, itemsize: int) -> None:
+        self._chain = Chain(codecs)
+        self._raw = {c.name for c in codecs} <= {CRC32C}
+        self._sums = 4 * len(codecs)
+        self._shape, self._itemsize = shape, itemsize
+        self.head = None if self._chain.head is None else 8 + 4 * len(shape)
+        self.unchecked = self._chain.unchecked
+
+    def sizes(self, coords: U64) -> None:
+        return None  # a block at the edge may be clipped or full
+
+    def quick(self, coords: Coords, size: int, head: npt.NDArray[np.uint8]) -> None:
+        start, elements = self._header(head[: 8 + 4 * len(self._shape)].tobytes())
+        if self.head is None:
+            self._chain.quick(coords, size - start, head[start:])
+        if self._raw and elements >= 0:
+            _require(start + elements * self._itemsize + self._sums, size, "stored")
+
+    def _header(self, head: bytes) -> tuple[int, int]:
+        """The header's size, and the number of elements; -1 for mode 2, objects of any size."""
+        mode, rank = int.from_bytes(head[:2], "big"), int.from_bytes(head[2:4], "big")
+        if len(head) < 6 or mode > 2:
+            raise ValueError(f"no N5 block: the header of {len(head)} bytes begins with mode {mode}")
+        if mode == 2:
+            return 6, -1
+        start = 4 + 4 * rank + 4 * mode
+        if rank != len(self._shape) or start > len(head):
+            raise ValueError(f"no N5 block: its header has {rank} axes, the array {len(self._shape)}")
+        shape = [int.from_bytes(head[i : i + 4], "big") for i in range(4, 4 + 4 * rank, 4)]
+        if any(n > whole for n, whole in zip(shape, self._shape, strict=True)):
+            raise ValueError(f"the block has the shape {shape}, larger than a full block of {list(self._shape)}")
+        return start, int.from_bytes(head[start - 4 : start], "big") if mode else math.prod(shape)
+
+    def deep(self, coords: Coords, stored: bytes) -> None:
+        start, elements = self._header(stored[: 8 + 4 * len(self._shape)])
+        data = self._chain.decoded(stored[start:])
+        if data is not None and elements >= 0:
+            _require(elements * self._itemsize, len(data), "found after decoding")
+
+
+def _require(wanted: int, size: int, where: str) -> None:
+    if size != wanted:
+        raise ValueError(f"{wanted} bytes expected, {size} {where}")
+
+
+# ---- the size of a codec's input from the first bytes of its output, -1 if these do not contain the size
+
+
+def _blosc(size: int, head: bytes) -> int:
+    """From https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst; Blosc 2 has the same 16 bytes."""
+    if len(head) < 16:
+        raise ValueError(f"no Blosc header in {size} bytes")
+    decoded, stored = int.from_bytes(head[4:8], "little"), int.from_bytes(head[12:16], "little")
+    if stored != size:
+        raise ValueError(f"its Blosc header says {stored} bytes, but it has {size}")
+    return decoded
+
+
+def _zstd(size: int, head: bytes) -> int:
+    if head[:4] != decoders.ZSTD_MAGIC:
+        raise ValueError(f"no zstd frame: it begins with {head[:4].hex()}")
+    return decoders.zstd_size(head)
+
+
+def _gzip(size: int, head: bytes) -> int:
+    if head != b"\x1f\x8b\x08":
+        raise ValueError(f"not gzip data: it begins with {head.hex()}")
+    return -1
+
+
+_LAST: Mapping[str, Callable[[int, bytes], int]] = {"blosc": _blosc, "blosc2": _blosc, "zstd": _zstd, "gzip": _gzip}
+
+
+def _undecodable(encoding: str, image: Image | None) -> str:
+    """The name of the encoding if this installation cannot decode it, else ""."""
+    known = not encoding or (image is not None and not images.lacking(encoding, image.data_type, image.channels))
+    return "" if known else encoding

@@ -1,0 +1,374 @@
+"""Decoders for the voxel encodings of precomputed volumes: from bytes to elements. Pure.
+
+Sources: https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/volume.md, and cloud-volume for
+encodings that this page lacks. Optional libraries do the work (the extras `images` and `codecs`). Before a library
+decodes a chunk, the shape in the chunk's header is checked, so that no header decides how much memory is allocated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardfs.codecs.sandbox import APART, Crash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from shardfs.model.values import Coords
+
+    Elements = npt.NDArray[Any]
+
+PREFIX = "precomputed."
+"""Prefix of the encodings' names as serializers (`arrays.ChunkEncoding`): other formats may use the same names."""
+
+RANK = 4
+"""Axes of a chunk with several channels; channels are the first axis."""
+
+SLAB = 1 << 18
+"""Voxels of a compressed segmentation that are decoded at once, or one block if that is larger."""
+
+MAX_BLOCK = 1 << 24
+"""Most voxels of one block of a compressed segmentation."""
+
+
+class ImageShape(NamedTuple):
+    """The shape and data type of a chunk, and the parameters of its encoding."""
+
+    channels: int
+    z: int
+    y: int
+    x: int
+    dtype: np.dtype[Any]
+    configuration: Mapping[str, Any]
+
+    @property
+    def voxels(self) -> int:
+        return self.z * self.y * self.x
+
+    def require(self, in_header: Coords, wanted: Coords) -> None:
+        """Raise ValueError if the shape in a header is not the wanted one."""
+        if in_header != wanted:
+            raise ValueError(f"{' x '.join(map(str, wanted))} elements expected, its header says {in_header}")
+
+
+class Encoding(NamedTuple):
+    """A decoder and what it supports.
+
+    Args:
+        types: supported element types, in numpy's notation without byte order.
+        channels: supported numbers of channels.
+        module: the module that decodes.
+        package: the name under which pip installs the module.
+        crashes: whether damaged data can crash the module, so that it must run in the sandbox process.
+    """
+
+    decode: Callable[[Any, bytes, ImageShape], Elements]
+    types: Sequence[str]
+    channels: Sequence[int]
+    module: str
+    package: str
+    crashes: bool = False
+
+
+def encoding_of(name: str, dtype: npt.DTypeLike, channels: int) -> Encoding | None:
+    """The decoder for chunks of this encoding; None if shardfs does not know the encoding."""
+    if name == "png" and np.dtype(dtype).itemsize > 1 and channels > 1:
+        # Pillow would truncate such elements to 8 bits.
+        return Encoding(_png_deep, ("u2",), tuple(MODES), "imagecodecs", "imagecodecs")
+    return ENCODINGS.get(name)
+
+
+def lacking(name: str, dtype: npt.DTypeLike, channels: int) -> str:
+    """Why this installation cannot decode chunks of this encoding; "" if it can."""
+    encoding = encoding_of(name, dtype, channels)
+    if encoding is None:
+        return f"encoding {name!r:.80} is unknown"
+    if np.dtype(dtype).str[1:] not in encoding.types or channels not in encoding.channels:
+        return f"encoding {name!r} cannot hold {channels} channels of {np.dtype(dtype).name}"
+    try:
+        importlib.import_module(encoding.module)
+    except ImportError:
+        return f"encoding {name!r} needs {encoding.package}: pip install {encoding.package}"
+    return ""
+
+
+def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]) -> Elements:
+    """Decode a chunk of shape (c, z, y, x) or (z, y, x). Raise ValueError, with the reason, if that fails."""
+    encoding = encoding_of(name, dtype, _channels(shape))
+    if encoding is None:
+        raise ValueError(f"encoding {name!r:.80} is unknown")
+    if not encoding.crashes:
+        return decode_here(name, data, shape, dtype, configuration)
+    args = name, bytes(data), shape, dtype, dict(configuration)
+    try:
+        elements: Elements = APART.call(__name__, decode_here.__name__, *args)
+    except Crash as e:
+        raise ValueError(f"{name}: {encoding.package} crashes on it ({e})") from None
+    return elements
+
+
+def _channels(shape: Coords) -> int:
+    return shape[0] if len(shape) == RANK else 1
+
+
+def decode_here(
+    name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]
+) -> Elements:
+    """`decode` in this process, which damaged data may crash (`Encoding.crashes`)."""
+    channels, (z, y, x) = _channels(shape), shape[-3:]
+    encoding = encoding_of(name, dtype, channels) or ENCODINGS[name]
+    chunk = ImageShape(channels, z, y, x, dtype, configuration)
+    try:
+        elements = encoding.decode(importlib.import_module(encoding.module), data, chunk)
+    except ValueError:
+        raise
+    except Exception as e:  # each library raises its own exception for damaged input
+        raise ValueError(f"{name}: {type(e).__name__}: {e}") from e
+    if elements.size != math.prod(shape):
+        raise ValueError(f"{name}: {math.prod(shape)} elements expected, {elements.size} found")
+    return elements.reshape(shape).astype(dtype, copy=False)
+
+
+# ---- pictures: any width and height with the right number of pixels; the channels of a pixel are adjacent
+
+
+def _of_pixels(pixels: Elements, chunk: ImageShape) -> Elements:
+    if pixels.dtype != chunk.dtype or pixels.size != chunk.voxels * chunk.channels:
+        raise ValueError(f"{chunk[:4]} {chunk.dtype} expected, the picture has {pixels.shape} {pixels.dtype}")
+    return pixels.reshape(chunk.voxels, chunk.channels).T
+
+
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+"""Pillow's modes by the number of 8-bit channels. The only 16-bit mode of Pillow is gray."""
+
+
+def _pillow(pillow: Any, data: bytes, chunk: ImageShape) -> Elements:
+    with pillow.open(io.BytesIO(data), formats=["JPEG", "PNG"]) as picture:
+        chunk.require((picture.width * picture.height,), (chunk.voxels,))
+        wanted = MODES.get(chunk.channels) if chunk.dtype.itemsize == 1 else "I;16"
+        if picture.mode != wanted:
+            raise ValueError(f"a picture of Pillow's mode {wanted} expected, found {picture.mode}")
+        return _of_pixels(np.asarray(picture), chunk)
+
+
+def _png_deep(imagecodecs: Any, data: bytes, chunk: ImageShape) -> Elements:
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))  # IHDR is the first PNG chunk
+    chunk.require((width * height,), (chunk.voxels,))
+    return _of_pixels(imagecodecs.png_decode(data), chunk)
+
+
+def _jxl(imagecodecs: Any, data: bytes, chunk: ImageShape) -> Elements:
+    chunk.require((math.prod(_jxl_size(_jxl_codestream(data))),), (chunk.voxels,))
+    return _of_pixels(imagecodecs.jpegxl_decode(data, index=0, numthreads=1), chunk)
+
+
+JXL_BOXES = b"\0\0\0\x0cJXL \r\n\x87\n"
+
+
+def _jxl_codestream(data: bytes) -> bytes:
+    """The data from the beginning of the codestream: a file is that, or boxes around it (ISO/IEC 18181-2)."""
+    at = 0
+    if not data.startswith(JXL_BOXES):
+        return data
+    while at + 8 <= len(data):
+        size, kind, start = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8], at + 8
+        if size == 1:
+            size, start = int.from_bytes(data[start : start + 8], "big"), start + 8
+        if kind in (b"jxlc", b"jxlp"):
+            return data[start + (4 if kind == b"jxlp" else 0) :]
+        if size < 8:
+            break
+        at += size
+    raise ValueError("jxl: no box with a codestream")
+
+
+RATIOS = ((0, 1), (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
+
+
+def _jxl_size(data: bytes) -> Coords:
+    """Height and width from the `SizeHeader` (ISO/IEC 18181-1). Bits are in order from the lowest of each byte."""
+    if not data.startswith(b"\xff\x0a"):
+        raise ValueError(f"jxl: a codestream begins with ff0a, found {data[:2].hex()}")
+    bits, at = int.from_bytes(data[2:14], "little"), 0
+
+    def take(n: int) -> int:
+        nonlocal at
+        at += n
+        return bits >> (at - n) & ((1 << n) - 1)
+
+    def length(is_small: int) -> int:
+        return 8 * (take(5) + 1) if is_small else take((9, 13, 18, 30)[take(2)]) + 1
+
+    is_small = take(1)
+    height, ratio = length(is_small), take(3)
+    times, by = RATIOS[ratio]
+    return height, height * times // by if ratio else length(is_small)
+
+
+# ---- segmentations
+
+
+def _compressed_segmentation(_: Any, data: bytes, chunk: ImageShape) -> Elements:
+    """See https://github.com/google/neuroglancer/blob/master/src/sliceview/compressed_segmentation/README.md"""
+    if len(data) % 4 or len(data) < 4 * chunk.channels or chunk.dtype.itemsize not in (4, 8):
+        raise ValueError(f"{len(data)} bytes of {chunk.dtype} cannot be a compressed segmentation")
+    words = np.frombuffer(data, "<u4")
+    block = tuple(chunk.configuration["block_size"])
+    out = np.empty((chunk.channels, chunk.z, chunk.y, chunk.x), chunk.dtype)
+    for c in range(chunk.channels):
+        _Blocks(words[words.item(c) :], block[::-1], out[c]).decode()
+    return out
+
+
+class _Blocks:
+    """Decoder for one channel of a compressed segmentation.
+
+    The header has two words for each block: the position of its table of values with the number of bits of each index
+    into the table, and the position of these indices. Positions count words. Blocks, and indices in a block, are in C
+    order of (z, y, x). Blocks at the edge are stored in full. All blocks with the same number of bits are decoded at
+    once, up to `SLAB` voxels.
+    """
+
+    def __init__(self, words: npt.NDArray[np.uint32], block: Coords, out: Elements) -> None:
+        self._words, self._block, self._out = words, block, out
+        self._voxels, self._wide = math.prod(block), out.dtype.itemsize // 4
+        self._grid = tuple(-(-n // b) for n, b in zip(out.shape, block, strict=True))
+        count = math.prod(self._grid)
+        if self._voxels > MAX_BLOCK:
+            raise ValueError(f"a block size of {block[::-1]} is more than the limit of {MAX_BLOCK} voxels")
+        if len(words) < 2 * count:
+            raise ValueError(f"{len(words)} words are too few for a compressed segmentation of {count} blocks")
+        head = words[: 2 * count].astype(np.int64)
+        self._tables, self._bits, self._indices = head[::2] & 0xFFFFFF, head[::2] >> 24, head[1::2]
+
+    def decode(self) -> None:
+        step = max(1, SLAB // self._voxels)
+        for bits in np.unique(self._bits).tolist():
+            if bits not in (0, 1, 2, 4, 8, 16, 32):
+                raise ValueError(f"a block of a compressed segmentation has indices of {bits} bits")
+            same_bits = np.flatnonzero(self._bits == bits)
+            for start in range(0, len(same_bits), step):
+                blocks = same_bits[start : start + step]
+                self._put(blocks, self._values(blocks, self._index(blocks, bits)))
+
+    def _index(self, blocks: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.uint32]:
+        """Indices into the tables, for all voxels of the blocks; with 0 bits one index for each block."""
+        if not bits:
+            return np.zeros((len(blocks), 1), np.uint32)
+        per = 32 // bits
+        length = -(-self._voxels // per)
+        words = self._take(self._indices[blocks], length)
+        shifts = np.arange(per, dtype=np.uint32) * np.uint32(bits)
+        index: npt.NDArray[np.uint32] = words[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
+        return index.reshape(len(blocks), length * per)[:, : self._voxels]
+
+    def _values(self, blocks: npt.NDArray[np.int64], index: npt.NDArray[np.uint32]) -> Elements:
+        at = self._tables[blocks][:, None] + self._wide * index.astype(np.int64)
+        self._require(int(at.max()) + self._wide)
+        values: Elements = self._words[at]
+        if self._wide == 2:
+            values = values | self._words[at + 1].astype(np.uint64) << np.uint64(32)
+        return values
+
+    def _put(self, blocks: npt.NDArray[np.int64], values: Elements) -> None:
+        shape = self._block if values.shape[1] > 1 or self._voxels == 1 else (1, 1, 1)
+        corners = np.stack(np.unravel_index(blocks, self._grid), axis=1) * self._block
+        for (z, y, x), part in zip(corners.tolist(), values.reshape(-1, *shape), strict=True):
+            inside = self._out[z : z + self._block[0], y : y + self._block[1], x : x + self._block[2]]
+            inside[...] = part[: inside.shape[0], : inside.shape[1], : inside.shape[2]]
+
+    def _take(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint32]:
+        self._require(int(starts.max()) + length)
+        words: npt.NDArray[np.uint32] = self._words[starts[:, None] + np.arange(length)]
+        return words
+
+    def _require(self, end: int) -> None:
+        if end > len(self._words):
+            raise ValueError(
+                f"a block ends at word {end}, but the compressed segmentation has {len(self._words)} words"
+            )
+
+
+def _labels(library: Any, data: bytes, chunk: ImageShape) -> Elements:
+    """Decode compresso and crackle."""
+    header = library.header(data)
+    fields = header if isinstance(header, dict) else vars(header)
+    chunk.require(tuple(int(fields[axis]) for axis in ("sx", "sy", "sz")), (chunk.x, chunk.y, chunk.z * chunk.channels))
+    return np.asarray(library.decompress(data)).T
+
+
+# ---- floating point
+
+
+def _fpzip(fpzip: Any, data: bytes, chunk: ImageShape) -> Elements:
+    chunk.require(_fpzip_shape(data), (chunk.x, chunk.y, chunk.z, chunk.channels))
+    return np.asarray(fpzip.decompress(_padded(data, chunk), order="F")).T
+
+
+def _kempressed(fpzip: Any, data: bytes, chunk: ImageShape) -> Elements:
+    """Decode cloud-volume's variant of fpzip: channels are before z, and 2 is added to each value."""
+    chunk.require(_fpzip_shape(data), (chunk.x, chunk.y, chunk.channels, chunk.z))
+    return np.swapaxes(np.asarray(fpzip.decompress(_padded(data, chunk), order="F")), 2, 3).T - np.float32(2)
+
+
+def _padded(data: bytes, chunk: ImageShape) -> bytes:
+    """Append zeros, since the library reads until it has all elements. No element takes more than 8 bytes."""
+    return data + bytes(8 * chunk.voxels * chunk.channels + 64)
+
+
+def _fpzip_shape(data: bytes) -> Coords:
+    """The shape in a header, x first.
+
+    fpzip's range coder also encodes the header: 64 bits of magic, version, type and precision, then four lengths of 32
+    bits (https://github.com/LLNL/fpzip, src/rcdecoder.inl and src/read.cpp).
+    """
+    code, low, width, at = int.from_bytes(data[:4], "big"), 0, 0xFFFFFFFF, 4
+
+    def shift(n: int) -> None:
+        nonlocal code, low, width, at
+        for byte in data[at : at + n].ljust(n, b"\0"):
+            code, low, width = (code << 8 | byte) & 0xFFFFFFFF, low << 8 & 0xFFFFFFFF, width << 8 & 0xFFFFFFFF
+        at += n
+
+    def take(n: int) -> int:
+        nonlocal low, width
+        width >>= n
+        value = (code - low & 0xFFFFFFFF) // width
+        low = low + width * value & 0xFFFFFFFF
+        while not (low ^ (low + width & 0xFFFFFFFF)) >> 24:
+            shift(1)
+        if not width >> 16:
+            shift(2)
+            width = -low & 0xFFFFFFFF
+        return value
+
+    try:
+        if bytes(take(8) for _ in range(4)) != b"fpz\0":
+            raise ValueError("fpzip: its header does not begin with the magic bytes")
+        for n in (16, 8, 1, 7):
+            take(n)
+        return tuple(take(16) | take(16) << 16 for _ in range(4))
+    except (ZeroDivisionError, OverflowError):
+        raise ValueError("fpzip: its header is damaged") from None
+
+
+INTEGERS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
+ANY, ONE = range(1, 1 << 16), (1,)
+
+ENCODINGS: Mapping[str, Encoding] = {
+    "jpeg": Encoding(_pillow, ("u1",), (1, 3), "PIL.Image", "Pillow"),
+    "png": Encoding(_pillow, ("u1", "u2"), tuple(MODES), "PIL.Image", "Pillow"),
+    "compressed_segmentation": Encoding(_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy"),
+    "jxl": Encoding(_jxl, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs"),
+    "compresso": Encoding(_labels, INTEGERS, ONE, "compresso", "compresso", crashes=True),
+    "crackle": Encoding(_labels, INTEGERS, ONE, "crackle", "crackle-codec", crashes=True),
+    "fpzip": Encoding(_fpzip, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
+    "kempressed": Encoding(_kempressed, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
+}

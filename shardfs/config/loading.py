@@ -1,0 +1,230 @@
+"""Options from flags, `-o` words, the environment and profiles, merged and checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from shardfs.config.options import _BY_NAME, FILES, LAYOUT_CODECS, Options, Setting, Values, settings
+from shardfs.config.parsers import OptionError, octal, suggestion, switch
+
+FORWARDED = ("nodev", "nosuid", "noexec", "noatime", "sync", "dirsync")
+"""Words of mount(8) that the kernel understands on a FUSE mount."""
+
+# fmt: off
+ACCEPTED = frozenset((
+    "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group", "defaults",
+    "dev", "suid", "exec", "async", "atime", "diratime", "nodiratime", "relatime", "norelatime",
+    "strictatime", "nostrictatime", "lazytime", "nolazytime", "iversion", "noiversion",
+    "mand", "nomand", "silent", "loud",
+))
+# fmt: on
+"""Words of fstab and mount(8) that are accepted without effect, like all words that begin with `x-`."""
+
+ACCESS = {"ro": False, "writable": True}
+"""Other names of the option `rw` in `-o` and profiles, with the value of `rw` that they stand for."""
+
+
+# ---- loaders ----
+
+
+def from_environment(environ: Mapping[str, str]) -> Values:
+    """Load `SHARDFS_NAME` for each option, and `SHARDFS_STORAGE_OPTIONS` as a JSON object. Empty means not given.
+
+    Other variables that begin with `SHARDFS_` are ignored: scripts and services may use some.
+    """
+    values: Values = {
+        s.name: _parsed(s, environ[s.variable], s.variable) for s in settings() if environ.get(s.variable)
+    }
+    text = environ.get("SHARDFS_STORAGE_OPTIONS")
+    if text:
+        values["storage_options"] = _json_object(text, "SHARDFS_STORAGE_OPTIONS")
+    return values
+
+
+def from_mount_options(texts: Iterable[str]) -> Values:
+    """Load the arguments of `-o`: words and `name=value`, separated by commas. `\\,` is a comma in a value."""
+    values: Values = {}
+    for text in texts:
+        for word in split_words(text):
+            _add_word(values, word)
+    return values
+
+
+def split_words(text: str) -> list[str]:
+    """Split at commas, dropping empty words. A backslash escapes a comma or a backslash."""
+    words = re.findall(r"(?:\\[,\\]|[^,])+", text)
+    return [re.sub(r"\\([,\\])", r"\1", word) for word in words]
+
+
+def _add_word(values: Values, word: str) -> None:
+    name, equals, text = word.partition("=")
+    prefix, dot, key = name.partition(".")
+    known = name.replace("-", "_")
+    if dot and prefix.replace("-", "_") == "storage_option":
+        _add_storage_option(values, f"{key}={text}" if equals else key)
+    elif dot and prefix == "env":
+        _add_variable(values, f"{key}={text}" if equals else key)
+    elif word == "rw":
+        values["bare_rw"] = True
+    elif known in ACCESS:
+        _add_access(values, name, switch(text) is ACCESS[known])
+    elif known in _BY_NAME:
+        _add_value(values, _BY_NAME[known], text, bare=not equals)
+    elif name in FORWARDED:
+        values["kernel"] = (*values.get("kernel", ()), name)
+    elif name not in ACCEPTED and not name.lower().startswith("x-"):
+        hint = suggestion(known, (*_BY_NAME, *ACCESS, *FORWARDED, *ACCEPTED))
+        raise OptionError(f"unknown option {name!r}{hint}")
+
+
+def _add_access(values: Values, name: str, rw: bool) -> None:
+    if values.get("rw", rw) is not rw:
+        raise OptionError(f"{name!r} contradicts an earlier option")
+    values["rw"] = rw
+
+
+def _add_value(values: Values, setting: Setting, text: str, *, bare: bool) -> None:
+    if bare and setting.value:
+        raise OptionError(f"option {setting.name!r} needs a value: {setting.name}={setting.value}")
+    values[setting.name] = _parsed(setting, text, setting.name)
+
+
+def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
+    """Load one key of a profile. `others` are the profile's keys that are no options.
+
+    `storage_options` reach fsspec unchanged. Other values may have TOML's types, or be texts in the notation of `-o`.
+    """
+    known = key.replace("-", "_")
+    if known in ("storage_options", "env"):
+        if not isinstance(value, dict):
+            raise OptionError(f"{key}: must be a table")
+        return {known: value if known == "storage_options" else dict(_variables(key, value))}
+    if key in FORWARDED:
+        return {"kernel": (key,)} if switch(_plain(key, value)) else {}
+    if known in ACCESS:
+        return {"rw": switch(_plain(key, value)) is ACCESS[known]}
+    setting = _BY_NAME.get(known)
+    if setting is None or setting.scope == FILES:
+        names = (s.name for s in settings() if s.scope != FILES)
+        known_keys = (*others, "storage_options", "env", *ACCESS, *FORWARDED, *names)
+        raise OptionError(f"unknown key {key!r}{suggestion(known, known_keys)}")
+    if setting.parse is octal and not isinstance(value, str):  # TOML's 0o22 arrives as 18
+        raise OptionError(f'{key}: write the octal mode as a string, such as "0444"')
+    return {known: _parsed(setting, _plain(key, value), key)}
+
+
+def _variables(key: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in given.items():
+        text = _plain(f"{key}.{name}", value)
+        if not name or "=" in name or "\0" in name:
+            raise OptionError(f"{key}: {name!r} is not a valid variable name: it must be non-empty, without = and NUL")
+        yield name, text
+
+
+def _plain(key: str, value: Any) -> str:
+    if not isinstance(value, str | bool | int | float):
+        raise OptionError(f"{key}: must be a string, a number, true or false")
+    return without_nul(key, str(value))
+
+
+def without_nul(key: str, text: str) -> str:
+    """Return the text. Raise OptionError if it contains NUL, which a file can contain but no system call accepts."""
+    if "\0" in text:
+        raise OptionError(f"{key}: must not contain the character NUL")
+    return text
+
+
+def from_flags(given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:
+    """Load command line flags: field name -> text, or True or False for a switch; None means not given."""
+    values: Values = {}
+    for s in settings():
+        text = given.get(s.name)
+        if text is not None:
+            values[s.name] = _parsed(s, str(text), s.flag)
+    for pair in storage:
+        _add_storage_option(values, pair)
+    for pair in env:
+        _add_variable(values, pair)
+    return values
+
+
+def merged(*layers: Values) -> Options:
+    """The options of all layers. Later layers win; storage options and variables are merged key by key."""
+    values: Values = {}
+    for layer in layers:
+        values = joined(values, layer)
+    return Options(**values)
+
+
+def joined(old: Values, new: Values) -> Values:
+    """Merge two layers into one, by the rules of `merged`."""
+    return {**old, **{k: _joined(old[k], v) if k in old else v for k, v in new.items()}}
+
+
+def _joined(old: Any, new: Any) -> Any:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return joined({**old}, {**new})
+    return (*old, *new) if isinstance(old, tuple) and isinstance(new, tuple) else new
+
+
+def _parsed(setting: Setting, text: str, shown_name: str) -> Any:
+    try:
+        return setting.parse(text)
+    except OptionError as e:
+        raise OptionError(f"{shown_name}: {e}") from None
+
+
+def _add_storage_option(values: Values, pair: str) -> None:
+    """Add `KEY=VALUE`, or `OUTER.INNER=VALUE` for nested objects. A value that is not JSON is a string."""
+    key, equals, text = pair.partition("=")
+    if not key or not equals:
+        raise OptionError(f"storage option {pair!r} is not of the form KEY=VALUE")
+    value: Any = _json_or_text(text)
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    values["storage_options"] = joined(values.get("storage_options", {}), value)
+
+
+def _add_variable(values: Values, pair: str) -> None:
+    name, equals, text = pair.partition("=")
+    if not name or not equals:
+        raise OptionError(f"environment variable {pair!r} is not of the form NAME=VALUE")
+    values["env"] = {**values.get("env", {}), name: text}
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _json_object(text: str, variable: str) -> Values:
+    value = _json_or_text(text)
+    if not isinstance(value, dict):
+        raise OptionError(f"{variable}: not a JSON object")
+    return value
+
+
+def check(options: Options) -> None:
+    """Raise OptionError for combinations that are invalid, or that would give other users access by mistake."""
+    if options.allow_other and not options.default_permissions:
+        raise OptionError(
+            "allow_other needs default_permissions: without it the kernel checks no owner or mode, and every user may "
+            "read everything. Give both"
+        )
+    if options.allow_root and (options.allow_other or options.uid is not None):
+        raise OptionError("allow_root cannot be combined with allow_other or uid: remove one of them")
+    codecs = LAYOUT_CODECS[options.layout]
+    if options.chunk_codec is not None and options.chunk_codec not in codecs:
+        able = f"only in {', '.join(codecs)}" if codecs else "only as they are stored: give a layout such as zarr2"
+        raise OptionError(f"chunk_codec={options.chunk_codec}: the layout {options.layout} shows chunks {able}")
+    if options.bare_rw and not options.rw:
+        raise OptionError("-o rw alone is refused because mount(8) adds it automatically: use -o writable or -o ro")
+    if options.create is not None and not options.rw:
+        raise OptionError("create has no effect without rw: add rw, or remove create")
+    if options.rw and options.layout != "native":
+        raise OptionError(f"the layout {options.layout} is read-only: remove rw, or use layout=native")

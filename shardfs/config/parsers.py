@@ -1,0 +1,123 @@
+"""Parsers of option values."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+LONGEST_S = 10**9
+"""The longest finite time of an option in seconds, within the limits of the system's timers."""
+
+
+class OptionError(ValueError):
+    """An unknown option, or an invalid value. The message is for the user."""
+
+
+# ---- values ----
+
+
+def size(text: str) -> int:
+    """Bytes: 65536, 64K, 256M, 1GiB; K is 1024."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise OptionError(f"{text!r} is not a size such as 64K, 256M or 1GiB")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def seconds(text: str) -> float:
+    """Seconds, or with a unit: 90, 0.5, 10m, 2h, 1d, forever."""
+    if text == "forever":
+        return math.inf
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})([smhd]?)", text)
+    if match is None:
+        raise OptionError(f"{text!r} is not a time such as 90, 0.5, 10m, 2h or forever")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def finite_seconds(text: str) -> float:
+    """A time like that of `seconds`, but not forever."""
+    value = seconds(text)
+    if value == math.inf:
+        raise OptionError("'forever' is not possible here; give a number of seconds")
+    if value > LONGEST_S:
+        raise OptionError(f"{text!r} is too long; the limit is {LONGEST_S} seconds")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """A time like that of `finite_seconds`, but not 0."""
+    value = finite_seconds(text)
+    if value == 0:
+        raise OptionError("must be more than 0")
+    return value
+
+
+def octal(text: str) -> int:
+    """Permission bits in octal, at most 0777."""
+    if not re.fullmatch(r"(0o)?[0-7]{1,4}", text):
+        raise OptionError(f"{text!r} is not an octal mode such as 022 or 0444")
+    mode = int(text, 8)
+    if mode > 0o777:
+        raise OptionError(f"{text!r} is more than nine permission bits (0777)")
+    return mode
+
+
+def natural(text: str) -> int:
+    """A number from 0 to 2**32 - 2."""
+    if not re.fullmatch(r"\d{1,10}", text) or int(text) >= 2**32 - 1:
+        raise OptionError(f"{text!r} is not a number from 0 to {2**32 - 2}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A number from 1 to 2**32 - 2."""
+    if natural(text) == 0:
+        raise OptionError("must be at least 1")
+    return int(text)
+
+
+def switch(text: str) -> bool:
+    """True or false; an empty text is true, for an option without a value."""
+    if text.lower() in ("", "1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise OptionError(f"{text!r} is neither true nor false")
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """A parser that accepts only these words."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise OptionError(f"{text!r} is not one of {', '.join(words)}{suggestion(text, words)}")
+        return text
+
+    return parse
+
+
+def file_path(text: str) -> str:
+    """An absolute path, because the daemon changes its current directory."""
+    if not text:
+        raise OptionError("needs a path")
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def address(text: str) -> str:
+    """HOST:PORT, with an IPv6 address in brackets."""
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 65536) or (":" in host and host[0] != "["):
+        raise OptionError(f"{text!r} is not of the form HOST:PORT, such as localhost:9100 or [::1]:9100")
+    return text
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: `; did you mean ...` if a known word is similar, else ""."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,185 @@
+"""Configuration files with named profiles, which `shardfs mount NAME` and the service unit mount.
+
+All `*.toml` files in `/etc/shardfs` and in the user's configuration directory are read. A profile is a table
+`[mount.NAME]` with the keys `source`, `mountpoint`, `storage_options`, `env` and the names of options.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardfs.config import loading, parsers
+from shardfs.config.parsers import OptionError
+from shardfs.model.redact import secrets_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardfs.config.options import Values
+
+SYSTEM = "/etc/shardfs"
+
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]*"
+"""Profile names: not escaped as instance names of systemd, and distinct from paths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One table `[mount.NAME]`; `values` are its options in the form of the other loaders."""
+
+    name: str
+    file: str
+    source: str
+    mountpoint: str
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFault:
+    """An error in a file, or in one of its profiles. With `warning`, the file or profile can still be used."""
+
+    file: str
+    profile: str
+    why: str
+    warning: bool = False
+
+    def __str__(self) -> str:
+        where = f"{self.file}: [mount.{self.profile}]" if self.profile else self.file
+        return f"{where}: {self.why}"
+
+
+@dataclass(slots=True)
+class Configuration:
+    """The content of all configuration files. A user's profile replaces the system's profile of the same name."""
+
+    files: list[str] = field(default_factory=list)
+    profiles: dict[str, Profile] = field(default_factory=dict)
+    faults: list[ConfigFault] = field(default_factory=list)
+
+    def profile(self, name: str) -> Profile:
+        """The profile. Raise OptionError with its faults, or with the most similar name if it does not exist."""
+        faults = [str(fault) for fault in self.faults if fault.profile == name and not fault.warning]
+        if faults:
+            raise OptionError("; ".join(faults))
+        if name in self.profiles:
+            return self.profiles[name]
+        # The message lists unreadable files too, because one of them may contain the profile.
+        unread = [str(fault) for fault in self.faults if not fault.profile and not fault.warning]
+        where = "; `shardfs config show` lists the profiles" if self.files else "; there is no configuration file"
+        raise OptionError("; ".join([f"no profile {name!r}{parsers.suggestion(name, self.profiles)}{where}", *unread]))
+
+
+def directories() -> list[str]:
+    """The directories of the files. Profiles in the later directory win."""
+    own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return [SYSTEM, os.path.join(own, "shardfs")]
+
+
+def read(where: str | None = None) -> Configuration:
+    """Read all configuration files, or only the file or directory `where`. Faults are collected, not raised."""
+    result = Configuration()
+    for place in directories() if where is None else [where]:
+        layer = Configuration()
+        for path in [place] if place == where and not os.path.isdir(place) else _listed(place, layer):
+            _read_file(path, layer)
+        result.files += layer.files
+        # A broken profile must not silently fall back to the system's profile of the same name.
+        broken = {fault.profile for fault in layer.faults if not fault.warning}
+        result.faults = [f for f in result.faults if f.profile not in layer.profiles] + layer.faults
+        result.profiles = {k: v for k, v in {**result.profiles, **layer.profiles}.items() if k not in broken}
+    _compare(result)
+    return result
+
+
+def _listed(directory: str, result: Configuration) -> list[str]:
+    try:
+        return sorted(os.path.join(directory, name) for name in os.listdir(directory) if name.endswith(".toml"))
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        result.faults.append(ConfigFault(directory, "", str(e.strerror)))
+        return []
+
+
+def _read_file(path: str, result: Configuration) -> None:
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            tables = tomllib.load(file)
+    except (OSError, ValueError) as e:
+        result.faults.append(ConfigFault(path, "", str(getattr(e, "strerror", None) or e)))
+        return
+    result.files.append(path)
+    for key in tables.keys() - {"mount"}:
+        result.faults.append(ConfigFault(path, "", f"unknown key {key!r}{parsers.suggestion(key, ('mount',))}"))
+    mounts = tables.get("mount", {})
+    if not isinstance(mounts, dict) or not all(isinstance(table, dict) for table in mounts.values()):
+        result.faults.append(ConfigFault(path, "", "`mount` must contain tables: write each profile as [mount.NAME]"))
+        return
+    for name, table in mounts.items():
+        _read_profile(path, name, table, result)
+    if mode & stat.S_IROTH and any(map(_has_secrets, (result.profiles[n] for n in mounts if n in result.profiles))):
+        result.faults.append(
+            ConfigFault(path, "", "contains secrets, but all users can read it: chmod o-r", warning=True)
+        )
+
+
+def _has_secrets(profile: Profile) -> bool:
+    given = (profile.values.get("storage_options", {}), profile.values.get("env", {}))
+    return any(True for _ in secrets_of(profile.source, *given))
+
+
+def _read_profile(path: str, name: str, table: Mapping[str, Any], result: Configuration) -> None:
+    faults = [ConfigFault(path, name, why) for why in _name_faults(name, result)]
+    texts = {"source": "", "mountpoint": ""}
+    values: Values = {}
+    for key, value in table.items():
+        try:
+            if key in texts:
+                texts[key] = _text(key, value)
+            else:
+                values = _added(values, key, loading.from_profile(key, value, texts))
+        except OptionError as e:
+            faults.append(ConfigFault(path, name, str(e)))
+    faults += [ConfigFault(path, name, f"{key} is missing") for key, text in texts.items() if key not in table]
+    result.faults += faults
+    if not faults:
+        source, mountpoint = (os.path.expanduser(text) for text in texts.values())
+        result.profiles[name] = Profile(name, path, source, mountpoint, values)
+
+
+def _added(values: Values, key: str, new: Values) -> Values:
+    # One option can have several keys: `ro`, `writable` and `rw`, and each name with `-` or `_`.
+    if any(values.get(name, v) != v for name, v in new.items() if not isinstance(v, dict | tuple)):
+        raise OptionError(f"{key!r} contradicts an earlier option")
+    return loading.joined(values, new)
+
+
+def _name_faults(name: str, result: Configuration) -> Iterator[str]:
+    if not re.fullmatch(NAME, name):
+        yield "a name consists of letters, digits and _ . : -, and begins with a letter, a digit or _"
+    if name in result.profiles:
+        yield f"is also in {result.profiles[name].file}: rename or remove one of them"
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise OptionError(f"{key}: must be a string, and not empty")
+    if key == "mountpoint" and not value.startswith(("/", "~/")):
+        raise OptionError(f"mountpoint: {value!r} is not an absolute path")
+    return loading.without_nul(key, value)
+
+
+def _compare(result: Configuration) -> None:
+    taken: dict[Path, Profile] = {}
+    for profile in result.profiles.values():
+        other = taken.setdefault(Path(profile.mountpoint), profile)
+        if other is not profile:
+            why = f"has the mountpoint of {other.name!r}, {profile.mountpoint}"
+            result.faults.append(ConfigFault(profile.file, profile.name, why, warning=True))

@@ -1,0 +1,329 @@
+"""What may keep a mount from working on this machine, each with what to do about it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import resource
+import shutil
+import stat
+import time
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardfs.daemon.mount import DESCRIPTORS
+from shardfs.formats.registry import formats
+from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.errors import ShardfsError, message
+from shardfs.model.redact import public_name, scrubbed
+from shardfs.storage import mount_table
+from shardfs.storage.open_store import open_store
+from shardfs.storage.retry import NoAnswer, RetryPolicy, http_status
+from shardfs.storage.store import package_for
+from shardfs.vfs.tree import open_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardfs.config.options import Options
+    from shardfs.storage.store import Store
+
+OK, NOTE, WRONG = "ok", "note", "wrong"
+"""A note is about what only some need."""
+
+DEVICE, FUSE_CONF, FUSE_SYSCTL = "/dev/fuse", "/etc/fuse.conf", "/proc/sys/fs/fuse"
+MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup"
+
+SECONDS = 10.0
+"""How long a store is waited for, at most."""
+
+
+class Diagnosis(NamedTuple):
+    """One line. `fix` says what to do, if there is something to be done."""
+
+    check: str
+    state: str
+    told: str
+    fix: str = ""
+
+
+def examine_machine(found: Options) -> Iterator[Diagnosis]:
+    """What every mount needs; `found` are the options it would have."""
+    yield _device()
+    yield _fusermount()
+    yield _libfuse()
+    yield from _packages()
+    yield _fuse_conf(found)
+    yield _kernel_timeout(found)
+    yield _descriptors()
+    yield _memory(found)
+    yield from _mounts()
+
+
+# ---- the machine
+
+
+def _device() -> Diagnosis:
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return Diagnosis(
+            "device", WRONG, f"{DEVICE} does not exist",
+            "modprobe fuse; in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN",
+        )  # fmt: skip
+    except OSError as e:
+        why = "in a container, start it with --device /dev/fuse" if e.errno == errno.EPERM else f"chmod 666 {DEVICE}"
+        return Diagnosis("device", WRONG, f"{DEVICE} cannot be opened: {e.strerror}", why)
+    return Diagnosis("device", OK, f"{DEVICE} can be opened")
+
+
+def _fusermount() -> Diagnosis:
+    path = shutil.which("fusermount3")
+    if path is None:
+        state = NOTE if os.geteuid() == 0 else WRONG
+        return Diagnosis("fusermount3", state, "is not installed, and only root can mount", "apt install fuse3")
+    info = os.stat(path)
+    if os.geteuid() != 0 and not (info.st_mode & stat.S_ISUID and info.st_uid == 0):
+        fix = f"chown root {path} && chmod u+s {path}"
+        return Diagnosis("fusermount3", WRONG, f"{path} does not run as root, so it cannot mount", fix)
+    return Diagnosis("fusermount3", OK, path)
+
+
+def _libfuse() -> Diagnosis:
+    for name in ("libfuse3.so.4", "libfuse3.so.3"):
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        library.fuse_pkgversion.restype = ctypes.c_char_p
+        return Diagnosis("libfuse", OK, library.fuse_pkgversion().decode())
+    return Diagnosis("libfuse", WRONG, "libfuse 3 is not installed", "apt install fuse3")
+
+
+def _packages() -> Iterator[Diagnosis]:
+    """Whether the packages that shardfs needs are there, and new enough."""
+    told = []
+    for name, least in _requirements():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Diagnosis("packages", WRONG, f"{name} is not installed", f"pip install '{name}>={least}'")
+            continue
+        if _numbers(version) < _numbers(least):
+            fix = f"pip install --upgrade '{name}>={least}'"
+            yield Diagnosis("packages", WRONG, f"{name} {version} is too old", fix)
+        told.append(f"{name} {version}")
+    for name in ("aiohttp", "s3fs", "gcsfs", "adlfs"):
+        with suppress(metadata.PackageNotFoundError):
+            told.append(f"{name} {metadata.version(name)}")
+    yield Diagnosis("packages", OK, ", ".join(told))
+
+
+def _requirements() -> list[tuple[str, str]]:
+    """Names and least versions, of what is no extra."""
+    try:
+        lines = metadata.requires("shardfs") or []
+    except metadata.PackageNotFoundError:  # run from a checkout
+        lines = [f"{name}>=0" for name in ("fsspec", "mfusepy", "numpy", "numcodecs")]
+    matches = (re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", line.strip()) for line in lines)
+    return [(match[1], match[2]) for match in matches if match]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _fuse_conf(found: Options) -> Diagnosis:
+    try:
+        lines = Path(FUSE_CONF).read_text().splitlines()
+    except OSError:
+        lines = []
+    if os.geteuid() == 0 or any(line.split("#")[0].strip() == "user_allow_other" for line in lines):
+        return Diagnosis("user_allow_other", OK, "other users may be let in with allow_other")
+    state = WRONG if found.allow_other else NOTE
+    fix = f"as root: echo user_allow_other >> {FUSE_CONF}"
+    return Diagnosis("user_allow_other", state, f"is not in {FUSE_CONF}: allow_other is refused to you", fix)
+
+
+def _kernel_timeout(found: Options) -> Diagnosis:
+    limits = [s for name in ("max_request_timeout", "default_request_timeout") if (s := _sysctl(name))]
+    if not limits:
+        return Diagnosis("request time-out", OK, "the kernel waits for as long as it takes")
+    seconds, needed = min(limits), 2 * found.store_timeout
+    if seconds > needed:
+        return Diagnosis("request time-out", OK, f"the kernel waits {seconds} s for an answer")
+    return Diagnosis(
+        "request time-out", WRONG,
+        f"the kernel ends a mount that does not answer within {seconds} s, and a store may take {needed:g} s",
+        f"store_timeout={seconds / 4:g}, or sysctl fs.fuse.max_request_timeout={int(2 * needed)} "
+        f"fs.fuse.default_request_timeout={int(2 * needed)}",
+    )  # fmt: skip
+
+
+def _sysctl(name: str) -> int:
+    try:
+        return int(Path(FUSE_SYSCTL, name).read_text())
+    except (OSError, ValueError):  # of an older kernel
+        return 0
+
+
+def _descriptors() -> Diagnosis:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
+        told = f"no more than {hard} files may be open, and a mount may need {DESCRIPTORS}"
+        return Diagnosis(
+            "descriptors", WRONG, told, f"ulimit -Hn {DESCRIPTORS}, or LimitNOFILE={DESCRIPTORS} in the unit"
+        )
+    return Diagnosis("descriptors", OK, f"{hard} files may be open" if hard >= 0 else "any number of files may be open")
+
+
+def _memory(found: Options) -> Diagnosis:
+    wanted, free = found.index_cache + found.chunk_cache, _available_bytes()
+    told = f"caches may take {wanted >> 20} MiB; {free >> 20} MiB are available"
+    if free and wanted > free:
+        return Diagnosis("memory", WRONG, told, f"index_cache={free >> 22}M,chunk_cache={free >> 22}M")
+    return Diagnosis("memory", OK, told)
+
+
+def _available_bytes() -> int:
+    found = []
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path(MEMINFO).read_text(), re.MULTILINE)
+        found += [int(match[1]) << 10] if match else []
+        limit = Path(CGROUP, "memory.max").read_text().strip()
+        found += [int(limit)] if limit.isdecimal() else []
+    except OSError:  # there is no such limit
+        pass
+    return min(found, default=0)
+
+
+def _mounts() -> Iterator[Diagnosis]:
+    for mount in mount_table.mounts():
+        yield from examine_mount(mount)
+
+
+def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
+    """How one mount fares."""
+    name, point = "mount", mount.mountpoint
+    if mount.state == mount_table.DEAD:
+        fix = f"shardfs umount --lazy {point}"
+        yield Diagnosis(name, WRONG, f"{point}: its daemon has died, and the mount remains", fix)
+    elif mount.state == mount_table.HANGS:
+        yield Diagnosis(name, WRONG, f"{point}: does not answer", f"shardfs umount --lazy {point}, and mount it again")
+    elif mount.state == mount_table.CLOSED:
+        yield Diagnosis(name, NOTE, f"{point}: belongs to another user")
+    elif mount.told is None:
+        yield Diagnosis(name, NOTE, f"{point}: reports no status, as mounts of old versions")
+    elif (store := mount.told["store"]) and store["silent"]:
+        fix = "check the network and the store; the mount recovers by itself"
+        yield Diagnosis(name, WRONG, f"{point}: its store does not answer", fix)
+    else:
+        failed = sum(store["errors"].values()) - store["errors"].get("ENOENT", 0) if store else 0
+        note = f"; its store has failed {failed} times, see {point}/.shardfs/log" if failed else ""
+        yield Diagnosis(name, NOTE if failed else OK, f"{point}: answers{note}")
+
+
+# ---- a source
+
+
+def examine_source(source: str, found: Options) -> Iterator[Diagnosis]:
+    """Whether it can be mounted; stops at what makes further looks useless."""
+    shown = public_name(source)
+    began = time.monotonic()
+    try:
+        patience = RetryPolicy(min(found.store_timeout, SECONDS), min(found.store_retries, 1))
+        store = open_store(source, found.storage_options, follow_symlinks=found.symlinks == "follow", patience=patience)
+        documents = _documents(store)
+    except Exception as e:  # noqa: BLE001 - told
+        yield _unreachable(source, shown, e)
+        return
+    milliseconds = (time.monotonic() - began) * 1000
+    yield Diagnosis("store", OK, f"{shown}: answers within {milliseconds:.0f} ms")
+    if store.remote:
+        yield from _ranges(store, documents)
+    yield _dataset(source, shown, found)
+
+
+def _documents(store: Store) -> dict[str, bytes]:
+    names = dict.fromkeys(name for f in formats() for name in f.documents)
+    return store.documents("", list(names), 1 << 20)
+
+
+def _unreachable(source: str, shown: str, e: Exception) -> Diagnosis:
+    told = f"{shown}: {message(e)}"
+    package = package_for(source)
+    if isinstance(e, ImportError):
+        fix = f"pip install {package}" if package else "install the package that the message names"
+        return Diagnosis("store", WRONG, told, fix)
+    if isinstance(e, PermissionError) or _is_about_credentials(e):
+        return Diagnosis("credentials", WRONG, told, _CREDENTIALS.get(package or "", _RIGHTS))
+    if isinstance(e, NoAnswer | TimeoutError):
+        fix = "check the network, the proxy, the host name in the URL and endpoint_url"
+        return Diagnosis("store", WRONG, told, fix)
+    if isinstance(e, FileNotFoundError):
+        return Diagnosis("store", WRONG, told, "check the spelling of the path, and whether its disk is mounted")
+    return Diagnosis("store", WRONG, told, "check the URL and the storage options")
+
+
+_CREDENTIALS = {
+    "s3fs": "set AWS_PROFILE, or "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket, storage_option.anon=true",
+    "gcsfs": "gcloud auth application-default login; for a public bucket, storage_option.token=anon",
+    "adlfs": "set AZURE_STORAGE_ACCOUNT_NAME and a key or SAS token; for a public container, storage_option.anon=true",
+    "aiohttp": "the server refuses access: put https://NAME:PASSWORD@... into a profile",
+}  # fmt: skip
+_RIGHTS = "let the user that mounts read it; shardfs reads with the rights of that user"
+
+
+def _is_about_credentials(e: BaseException | None) -> bool:
+    while e is not None:
+        if http_status(e) in (401, 403) or "Credential" in type(e).__name__ or "Unable to locate credentials" in str(e):
+            return True
+        e = e.__cause__
+    return False
+
+
+def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Diagnosis]:
+    """Whether a part of an object can be had, from its beginning and from its end."""
+    name = next((name for name, data in documents.items() if len(data) > 8), None)
+    if name is None:
+        yield Diagnosis("byte ranges", NOTE, "there is no document in the source to try them with")
+        return
+    data = documents[name]
+    try:
+        store.require_ranges([name])
+        got = [store.open(name).read([part])[0] for part in (ByteRange(2, 6), Suffix(4))]
+    except OSError as e:
+        state = f"{name}: {e.strerror or e}"
+        fix = "serve the source with a server that honours Range, such as nginx; or copy it, and mount the copy"
+        yield Diagnosis("byte ranges", WRONG, scrubbed(state), fix)
+        return
+    if got != [data[2:6], data[-4:]]:
+        fix = "a cache or proxy between here and the store answers wrongly: bypass it"
+        yield Diagnosis("byte ranges", WRONG, f"{name}: the store returned other bytes than the range requested", fix)
+        return
+    yield Diagnosis("byte ranges", OK, "are honoured")
+
+
+def _dataset(source: str, shown: str, found: Options) -> Diagnosis:
+    options: dict[str, Any] = {"layout": found.layout, "skip_unsupported": found.unsupported == "skip"}
+    try:
+        tree = open_tree(
+            source,
+            storage_options=found.storage_options,
+            follow_symlinks=found.symlinks == "follow",
+            store_timeout_s=min(found.store_timeout, SECONDS),
+            store_retries=min(found.store_retries, 1),
+            **options,
+        )
+    except (ShardfsError, OSError) as e:
+        return Diagnosis("dataset", WRONG, f"{shown}: {message(e)}", "`shardfs info` lists what is in it")
+    problems = tree.problems()
+    if problems:
+        told = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
+        return Diagnosis("dataset", NOTE, f"{shown}: some of it is shown as it is stored: {told}")
+    return Diagnosis("dataset", OK, f"{shown}: can be mounted")

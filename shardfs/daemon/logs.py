@@ -1,0 +1,139 @@
+"""Where the log goes and how its lines look: text, JSON, with the journal's priorities; and its last lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import sys
+from collections import deque
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from shardfs.model.redact import scrubbed
+
+KEPT = 1000
+"""Lines that `.shardfs/log` shows."""
+
+LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+"""What SIGUSR2 goes through."""
+
+
+class Logs(NamedTuple):
+    """What the options say. `form` is text or json."""
+
+    file: str | None = None
+    level: str = "warning"
+    form: str = "text"
+
+
+class Tail(logging.Handler):
+    """Keeps the last lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[str] = deque(maxlen=KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
+
+    def text(self) -> bytes:
+        """The lines, as they would stand in a file."""
+        return "".join(f"{line}\n" for line in list(self._lines)).encode(errors="backslashreplace")
+
+
+class _File(logging.handlers.WatchedFileHandler):
+    """A file that is begun anew if it was moved away. Where that is not possible nobody who logs fails by it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+
+def set_up(logs: Logs, *, daemon: bool) -> Tail:
+    """From now on all that is logged goes where it should. What the last lines can be asked of is returned."""
+    handler, tail = _handler(logs.file, daemon=daemon), Tail()
+    handler.setFormatter(_formatter(handler, logs))
+    tail.setFormatter(_Json() if logs.form == "json" else _Text(_IN_A_FILE))
+    logging.basicConfig(level=logs.level.upper(), handlers=[handler, tail], force=True)
+    return tail
+
+
+def cycle() -> str:
+    """Log more; after everything as little as usual. The name of the new level."""
+    root = logging.getLogger()
+    lower = [level for level in LEVELS if level < root.level]
+    root.setLevel(lower[0] if lower else LEVELS[0])
+    return logging.getLevelName(root.level).lower()
+
+
+def _handler(file: str | None, *, daemon: bool) -> logging.Handler:
+    if file is not None:
+        return _File(file, encoding="utf8", errors="backslashreplace")
+    if not daemon:
+        return logging.StreamHandler()
+    if os.path.exists("/dev/log"):
+        return logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
+    return logging.NullHandler()
+
+
+_IN_A_FILE = "%(asctime)s %(levelname)s %(message)s"
+_ELSEWHERE = "shardfs[%(process)d]: %(message)s"
+
+
+def _formatter(handler: logging.Handler, logs: Logs) -> logging.Formatter:
+    form = _Json() if logs.form == "json" else _Text(_IN_A_FILE if logs.file else _ELSEWHERE)
+    if type(handler) is logging.StreamHandler and is_journal():
+        return _Journal(_Text("%(message)s") if logs.form == "text" else form)
+    return form
+
+
+def is_journal() -> bool:
+    """Whether standard error leads to systemd's journal, which says so in the environment; systemd.exec(5)."""
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return (device, inode) == (str(found.st_dev), str(found.st_ino))
+
+
+class _Text(logging.Formatter):
+    """Takes secrets out, of tracebacks as well."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return scrubbed(super().format(record))
+
+
+class _Json(logging.Formatter):
+    """A JSON object in a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "pid": record.process,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({k: scrubbed(v) if isinstance(v, str) else v for k, v in told.items()})
+
+
+class _Journal(logging.Formatter):
+    """A line with its priority; sd-daemon(3)."""
+
+    PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.DEBUG, 7))
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next((p for level, p in self.PRIORITIES if record.levelno >= level), 7)
+        return "\n".join(f"<{priority}>{line}" for line in self._inner.format(record).splitlines() or [""])

@@ -1,0 +1,80 @@
+"""A little web server from which Prometheus fetches the metrics of a mount."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from shardfs.model.errors import MountError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SLOW_S = 5.0
+"""Who does not ask for so long is hung up on."""
+
+
+class Scraping:
+    """Listens from when it is made, and answers from `start` on, with what it is given there."""
+
+    def __init__(self, address: str) -> None:
+        """`address` is HOST:PORT; MountError if it cannot be listened on."""
+        parts = urlsplit(f"//{address}")
+        try:
+            host = parts.hostname or "localhost"
+            self._server = (_Server6 if ":" in host else _Server)((host, parts.port or 0), _Handler)
+        except (OSError, ValueError) as e:
+            number = e.errno if isinstance(e, OSError) else errno.EINVAL
+            raise MountError(number, f"cannot listen: {getattr(e, 'strerror', None) or e}", address) from e
+
+    @property
+    def address(self) -> str:
+        """Where it listens; with the port that was chosen, if none was named."""
+        host, port = self._server.server_address[:2]
+        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
+
+    def start(self, make: Callable[[], bytes]) -> None:
+        """Answer /metrics with what `make` returns, in a thread."""
+        self._server.make = make
+        threading.Thread(target=self._server.serve_forever, name="shardfs-metrics", daemon=True).start()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    make: Callable[[], bytes]
+
+    def server_bind(self) -> None:
+        # Not the standard library's, which asks for the name of our address and may wait for a name server.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = SLOW_S
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404)
+            return
+        body = self.server.make()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass

@@ -1,0 +1,443 @@
+"""Start and end of a mount: check the mountpoint, fork, open the source, mount, report that it answers; publish what
+was written.
+
+A daemon forks before anything touches fsspec or starts a thread: fsspec's event loop does not survive a fork. What goes
+wrong in the child travels through a pipe to the parent, which prints it and exits with its code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import faulthandler
+import fcntl
+import gc
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import stat
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardfs.daemon import logs, systemd
+from shardfs.daemon.logs import Logs
+from shardfs.daemon.shutdown import drain
+from shardfs.daemon.unmount import ANSWER_S, daemon_of, unmount
+from shardfs.model.errors import MountError, exit_code, is_expected, message
+from shardfs.model.redact import is_path, public_name
+from shardfs.storage.mount_table import FS_TYPE, covered_by, mount_type, mounted_at
+from shardfs.storage.source_locks import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shardfs.daemon.metrics import Scraping
+    from shardfs.daemon.shutdown import Writing
+    from shardfs.daemon.status import Status
+    from shardfs.daemon.systemd import Notifier
+    from shardfs.fuse.libfuse import Session
+    from shardfs.fuse.server import Server
+    from shardfs.fuse.settings import FuseSettings
+    from shardfs.storage.mount_table import MountInfo
+    from shardfs.vfs.tree import Tree
+    from shardfs.write.overlay import Overlay
+
+log = logging.getLogger(__name__)
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+KEPT_BYTES = 16 << 20
+
+NOT_READY = 6
+"""Exit code: the mount did not answer in time."""
+
+LEFT = 3
+"""Exit code: not all that was written is published. The rest is in the journal."""
+
+DESCRIPTORS = 2048
+"""Room in the table of descriptors: for 1,024 shards, and what else there is."""
+
+DEFAULT_LOGS = Logs()
+
+NAMED, COUNTED = 5, 1000
+"""Entries of a directory that is not empty: at most so many are named, and counted."""
+
+UNMOUNTED = b"\0"
+"""What the server says through the pipe in which signals have their numbers."""
+
+LAST_ANSWERS_S = 5.0
+"""After SIGTERM, how long programs that still use the mount are served before the daemon ends under them."""
+
+
+LAST_WORDS_S = 2.0
+"""How long a process in the foreground has for itself after that."""
+
+
+def mount(
+    source: str,
+    mountpoint: str,
+    *,
+    foreground: bool,
+    ready_timeout: float,
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]],
+    fuse: FuseSettings,
+    fsname: str | None = None,
+    layout: str = "native",
+    nonempty: str = "warn",
+    told: Logs = DEFAULT_LOGS,
+    access_log: str | None = None,
+    metrics_addr: str | None = None,
+    ready: Callable[[], object] = lambda: None,
+) -> int:
+    """Mount a source; the exit code. In the foreground, returns when it is unmounted, else when the mount answers.
+    The exit code of a process that served is 3 if something that was written stays in the journal.
+
+    Args:
+        open_tree: opens the source, given the hook to call before waiting. Called in the daemon. Its second value is
+            None if the source is read-only.
+        ready_timeout: seconds until a daemon that does not answer is ended.
+        fsname: what findmnt shows as the source.
+        nonempty: what to do if the mountpoint has entries, which the mount hides: warn, refuse or allow.
+        access_log: a file to which each request is added, as a line of JSON.
+        metrics_addr: HOST:PORT at which Prometheus may ask.
+        ready: called in this process when the mount answers.
+    """
+    # Without links: libfuse takes /dev/fd/N for a device that was opened before.
+    mountpoint = os.path.realpath(mountpoint)
+    dead = _check_mountpoint(mountpoint, nonempty)
+    _check_apart(source, mountpoint)
+
+    shown = fsname or public_name(source)
+
+    what = _Mount(mountpoint, dead, open_tree, fuse, shown, layout, access_log, metrics_addr)
+    if foreground:
+        return _serve_in_foreground(what, told, ready)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    receive, send = os.pipe()
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until Ctrl-C would end the child, too
+    pid = os.fork()
+    if pid == 0:
+        os.close(receive)
+        _daemon(what, send, told, masked)
+    os.close(send)
+    code = _await_daemon(pid, receive, ready_timeout, what, masked)
+    if code == 0:
+        ready()
+    return code
+
+
+# ---- the mountpoint ----
+
+
+def _check_mountpoint(mountpoint: str, nonempty: str = "warn") -> MountInfo | None:
+    """The mount of a dead daemon that is to be replaced, if there is one. Raise MountError if this is no mountpoint."""
+    while (top := mounted_at(mountpoint)) is not None and top.type == FS_TYPE:
+        daemon = daemon_of(mountpoint, ANSWER_S)
+        if daemon is None:
+            raise MountError(errno.EBUSY, "shardfs is mounted here, and does not answer: shardfs umount -l", mountpoint)
+        if daemon.pid:
+            raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
+        below = covered_by(top)
+        if below is None or below.type != FS_TYPE:
+            log.warning("%s: replacing the mount of a dead daemon", mountpoint)
+            return top
+        unmount(mountpoint, lazy=True)
+    # A look at an autofs trigger would wait for the very mount that is being made.
+    if top is not None and top.type == "autofs":
+        return None
+    try:
+        is_directory = stat.S_ISDIR(os.stat(mountpoint).st_mode)
+    except OSError as e:
+        raise MountError(e.errno, e.strerror, mountpoint) from e
+    if not is_directory:
+        raise MountError(errno.ENOTDIR, "is not a directory", mountpoint)
+    if nonempty != "allow" and (hidden := _listed(mountpoint)):
+        if nonempty == "refuse":
+            why = f"the directory is not empty: the mount would hide {hidden}; move them, or use -o nonempty=warn"
+            raise MountError(errno.ENOTEMPTY, why, mountpoint)
+        log.warning("%s: the directory is not empty: the mount hides %s", mountpoint, hidden)
+    return None
+
+
+def _listed(directory: str | int) -> str:
+    """How many entries a directory has, and some of their names; an empty string if there are none to be seen."""
+    try:
+        with os.scandir(directory) as found:
+            names = sorted(repr(entry.name) for entry in islice(found, COUNTED))
+    except OSError:  # the kernel may let us mount where we may not list
+        return ""
+    if not names:
+        return ""
+    count = f"{len(names)} entries" if len(names) < COUNTED else f"{COUNTED} entries or more"
+    return f"{count}: {', '.join(names[:NAMED])}{', ...' if len(names) > NAMED else ''}"
+
+
+def _check_apart(source: str, mountpoint: str) -> None:
+    """The daemon reads the source while it answers: what it must ask of its own mount, it would wait for for ever."""
+    if "::" in source and not is_path(source):  # an archive stays open
+        return
+    here, there = Path(mountpoint), Path(canonical(source))
+    if there.is_relative_to(here) and there.exists():
+        raise MountError(errno.EBUSY, "would cover the source", mountpoint)
+    if here.is_relative_to(there):
+        raise MountError(errno.EBUSY, "lies in the source, which would have to show itself", mountpoint)
+
+
+# ---- serving ----
+
+
+class _Mount(NamedTuple):
+    """What is to be served, and how."""
+
+    mountpoint: str
+    dead: MountInfo | None
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]]
+    fuse: FuseSettings
+    shown: str
+    layout: str
+    access_log: str | None
+    metrics_addr: str | None
+
+
+def _serve_in_foreground(what: _Mount, told: Logs, ready: Callable[[], object]) -> int:
+    """Serve with the log and the service manager of a foreground process; the exit code."""
+    tail = logs.set_up(told, daemon=False)
+    manager = systemd.from_environment(os.environ)
+
+    def answering(status: Status) -> None:
+        log.info("%s is mounted on %s", what.shown, what.mountpoint)
+        ready()
+        if manager is not None:
+            manager.watch(what.mountpoint, lambda: f"serving {what.shown} on {what.mountpoint}: {status.line()}")
+
+    code = _serve(what, tail, answering, manager)
+    _end_soon(code)
+    return code
+
+
+def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None) -> int:
+    """Open, mount, answer requests until unmounted, publish; the exit code."""
+    from shardfs.daemon.status import Status
+    from shardfs.fuse.access import AccessLog
+    from shardfs.fuse.libfuse import Session
+    from shardfs.fuse.server import Server
+
+    _prepare_process()
+    server = Server(what.fuse, AccessLog.open(what.access_log) if what.access_log else None)
+    scraping = _listening(what.metrics_addr)
+    tree, writing = what.open_tree(server.waiting)
+    session = Session([*what.fuse.options(), f"fsname={what.shown}", "subtype=shardfs"], what.fuse.limits())
+
+    # Before it is mounted: whom a signal ends behind that leaves a mount that nobody serves.
+    receive, send = os.pipe()
+    os.set_blocking(send, False)
+    # Signals arrive through the pipe as well. Python runs their handlers in the main thread alone, while the kernel
+    # may interrupt any other thread, and a main thread that served would not notice before the next request.
+    signal.set_wakeup_fd(send)
+    for number in (*_ENDING, *_TELLING):
+        signal.signal(number, lambda _number, _frame: None)
+    try:
+        replacing = _mount(session, what)
+        session.negotiate()
+        status = Status(server, tree, _facts(what, scraping), writing)
+        _tell(status, server, tail, scraping)
+        server.start(tree, session, lambda: os.write(send, UNMOUNTED))
+        if replacing is not None:
+            session.replace(replacing)
+        ready(status)
+        while (told := os.read(receive, 1)) != UNMOUNTED and told[0] in _TELLING:
+            _TELLING[told[0]]()
+        if manager is not None:
+            manager.stopping()
+        if told != UNMOUNTED:
+            log.info("%s: unmounting %s", signal.Signals(told[0]).name, what.mountpoint)
+        session.unmount()
+        if told != UNMOUNTED:
+            select.select([receive], [], [], LAST_ANSWERS_S)
+        return _publish(writing, receive, manager, hurried=told != UNMOUNTED) if writing is not None else 0
+    finally:
+        # Threads may still wait for the store, so what they use is left for the end of the process to free.
+        session.unmount()
+
+
+def _mount(session: Session, what: _Mount) -> MountInfo | None:
+    """Mount. If a dead mount is returned, the new one is attached nowhere yet, and has to replace the dead one."""
+    top = mounted_at(what.mountpoint)
+    if top is None or top.type != FS_TYPE:
+        session.mount(what.mountpoint)
+        return None
+    if top != what.dead:
+        raise MountError(errno.EBUSY, "another shardfs was mounted here meanwhile", what.mountpoint)
+    try:
+        session.mount_detached()
+        return top
+    except OSError as e:
+        if e.errno not in (errno.EPERM, errno.ENOSYS):
+            raise
+    # fusermount3 can neither mount over a dead mount nor move one: the directory is bare between these two calls.
+    unmount(what.mountpoint, lazy=True)
+    bare = os.open(what.mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        session.mount(what.mountpoint)
+        if hidden := _listed(bare):
+            log.warning("%s: the directory is not empty: the mount hides %s", what.mountpoint, hidden)
+    finally:
+        os.close(bare)
+    return None
+
+
+def _publish(writing: Writing, receive: int, manager: Notifier | None, *, hurried: bool) -> int:
+    """What is not published yet; the exit code."""
+
+    def signalled(seconds: float) -> bool:
+        """Whether one arrived that ends us."""
+        if not select.select([receive], [], [], seconds)[0]:
+            return False
+        return any(number in _ENDING for number in os.read(receive, 64))
+
+    left = drain(writing, hurried=hurried, signalled=signalled, tell=manager.publishing if manager else lambda _: None)
+    return LEFT if left else 0
+
+
+def _listening(address: str | None) -> Scraping | None:
+    if address is None:
+        return None
+    from shardfs.daemon.metrics import Scraping
+
+    return Scraping(address)
+
+
+def _facts(what: _Mount, scraping: Scraping | None) -> dict[str, str]:
+    facts = {"source": what.shown, "mountpoint": what.mountpoint, "layout": what.layout}
+    return facts if scraping is None else {**facts, "metrics_addr": scraping.address}
+
+
+def _tell(status: Status, server: Server, tail: logs.Tail, scraping: Scraping | None) -> None:
+    """From now on, at the places where the mount is asked how it fares."""
+    from shardfs.fuse.control import Control
+
+    server.control = Control({b"status.json": status.as_json, b"metrics": status.as_prometheus, b"log": tail.text})
+    if scraping is not None:
+        scraping.start(status.as_prometheus)
+
+
+def _dump_stacks() -> None:
+    """What every thread does right now, into the log."""
+    names = "; ".join(f"{t.ident:#018x} is {t.name}" for t in threading.enumerate() if t.ident)
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        log.warning("SIGUSR1: stacks of all threads (%s)\n%s", names, file.read().rstrip())
+
+
+def _change_verbosity() -> None:
+    log.warning("SIGUSR2: the log level is %s now", logs.cycle())
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TELLING = {int(signal.SIGUSR1): _dump_stacks, int(signal.SIGUSR2): _change_verbosity}
+"""Signals, and what they do."""
+
+
+def _prepare_process() -> None:
+    """What a process that serves a mount wants otherwise than Python has it. Before it starts threads."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(OSError):
+        # The kernel doubles the table of descriptors as it fills. With threads that takes 10 ms each time, in the
+        # middle of a request; so make it large enough for the shards that are kept open now.
+        os.close(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, min(hard, DESCRIPTORS) - 1))
+    # Each look-up leaves an object for a while, so that by default the collector runs for every few hundred: 4 % of
+    # the time of a request, and it never finds a thing.
+    gc.set_threshold(50_000, 20, 100)
+    gc.freeze()
+    _keep_memory()
+
+
+def _keep_memory() -> None:
+    """Have the C library keep a little of what is given back to it: chunks come and go, and all of their memory is
+    touched. To get a page anew from the kernel costs as much as decoding a part of it."""
+    with suppress(OSError, AttributeError):  # it is glibc's
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, 8 << 20), (M_TRIM_THRESHOLD, KEPT_BYTES)):
+            mallopt(parameter, value)
+
+
+def _daemon(what: _Mount, send: int, told: Logs, masked: Iterable[int]) -> None:
+    """The child's life; does not return."""
+    code = 0
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        tail = logs.set_up(told, daemon=True)
+
+        def ready(status: Status) -> None:
+            # Not before: while an automount is under way, autofs lets only the process group
+            # of the automounter look at the mountpoint, and the helper of mount(8) belongs to it.
+            os.setsid()
+            _report(send, 0, "".join(f"warning: {problem}\n" for problem in status.problems()))
+            _detach()
+
+        code = _serve(what, tail, ready)
+    except BaseException as e:
+        code = exit_code(e)
+        if not is_expected(e):
+            log.exception("the daemon ends")
+        _report(send, code, message(e))
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _end_soon(code: int) -> None:
+    """The process shall not outlive its mount: threads may wait for a store, and Python's end for some of these."""
+    timer = threading.Timer(LAST_WORDS_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _report(send: int, code: int, text: str) -> None:
+    with suppress(OSError), open(send, "w") as pipe:  # the parent may have gone, or have been told before
+        json.dump([code, text], pipe)
+
+
+def _detach() -> None:
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    if null > 2:
+        os.close(null)
+
+
+def _await_daemon(pid: int, receive: int, seconds: float, what: _Mount, masked: Iterable[int]) -> int:
+    """What the child reports; 6 if it reports nothing in time."""
+    reported = False
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        reported = bool(select.select([receive], [], [], seconds)[0])
+    finally:  # Ctrl-C ends the child, too
+        if not reported:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            if what.dead is None and mount_type(what.mountpoint) == FS_TYPE:
+                unmount(what.mountpoint, lazy=True)
+    if not reported:
+        sys.stderr.write(
+            f"shardfs: {what.mountpoint}: not ready within {seconds:g} s: -o ready_timeout=SECONDS waits longer\n"
+        )
+        return NOT_READY
+    with open(receive) as pipe:
+        told = pipe.read()
+    code, text = json.loads(told) if told else (1, "the daemon ended without a message; its log may tell more")
+    for line in text.splitlines():
+        sys.stderr.write(f"shardfs: {line}\n")
+    return int(code)

@@ -1,0 +1,157 @@
+"""How new arrays are sharded that tools create without shards: the rules of `--create`, and sizes of shards."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardfs.model.values import Coords
+
+NONE = "none"
+"""Instead of a format, in a rule: what matches stays without shards."""
+
+MAX_CHUNKS, MAX_BYTES = 1000, 1 << 30
+"""Of a shard, where nobody says how large it shall be. Its bytes are counted before compression."""
+
+_LOCATION = {"index_location": ("end", "start")}
+_ENCODING = ("gzip", "raw")
+
+WORDS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "zarr3": _LOCATION,
+    "zarr3-draft": {},
+    "n5": _LOCATION,
+    "precomputed": {
+        "hash": ("identity", "murmurhash3_x86_128"),
+        "minishard_index_encoding": _ENCODING,
+        "data_encoding": _ENCODING,
+    },
+}
+"""The formats of which arrays can be created, the parameters of their shards that are words, and those words."""
+
+NUMBERS = {"precomputed": {"preshift_bits": 64, "minishard_bits": 32, "shard_bits": 64}}
+"""Parameters that are numbers, and the largest."""
+
+
+class Sharding(NamedTuple):
+    """What is remembered of a sharded dataset whose document is deleted: its documents, as `Format.open` takes them."""
+
+    format: str
+    documents: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How new arrays of one format are sharded.
+
+    Args:
+        format: as `WORDS` calls it, or `NONE`.
+        pattern: of the paths it is for: `*` is anything but a slash, `**` anything.
+        chunks_per_shard: in the order of axes in which the format's documents have shapes; () chooses by itself.
+        words: see `WORDS`.
+        numbers: see `NUMBERS`.
+    """
+
+    format: str
+    pattern: str = "**"
+    chunks_per_shard: Coords = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    def matches(self, path: str) -> bool:
+        """Whether it is for the dataset in this directory."""
+        parts = re.split(r"(\*\*/|\*\*|\*|\?)", self.pattern)
+        wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        return re.fullmatch("".join(wild.get(part, re.escape(part)) for part in parts), path, re.DOTALL) is not None
+
+    def per_shard(self, grid: Coords, chunk_bytes: int, *, last_is_fastest: bool = True) -> Coords:
+        """Chunks per shard, axis by axis, of an array with this grid of chunks.
+
+        What is told is told of the fastest axes: an array of fewer has the last ones only, one of more is not sharded
+        along the others.
+        """
+        told, rank = self.chunks_per_shard, len(grid)
+        if not told:
+            return automatic(grid, chunk_bytes, last_is_fastest=last_is_fastest)
+        rest = (1,) * (rank - len(told))
+        return (*rest, *told[max(len(told) - rank, 0) :]) if last_is_fastest else (*told[:rank], *rest)
+
+
+def automatic(grid: Coords, chunk_bytes: int, *, last_is_fastest: bool = True) -> Coords:
+    """Chunks per shard: powers of two, at most `MAX_CHUNKS` and `MAX_BYTES` of them, and none beyond the array.
+
+    Shards are as long in chunks along all axes as these allow, the fastest first. An axis that is empty so far is taken
+    for one that will grow.
+    """
+    per = [1] * len(grid)
+    limit = min(MAX_CHUNKS, MAX_BYTES // max(chunk_bytes, 1))
+    axes = range(len(grid))
+    while True:
+        free = [a for a in axes if not grid[a] or per[a] * 2 <= grid[a]]
+        if not free or math.prod(per) * 2 > limit:
+            return tuple(per)
+        per[min(free, key=lambda a: (per[a], -a if last_is_fastest else a))] *= 2
+
+
+# ---- as text ----
+
+
+class Rules(NamedTuple):
+    """What `--create` says; the first rule that fits an array counts."""
+
+    rules: Sequence[Rule] = ()
+
+    def match(self, path: str, format: str) -> Rule | None:
+        """The rule for a new dataset of `format` in this directory; None if it stays without shards."""
+        rule = next((r for r in self.rules if r.format in (format, NONE) and r.matches(path)), None)
+        return None if rule is None or rule.format == NONE else rule
+
+
+def parse(text: str) -> Rules:
+    """Rules `[PATTERN=]FORMAT[:NAME=VALUE,...]`, separated by semicolons. Raise ValueError, with the reason."""
+    return Rules(tuple(_rule(part.strip()) for part in text.split(";") if part.strip()))
+
+
+def _rule(text: str) -> Rule:
+    formats = (*WORDS, NONE)
+    match = re.fullmatch(rf"(?:(.*?)=)?({'|'.join(map(re.escape, formats))})(?::(.*))?", text, re.DOTALL)
+    if match is None:
+        raise ValueError(f"{text!r} is no rule such as zarr3:chunks_per_shard=8,8,8 (formats: {', '.join(formats)})")
+    pattern, format, parameters = match[1], match[2], match[3] or ""
+    chunks: Coords = ()
+    words: dict[str, str] = {}
+    numbers: dict[str, int] = {}
+    # A comma stands between parameters, and between the numbers of one.
+    for part in filter(None, re.split(r",(?=[^,]*=)", parameters)):
+        name, _, value = part.partition("=")
+        if name == "chunks_per_shard" and format != NONE:
+            chunks = _chunks_per_shard(value)
+        elif value in WORDS.get(format, {}).get(name, ()):
+            words[name] = value
+        elif value.isascii() and value.isdecimal() and int(value) <= NUMBERS.get(format, {}).get(name, -1):
+            numbers[name] = int(value)
+        else:
+            raise ValueError(f"{part!r} says nothing of new {format} arrays; {_help(format)}")
+    return Rule(format, "**" if pattern is None else pattern.strip("/"), chunks, words, numbers)
+
+
+def _chunks_per_shard(value: str) -> Coords:
+    """Numbers between commas, or between x, which needs no care on a command line."""
+    found = re.split("[,x]", value)
+    if value == "auto":
+        return ()
+    if not all(n.isascii() and n.isdecimal() and 0 < int(n) < 2**31 for n in found):
+        raise ValueError(f"chunks_per_shard should be numbers such as 8,8,8 or 8x8x8, or auto, not {value!r}")
+    return tuple(map(int, found))
+
+
+def _help(format: str) -> str:
+    if format == NONE:
+        return "none takes no parameters"
+    words = [f"{name}={'|'.join(values)}" for name, values in WORDS[format].items()]
+    numbers = [f"{name}=0..{most}" for name, most in NUMBERS.get(format, {}).items()]
+    return ", ".join(["known are chunks_per_shard=8,8,8", *words, *numbers])

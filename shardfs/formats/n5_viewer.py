@@ -1,0 +1,248 @@
+"""Multiscale images in N5, as attributes of groups and of the datasets in them: read, and written.
+
+N5 itself has no word for them. Conventions: N5-viewer's (https://github.com/saalfeldlab/n5-viewer) and BigDataViewer's
+(https://github.com/bigdataviewer/bigdataviewer-core, "BDV N5 format"), in which levels are called s0, s1, ..., with
+`scales` or a list of `downsamplingFactors` at the group, and the members that Neuroglancer reads beside them
+(https://github.com/google/neuroglancer, src/datasource/n5); and that of COSEM, in which `multiscales` tells a
+transformation for each level. All lists are x first, but for COSEM's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from operator import truediv
+from typing import TYPE_CHECKING, Any
+
+from shardfs.model.arrays import Axis, Level, Multiscale, finest_first, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardfs.model.arrays import Array
+
+MAX_LEVELS = 1000
+DEFAULT_AXES = ("x", "y", "z", "c", "t")
+"""Where nobody tells: as OME-Zarr wants them in five axes, and had them before it told names."""
+KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "c": "channel"}
+
+PREFIXES = {
+    "": "", "yotta": "Y", "zetta": "Z", "exa": "E", "peta": "P", "tera": "T", "giga": "G", "mega": "M", "kilo": "k",
+    "hecto": "h", "deca": "da", "deci": "d", "centi": "c", "milli": "m", "micro": "u", "nano": "n", "pico": "p",
+    "femto": "f", "atto": "a", "zepto": "z", "yocto": "y",
+}  # fmt: skip
+SYMBOLS = {prefix + unit: short + symbol for prefix, short in PREFIXES.items() for unit, symbol in (
+    ("meter", "m"), ("second", "s")
+)}  # fmt: skip
+"""Units as OME-NGFF writes them, and what N5's viewers read."""
+
+WORDS = {symbol: word for word, symbol in SYMBOLS.items()} | {
+    "µm": "micrometer",
+    "μm": "micrometer",
+    "µs": "microsecond",
+}
+ANGSTROM = "angstrom"
+
+UNFIT = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+
+
+# ---- reading ----
+
+
+def axes_of(attributes: Mapping[str, Any], rank: int) -> tuple[str, ...] | None:
+    """The names that `axes` gives the axes, x first; None if it does not."""
+    axes = attributes.get("axes")
+    if not isinstance(axes, list) or len(axes) != rank or len(set(map(str, axes))) != rank:
+        return None
+    return tuple(axes) if all(isinstance(a, str) for a in axes) else None
+
+
+def may_be_told(name: str, value: Any, rank: int) -> bool:
+    """Whether a dataset may have this attribute: tensorstore opens none of which one of these has another form, and
+    everywhere else `units` are a word."""
+    match name:
+        case "axes":
+            return axes_of({name: value}, rank) is not None
+        case "units" | "resolution":
+            kind = str if name == "units" else int | float
+            return isinstance(value, list) and len(value) == rank and all(isinstance(v, kind) for v in value)
+    return True
+
+
+@dataclass(frozen=True)
+class LevelsBelow:
+    """See `model.Levels`: an image in a group of N5, of which the attributes tell much, little or nothing.
+
+    Args:
+        attributes: of the group.
+    """
+
+    attributes: Mapping[str, Any]
+
+    def paths(self) -> Iterable[str]:
+        if (listed := _cosem_of(self.attributes)) is not None:
+            paths = [d.get("path") for d in listed["datasets"][:MAX_LEVELS]]
+            return [p for p in paths if isinstance(p, str) and p and ".." not in p.split("/")]
+        factors = _listed_factors(self.attributes)
+        return (f"s{i}" for i in range(MAX_LEVELS if factors is None else len(factors[:MAX_LEVELS])))
+
+    def image(self, found: Mapping[str, Array]) -> Multiscale | None:
+        try:
+            if (listed := _cosem_of(self.attributes)) is not None:
+                return _cosem(listed) if len(found) == len(listed["datasets"]) else None
+            return _of_factors(self.attributes, list(found.values())) if found else None
+        except UNFIT:
+            return None  # it makes no sense
+
+
+def image_of_dataset(array: Array) -> Multiscale | None:
+    """The image of one level that a dataset's own attributes describe; None if they do not."""
+    own = array.attributes
+    try:
+        if isinstance(own.get("transform"), dict):
+            return _cosem({"datasets": [{"path": "", "transform": own["transform"]}]})
+        if any(name in own for name in ("pixelResolution", "resolution", "downsamplingFactors")):
+            return _of_factors({"scales": [own.get("downsamplingFactors", [1] * len(array.shape))]}, [array])
+    except UNFIT:
+        pass
+    return None
+
+
+def _listed_factors(attributes: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Of all levels, told by the group."""
+    factors = attributes.get("scales", attributes.get("downsamplingFactors"))
+    return factors if isinstance(factors, list) and factors and all(isinstance(f, list) for f in factors) else None
+
+
+SPACE = ("axes", "units", "resolution", "pixelResolution", "offset")
+
+
+def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale | None:
+    """The image of these levels, s0 first; None if there are fewer than the group says, or nobody tells of an image."""
+    rank, listed = len(levels[0].shape), _listed_factors(group)
+    own = [level.attributes.get("downsamplingFactors") for level in levels]
+    if listed is None and "multiScale" not in group and not any(own):
+        return None
+    told = [own[0] or [1] * rank, *own[1:]] if listed is None else listed
+    if len(told) != len(levels):
+        return None
+    factors = [numbers(f, rank) for f in told]
+    if min(map(min, factors)) <= 0:
+        raise ValueError("a factor should be positive")
+    attributes = {name: of[name] for of in (levels[0].attributes, group) for name in SPACE if name in of}
+    names = axes_of(attributes, rank) or (*DEFAULT_AXES, *(f"d{i}" for i in range(len(DEFAULT_AXES), rank)))[:rank]
+    resolution, units = _resolution(attributes, rank)
+    offset = numbers(attributes.get("offset", [0.0] * rank), rank)
+    out = []
+    for i, by in enumerate(factors):
+        # The first element of a coarser level has its centre in that of those it was made of.
+        shift = (o + (f - 1) / 2 * r for o, f, r in zip(offset, by, resolution, strict=True))
+        scale = (f * r for f, r in zip(by, resolution, strict=True))
+        out.append(Level(f"s{i}", numbers(scale, rank)[::-1], numbers(shift, rank)[::-1]))
+    axes = tuple(Axis(n, KINDS.get(n), u) for n, u in zip(names, units, strict=True))
+    return Multiscale(str(group.get("name", "")), axes[::-1], finest_first(out))
+
+
+def _resolution(attributes: Mapping[str, Any], rank: int) -> tuple[Sequence[float], Sequence[str | None]]:
+    """Of the finest level, x first, and its units in OME-NGFF's words."""
+    told = attributes.get("pixelResolution", attributes.get("resolution", [1.0] * rank))
+    unit = None
+    if isinstance(told, dict):
+        told, unit = told.get("dimensions", [1.0] * rank), told.get("unit")
+    units = attributes.get("units", [unit] * rank)
+    if len(units) != rank:
+        raise ValueError(f"{rank} units expected, not {units!r:.80}")
+    return numbers(told, rank), [_word(u) for u in units]
+
+
+def _word(unit: Any) -> str | None:
+    return None if not unit else WORDS.get(str(unit), str(unit))
+
+
+def _cosem_of(attributes: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The first image that `multiscales` tells of in COSEM's manner."""
+    listed = attributes.get("multiscales")
+    item = listed[0] if isinstance(listed, list) and listed else None
+    datasets = item.get("datasets") if isinstance(item, dict) else None
+    if not isinstance(datasets, list) or not datasets:
+        return None
+    return item if all(isinstance(d, dict) and "transform" in d for d in datasets) else None
+
+
+def _cosem(item: Mapping[str, Any]) -> Multiscale:
+    """COSEM's transformations have their axes in C order."""
+    datasets = item["datasets"]
+    first = datasets[0]["transform"]
+    names, units = first["axes"], first["units"]
+    axes = tuple(Axis(str(n), KINDS.get(str(n)), _word(u)) for n, u in zip(names, units, strict=True))
+    return Multiscale(str(item.get("name") or ""), axes, finest_first(_cosem_level(d, len(axes)) for d in datasets))
+
+
+def _cosem_level(dataset: Mapping[str, Any], rank: int) -> Level:
+    path, transform = dataset["path"], dataset["transform"]
+    return Level(path, numbers(transform["scale"], rank), numbers(transform["translate"], rank))
+
+
+# ---- writing ----
+
+
+def can_be_written(image: Multiscale) -> bool:
+    """Whether every level is the finest one, taken larger; and no two axes have the same name."""
+    finest, rank = image.levels[0].scale if image.levels else (), len(image.axes)
+    return (
+        bool(finest)
+        and all(
+            len(level.scale) == rank and min(level.scale) > 0 and _is_larger(level.scale, finest)
+            for level in image.levels
+        )
+        and len({axis.name for axis in image.axes}) == rank
+    )
+
+
+def _is_larger(scale: Sequence[float], finest: Sequence[float]) -> bool:
+    factors = list(map(truediv, scale, finest))
+    return bool(min(factors) >= 1 - 1e-6 and max(factors) < math.inf)
+
+
+def group_attributes(image: Multiscale) -> dict[str, Any]:
+    """Of the group in which the levels of an image lie as s0, s1, ..."""
+    members = {"multiScale": True, **_space(image), "scales": [_factors(image, i) for i in range(len(image.levels))]}
+    return {"name": image.name, **members} if image.name else members
+
+
+def level_attributes(image: Multiscale, i: int) -> dict[str, Any]:
+    """Of its level `i`, to be read by itself: the resolution is the finest level's, too."""
+    return {**_space(image), "downsamplingFactors": _factors(image, i)}
+
+
+def _factors(image: Multiscale, i: int) -> list[float]:
+    finest, level = image.levels[0].scale, image.levels[i].scale
+    return [_tidy(a / b) for a, b in zip(level, finest, strict=True)][::-1]
+
+
+def _space(image: Multiscale) -> dict[str, Any]:
+    """Axes, units, resolution, and where the image begins."""
+    converted = [_symbol(a.unit) for a in image.axes][::-1]
+    units = [symbol for symbol, _ in converted]
+    by = [factor for _, factor in converted]
+    finest = image.levels[0]
+    resolution = [_tidy(s * f) for s, f in zip(finest.scale[::-1], by, strict=True)]
+    out: dict[str, Any] = {"axes": [a.name for a in image.axes][::-1], "units": units, "resolution": resolution}
+    if len(set(units)) == 1 and units[0]:
+        out["pixelResolution"] = {"unit": units[0], "dimensions": resolution}
+    if any(finest.translation):
+        out["offset"] = [_tidy(s * f) for s, f in zip(finest.translation[::-1], by, strict=True)]
+    return out
+
+
+def _symbol(unit: str | None) -> tuple[str, float]:
+    """What N5's viewers call a unit, and how many of it one of the other is; nothing for what they do not know."""
+    if unit == ANGSTROM:
+        return "nm", 0.1
+    return (SYMBOLS.get(unit, unit if unit in WORDS else ""), 1.0) if unit else ("", 1.0)
+
+
+def _tidy(value: float) -> float:
+    """An integer where it is one: N5-viewer reads factors as such."""
+    near = round(value)
+    return near if math.isclose(value, near, rel_tol=1e-9) else value

@@ -1,0 +1,167 @@
+"""OME-Zarr metadata, versions 0.4 and 0.5, as attributes of groups: read, written, and one turned into the other.
+
+https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/. The two differ in where members stand:
+0.5 has them in a member `ome`, which tells the version; in 0.4 they are attributes, and most tell it themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardfs.model.arrays import Axis, Level, Multiscale, finest_first, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+VERSIONED = ("multiscales", "plate", "well", "image-label", "omero")
+"""Members that tell their version themselves in 0.4; `omero` need not."""
+
+MEMBERS = (*VERSIONED, "labels", "series", "bioformats2raw.layout")
+
+MAX_LEVELS = 1000
+
+
+def as_04(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same attributes, with what 0.5 has in `ome` where 0.4 has it; as they are if there is no such thing."""
+    ome = attributes.get("ome")
+    if not isinstance(ome, dict) or not str(ome.get("version", "0.5")).startswith("0.5"):
+        return attributes
+    out = {name: value for name, value in attributes.items() if name != "ome"}
+    for name, value in ome.items():
+        if name != "version":
+            out[name] = _versioned(name, value, "0.4")
+    return out
+
+
+def as_05(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The inverse: what 0.4 has as attributes, in `ome`."""
+    told = {name: value for name, value in attributes.items() if name in MEMBERS and _is_04(name, value)}
+    if not told or "ome" in attributes:
+        return attributes
+    out = {name: value for name, value in attributes.items() if name not in told}
+    inside = {name: _versioned(name, value, None) for name, value in told.items()}
+    return {"ome": {"version": "0.5", **inside}, **out}
+
+
+def _is_04(name: str, value: Any) -> bool:
+    """Whether an attribute of this name is the one of OME-Zarr: others have `multiscales`, too."""
+    if name == "multiscales":
+        return isinstance(value, list) and bool(value) and all(isinstance(v, dict) and "axes" in v for v in value)
+    return isinstance(value, list if name in ("labels", "series") else dict) or name == "bioformats2raw.layout"
+
+
+def _versioned(name: str, value: Any, version: str | None) -> Any:
+    """A member of `ome` with this version, or without one."""
+    if name not in VERSIONED:
+        return value
+    if isinstance(value, list):
+        return [_versioned(name, item, version) for item in value]
+    if not isinstance(value, dict):
+        return value
+    rest = {member: v for member, v in value.items() if member != "version"}
+    if version is None or (name == "omero" and "version" not in value):
+        return rest
+    return {"version": version, **rest}
+
+
+# ---- reading ----
+
+
+def multiscales(attributes: Mapping[str, Any]) -> tuple[Multiscale, ...]:
+    """The images that the attributes of a group describe, in either version; those that make no sense are left out."""
+    ome = attributes.get("ome")
+    told = ome if isinstance(ome, dict) else attributes
+    listed = told.get("multiscales")
+    if not isinstance(listed, list):
+        return ()
+    found = []
+    for item in listed:
+        try:
+            found.append(_multiscale(item, "image-label" in told))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return tuple(found)
+
+
+def _multiscale(item: Mapping[str, Any], segmentation: bool) -> Multiscale:
+    axes = tuple(_axis(a) for a in item["axes"])
+    datasets = item["datasets"]
+    if not axes or not isinstance(datasets, list) or len(datasets) > MAX_LEVELS:
+        raise ValueError("no axes, or too many levels")
+    common = _transformation(item.get("coordinateTransformations", ()), len(axes))
+    levels = finest_first(_level(d, common, len(axes)) for d in datasets)
+    return Multiscale(str(item.get("name", "")), axes, levels, segmentation)
+
+
+def _axis(value: Any) -> Axis:
+    if isinstance(value, str):  # 0.3
+        return Axis(value, "space" if value in "xyz" else None)
+    name, kind, unit = value["name"], value.get("type"), value.get("unit")
+    return Axis(str(name), None if kind is None else str(kind), None if unit is None else str(unit))
+
+
+_Affine = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def _level(dataset: Mapping[str, Any], common: _Affine, rank: int) -> Level:
+    path = dataset["path"]
+    if not isinstance(path, str) or ".." in path.split("/"):
+        raise ValueError(f"a level cannot lie at {path!r:.80}")
+    (scale, shift), (outer, move) = _transformation(dataset.get("coordinateTransformations", ()), rank), common
+    return Level(
+        path,
+        numbers([a * b for a, b in zip(scale, outer, strict=True)], rank),
+        numbers([a * b + c for a, b, c in zip(shift, outer, move, strict=True)], rank),
+    )
+
+
+def _transformation(steps: Iterable[Mapping[str, Any]], rank: int) -> _Affine:
+    """Scales and translations, one after the other, as one scale and a translation behind it."""
+    scale, shift = (1.0,) * rank, (0.0,) * rank
+    for step in steps:
+        if step["type"] == "scale":
+            by = numbers(step["scale"], rank)
+            scale = tuple(a * b for a, b in zip(scale, by, strict=True))
+            shift = tuple(a * b for a, b in zip(shift, by, strict=True))
+        elif step["type"] == "translation":
+            shift = tuple(a + b for a, b in zip(shift, numbers(step["translation"], rank), strict=True))
+        elif step["type"] != "identity":
+            raise ValueError(f"unknown transformation {step['type']!r:.80}")
+    return scale, shift
+
+
+# ---- writing ----
+
+
+def attributes_04(images: Sequence[Multiscale]) -> dict[str, Any]:
+    """The attributes of version 0.4 that describe these images."""
+    out: dict[str, Any] = {"multiscales": [{"version": "0.4", **_written(image)} for image in images]}
+    if any(image.segmentation for image in images):
+        out["image-label"] = {"version": "0.4"}
+    return out
+
+
+def attributes_05(images: Sequence[Multiscale]) -> dict[str, Any]:
+    """The same in version 0.5."""
+    return dict(as_05(attributes_04(images)))
+
+
+def _written(image: Multiscale) -> dict[str, Any]:
+    members: dict[str, Any] = {"name": image.name} if image.name else {}
+    return {
+        **members,
+        "axes": [_written_axis(a) for a in image.axes],
+        "datasets": list(map(_written_level, image.levels)),
+    }
+
+
+def _written_axis(axis: Axis) -> dict[str, str]:
+    told = {"name": axis.name, "type": axis.type, "unit": axis.unit}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _written_level(level: Level) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"type": "scale", "scale": list(level.scale)}]
+    if any(level.translation):
+        steps.append({"type": "translation", "translation": list(level.translation)})
+    return {"path": level.path, "coordinateTransformations": steps}

@@ -1,0 +1,71 @@
+"""All formats and layouts, in order of detection."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+from shardfs.formats.format import Format, Pairing, View
+
+
+@cache
+def formats() -> Sequence[Format]:
+    """All formats, in the order in which a directory is asked for them."""
+    from shardfs.formats.bcolz import BCOLZ
+    from shardfs.formats.blosc2 import BLOSC2
+    from shardfs.formats.n5 import N5
+    from shardfs.formats.precomputed import PRECOMPUTED
+    from shardfs.formats.zarr3 import ZARR3
+    from shardfs.formats.zarr_transformer import ZARR_TRANSFORMER
+
+    return (ZARR3, ZARR_TRANSFORMER, PRECOMPUTED, N5, BCOLZ, BLOSC2)
+
+
+def format_of(name: str) -> Format:
+    """The format of datasets that `Dataset.format` calls so. Raise KeyError if there is none."""
+    return {system.format: f for f in formats() for system in f.systems}[name]
+
+
+def as_markdown() -> str:
+    """The table of docs/formats.md."""
+    head = "| system | recognised by | shown as | written by | read by |\n|---|---|---|---|---|\n"
+    rows = (system for f in formats() for system in f.systems)
+    return head + "".join(f"| {' | '.join(system[1:])} |\n" for system in rows)
+
+
+def layouts_as_markdown() -> str:
+    """The table of docs/layouts.md."""
+    head = "| source | layout | chunks | read by |\n|---|---|---|---|\n"
+    found = {(p.format, view.name): p for view in views().values() for p in view.pairings}
+    rows = []
+    for name in dict.fromkeys(system.format for f in formats() for system in f.systems):
+        for layout in views():
+            pairing = found.get((name, layout), Pairing(name, "refused", ""))
+            rows.append(f"| {name} | {layout} | {pairing.shown} | {pairing.readers} |\n")
+    return head + "".join(rows)
+
+
+@cache
+def sources() -> Sequence[Format]:
+    """Those, and what the native layout has no need to look for: layouts show it as it is, or describe it."""
+    from shardfs.formats.bcolz import BCOLZ, BCOLZ_SOURCE
+    from shardfs.formats.zarr2 import ZARR2
+
+    return (*(BCOLZ_SOURCE if f is BCOLZ else f for f in formats()), ZARR2)
+
+
+@cache
+def views() -> Mapping[str, View]:
+    """All layouts but the native one, by name."""
+    from shardfs.formats.bcolz import BCOLZ
+    from shardfs.formats.n5 import N5
+    from shardfs.formats.precomputed import PRECOMPUTED
+    from shardfs.formats.zarr2 import ZARR2
+    from shardfs.formats.zarr3_view import ZARR3_VIEW
+
+    found: Sequence[View] = (ZARR2, ZARR3_VIEW, N5, PRECOMPUTED, BCOLZ)
+    return {view.name: view for view in found}

@@ -1,0 +1,183 @@
+"""Data types, fill values and codecs of Zarr metadata, in the form in which `shardfs.model.arrays` has them.
+
+https://zarr-specs.readthedocs.io/en/latest/v3/data-types/index.html and .../v3/codecs/index.html
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from shardfs.model.arrays import BYTES, ChunkEncoding, Codec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+           "float16", "float32", "float64", "complex64", "complex128", "bool")  # fmt: skip
+STRING = "|O"
+"""The data type of strings of any length, as numpy writes it."""
+
+FIXED_LENGTH = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1)}
+"""Strings of one length, as zarr-python has them: numpy's kind, and how many bytes a character takes."""
+
+MAX_LENGTH = 1 << 20
+
+NAMES_OF_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+IDENTITIES = frozenset(("bitround", "numcodecs.bitround"))
+"""Array-to-array codecs that only lose something when encoding: what is decoded is what is stored."""
+
+ALIASES = {f"numcodecs.{name}": name for name in ("gzip", "zstd", "crc32c")} | {"endian": "bytes"}
+"""Codecs that write the same bytes under another name, with the same parameters."""
+
+SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+"""Blosc's, by the numbers that Zarr v2 and numcodecs use."""
+
+Named = tuple[str, "Mapping[str, Any]"]
+
+
+# ---- data types and fill values ----
+
+
+def numpy_type(data_type: Any) -> str:
+    """A data type of Zarr v3 as numpy writes it, in native byte order. Raise ValueError if numpy has no such type."""
+    if data_type == "string":
+        return STRING
+    if isinstance(data_type, str) and data_type in NUMBERS:
+        return np.dtype(data_type).str
+    name = data_type.get("name") if isinstance(data_type, dict) else data_type
+    if isinstance(data_type, dict) and name in FIXED_LENGTH:
+        kind, width = FIXED_LENGTH[name]
+        length = data_type["configuration"]["length_bytes"]
+        if type(length) is int and 0 < length <= MAX_LENGTH and length % width == 0:
+            return np.dtype(f"{kind}{length // width}").str
+    raise ValueError(f"data type {name!r:.80} is none that layouts know")
+
+
+def name_of(data_type: str) -> str:
+    """Of a data type as numpy writes it, for people."""
+    return "string" if data_type == STRING else np.dtype(data_type).name
+
+
+def zarr3_type(data_type: str) -> str:
+    """The inverse of `numpy_type`."""
+    name = name_of(data_type)
+    if name != "string" and name not in NUMBERS:
+        raise ValueError(f"data type {data_type!r:.80} is none of Zarr v3")
+    return name
+
+
+def fill_value(value: Any, data_type: str) -> Any:
+    """A fill value of Zarr v3 or v2 as `arrays.Array` has it. None, which leaves it open, is zero.
+
+    Raise ValueError if it is none of this data type.
+    """
+    dtype = np.dtype(data_type)
+    if data_type == STRING or dtype.kind in "US":  # of bytes in base64, in both versions
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"fill_value {value!r:.80} is no string")
+        return value or ""
+    if value is None:
+        value = False if dtype.kind == "b" else 0
+    if dtype.kind == "b" and (isinstance(value, bool) or (isinstance(value, int) and value in (0, 1))):
+        return bool(value)
+    if dtype.kind in "iu":
+        return _integer(value, dtype)
+    if dtype.kind == "f":
+        return _float(value, dtype)
+    if dtype.kind == "c":
+        parts = value if isinstance(value, list) else [value, 0.0]
+        if len(parts) == 2:
+            return [_float(part, np.dtype(f"f{dtype.itemsize // 2}")) for part in parts]
+    raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+
+
+def _integer(value: Any, dtype: np.dtype[Any]) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    limits = np.iinfo(dtype)
+    if isinstance(value, bool) or not isinstance(value, int) or not limits.min <= value <= limits.max:
+        raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+    return value
+
+
+def _float(value: Any, dtype: np.dtype[Any]) -> float | int | str:
+    """Finite ones as numbers. The bits of a NaN are lost: no other metadata can tell them."""
+    if isinstance(value, str) and value.startswith("0x"):
+        bits = int(value, 16)  # raises ValueError
+        if len(value) != 2 + 2 * dtype.itemsize:
+            raise ValueError(f"fill_value {value!r:.80} is not the bits of {dtype.name}")
+        value = np.array(bits, f"u{dtype.itemsize}").view(dtype).item()
+    if isinstance(value, str):
+        if value not in NAMES_OF_FLOATS:
+            raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+        return value
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, int) and abs(value) > 2**1023)
+    ):
+        raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+# ---- codecs ----
+
+
+def chunk_encoding(data_type: str, rank: int, chain: Sequence[Named]) -> ChunkEncoding:
+    """What a chain of codecs of Zarr v3 makes of a chunk: transposes, a serializer, codecs of bytes.
+
+    Raise ValueError, with the reason, if it holds others.
+    """
+    order = tuple(range(rank))
+    at = 0
+    while at < len(chain) and (chain[at][0] == "transpose" or chain[at][0] in IDENTITIES):
+        name, configuration = chain[at]
+        order = transposed(order, configuration["order"]) if name == "transpose" else order
+        at += 1
+    if at == len(chain):
+        raise ValueError("codecs: none that makes bytes of elements")
+    if any(ALIASES.get(name, name) == "bytes" for name, _ in chain[at + 1 :]):
+        raise ValueError(f"codec {chain[at][0]!r:.80} is none that layouts know")
+    name, configuration = chain[at]
+    serializer = Codec(ALIASES.get(name, name), configuration)
+    if serializer.name == "bytes":
+        data_type, serializer = _ordered(data_type, configuration.get("endian")), BYTES
+    codecs = tuple(_normal(*c) for c in chain[at + 1 :])
+    return ChunkEncoding(data_type, order, serializer=serializer, codecs=codecs)
+
+
+def transposed(order: tuple[int, ...], by: Any) -> tuple[int, ...]:
+    """The order of axes after one more transposition. Raise ValueError if it is no permutation."""
+    axes = list(range(len(order)))
+    by = {"C": axes, "F": axes[::-1]}.get(by, by) if isinstance(by, str) else by
+    if not isinstance(by, list) or any(type(i) is not int for i in by) or sorted(by) != axes:
+        raise ValueError(f"transpose: order {by!r:.80} is no permutation of the axes")
+    return tuple(order[i] for i in by)
+
+
+def _ordered(data_type: str, endian: Any) -> str:
+    dtype = np.dtype(data_type)
+    if data_type == STRING:
+        raise ValueError("codec 'bytes' cannot make bytes of strings")
+    if dtype.itemsize == 1 or dtype.kind == "S" or (dtype.kind == "c" and dtype.itemsize == 2):
+        return dtype.str
+    order: dict[Any, Literal["<", ">"]] = {"little": "<", "big": ">"}
+    if endian not in order:
+        raise ValueError(f"bytes: endian should be little or big, not {endian!r:.80}")
+    return dtype.newbyteorder(order[endian]).str
+
+
+def _normal(name: str, configuration: Mapping[str, Any]) -> Codec:
+    if name == "numcodecs.blosc":
+        shuffle = configuration.get("shuffle", 1)
+        told = SHUFFLES[shuffle] if type(shuffle) is int and 0 <= shuffle < len(SHUFFLES) else "shuffle"
+        return Codec("blosc", {**configuration, "shuffle": told})
+    return Codec(ALIASES.get(name, name), configuration)

@@ -1,0 +1,1 @@
+"""The unsharded tree as an fsspec file system."""

@@ -1,0 +1,149 @@
+"""Files of a tree that can be written, as Python's own file objects; and what file systems do with paths."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from shardfs.vfs.inodes import ROOT
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from shardfs.write.tree import WriteTree
+
+MODES = {
+    "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+    "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "r+b": os.O_RDWR,
+    "rb+": os.O_RDWR,
+    "w+b": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+    "wb+": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+}
+
+
+class WrittenFile(io.RawIOBase):
+    """A file that is open for writing; `close` raises what `close(2)` on a mount would.
+
+    Without `autocommit` a new file has its name from `commit` on, as in a transaction of fsspec.
+    """
+
+    def __init__(self, tree: WriteTree, path: str, mode: str, *, autocommit: bool = True) -> None:
+        super().__init__()
+        self.path, self.mode = path, mode
+        self._tree, self._reads, self._appends = tree, "+" in mode, mode.startswith("a")
+        self._temporary = "" if autocommit or not mode.startswith("w") else f"{path}.{secrets.token_hex(16)}.partial"
+        try:
+            self._number, self._handle = opened(tree, self._temporary or path, MODES[mode])
+        except BaseException:
+            super().close()  # Python would close it at the end of its life, and there is nothing to close
+            raise
+        self._position = self._size() if self._appends else 0
+
+    def _size(self) -> int:
+        return self._tree.attributes(self._number).size
+
+    def readable(self) -> bool:
+        return self._reads
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = (0, self._position, self._size())[whence] if whence in (0, 1, 2) else 0
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self.path)
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data).cast("B")
+        if self._appends:
+            self._position = self._size()
+        self._tree.write(self._handle, self._position, view)
+        self._position += len(view)
+        return len(view)
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._tree.read(self._number, self._position, len(view))
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        size = self._position if size is None else size
+        self._tree.truncate(self._number, size, self._handle)
+        return size
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        try:
+            self._tree.flush(self._handle)
+        finally:
+            self._tree.release(self._handle)
+
+    def commit(self) -> None:
+        """Give it its name, whatever was called so."""
+        if self._temporary:
+            self._tree.rename(*place(self._tree, self._temporary), *place(self._tree, self.path), noreplace=False)
+
+    def discard(self) -> None:
+        """Remove it, if it has not got its name."""
+        if self._temporary:
+            self._tree.unlink(*place(self._tree, self._temporary))
+
+
+def opened(tree: WriteTree, path: str, flags: int) -> tuple[int, int]:
+    """Number and handle of a file. Directories on the way to a new one are made, as object stores have them."""
+    if not flags & os.O_CREAT:
+        number = tree.resolve(path).number
+        return number, tree.open(number, flags)
+    parent, _, name = path.strip("/").rpartition("/")
+    made, handle = tree.create(make_directories(tree, parent), os.fsencode(name), flags, 0o644)
+    return made.number, handle
+
+
+def make_directories(tree: WriteTree, path: str) -> int:
+    """The number of a directory, which is made with those above it if they are not there."""
+    number = ROOT
+    for part in filter(None, path.split("/")):
+        name = os.fsencode(part)
+        try:
+            number = tree.lookup(number, name).number
+        except FileNotFoundError:
+            try:
+                number = tree.mkdir(number, name, 0o755).number
+            except FileExistsError:  # another thread was faster
+                number = tree.lookup(number, name).number
+    return number
+
+
+def place(tree: WriteTree, path: str) -> tuple[int, bytes]:
+    """The directory that a path is in, and its name there. Raise FileNotFoundError."""
+    parent, _, name = path.strip("/").rpartition("/")
+    return tree.resolve(parent).number, os.fsencode(name)
+
+
+def remove_tree(tree: WriteTree, parent: int, name: bytes) -> None:
+    """A file, or a directory with all that is in it."""
+    found = tree.lookup(parent, name)
+    if not found.directory:
+        tree.unlink(parent, name)
+        return
+    for batch in tree.scan(found.number):
+        for below in batch.names.tolist():
+            remove_tree(tree, found.number, below)
+    tree.rmdir(parent, name)

@@ -1,0 +1,365 @@
+"""The unsharded tree as an fsspec file system, protocol `shardfs`: what a mount shows, without FUSE."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from fsspec import AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile
+from fsspec.utils import tokenize
+
+from shardfs.config import loading
+from shardfs.fsspec_fs.files import WrittenFile, make_directories, place, remove_tree
+from shardfs.model.attributes import Attributes
+from shardfs.model.errors import ShardfsError
+from shardfs.vfs.tree import Tree, open_tree
+
+if TYPE_CHECKING:
+    from shardfs.write.tree import WriteTree
+
+WHOLE = 1 << 62
+"""More bytes than any file has."""
+
+_writing = threading.Lock()
+_trees: dict[str, WriteTree] = {}
+"""Those of this process that can be written, by what was asked for: nobody else may open their sources."""
+
+
+def _written(asked: str, opened: Callable[[], WriteTree]) -> WriteTree:
+    with _writing:
+        if asked not in _trees:
+            _trees[asked] = opened()
+        return _trees[asked]
+
+
+def _forget_trees() -> None:
+    """In a forked process: they are its parent's."""
+    global _writing
+    _writing = threading.Lock()
+    _trees.clear()
+
+
+os.register_at_fork(after_in_child=_forget_trees)
+
+
+class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """The chunks of sharded datasets as files. Errors are those of `Tree`; without `rw` nothing can be written.
+
+    The source is given as `source`, or by chaining: `shardfs://c/0/0::s3://bucket/x.zarr`. It is opened at once,
+    and what cannot be read, or holds nothing sharded, is refused here. Usable after a fork and from any thread.
+
+    Args:
+        source: a path or an fsspec URL.
+        layout: "native": what a writer of the same format leaves without sharding; or another, see docs/layouts.md.
+        unsupported: "fail" refuses a source that the layout cannot express, "skip" leaves out what it cannot.
+        chunk_codec: the codec that the layout shows chunks in, such as "raw"; None keeps that of the source.
+        storage_options: for the file system of `source`.
+        index_cache, chunk_cache: bytes, or a text such as "256M".
+        index_ttl: seconds for which an index, or the absence of a shard, is trusted.
+        symlinks: "inside" or "follow", for a local source.
+        rw: what is written goes to the journal, and to its shards some time later, or at `publish` and `close`. Nobody
+            else can write to the source meanwhile; not in a forked process, either. See docs/durability.md. Who asks
+            for the same in any thread of the process writes with it, and until any of them closes it.
+        write_options: what a mount would be told, such as `{"create": "zarr3", "journal": "/scratch"}`.
+        fo, target_protocol, target_options: how fsspec hands on the rest of a chained URL.
+    """
+
+    protocol = "shardfs"
+    # As in fsspec's own memory file system: names begin with a slash, and the root is "". zarr-python's
+    # FsspecStore strips `prefix + "/"` off what `ls` returns, and so cannot list a subdirectory without the slash.
+    root_marker = "/"
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | None = None,
+        layout: str = "native",
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        index_cache: int | str = "256M",
+        chunk_cache: int | str = "256M",
+        index_ttl: float = math.inf,
+        symlinks: str = "inside",
+        unsupported: str = "fail",
+        chunk_codec: str | None = None,
+        rw: bool = False,
+        write_options: Mapping[str, str] | None = None,
+        fo: str | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        given = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported, "chunk_codec": chunk_codec}
+        given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
+        given |= {"rw": "true" if rw else "false", **(write_options or {})}
+        self.options = loading.merged(loading.from_flags(given))
+        loading.check(self.options)
+        self.source = _source(source, fo, target_protocol)
+        self._source_options = storage_options if storage_options is not None else target_options
+        self._index_ttl = index_ttl
+        self._asked = tokenize(self.source, self._source_options, index_ttl, self.options)
+        self._opened = self._open_tree()
+
+    def _open_tree(self) -> tuple[int, Tree | WriteTree]:
+        tree = _written(self._asked, self._open_writable) if self.options.rw else self._open_readable()
+        return os.getpid(), tree
+
+    def _open_readable(self) -> Tree:
+        return open_tree(
+            self.source,
+            storage_options=self._source_options,
+            index_cache_bytes=self.options.index_cache,
+            chunk_cache_bytes=self.options.chunk_cache,
+            index_ttl_s=self._index_ttl,
+            follow_symlinks=self.options.symlinks == "follow",
+            layout=self.options.layout,
+            skip_unsupported=self.options.unsupported == "skip",
+            chunk_codec=self.options.chunk_codec,
+        )
+
+    def _open_writable(self) -> WriteTree:
+        from shardfs.write.open_rw import open_writable
+
+        return open_writable(self._open_readable(), self.source, self.options)
+
+    @property
+    def tree(self) -> Tree | WriteTree:
+        """The tree of this process: locks and connections made before a fork are of no use behind it."""
+        pid, tree = self._opened
+        if pid != os.getpid():
+            self._opened = pid, tree = self._open_tree()
+        return tree
+
+    @property
+    def fsid(self) -> str:
+        return f"shardfs-{self._fs_token}"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(p) for p in path]
+        name = os.fspath(path).removeprefix("shardfs://").strip("/")
+        return f"/{name}" if name else ""
+
+    # ---- names ----
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        return _info(path, self.tree.resolve(path))
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        try:
+            self.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def modified(self, path: str) -> datetime:
+        return datetime.fromtimestamp(self.info(path)["mtime"], UTC)
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        found = self.tree.resolve(path)
+        if not found.directory:
+            return [_info(path, found) if detail else path]
+        if detail:
+            return list(self._entries(path, found.number))
+        return [f"{path}/{name}" for batch in self.tree.scan(found.number) for name in _texts(batch.names.tolist())]
+
+    def _entries(self, path: str, number: int) -> Iterator[dict[str, Any]]:
+        for batch in self.tree.scan(number):
+            columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
+            for name, *known in zip(*(column.tolist() for column in columns), strict=True):
+                yield self._entry(f"{path}/{os.fsdecode(name)}", number, name, Attributes(*known))
+
+    def _entry(self, path: str, parent: int, name: bytes, listed: Attributes) -> dict[str, Any]:
+        """A listing leaves out what is not free: then its size is -1. One bad entry must not hide the others."""
+        if listed.size >= 0:
+            return _info(path, listed)
+        try:
+            return _info(path, self.tree.lookup(parent, name))
+        except (OSError, ShardfsError):  # a damaged chunk, or a link that leads nowhere; whoever opens it learns why
+            return {"name": path, "size": None, "type": "file", "mtime": listed.mtime_ns / 1e9}
+
+    # ---- bytes ----
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        number, offset, size = self._request(path, start, end)
+        return bytes(self.tree.read(number, offset, size))
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[bytes | Exception]:
+        """Chunks that are neighbours in a shard are fetched together, whatever `max_gap` says."""
+        out: list[bytes | Exception] = [b""] * len(paths)
+        requests: dict[int, tuple[int, int, int]] = {}
+        for i, wanted in enumerate(zip(paths, _each(starts, paths), _each(ends, paths), strict=True)):
+            try:
+                requests[i] = self._request(*wanted)
+            except OSError as e:
+                out[i] = e
+        for i, data in zip(requests, self.tree.read_many(list(requests.values())), strict=True):
+            out[i] = data
+        if on_error == "raise":
+            for data in out:
+                if isinstance(data, Exception):
+                    raise data
+        return out
+
+    def _request(self, path: str, start: int | None, end: int | None) -> tuple[int, int, int]:
+        """(number, offset, size) of a part of a file, given as in a slice."""
+        path = self._strip_protocol(path)
+        if not start and end is None:  # all of it: no need to know how much that is
+            return self.tree.number(path), 0, WHOLE
+        found = self.tree.resolve(path)
+        if found.directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        first, last, _ = slice(start, end).indices(found.size)
+        return found.number, first, max(last - first, 0)
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | str | None = None,
+        autocommit: bool = True,
+        cache_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> ShardedFile | WrittenFile:
+        if mode != "rb":
+            return WrittenFile(self._to_write(path), path, mode, autocommit=autocommit)
+        size = self.blocksize if block_size is None else block_size
+        file = ShardedFile(self, path, mode, size, autocommit, cache_options=cache_options, **kwargs)
+        if file.details["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return file
+
+    # ---- changes ----
+
+    def _to_write(self, path: str) -> WriteTree:
+        tree = self.tree
+        if isinstance(tree, Tree):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return tree
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        path = self._strip_protocol(path)
+        with WrittenFile(self._to_write(path), path, "xb" if mode == "create" else "wb") as file:
+            file.write(value)
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        path, tree = self._strip_protocol(path), self._to_write(path)
+        if create_parents:
+            make_directories(tree, path.rpartition("/")[0])
+        tree.mkdir(*place(tree, path), 0o755)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        path, tree = self._strip_protocol(path), self._to_write(path)
+        if not exist_ok and self.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        make_directories(tree, path)
+
+    def rmdir(self, path: str) -> None:
+        tree = self._to_write(path)
+        tree.rmdir(*place(tree, self._strip_protocol(path)))
+
+    def rm_file(self, path: str) -> None:
+        tree = self._to_write(path)
+        tree.unlink(*place(tree, self._strip_protocol(path)))
+
+    _rm = rm_file
+
+    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        for found in self.expand_path(path, recursive=False):
+            if recursive:
+                tree = self._to_write(found)
+                remove_tree(tree, *place(tree, self._strip_protocol(found)))
+            elif self.isdir(found):
+                self.rmdir(found)
+            else:
+                self.rm_file(found)
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        tree, new = self._to_write(path1), self._strip_protocol(path2)
+        parent = make_directories(tree, new.rpartition("/")[0])
+        old = place(tree, self._strip_protocol(path1))
+        tree.rename(*old, parent, os.fsencode(new.rpartition("/")[2]), noreplace=False)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        if self.isdir(path1):
+            self.makedirs(path2, exist_ok=True)
+        else:
+            self.pipe_file(path2, self.cat_file(path1))
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        if truncate or not self.exists(path):
+            self.pipe_file(path, b"")
+        else:
+            self._to_write(path).set_times(self.tree.resolve(self._strip_protocol(path)).number, None)
+
+    def publish(self, path: str = "", timeout: float | None = None) -> None:
+        """Wait until what was written at and below a path is in its shards. Raise the first OSError."""
+        path = self._strip_protocol(path)
+        self._to_write(path).pending.publish(path.strip("/"), timeout)
+
+    def close(self, timeout: float = 3600.0) -> list[str]:
+        """Publish what can be, and let others write to the source; paths of what stays in the journal.
+
+        Nothing can be written any more (EROFS), but by a file system that is opened anew.
+        """
+        tree = self._to_write("")
+        with _writing:
+            if _trees.get(self._asked) is tree:
+                del _trees[self._asked]
+        for token, other in list(self._cache.items()):  # fsspec has one for each thread
+            if other._opened[1] is tree:
+                self._cache.pop(token, None)
+        return tree.close(timeout)
+
+
+class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]
+    """A file of the tree, read by ranges."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        data: bytes = self.fs.cat_file(self.path, start, end)
+        return data
+
+
+def _source(source: str | os.PathLike[str] | None, fo: str | None, protocol: str | None) -> str:
+    """One URL or path, from either of the two ways in which it can be given."""
+    if source is not None:
+        return os.fspath(source)
+    if protocol is None and not fo:
+        raise ValueError("shardfs needs a source: shardfs::s3://bucket/path, or source='/path'")
+    # Some file systems leave the protocol on their paths (http), most take it away.
+    return fo if fo and (protocol is None or "://" in fo) else f"{protocol}://{fo or ''}"
+
+
+def _info(path: str, found: Attributes) -> dict[str, Any]:
+    return {
+        "name": path,
+        "size": found.size,
+        "type": "directory" if found.directory else "file",
+        "mtime": found.mtime_ns / 1e9,
+    }
+
+
+def _texts(names: Iterable[bytes]) -> Iterator[str]:
+    return map(os.fsdecode, names)
+
+
+def _each(value: Any, like: list[str]) -> Iterable[int | None]:
+    """fsspec takes one bound for all, or one for each."""
+    return value if isinstance(value, Iterable) else [value] * len(like)

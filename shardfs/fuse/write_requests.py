@@ -1,0 +1,409 @@
+"""Requests that a writable mount alone answers, and the tree that they change.
+
+On such a mount, files and directories are opened and have handles.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Protocol
+
+from shardfs.fuse import control, protocol
+from shardfs.model.file_tree import FileTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.fuse.device import Device, Handler
+    from shardfs.fuse.invalidation import AttributeCache
+    from shardfs.fuse.node_requests import WritableNodeRequests
+    from shardfs.model.attributes import Attributes
+
+PERMISSIONS = 0o1777
+"""Mode bits that clients may set: not set-user-id and set-group-id."""
+
+ALLOCATIONS = 1 | 2 | 16
+"""FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE: the kernel knows which bytes these modes change."""
+
+OPEN_FLAGS = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND
+"""Flags of open(2) that reach the tree. The kernel handles the others: O_SYNC arrives as an FSYNC after each WRITE, and
+O_DIRECT concerns the file on the mount, not the files that the tree opens."""
+
+
+class WritableTree(FileTree, Protocol):
+    """The file tree of a writable mount. Thread-safe. Methods that may fail raise OSError.
+
+    Content belongs to a number, not to a name: a file that was removed or replaced is read, written and described
+    under its number until its last handle is released. A new file gets a number that was not used before on this
+    mount; a rename keeps the number. `Attributes` of a changed file have no `extent`, or an extent whose bytes never
+    change. A mode of 0 stands for the default mode of all files; a file without any permission has the bits of its
+    type set. Entries of `scan` with a mode of their own have a size of -1, so that the kernel looks them up one by one.
+
+    `open` of a number whose file has neither a name nor a handle may fail with ESTALE: the kernel then looks up the
+    name again.
+
+    The hook `waiting` may drop a request to repeat it from its beginning (docs/concurrency.md). So a method calls it
+    before its first change, and not between two changes.
+
+    The tree itself releases the handles that are open when the mount ends: the kernel sends no more requests then.
+    """
+
+    invalidate: Callable[[int, bytes], None]
+    """Set by the server. To be called when a name in a directory has changed without a request."""
+    invalidate_content: Callable[[int], None]
+    """Set by the server. To be called when bytes or attributes of a file have changed without a request.
+
+    Neither `invalidate` nor `invalidate_content` blocks; both may be called anywhere.
+    """
+    forget_content: Callable[[int], None]
+    """Set by the server. As `invalidate_content`, but the kernel has dropped the pages when this returns. May block
+    until running requests are answered: not to be called in a request, nor with a lock that a request may need."""
+    shows_links: bool
+    """Set by the server. True: the tree shows symbolic links as links (`Attributes.mode`), not as their targets."""
+
+    def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
+        """Open a file, and make it if it does not exist; its attributes and a handle. `flags`: those of open(2)."""
+
+    def open(self, number: int, flags: int) -> int:
+        """A handle. O_TRUNC empties the file. The kernel handles the offsets of O_APPEND."""
+
+    def write(self, handle: int, offset: int, data: memoryview) -> int:
+        """Write all of `data`, which is valid until this returns, and return its length.
+
+        May be called between `flush` and `release`, because of a shared mapping, with any writable handle of the file.
+        """
+
+    def flush(self, handle: int) -> None:
+        """A client closed a descriptor of the handle: the data written becomes a version. More writes may follow."""
+
+    def fsync(self, handle: int) -> None:
+        """Return when the data written is on disk."""
+
+    def release(self, handle: int) -> None:
+        """Drop the handle. The kernel ignores errors."""
+
+    def truncate(self, number: int, size: int, handle: int | None) -> None:
+        """Cut the file or extend it with zeros. `handle` is None for truncate(2), which names a path."""
+
+    def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
+        """fallocate(2) with a mode made of `ALLOCATIONS`. EOPNOTSUPP for files that do not support it."""
+
+    def set_mode(self, number: int, mode: int) -> None:
+        """Set the permission bits of a file or directory."""
+
+    def set_times(self, number: int, mtime_ns: int | None) -> None:
+        """Set the time of modification; None stands for now."""
+
+    def unlink(self, parent: int, name: bytes) -> None: ...
+    def rmdir(self, parent: int, name: bytes) -> None: ...
+    def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes: ...
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None: ...
+
+    def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
+        """Make a copy of a file, with a number of its own."""
+
+    def sync_directory(self, number: int) -> None:
+        """Return when the names in the directory are on disk."""
+
+    def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
+        """Make a symbolic link. EPERM if its target is not on the mount."""
+
+    def read_link(self, number: int) -> bytes:
+        """The target of a symbolic link, which is on the mount. EINVAL if the file is no symbolic link."""
+
+    def set_xattr(self, number: int, name: str, value: bytes, flags: int) -> None:
+        """Set an extended attribute; `flags` are those of setxattr(2). EOPNOTSUPP if it cannot be set.
+
+        `user.shardfs.flush` publishes the file, or all files below the directory, within `value` seconds.
+        """
+
+    def remove_xattr(self, number: int, name: str) -> None: ...
+
+
+class WriteRequests:
+    """Requests that open, change and close files: OPEN, WRITE, SETATTR and their like. For one thread."""
+
+    def __init__(
+        self,
+        tree: WritableTree,
+        cache: AttributeCache,
+        device: Device,
+        nodes: WritableNodeRequests,
+        waiting: Callable[[], None],
+    ) -> None:
+        self._tree, self._cache, self._nodes, self._waiting = tree, cache, nodes, waiting
+        self._request, self._send, self._owner = device.request, device.send, device.encoder.owner
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            protocol.OPEN: self._open,
+            protocol.WRITE: self._write_handler(),
+            protocol.FALLOCATE: self._fallocate,
+            protocol.FLUSH: self._flush,
+            protocol.FSYNC: self._fsync,
+            protocol.FSYNCDIR: self._fsyncdir,
+            protocol.RELEASE: self._release,
+            protocol.SETATTR: self._setattr,
+            protocol.SETXATTR: self._setxattr,
+            protocol.REMOVEXATTR: self._removexattr,
+        }
+
+    def _open(self, unique: int, number: int, _size: int) -> None:
+        (flags,) = protocol.OPEN_IN.unpack_from(self._request, protocol.BODY)
+        flags &= OPEN_FLAGS
+        reads = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
+        if number >= control.DIRECTORY:
+            if not reads:
+                raise control.not_permitted()
+            self._send(protocol.opened(unique, protocol.OPEN_KEEP_CACHE | protocol.OPEN_NO_FLUSH))
+            return
+        try:
+            handle = self._tree.open(number, flags)
+        except OSError as failure:
+            if failure.errno != errno.ESTALE:
+                raise
+            # No failure of the client's open(2), so not logged: the kernel looks up the name and opens again.
+            self._send(protocol.error(unique, errno.ESTALE))
+            return
+        if flags & os.O_TRUNC:
+            self._cache.changed(number)
+        reply_flags = protocol.OPEN_KEEP_CACHE | protocol.OPEN_NO_FLUSH if reads else protocol.OPEN_KEEP_CACHE
+        if not self._send(protocol.opened(unique, reply_flags, handle)):
+            self._tree.release(handle)
+
+    def _write_handler(self) -> Handler:
+        """A closure: attribute look-ups would cost as much as some of its work."""
+        request, write, changed, send = self._request, self._tree.write, self._cache.changed, self._send
+        arguments, begin, reply = protocol.WRITE_IN.unpack_from, protocol.BODY, protocol.written
+        start = begin + protocol.WRITE_IN.size
+
+        def answer(unique: int, number: int, _size: int) -> None:
+            handle, offset, size = arguments(request, begin)
+            try:
+                done = write(handle, offset, request[start : start + size])
+            finally:
+                changed(number)
+            send(reply(unique, done))
+
+        return answer
+
+    def _fallocate(self, unique: int, number: int, _size: int) -> None:
+        handle, offset, size, mode = protocol.FALLOCATE_IN.unpack_from(self._request, protocol.BODY)
+        if mode & ~ALLOCATIONS or number >= control.DIRECTORY:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), str(number))
+        self._waiting()
+        try:
+            self._tree.allocate(handle, offset, size, mode)
+        finally:
+            self._cache.changed(number)
+        self._send(protocol.error(unique, 0))
+
+    def _flush(self, unique: int, number: int, _size: int) -> None:
+        if number < control.DIRECTORY:
+            (handle,) = protocol.HANDLE_IN.unpack_from(self._request, protocol.BODY)
+            try:
+                self._tree.flush(handle)
+            finally:
+                self._cache.changed()  # of all files: this may be a metadata document, which describes other files
+        self._send(protocol.error(unique, 0))
+
+    def _fsync(self, unique: int, number: int, _size: int) -> None:
+        if number < control.DIRECTORY:
+            (handle,) = protocol.HANDLE_IN.unpack_from(self._request, protocol.BODY)
+            try:
+                self._tree.fsync(handle)
+            finally:
+                self._cache.changed()
+        self._send(protocol.error(unique, 0))
+
+    def _fsyncdir(self, unique: int, number: int, _size: int) -> None:
+        if number < control.DIRECTORY:
+            self._waiting()
+            self._tree.sync_directory(number)
+        self._send(protocol.error(unique, 0))
+
+    def _release(self, unique: int, number: int, _size: int) -> None:
+        if number < control.DIRECTORY:
+            (handle,) = protocol.HANDLE_IN.unpack_from(self._request, protocol.BODY)
+            self._tree.release(handle)
+        self._send(protocol.error(unique, 0))
+
+    def _setattr(self, unique: int, number: int, _size: int) -> None:
+        fields, handle, size, seconds, nanoseconds, mode, uid, gid = protocol.SETATTR_IN.unpack_from(
+            self._request, protocol.BODY
+        )
+        if number >= control.DIRECTORY:
+            raise control.not_permitted()
+        self._check_owner(uid if fields & protocol.SET_UID else None, gid if fields & protocol.SET_GID else None)
+        if fields & protocol.SET_MODE and mode & (stat.S_ISUID | stat.S_ISGID):
+            raise PermissionError(errno.EPERM, "files of a mount cannot be set-user-id or set-group-id")
+        tree = self._tree
+        try:
+            if fields & protocol.SET_SIZE:
+                tree.truncate(number, size, handle if fields & protocol.SET_HANDLE else None)
+            if fields & protocol.SET_MODE:
+                tree.set_mode(number, mode & PERMISSIONS)
+            if fields & protocol.SET_MTIME:
+                now = fields & protocol.SET_MTIME_NOW
+                tree.set_times(number, None if now else seconds * 1_000_000_000 + nanoseconds)
+        finally:
+            self._cache.changed(number)
+        self._nodes.send_attributes(unique, tree.attributes(number))
+
+    def _check_owner(self, uid: int | None, gid: int | None) -> None:
+        for wanted, owner in zip((uid, gid), self._owner, strict=True):
+            if wanted is not None and wanted != owner:
+                raise PermissionError(errno.EPERM, "all files belong to the user of the mount; chown is not supported")
+
+    def _setxattr(self, unique: int, number: int, size: int) -> None:
+        length, flags = protocol.SETXATTR_IN.unpack_from(self._request, protocol.BODY)
+        start = protocol.BODY + protocol.SETXATTR_IN.size
+        raw, _, value = bytes(self._request[start:size]).partition(b"\0")
+        name = _changeable_xattr(number, raw)
+        self._waiting()
+        self._tree.set_xattr(number, name, value[:length], flags)
+        self._send(protocol.error(unique, 0))
+
+    def _removexattr(self, unique: int, number: int, size: int) -> None:
+        name = _changeable_xattr(number, bytes(self._request[protocol.BODY : size - 1]))
+        self._waiting()
+        self._tree.remove_xattr(number, name)
+        self._send(protocol.error(unique, 0))
+
+
+def _changeable_xattr(number: int, raw: bytes) -> str:
+    """The name of an extended attribute. Raise OSError (EOPNOTSUPP) if clients cannot set or remove it."""
+    name = os.fsdecode(raw)
+    if number >= control.DIRECTORY or not name.startswith("user."):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
+    return name
+
+
+class NameRequests:
+    """Requests that make, rename and remove names: CREATE, RENAME, UNLINK and their like. For one thread."""
+
+    def __init__(self, tree: WritableTree, cache: AttributeCache, device: Device, nodes: WritableNodeRequests) -> None:
+        self._tree, self._cache, self._nodes = tree, cache, nodes
+        self._request, self._send = device.request, device.send
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            protocol.CREATE: self._create,
+            protocol.MKNOD: self._mknod,
+            protocol.MKDIR: self._mkdir,
+            protocol.UNLINK: self._unlink,
+            protocol.RMDIR: self._rmdir,
+            protocol.RENAME: self._rename,
+            protocol.RENAME2: self._rename2,
+            protocol.LINK: self._link,
+            protocol.SYMLINK: self._symlink,
+            protocol.READLINK: self._readlink,
+        }
+
+    def _name(self, parent: int, start: int, end: int) -> bytes:
+        """A name in the request that is to be made or removed. Raise OSError if that is not possible."""
+        name = bytes(self._request[start:end])
+        if control.is_control_name(parent, name):
+            raise control.not_permitted()
+        if len(name) > protocol.NAME_MAX:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name[:32])
+        return name
+
+    def _create(self, unique: int, parent: int, size: int) -> None:
+        flags, mode, _ = protocol.CREATE_IN.unpack_from(self._request, protocol.BODY)
+        name = self._name(parent, protocol.BODY + protocol.CREATE_IN.size, size - 1)
+        try:
+            found, handle = self._tree.create(parent, name, flags & OPEN_FLAGS, mode & PERMISSIONS)
+        finally:
+            self._cache.changed()
+        if not self._nodes.send_created(unique, found, handle):
+            self._tree.release(handle)
+
+    def _mknod(self, unique: int, parent: int, size: int) -> None:
+        mode, _, _ = protocol.MKNOD_IN.unpack_from(self._request, protocol.BODY)
+        name = self._name(parent, protocol.BODY + protocol.MKNOD_IN.size, size - 1)
+        if not stat.S_ISREG(mode):
+            raise PermissionError(errno.EPERM, "a mount holds only files, directories and symbolic links", name)
+        try:
+            found, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
+            self._tree.flush(handle)
+            self._tree.release(handle)
+        finally:
+            self._cache.changed()
+        self._nodes.send_entry(unique, found)
+
+    def _mkdir(self, unique: int, parent: int, size: int) -> None:
+        mode, _ = protocol.MKDIR_IN.unpack_from(self._request, protocol.BODY)
+        name = self._name(parent, protocol.BODY + protocol.MKDIR_IN.size, size - 1)
+        try:
+            found = self._tree.mkdir(parent, name, mode & PERMISSIONS)
+        finally:
+            self._cache.changed()
+        self._nodes.send_entry(unique, found)
+
+    def _unlink(self, unique: int, parent: int, size: int) -> None:
+        name = self._name(parent, protocol.BODY, size - 1)
+        try:
+            self._tree.unlink(parent, name)
+        finally:
+            self._cache.changed()
+        self._send(protocol.error(unique, 0))
+
+    def _rmdir(self, unique: int, parent: int, size: int) -> None:
+        name = self._name(parent, protocol.BODY, size - 1)
+        try:
+            self._tree.rmdir(parent, name)
+        finally:
+            self._cache.changed()
+        self._send(protocol.error(unique, 0))
+
+    def _rename(self, unique: int, parent: int, size: int) -> None:
+        (new_parent,) = protocol.RENAME_IN.unpack_from(self._request, protocol.BODY)
+        self._move(unique, parent, new_parent, protocol.BODY + protocol.RENAME_IN.size, size, noreplace=False)
+
+    def _rename2(self, unique: int, parent: int, size: int) -> None:
+        new_parent, flags = protocol.RENAME2_IN.unpack_from(self._request, protocol.BODY)
+        if flags & ~protocol.RENAME_NOREPLACE:
+            # An exchange done as a plain rename would lose one of the two files.
+            raise OSError(errno.EINVAL, "renames support no flag but RENAME_NOREPLACE", f"{flags:#x}")
+        start = protocol.BODY + protocol.RENAME2_IN.size
+        self._move(unique, parent, new_parent, start, size, noreplace=bool(flags))
+
+    def _move(self, unique: int, parent: int, new_parent: int, start: int, size: int, *, noreplace: bool) -> None:
+        middle = start + bytes(self._request[start:size]).index(b"\0")
+        name = self._name(parent, start, middle)
+        new_name = self._name(new_parent, middle + 1, size - 1)
+        try:
+            self._tree.rename(parent, name, new_parent, new_name, noreplace)
+        finally:
+            self._cache.changed()
+        self._send(protocol.error(unique, 0))
+
+    def _link(self, unique: int, new_parent: int, size: int) -> None:
+        (number,) = protocol.LINK_IN.unpack_from(self._request, protocol.BODY)
+        if number >= control.DIRECTORY:
+            raise control.not_permitted()
+        name = self._name(new_parent, protocol.BODY + protocol.LINK_IN.size, size - 1)
+        try:
+            found = self._tree.link(number, new_parent, name)
+        finally:
+            self._cache.changed()
+        self._nodes.send_entry(unique, found)
+
+    def _symlink(self, unique: int, parent: int, size: int) -> None:
+        names = bytes(self._request[protocol.BODY : size - 1])
+        middle = names.index(b"\0")
+        name = self._name(parent, protocol.BODY, protocol.BODY + middle)
+        try:
+            found = self._tree.symlink(parent, name, names[middle + 1 :])
+        finally:
+            self._cache.changed()
+        self._nodes.send_entry(unique, found)
+
+    def _readlink(self, unique: int, number: int, _size: int) -> None:
+        if number >= control.DIRECTORY:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), control.NAME)
+        target = self._tree.read_link(number)
+        self._send(protocol.data(unique, len(target)) + target)

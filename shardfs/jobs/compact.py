@@ -1,0 +1,157 @@
+"""Shards without dead bytes: `shardfs compact`. Nobody else may write to the source meanwhile, and no mount is needed.
+
+A packed shard is read once more, chunk by chunk, beside the old one before it takes its place; with what readers use,
+not with what packed it.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from shardfs.model.errors import ShardfsError, message
+from shardfs.shards import rewriting
+from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.storage.cache import ByteLRU
+from shardfs.storage.store import DirEntry
+from shardfs.storage.writers import Begun
+from shardfs.write.journal import RecordKind
+from shardfs.write.pending import Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.shard_format import Usage
+    from shardfs.shards.chunk_store import ChunkStore
+    from shardfs.storage.store import Store
+    from shardfs.storage.writers import Writer
+    from shardfs.vfs.chunk_dirs import ChunkDirs
+    from shardfs.vfs.tree import Tree
+    from shardfs.write.journal import Journal
+
+CACHE = 64 << 20
+
+
+class Work(NamedTuple):
+    """A shard that has dead bytes. `key` is its name in the source."""
+
+    tree: ChunkDirs
+    shard: int
+    key: str
+    usage: Usage
+
+
+class CompactProblem(NamedTuple):
+    """What cannot be packed, and why; `skipped` if that is a collection of a kind that never is."""
+
+    where: str
+    why: str
+    skipped: bool = False
+
+
+def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
+    """All shards of a source that have dead bytes. Reads every index."""
+    for collection in tree.collections():
+        why = rewriting.unwritable(collection.collection)
+        if why is not None:
+            yield CompactProblem(collection.path, why, skipped=True)
+            continue
+        outermost = collection.outermost
+        for shard in outermost.existing_shards().tolist():
+            key = outermost.source.key(shard)
+            try:
+                usage = rewriting.usage(collection.collection, shard, outermost.source.stored(shard))
+            except (OSError, ShardfsError, ValueError) as e:
+                yield CompactProblem(key, str(e) if isinstance(e, ValueError) else message(e))
+                continue
+            if usage.dead:
+                yield Work(collection, shard, key, usage)
+
+
+class Packer:
+    """Packs shards, one at a time. `journal` is the source's own: nobody else writes to it meanwhile.
+
+    Raise OSError (EBUSY) if files wait in it to be published: they remember where chunks lie.
+    """
+
+    def __init__(self, writer: Writer, journal: Journal) -> None:
+        self._writer, self._journal = writer, journal
+        self._pending, free = Pending.of(journal.recovered)
+        journal.release(free)
+        if n := len(self._pending.versions):
+            why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
+            raise OSError(errno.EBUSY, why, str(journal.directory))
+        for begun in self._pending.begun.values():
+            writer.recover(Begun.told(begun))
+
+    def pack(self, work: Work) -> int | CompactProblem:
+        """Replace a shard by one without dead bytes; how many bytes fewer it has."""
+        collection = work.tree.collection
+        before: list[Blob] = []
+
+        def make(old: Blob | None) -> Plan | None:
+            before[:] = () if old is None else (old,)
+            return None if old is None else rewriting.repack(collection, work.shard, old)
+
+        def check(new: Blob) -> None:
+            for old in before:
+                compare(work, old, new)
+
+        def begun(begun: Begun) -> None:
+            self._note(RecordKind.BEGIN, {**begun._asdict(), "lsns": []})
+            self._journal.sync()
+
+        try:
+            after = self._writer.update(work.key, make, begun, check)
+            self._note(RecordKind.DONE, {"key": work.key, "lsns": [], "entries": {}})
+        except (OSError, ShardfsError, ValueError) as e:
+            return CompactProblem(work.key, str(e) if isinstance(e, ValueError) else message(e))
+        return before[0].stat().size - (0 if after is None else after.size) if before else 0
+
+    def _note(self, kind: RecordKind, meta: dict[str, Any]) -> None:
+        self._journal.release(self._pending.apply(self._journal.append(kind, meta, reserve=True)))
+
+
+def compare(work: Work, old: Blob, new: Blob) -> None:
+    """Raise ValueError unless both have the same chunks with the same bytes."""
+    one, other = (_chunks_in(work, blob) for blob in (old, new))
+    n = sum(len(batch.sizes) for batch in other.scan(0))
+    for batch in one.scan(0):
+        n -= len(batch.sizes)
+        for coords in map(tuple, batch.coords.tolist()):
+            if one.read(coords) != other.read(coords):
+                raise ValueError(f"{work.key}: chunk {coords} would not be the same")
+    if n:
+        raise ValueError(f"{work.key}: the number of chunks would not be the same")
+
+
+def _chunks_in(work: Work, blob: Blob) -> ChunkStore:
+    """The chunks that readers find if the shard is what this blob is."""
+    collection = work.tree.collection
+    inside = rewriting.key(collection, work.shard)
+    directory = work.key.removesuffix(inside).rstrip("/")
+    store = cast("Store", _Single(work.key, blob))
+    return open_chunks(store, directory, work.tree.path, collection, ByteLRU(CACHE), ByteLRU(CACHE))
+
+
+class _Single:
+    """A store in which there is one object."""
+
+    def __init__(self, key: str, blob: Blob) -> None:
+        self._key, self._blob = key, blob
+        self.remote = self.blind = blob.fd < 0
+
+    def open(self, key: str) -> Blob:
+        if key != self._key:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", key)
+        return self._blob
+
+    def reopen(self, key: str) -> None:
+        """It stays what it is."""
+
+    def scan(self, key: str) -> Iterator[DirEntry]:
+        above = f"{key}/" if key else ""
+        if self._key.startswith(above):
+            name, slash, _ = self._key[len(above) :].partition("/")
+            yield DirEntry(name, bool(slash), None if slash else self._blob.stat())

@@ -1,0 +1,178 @@
+"""Which chunks of a collection exist, how large they are, and how full its shards: counted into few enough bins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.jobs.verify import ShardVerifier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardfs.model.values import U64, Coords, Sizes
+    from shardfs.vfs.chunk_dirs import ChunkDirs
+
+Counts = npt.NDArray[np.int64]
+
+X_FIRST = frozenset(("n5", "precomputed"))
+"""Formats whose first axis is the one that runs to the right."""
+
+LEAST = 8
+"""Bins along the shorter axis, however short it is beside the other, if there are so many chunks."""
+
+PER_OCTAVE = 4
+"""Bins of sizes in each doubling."""
+
+
+class Bins(NamedTuple):
+    """An axis of the grid of chunks, cut into `n` bins of about the same length."""
+
+    axis: int
+    chunks: int
+    n: int
+
+    def of(self, coords: U64) -> npt.NDArray[np.intp]:
+        """The bin of each of these chunk numbers."""
+        return (coords * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
+
+    def lengths(self) -> Counts:
+        """How many chunk numbers there are in each bin."""
+        edges = [-(-i * self.chunks // self.n) for i in range(self.n + 1)]
+        return np.array([b - a for a, b in pairwise(edges)], np.int64)
+
+
+@dataclass
+class ChunkMap:
+    """All that is counted of one collection. Memory grows with shards, 24 bytes for each, and not with chunks.
+
+    Args:
+        grid: chunks along each axis; () for ids.
+        rows, columns: the two axes that are shown; None for ids. Along the others chunks are summed up.
+        chunks, nbytes: of the existing chunks in each bin (rows, columns).
+        sizes: chunks by stored size: bin i holds sizes from 2**(i / PER_OCTAVE) on; empty chunks are in bin 0, too.
+        shards: their numbers; for each, in order: bytes of chunks, dead bytes, bytes of the object.
+    """
+
+    path: str
+    format: str
+    grid: Coords
+    rows: Bins | None
+    columns: Bins | None
+    chunks: Counts
+    nbytes: Counts
+    sizes: Counts
+    shards: U64
+    stored: Counts
+    dead: Counts
+    objects: Counts
+    keys: Sequence[str]
+    findings: int
+
+    @property
+    def total(self) -> int:
+        """Chunks that exist."""
+        return int(self.sizes.sum())
+
+    def shares(self) -> npt.NDArray[np.float64]:
+        """Of each bin, how many of the chunks that the grid has there exist: from 0 to 1."""
+        if self.rows is None or self.columns is None:
+            return np.zeros((0, 0))
+        shown = {self.rows.axis, self.columns.axis}
+        depth = math.prod(n for axis, n in enumerate(self.grid) if axis not in shown)
+        cells = np.outer(self.rows.lengths(), self.columns.lengths()).astype(np.float64) * depth
+        return self.chunks / np.maximum(cells, 1)
+
+
+MOST_KEYS = 5
+
+
+def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
+    """Read all indices of a collection, and no chunk but what tells where others lie."""
+    rows, columns = (None, None) if tree.by_id else _axes(tree, most_rows, most_columns)
+    shape = (rows.n, columns.n) if rows is not None and columns is not None else (0, 0)
+    chunks, nbytes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    histogram = np.zeros(64 * PER_OCTAVE, np.int64)
+
+    def seen(coords: U64, sizes: Sizes) -> None:
+        octaves = np.log2(np.maximum(sizes, 1)) * PER_OCTAVE
+        np.add(histogram, np.bincount(octaves.astype(np.intp), minlength=len(histogram)), out=histogram)
+        if rows is not None and columns is not None:
+            at = (_bins(rows, coords), _bins(columns, coords))
+            np.add.at(chunks, at, 1)
+            np.add.at(nbytes, at, sizes)
+
+    outermost = tree.chunks
+    while outermost.outer is not None:
+        outermost = outermost.outer
+    shards, _ = outermost.source.existing()
+    counts = np.zeros((3, len(shards)), np.int64)
+    verifier, findings = ShardVerifier(tree, chunks=False, seen=seen), 0
+    for i, shard in enumerate(shards.tolist()):
+        tally = verifier.verify(shard).tally
+        counts[:, i] = tally.stored_bytes, tally.dead_bytes, tally.shard_bytes
+        findings += tally.findings
+    worst = [i for i in np.argsort(-counts[1], kind="stable")[:MOST_KEYS].tolist() if counts[1, i]]
+    return ChunkMap(
+        path=tree.path,
+        format=tree.collection.format,
+        grid=() if tree.by_id else tuple(tree.chunks.format.grid),
+        rows=rows,
+        columns=columns,
+        chunks=chunks,
+        nbytes=nbytes,
+        sizes=histogram,
+        shards=shards,
+        stored=counts[0],
+        dead=counts[1],
+        objects=counts[2],
+        keys=[outermost.source.key(int(shards[i])) for i in worst],
+        findings=findings,
+    )
+
+
+def _bins(bins: Bins, coords: U64) -> npt.NDArray[np.intp]:
+    if bins.axis < 0:
+        return np.zeros(len(coords), np.intp)
+    return bins.of(coords[:, bins.axis])
+
+
+def _axes(tree: ChunkDirs, most_rows: int, most_columns: int) -> tuple[Bins, Bins]:
+    """The two longest axes of the grid, the one that varies faster to the right; -1 for an axis that is not there."""
+    grid = tuple(tree.chunks.format.grid)
+    longest = sorted(sorted(range(len(grid)), key=lambda axis: (-grid[axis], -axis))[:2])
+    if tree.collection.format in X_FIRST:
+        longest.reverse()
+    slow, fast = [-1, -1, *longest][-2:]
+    high, wide = (max(grid[axis], 1) if axis >= 0 else 1 for axis in (slow, fast))
+    scale = max(high / most_rows, wide / most_columns, 1)  # the same for both, so that the map has the grid's shape
+    rows = min(max(round(high / scale), LEAST), high, most_rows)
+    columns = min(max(round(wide / scale), LEAST), wide, most_columns)
+    return Bins(slow, high, rows), Bins(fast, wide, columns)
+
+
+class SizeBin(NamedTuple):
+    """Chunks of sizes from `start` up to `stop`, in bytes."""
+
+    start: int
+    stop: int
+    chunks: int
+
+
+def size_bins(found: ChunkMap, most: int) -> list[SizeBin]:
+    """The histogram of sizes between the smallest and the largest, in `most` bins at most, as fine as it can be."""
+    used = np.flatnonzero(found.sizes)
+    if not len(used):
+        return []
+    for width in (1, 2, PER_OCTAVE, 2 * PER_OCTAVE, 4 * PER_OCTAVE, 64 * PER_OCTAVE):
+        first, last = int(used[0]) // width, int(used[-1]) // width
+        if last - first < most:
+            break
+    edges = [math.ceil(2 ** (i * width / PER_OCTAVE)) for i in range(first, last + 2)]
+    counts = [int(found.sizes[i * width : (i + 1) * width].sum()) for i in range(first, last + 1)]
+    return [SizeBin(*edge, n) for edge, n in zip(pairwise(edges), counts, strict=True)]

@@ -1,0 +1,1 @@
+"""Plain values, protocols and arithmetic that every other room uses."""

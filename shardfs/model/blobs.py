@@ -1,0 +1,73 @@
+"""Byte ranges, stored objects to be read (`Blob`), and the pieces that new objects are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardfs.model.values import Version
+
+    pass
+
+
+class ByteRange(NamedTuple):
+    """The bytes `[start, stop)` of an object."""
+
+    start: int
+    stop: int
+
+
+class Suffix(NamedTuple):
+    """The last `size` bytes of an object."""
+
+    size: int
+
+
+ByteRequest: TypeAlias = ByteRange | Suffix
+
+
+class FilePart(NamedTuple):
+    """Bytes `[start, start + size)` of a local file, which is open: of the journal, mostly."""
+
+    fd: int
+    start: int
+    size: int
+
+
+Bytes: TypeAlias = bytes | FilePart
+
+Piece: TypeAlias = bytes | memoryview | ByteRange | FilePart
+"""A part of a new object. A `ByteRange` stands for these bytes of the object that is replaced."""
+
+Plan: TypeAlias = list[Piece]
+"""A new object as the concatenation of its pieces."""
+
+
+Content: TypeAlias = Bytes | Plan
+"""The content of a chunk or object to be written. A plan may refer to the object that is replaced."""
+
+
+class Stat(NamedTuple):
+    """An object's attributes in its store. `version` changes whenever the bytes may have changed."""
+
+    size: int
+    mtime_ns: int
+    version: Version
+
+
+class Blob(Protocol):
+    """One object of a store, or a part or decoded form of one, in the version that was opened.
+
+    `fd` is a file descriptor with the same bytes, the first one at position `base`; -1 if there is none.
+    """
+
+    fd: int
+    base: int
+
+    def stat(self) -> Stat:
+        """Size, time and version. The first call may cost one request."""
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        """The bytes of each request, in order; fewer where the object ends. Adjacent requests are coalesced."""

@@ -1,0 +1,73 @@
+"""Arithmetic of many byte ranges in one object: coverage, overlaps, grouping."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardfs.model.shard_format import ShardIndex
+    from shardfs.model.values import U64
+
+
+class Coverage(NamedTuple):
+    """The union of byte ranges.
+
+    Args:
+        starts, stops: the covered bytes as the fewest ranges, ascending.
+        clashes: the bytes where ranges overlap that are not equal, as (start, stop).
+        shared: the number of bytes saved because equal ranges share them.
+    """
+
+    starts: U64
+    stops: U64
+    clashes: Sequence[tuple[int, int]]
+    shared: int
+
+    @property
+    def nbytes(self) -> int:
+        """The number of covered bytes."""
+        return int((self.stops - self.starts).sum())
+
+
+def live_bytes(index: ShardIndex, behind: int = 0) -> int:
+    """The number of bytes that valid entries cover, each with `behind` further bytes after its chunk."""
+    broken = list(index.broken)
+    starts = np.delete(index.starts, broken).astype(np.uint64)
+    return cover(starts, starts + np.delete(index.sizes, broken) + np.uint64(behind)).nbytes
+
+
+def cover(starts: U64, stops: U64) -> Coverage:
+    """The union of ranges (n,), which may be in any order."""
+    order = np.lexsort((stops, starts))
+    starts, stops = starts[order], stops[order]
+    filled = stops > starts
+    starts, stops = starts[filled], stops[filled]
+    if not len(starts):
+        return Coverage(starts, stops, (), 0)
+    repeated = np.append(False, (starts[1:] == starts[:-1]) & (stops[1:] == stops[:-1]))
+    shared = int((stops[repeated] - starts[repeated]).sum())
+    starts, stops = starts[~repeated], stops[~repeated]
+    reach = np.maximum.accumulate(stops)
+    clash = np.flatnonzero(starts[1:] < reach[:-1]) + 1
+    clashes = list(zip(starts[clash].tolist(), np.minimum(stops[clash], reach[clash - 1]).tolist(), strict=True))
+    first = np.append(True, starts[1:] > reach[:-1])
+    last = np.append(np.flatnonzero(first)[1:] - 1, len(starts) - 1)
+    return Coverage(starts[first], reach[last], clashes, shared)
+
+
+def groups(starts: U64, stops: U64, span: int) -> list[tuple[int, int, int]]:
+    """Group ranges, ascending by start, for reads of at most `span` bytes; a longer range is a group of its own.
+
+    Each group is (first, end, stop): the ranges `first` to `end - 1`, which end at byte `stop`.
+    """
+    reach = np.maximum.accumulate(stops)
+    out, i = [], 0
+    while i < len(starts):
+        j = max(i + 1, int(reach.searchsorted(starts[i] + np.uint64(span), "right")))
+        out.append((i, j, int(stops[i:j].max())))
+        i = j
+    return out

@@ -1,0 +1,129 @@
+"""The exceptions of shardfs, and their errno, exit code and message."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from shardfs.model.redact import scrubbed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger("shardfs")
+
+
+class ShardfsError(Exception):
+    """Base class of shardfs's own exceptions. Errors about paths are the builtin `OSError` subclasses."""
+
+
+class CorruptShardError(ShardfsError):
+    """Stored bytes contradict the format: a bad index, checksum, range or document.
+
+    Args:
+        where: the collection (array, scale, ...) with the damage.
+        key: the damaged shard object or document.
+        why: what shardfs expected and what it found.
+        slot: the damaged chunk's number in the shard's index, if the error is about one chunk.
+    """
+
+    def __init__(self, where: str, key: str, why: str, slot: int | None = None) -> None:
+        self.where, self.key, self.why, self.slot = where, key, why, slot
+        entry = "" if slot is None else f", slot {slot}"
+        super().__init__(f"{where or '/'}: {key}{entry}: {why}")
+
+
+class DanglingLinkError(FileNotFoundError):
+    """A symbolic link on the way to a file leads nowhere, as in a git-annex repository without the file's content."""
+
+
+class UnfitChunkError(ShardfsError, ValueError):
+    """Written bytes that cannot be the chunk at these coordinates, or that contradict neighbouring chunks."""
+
+    def __init__(self, coords: tuple[int, ...], why: str) -> None:
+        self.coords = coords
+        super().__init__(f"chunk {coords}: {why}")
+
+
+class StaleShardError(ShardfsError):
+    """A shard kept changing under the reader: another writer replaced it more than once."""
+
+
+class UnsupportedError(ShardfsError):
+    """A layout cannot show this array, or shardfs cannot show this source."""
+
+
+class NotADatasetError(UnsupportedError):
+    """The source has no sharded data in a format that shardfs knows."""
+
+
+class MountError(OSError):
+    """The mountpoint is unusable, or the kernel, fusermount3 or libfuse refused the mount; see the message."""
+
+
+class BusyError(OSError):
+    """Another process writes to the source, or works on its journal; the message names it. Its errno is EBUSY.
+
+    Args:
+        owner: the content of that process's lock.
+    """
+
+    owner: Mapping[str, Any] = {}
+
+
+_ERRNOS: tuple[tuple[type[BaseException], int], ...] = (
+    (UnfitChunkError, errno.EINVAL),
+    (StaleShardError, errno.ESTALE),
+    (UnsupportedError, errno.ENOTSUP),
+    (FileNotFoundError, errno.ENOENT),  # fsspec raises it without an errno
+    (NotADirectoryError, errno.ENOTDIR),
+    (IsADirectoryError, errno.EISDIR),
+    (TimeoutError, errno.ETIMEDOUT),
+)
+
+
+def errno_of(error: BaseException) -> int:
+    """The errno that a program on the mount gets for this exception. No other code decides that.
+
+    Damage and bugs are `EIO`. A bug is never `EINVAL`, because programs relate `EINVAL` to their own arguments. The
+    caller must log the traceback of a bug.
+    """
+    for kind, number in _ERRNOS:
+        if isinstance(error, kind):
+            return number
+    if isinstance(error, PermissionError):
+        return error.errno or errno.EACCES
+    return (error.errno if isinstance(error, OSError) else None) or errno.EIO
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether `error` is about the data, the store or the request. Any other exception is a bug in shardfs."""
+    return isinstance(error, ShardfsError | OSError)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a program that this error ended.
+
+    1: unexpected error; 3: source not found or unreadable; 4: no supported sharded dataset, or another writer uses it;
+    5: mount failed.
+    """
+    if isinstance(error, MountError):
+        return 5
+    if isinstance(error, UnsupportedError | BusyError):
+        return 4
+    return 3 if isinstance(error, OSError) else 1
+
+
+def message(error: BaseException) -> str:
+    """One line about the error for the user, without secrets."""
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    elif isinstance(error, FileNotFoundError):  # fsspec's consist of a path only
+        text = ": ".join(filter(None, [str(error), os.strerror(errno.ENOENT)]))
+    elif is_expected(error):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return scrubbed(" ".join(text.split()))

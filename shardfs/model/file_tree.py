@@ -1,0 +1,59 @@
+"""The file tree that the server shows to the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from shardfs.model.attributes import Attributes
+    from shardfs.model.listing import Batch, EntryRow
+
+
+class Listable(Protocol):
+    """A tree whose directories can be listed."""
+
+    def few(self, number: int, most: int) -> list[EntryRow] | None:
+        """All entries of a directory, if they are at most `most` and the tree can say so cheaply; else None."""
+
+    def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
+        """The entries of a directory behind `cookie`, without `.` and `..`.
+
+        Cookies rise strictly. A later scan gives an unchanged entry the same cookie again.
+        """
+
+
+class FileTree(Listable, Protocol):
+    """Files and directories by number. Thread-safe. Methods that may fail raise OSError or ShardfsError.
+
+    Numbers are below `control.DIRECTORY`. The kernel's references to numbers below `inodes.TABLE_END` and from
+    `inodes.CREATED` on are counted with `remember`. `forget` is called for all numbers.
+    """
+
+    def lookup(self, parent: int, name: bytes) -> Attributes:
+        """The entry `name` of the directory `parent`. Raise FileNotFoundError if there is none."""
+
+    def attributes(self, number: int) -> Attributes: ...
+
+    def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
+        """At most `size` bytes from `offset`; fewer only at the end of the file."""
+
+    def remember(self, number: int) -> None:
+        """Count one more reference of the kernel to this number."""
+
+    def forget(self, number: int, count: int) -> None:
+        """Count `count` references less."""
+
+    def xattrs(self, number: int) -> dict[str, bytes]:
+        """The extended attributes that are listed."""
+
+    def usage(self, number: int) -> dict[str, bytes]:
+        """The extended attributes that are too expensive to be listed: `user.shardfs.live` and `user.shardfs.dead`."""
+
+    def statvfs(self) -> os.statvfs_result | None:
+        """Size and free space of the store; None if unknown."""
+
+    def shown_path(self, number: int) -> str:
+        """The path of a file on the mount, for the access log."""

@@ -1,0 +1,55 @@
+"""Kinds of names on a writable mount: the kind decides where the bytes of a file go."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+
+class NameKind(Enum):
+    """The kind of a name; docs/durability.md, "Kinds of files", lists them for users."""
+
+    CHUNK = auto()
+    """A chunk in the grid of a sharded array, or an object's id. Written to the journal, then to its shard."""
+
+    ORPHAN = auto()
+    """A chunk name outside all known grids. Stays in the journal until a metadata document describes it."""
+
+    SCRATCH = auto()
+    """A tool's temporary file beside chunks or documents. Written to the journal only."""
+
+    DOCUMENT = auto()
+    """Metadata of sharded data. Translated, then written to the store."""
+
+    PLAIN = auto()
+    """Any other file. Written to the store under the same path."""
+
+    HIDDEN = auto()
+    """A name of the sharded form, or of shardfs itself. Not listed, and cannot be created."""
+
+    DIRECTORY = auto()
+    """A virtual directory of chunks."""
+
+
+OWN = ".shardfs"
+"""Prefix of the names of shardfs's own files."""
+
+COMPRESSIONS = (".gz", ".br", ".zstd", ".xz", ".bz2")
+"""Suffixes that cloud-files adds to the names of compressed chunks."""
+
+_SCRATCH = re.compile(
+    r".*\.partial|.*\.__lock|.*#\d+|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial|.*\.tmp|.*\.part|tmp.{8}|sed.{6}"
+    r"|\..*\.sw.|.*~|\..*\.un~|\.goutputstream-.*",
+    re.DOTALL,
+)
+"""Lock files, and temporary files that tools rename once they are complete: those of zarr-python, tensorstore,
+object_store, rsync, rclone, sed, vim, Python's tempfile and GLib."""
+
+
+LOCK = b".__lock"
+"""tensorstore's suffix for a file that it locks and fills, then renames to the name without the suffix."""
+
+
+def is_scratch(name: str) -> bool:
+    """Whether the name looks like a tool's temporary or lock file."""
+    return _SCRATCH.fullmatch(name) is not None

@@ -1,0 +1,295 @@
+"""What a byte layout of shards must do (`ShardFormat`), and the decoded index of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from shardfs.model.blobs import Blob, ByteRange, ByteRequest, Content, Plan
+
+from shardfs.model.values import U64, Bool, Coords
+
+
+class Put(NamedTuple):
+    """A chunk to be written. `lead` are the bytes to be stored right before the chunk (`Lead`)."""
+
+    data: Content
+    lead: Content | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How many bytes of a shard object serve which purpose.
+
+    Args:
+        size: bytes of the whole object.
+        index: bytes of the index and of headers.
+        live: bytes of chunks; bytes that several chunks share count once.
+        dead: bytes that the index does not refer to, such as overwritten chunks.
+    """
+
+    size: int
+    index: int
+    live: int
+    dead: int
+
+
+Placement: TypeAlias = tuple[int, int, int]
+"""A chunk's place: the shard, the page of the shard's index, and the slot of that page."""
+
+
+class Placements(NamedTuple):
+    """The `Placement` of many chunks, as arrays."""
+
+    shard: U64
+    page: U64
+    slot: U64
+
+
+class Index(Protocol):
+    """One page of a shard index, in the form that needs the least memory."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def find(self, slot: int) -> tuple[int, int] | None:
+        """Start and size of the chunk in `slot`, a result of `ShardFormat.place`; None if the chunk is absent.
+
+        Raise ValueError, with the reason, if the entry is invalid.
+        """
+
+    def checked(self, object_size: int) -> Index:
+        """The same index, with entries marked invalid whose range leaves the object."""
+
+    def arrays(self) -> ShardIndex:
+        """All entries, for listings."""
+
+
+class Checksum(NamedTuple):
+    """A checksum that is stored beside its data; `digest` computes its `size` bytes."""
+
+    name: str
+    size: int
+    digest: Callable[[bytes], bytes]
+
+    def verify(self, data: bytes, stored: bytes) -> None:
+        """Raise ValueError, with the reason, if `stored` is not the checksum of `data`."""
+        computed = self.digest(data)
+        if computed != stored:
+            raise ValueError(f"its {self.name} is {computed.hex()}, but {stored.hex()} is stored")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """One page of a shard index: the slots that are present, and the byte range of each.
+
+    Args:
+        slots: parallel to `starts` and `sizes`, ascending. None if slot i is entry i for all i: then an entry takes 8
+            or 16 bytes of memory instead of 24.
+        broken: the reasons why entries are invalid, by position.
+        checksum: given if a checksum follows the range of each entry. Only `ShardFormat.walk` sets it.
+        repeated: slots with further entries, which readers do not find. `checked` drops it.
+    """
+
+    slots: U64 | None
+    starts: npt.NDArray[np.unsignedinteger[Any]]
+    sizes: npt.NDArray[np.unsignedinteger[Any]]
+    broken: Mapping[int, str] = field(default_factory=dict)
+    checksum: Checksum | None = None
+    repeated: U64 | None = None
+
+    @classmethod
+    def empty(cls) -> Self:
+        array = np.empty(0, np.uint64)
+        return cls(array, array, array)
+
+    @property
+    def nbytes(self) -> int:
+        return self.starts.nbytes + self.sizes.nbytes + (0 if self.slots is None else self.slots.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def arrays(self) -> ShardIndex:
+        return self
+
+    def all_slots(self) -> U64:
+        return np.arange(len(self.starts), dtype=np.uint64) if self.slots is None else self.slots
+
+    def position(self, slot: int) -> int:
+        """The position of the entry of `slot`, or -1 if it is absent."""
+        if self.slots is None:
+            return slot if slot < len(self.starts) else -1
+        i = int(self.slots.searchsorted(np.uint64(slot)))
+        return i if i < len(self.slots) and int(self.slots[i]) == slot else -1
+
+    def positions(self, slots: U64) -> npt.NDArray[np.intp]:
+        """`position` of many slots at once."""
+        if self.slots is None:
+            present = slots < len(self.starts)
+            return np.where(present, slots, 0).astype(np.intp) - np.where(present, 0, 1)
+        if not len(self.slots):
+            return np.full(len(slots), -1, np.intp)
+        i = self.slots.searchsorted(slots)
+        i[i == len(self.slots)] = 0
+        return np.where(self.slots[i] == slots, i, -1)
+
+    def extent_at(self, i: int) -> tuple[int, int]:
+        """Start and size of entry `i`. Raise ValueError, with the reason, if the entry is invalid."""
+        if self.broken and i in self.broken:
+            raise ValueError(self.broken[i])
+        return self.starts.item(i), self.sizes.item(i)
+
+    def find(self, slot: int) -> tuple[int, int] | None:
+        """`extent_at` of the entry of `slot`; None if the chunk is absent."""
+        if self.slots is not None or slot >= len(self.starts):
+            slot = self.position(slot)
+            if slot < 0:
+                return None
+        if self.broken:
+            return self.extent_at(slot)
+        return self.starts.item(slot), self.sizes.item(slot)
+
+    def checked(self, object_size: int) -> ShardIndex:
+        """The same index in 32-bit numbers if these suffice, with ranges that leave the object marked broken."""
+        starts, sizes = self.starts, self.sizes
+        if len(starts) and not self.broken and int(starts.max()) + int(sizes.max()) <= object_size < 2**32:
+            return ShardIndex(self.slots, starts.astype(np.uint32), sizes.astype(np.uint32))
+        limit = np.uint64(object_size)
+        outside = (starts > limit) | (sizes > limit - np.minimum(starts, limit))
+        if not outside.any():
+            if object_size < 2**32 and not self.broken:
+                starts, sizes = starts.astype(np.uint32), sizes.astype(np.uint32)
+            return ShardIndex(self.slots, starts, sizes, self.broken)
+        broken = dict(self.broken)
+        for i in np.flatnonzero(outside)[:MAX_BROKEN].tolist():
+            where = f"[{int(starts[i])}, {int(starts[i]) + int(sizes[i])})"
+            broken.setdefault(i, f"its range {where} leaves the object of {object_size} bytes")
+        if np.count_nonzero(outside) > MAX_BROKEN:
+            keep = ~outside
+            keep[list(broken)] = True  # further broken entries become absent, to limit the size of the dictionary
+            at = np.cumsum(keep) - 1
+            broken = {int(at[i]): why for i, why in broken.items()}
+            return ShardIndex(self.all_slots()[keep], starts[keep], sizes[keep], broken)
+        return ShardIndex(self.slots, starts, sizes, broken)
+
+
+MAX_BROKEN = 100_000
+
+
+class ShardFormat(Protocol):
+    """The byte layout of one collection's shards: which bytes to read, and what they mean. Does no I/O.
+
+    `grid` is the shape of the chunk grid, for formats that place grids. Coordinates are those of `Collection`: chunk
+    grid coordinates or ids. No method checks that coordinates are inside the grid.
+    """
+
+    @property
+    def grid(self) -> Coords: ...
+
+    def place(self, coords: Coords) -> Placement: ...
+
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        """`place` as a function of the last coordinate, with the other coordinates fixed to `above`."""
+
+    def place_many(self, coords: U64) -> Placements:
+        """`place` for an (n, d) array of coordinates."""
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        """The inverse of `place_many`: (n, d) coordinates, and which of them are valid.
+
+        An entry that readers cannot reach (outside the grid, or on a page to which its hash does not lead) is invalid.
+        """
+
+    @property
+    def walk(self) -> Callable[[Blob], ShardIndex] | None:
+        """Reads the index of a shard that has neither a root nor pages; None for formats with these.
+
+        The function makes few calls of `read`, of many ranges each. It raises ValueError with the reason.
+        """
+
+    page_bits: int
+    """Page numbers fit in this number of bits."""
+
+    blocks: int
+    """The number of blocks in which a shard's root index is read. Each block has the positions of some pages."""
+
+    def block_of(self, page: int) -> int: ...
+
+    def root_request(self, block: int) -> ByteRange | None:
+        """The range of a block of the root; None if this format finds its pages without a root."""
+
+    def nonempty_pages(self, block: int, root: bytes | None) -> U64:
+        """The pages of this block that may have entries, ascending. Raise ValueError, with the reason, for damage."""
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest | None:
+        """The range of `page`; None if the page is empty. Raise ValueError, with the reason, if it is impossible."""
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
+        """Decode a page. Raise ValueError, with the reason, for a wrong length or checksum.
+
+        `Index.checked` compares the ranges with the object's size later.
+        """
+
+    def candidates(self, shard: int) -> U64 | None:
+        """All slots that the only page of a shard may have; None if they are not enumerable."""
+
+    def key(self, shard: int) -> str:
+        """The shard object's key, relative to the collection."""
+
+    def shard_of(self, key: str) -> int | None:
+        """The inverse of `key`; None if no shard of this collection has this key."""
+
+    def capacity(self, shard: int) -> int | None:
+        """The number of the collection's chunks that belong to a shard; None if unknown."""
+
+    @property
+    def unwritable(self) -> str:
+        """Why shards of this format cannot be rewritten; "" if they can."""
+
+    in_place: int
+    """The size of an index entry at a shard's beginning that can be overwritten in place, once the data it refers to
+    are stored: the entry is valid independently of the others. 0 if the format has no such entries."""
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        forward: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """Plan the shard after some chunks are put and others dropped, by page and slot; None if no chunk remains.
+
+        Existing bytes stay at their positions, also the old index, and new bytes are appended. So readers with a cached
+        index still read the old chunks. Formats document exceptions. Unreachable bytes and broken entries are kept.
+
+        Args:
+            pack: omit bytes that no entry refers to, which moves chunks. Ignored if an entry is broken.
+            forward: write no index with negative differences, even if chunks must be copied for that. Only formats that
+                store differences use it.
+            leads: given if bytes before chunks belong to them.
+
+        Raise ValueError, with the reason, if the object is so damaged that chunks would be lost or wrong ones found;
+        UnsupportedError if the format cannot express the result.
+        """
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        """Plan the shard without unreferenced bytes. Raise ValueError, with the reason, if an entry is broken."""
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        """Measure a shard. Chunks that are lost by damage count as dead. Raise ValueError if all chunks are lost."""
+
+
+Leads: TypeAlias = Callable[[U64, U64], U64]
+"""Returns how many bytes before each chunk belong to it (`Lead`), from the chunks' starts and sizes in the shard.
+
+Raises ValueError, with the reason, if a chunk does not contain that number."""

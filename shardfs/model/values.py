@@ -1,0 +1,19 @@
+"""Plain types that every floor uses: coordinates and columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Coords: TypeAlias = tuple[int, ...]
+
+U64: TypeAlias = npt.NDArray[np.uint64]
+
+Bool: TypeAlias = npt.NDArray[np.bool_]
+
+Sizes: TypeAlias = npt.NDArray[np.int64]
+
+Version: TypeAlias = Hashable

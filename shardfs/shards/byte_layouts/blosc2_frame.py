@@ -1,0 +1,193 @@
+"""Blosc2 chunks one after the other in a file, behind them the table of where each lies: contiguous frames.
+
+https://github.com/Blosc/c-blosc2/blob/main/README_CFRAME_FORMAT.rst and, for sparse frames, README_SFRAME_FORMAT.rst.
+Integers of header and trailer are big-endian, those of chunks little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardfs.codecs.decoders import blosc2_index
+from shardfs.model.blobs import ByteRange
+from shardfs.model.byte_ranges import live_bytes
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.grid import ceil_div
+from shardfs.model.shard_format import ShardIndex, Usage
+from shardfs.shards.byte_layouts.single_page import (
+    BLOSC_HEADER,
+    MAX_BLOSC_CHUNKS,
+    Numbered,
+    blosc_size,
+    blosc_sizes,
+    read_exactly,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Set
+
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.shard_format import Leads, Put
+    from shardfs.model.values import Sizes
+
+MAGIC = b"b2frame\0"
+HEAD = 16 << 10
+LEAST_HEADER, LEAST_TRAILER = 0x57, 35
+FRAME_LENGTH, FRAME_TYPE, META = 0x10, 0x1A, 0x57
+CONTIGUOUS, SPARSE = 0, 1
+CHUNK_HEADER = 32
+MAX_TRAILER = 16 << 20
+
+
+class FrameHeader(NamedTuple):
+    """Sizes are in bytes; `nbytes` and `cbytes` are those of all data, decoded and as stored."""
+
+    length: int
+    frame_length: int
+    nbytes: int
+    cbytes: int
+    typesize: int
+    chunk_bytes: int
+
+    @property
+    def chunks(self) -> int:
+        """As many as there must be; -1 if chunks differ in size."""
+        return ceil_div(self.nbytes, self.chunk_bytes) if self.chunk_bytes else -1 if self.nbytes else 0
+
+
+def is_contiguous(head: bytes) -> bool:
+    """Whether a file that starts so is a contiguous frame. The index file of a sparse one starts nearly so."""
+    return head[2:10] == MAGIC and len(head) > FRAME_TYPE and head[FRAME_TYPE] & 15 == CONTIGUOUS
+
+
+def parse_header(head: bytes) -> FrameHeader:
+    """Raise ValueError, with the reason, if this is no header."""
+    if len(head) < LEAST_HEADER or not is_contiguous(head):
+        raise ValueError(f"starts with {head[:10].hex()}, which is no header of a contiguous frame")
+    length, frame_length = struct.unpack_from(">i", head, 0x0B)[0], struct.unpack_from(">Q", head, FRAME_LENGTH)[0]
+    nbytes, cbytes = struct.unpack_from(">q", head, 0x1E)[0], struct.unpack_from(">q", head, 0x27)[0]
+    typesize, chunk_bytes = struct.unpack_from(">i", head, 0x30)[0], struct.unpack_from(">i", head, 0x3A)[0]
+    if head[0x19] >> 4 & 3 != 1:
+        raise ValueError("offsets that have not 64 bits")
+    found = FrameHeader(length, frame_length, nbytes, cbytes, typesize, chunk_bytes)
+    if length < LEAST_HEADER or min(nbytes, cbytes, chunk_bytes) < 0 or typesize < 1:
+        raise ValueError(f"sizes that cannot be: {found}")
+    if length + cbytes + LEAST_TRAILER > frame_length:
+        raise ValueError(f"a header of {length} bytes and {cbytes} bytes of chunks in a frame of {frame_length}")
+    return found
+
+
+def read_head(blob: Blob) -> bytes:
+    """As much as is read first."""
+    return blob.read([ByteRange(0, HEAD)])[0]
+
+
+class Frame:
+    """All of a contiguous frame but its chunks. Raises ValueError, with the reason, for what cannot be one."""
+
+    def __init__(self, blob: Blob, head: bytes | None = None) -> None:
+        """`head` is what `read_head` gives, if it is read already."""
+        head = read_head(blob) if head is None else head
+        self.header = parse_header(head)
+        self._blob, size = blob, blob.stat().size
+        if self.header.frame_length > size:
+            raise ValueError(f"a frame of {self.header.frame_length} bytes in a file of {size}")
+        if self.header.length > len(head):
+            head = read_exactly(blob, ByteRange(0, self.header.length))
+        self.head = head[: self.header.length]
+        self.offsets, self.trailer = self._read_end()
+
+    def _read_end(self) -> tuple[Sizes, bytes]:
+        """Where each chunk lies, from the end of the header on; and what stands behind that table."""
+        start, stop = self.header.length + self.header.cbytes, self.header.frame_length
+        if stop - start > MAX_TRAILER + 8 * MAX_BLOSC_CHUNKS:
+            raise ValueError(f"{stop - start} bytes behind the chunks")
+        end = read_exactly(self._blob, ByteRange(start, stop))
+        if self.header.chunks == 0:
+            return np.zeros(0, np.int64), end
+        size, nbytes = blosc_size(end[:BLOSC_HEADER]), int.from_bytes(end[4:8], "little")
+        if not CHUNK_HEADER <= size <= len(end) - LEAST_TRAILER:
+            raise ValueError("no Blosc2 chunk where its index should be")
+        if nbytes > 8 * MAX_BLOSC_CHUNKS or self.header.chunks not in (-1, nbytes // 8) or nbytes % 8:
+            raise ValueError(f"an index of {nbytes} bytes for {self.header.chunks} chunks")
+        table = blosc2_index(end[:size])
+        if len(table) != nbytes:
+            raise ValueError(f"an index of {len(table)} bytes that says {nbytes}")
+        return np.frombuffer(table, "<i8").astype(np.int64), end[size:]
+
+    def index(self) -> ShardIndex:
+        """Chunks of special values have no bytes, and are absent."""
+        slots = np.flatnonzero(self.offsets >= 0)
+        offsets = self.offsets[slots]
+        inside = offsets <= self.header.cbytes - CHUNK_HEADER
+        starts, sizes = offsets + self.header.length, np.full(len(slots), -1, np.int64)
+        sizes[inside] = blosc_sizes(self._blob, starts[inside])
+        bad = (sizes < CHUNK_HEADER) | (sizes > self.header.cbytes - offsets)
+        broken = {int(i): f"no whole Blosc2 chunk at {int(starts[i])}" for i in np.flatnonzero(bad)}
+        return ShardIndex(slots.astype(np.uint64), starts.astype(np.uint64), sizes.clip(0).astype(np.uint64), broken)
+
+    def sparse(self) -> bytes:
+        """The index file of a sparse frame of the same chunks, in which chunk i is in file number i."""
+        numbers = np.where(self.offsets < 0, self.offsets, np.arange(len(self.offsets)))
+        table = _stored(numbers.astype("<i8").tobytes()) if len(numbers) else b""
+        head = bytearray(self.head)
+        head[FRAME_TYPE] = head[FRAME_TYPE] & 0xF0 | SPARSE
+        struct.pack_into(">Q", head, FRAME_LENGTH, len(head) + len(table) + len(self.trailer))
+        return bytes(head) + table + self.trailer
+
+    def metalayer(self, name: bytes) -> bytes | None:
+        """The content of a fixed metalayer; None if there is none of this name."""
+        head = self.head
+        try:
+            count, position = struct.unpack_from(">H", head, META + 5)[0], META + 7
+            for _ in range(count):
+                size = head[position] & 31
+                key, where = head[position + 1 : position + 1 + size], position + 2 + size
+                (offset,) = struct.unpack_from(">i", head, where)
+                if key == name:
+                    (length,) = struct.unpack_from(">I", head, offset + 1)
+                    return head[offset + 5 : offset + 5 + length]
+                position = where + 4
+        except (struct.error, IndexError):
+            return None
+        return None
+
+
+def _stored(data: bytes) -> bytes:
+    """A Blosc2 chunk of 8-byte items that is not compressed: an extended header, flag 2, no filters."""
+    n = len(data)
+    return struct.pack("<BBBBIII16x", 5, 1, 0b10111, 8, n, n, n + CHUNK_HEADER) + data
+
+
+class Frames(Numbered):
+    """A `model.ShardFormat`: all chunks in one file, a contiguous frame."""
+
+    unwritable = "contiguous frames of Blosc2 are shown only"
+
+    def walk(self, blob: Blob) -> ShardIndex:
+        return Frame(blob).index()
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        forward: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """Not at all."""
+        raise UnsupportedError(self.unwritable)
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        raise UnsupportedError(self.unwritable)
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        frame = Frame(old)
+        live = live_bytes(frame.index())
+        return Usage(old.stat().size, frame.header.frame_length - frame.header.cbytes, live, frame.header.cbytes - live)

@@ -1,0 +1,447 @@
+"""One index at the start or the end of the shard, a slot for every chunk it could hold.
+
+Zarr v3 "sharding_indexed" codec, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
+N5 4.x has the same shards with its axes reversed (`shard/ShardIndex.java` of https://github.com/saalfeldlab/n5).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from struct import Struct
+from typing import TYPE_CHECKING, Literal
+
+import google_crc32c
+import numpy as np
+
+from shardfs.model.blobs import ByteRange, ByteRequest, Suffix
+from shardfs.model.byte_ranges import cover
+from shardfs.model.grid import ceil_div, strides, unravel, unravel_many
+from shardfs.model.shard_format import Index, Placement, Placements, ShardIndex, Usage
+from shardfs.model.write_plan import leaving, packed, pieces_of, size_of
+from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES, SinglePage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence, Set
+
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.shard_format import Leads, Put
+    from shardfs.model.values import U64, Bool, Coords
+
+MISSING = 2**64 - 1
+
+SMALL = 4096
+"""Bytes of an index up to which it stays as it was read: making arrays of it costs as much as reading a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEncoding:
+    """How the index itself is written: `index_codecs` and `index_location`.
+
+    Args:
+        either_is_empty: an entry of which only one number is all-ones is empty, too, as N5 has it; else it is damage.
+        header: bytes before the entries, which the checksum does not cover.
+    """
+
+    endian: Literal["little", "big"] = "little"
+    crc32c: bool = True
+    location: Literal["start", "end"] = "end"
+    either_is_empty: bool = False
+    header: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedAxis:
+    """How the chunks of one axis are dealt to shards, in chunks.
+
+    Args:
+        chunks: in the grid.
+        per_shard: in each shard; a shard at the end of the array has as many slots as any other.
+        bounds: for shards of differing size: the first chunk of each shard, and the end of the last.
+    """
+
+    chunks: int
+    per_shard: int
+    bounds: tuple[int, ...] = ()
+
+    @property
+    def shards(self) -> int:
+        return len(self.bounds) - 1 if self.bounds else ceil_div(self.chunks, self.per_shard)
+
+    def split(self, c: int) -> tuple[int, int]:
+        """Chunk number -> (shard number, number inside the shard)."""
+        if not self.bounds:
+            return divmod(c, self.per_shard)
+        g = bisect_right(self.bounds, c) - 1
+        return g, c - self.bounds[g]
+
+    def split_many(self, c: U64) -> tuple[U64, U64]:
+        if not self.bounds:
+            per = np.uint64(self.per_shard)
+            return c // per, c % per
+        bounds = np.array(self.bounds, np.uint64)
+        g = (bounds.searchsorted(c, side="right") - 1).astype(np.uint64)
+        return g, c - bounds[g]
+
+    def begin(self, g: int) -> int:
+        return self.bounds[g] if self.bounds else g * self.per_shard
+
+    def slots(self, g: int) -> int:
+        return self.bounds[g + 1] - self.bounds[g] if self.bounds else self.per_shard
+
+    @property
+    def most_slots(self) -> int:
+        """Of the shard that has most."""
+        return max((b - a for a, b in pairwise(self.bounds)), default=self.per_shard)
+
+    def inside(self, shards: range) -> range:
+        """The chunks of these shards that lie in the array."""
+        stop = self.begin(shards.stop - 1) + self.slots(shards.stop - 1) if shards else 0
+        return range(self.begin(shards.start) if shards else 0, min(stop, self.chunks))
+
+
+class ShardingIndexed(SinglePage):
+    """Places the chunks of a grid in shards; a `model.ShardFormat` with a single page.
+
+    Args:
+        axes: in array axis order.
+        order: axis i of the shard's own (transposed) order is array axis `order[i]`; slots are numbered in C order
+            of the shard's own axes.
+        key: the name of the shard object at these coordinates of the outer grid, and its inverse.
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[ShardedAxis],
+        order: Sequence[int],
+        index: IndexEncoding,
+        key: Callable[[Coords], str],
+        coords_of_key: Callable[[str], Coords | None],
+    ) -> None:
+        self.axes, self.order, self.index = tuple(axes), tuple(order), index
+        self.grid = tuple(a.chunks for a in axes)
+        self.shard_grid = tuple(a.shards for a in axes)
+        if math.prod(self.shard_grid) >= 2**63:
+            raise ValueError(f"a grid of {self.shard_grid} shards is beyond any real array")
+        if math.prod(a.most_slots for a in axes) >= 2**63:
+            raise ValueError(f"a shard of {tuple(a.most_slots for a in axes)} chunks is beyond any real array")
+        self._key, self._coords_of_key = key, coords_of_key
+        self._shard_strides = strides(self.shard_grid)
+        self._regular = not any(a.bounds for a in axes)
+        self._steps = self._slot_strides((0,) * len(self.axes)) if self._regular else ()
+        self._slots = math.prod(a.per_shard for a in self.axes)
+        self._hot = tuple(
+            (a.per_shard, shard, slot)
+            for a, shard, slot in zip(self.axes, self._shard_strides, self._steps, strict=False)
+        )
+
+    walk = None
+
+    def _slots_per_axis(self, g: Coords) -> tuple[int, ...]:
+        """In the shard's own axis order."""
+        return tuple(self.axes[a].slots(g[a]) for a in self.order)
+
+    def _slot_strides(self, g: Coords) -> tuple[int, ...]:
+        """In array axis order: what a step along the axis adds to the slot."""
+        own = strides(self._slots_per_axis(g)) if self._exists(g) else (0,) * len(g)
+        out = [0] * len(self.axes)
+        for i, a in enumerate(self.order):
+            out[a] = own[i]
+        return tuple(out)
+
+    def _exists(self, g: Coords) -> bool:
+        return self._regular or all(c < n for c, n in zip(g, self.shard_grid, strict=True))
+
+    def place(self, coords: Coords) -> Placement:
+        shard = slot = 0
+        if self._regular:
+            for c, (per, shard_stride, slot_stride) in zip(coords, self._hot):  # noqa: B905 - the hottest loop of all
+                shard += c // per * shard_stride
+                slot += c % per * slot_stride
+            return shard, 0, slot
+        split = [a.split(c) for a, c in zip(self.axes, coords, strict=True)]
+        steps = self._slot_strides(tuple(g for g, _ in split))
+        shard = sum(g * s for (g, _), s in zip(split, self._shard_strides, strict=True))
+        return shard, 0, sum(i * s for (_, i), s in zip(split, steps, strict=True))
+
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        if not self._regular:
+            return lambda last: self.place((*above, last))
+        shard, _, slot = self.place((*above, 0))
+        per, shard_step, slot_step = self._hot[-1]
+        return lambda last: (shard + last // per * shard_step, 0, slot + last % per * slot_step)
+
+    def place_many(self, coords: U64) -> Placements:
+        n = len(coords)
+        shard, slot = np.zeros(n, np.uint64), np.zeros(n, np.uint64)
+        split = [a.split_many(coords[:, i]) for i, a in enumerate(self.axes)]
+        for (g, _), stride in zip(split, self._shard_strides, strict=True):
+            shard += g * np.uint64(stride)
+        if self._regular:
+            for (_, inner), stride in zip(split, self._steps, strict=True):
+                slot += inner * np.uint64(stride)
+        else:
+            for s in set(shard.tolist()):
+                at = shard == s
+                for (_, inner), stride in zip(split, self._slot_strides(unravel(s, self.shard_grid)), strict=True):
+                    slot[at] += inner[at] * np.uint64(stride)
+        return Placements(shard, np.zeros(n, np.uint64), slot)
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        g = unravel(shard, self.shard_grid)
+        own = unravel_many(slots, self._slots_per_axis(g))
+        out = np.empty_like(own)
+        valid = np.ones(len(slots), np.bool_)
+        for i, a in enumerate(self.order):
+            out[:, a] = own[:, i] + np.uint64(self.axes[a].begin(g[a]))
+            valid &= out[:, a] < np.uint64(self.axes[a].chunks)
+        return out, valid
+
+    def slots_per_shard(self, shard: int) -> int:
+        """How many chunks a shard has room for."""
+        if self._regular:
+            return self._slots
+        return math.prod(self._slots_per_axis(unravel(shard, self.shard_grid)))
+
+    def _index_bytes(self, shard: int) -> int:
+        return len(self.index.header) + 16 * self.slots_per_shard(shard) + (4 if self.index.crc32c else 0)
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest:
+        n = self._index_bytes(shard)
+        if n > MAX_INDEX_BYTES:
+            raise ValueError(
+                f"its index of {self.slots_per_shard(shard)} slots would have {n} bytes; {MAX_INDEX_BYTES} is the limit"
+            )
+        return Suffix(n) if self.index.location == "end" else ByteRange(0, n)
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
+        rows = _Rows(self._verified(shard, raw), self.index)
+        return rows if rows.nbytes <= SMALL else rows.arrays()
+
+    def _verified(self, shard: int, raw: bytes) -> bytes:
+        """The rows of an index. Raise ValueError, with the reason, unless length, header and checksum are right."""
+        n, header = self._index_bytes(shard), self.index.header
+        if len(raw) != n:
+            raise ValueError(f"its index should have {n} bytes, but the shard ends after {len(raw)}")
+        if not raw.startswith(header):
+            raise ValueError(f"its index should begin with {header.hex()}, not {raw[: len(header)].hex()}")
+        raw = raw[len(header) :]
+        if self.index.crc32c:
+            raw, told = raw[:-4], int.from_bytes(raw[-4:], "little")
+            found = google_crc32c.value(raw)
+            if found != told:
+                raise ValueError(f"its index has crc32c {found:08x}, but says {told:08x}")
+        return raw
+
+    def candidates(self, shard: int) -> U64 | None:
+        n = self.slots_per_shard(shard)
+        return np.arange(n, dtype=np.uint64) if 16 * n <= MAX_INDEX_BYTES else None
+
+    def key(self, shard: int) -> str:
+        return self._key(unravel(shard, self.shard_grid))
+
+    def shard_of(self, key: str) -> int | None:
+        g = self._coords_of_key(key)
+        if g is None or not all(c < n for c, n in zip(g, self.shard_grid, strict=True)):
+            return None
+        return sum(c * s for c, s in zip(g, self._shard_strides, strict=True))
+
+    # ---- writing ----
+
+    unwritable = ""
+
+    def inside(self, shards: Sequence[range]) -> list[range]:
+        """The chunks, along each axis, that lie in these shards and in the array."""
+        return [axis.inside(along) for axis, along in zip(self.axes, shards, strict=True)]
+
+    def capacity(self, shard: int) -> int:
+        return math.prod(map(len, self.inside([range(c, c + 1) for c in unravel(shard, self.shard_grid)])))
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        forward: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """What is kept stays where it was, but for an index at the start, and a chunk that has bytes of that."""
+        table = _Table.read(self, shard, old)
+        for _, slot in (*puts, *drops):
+            table.rows[slot] = MISSING
+        if not puts and not table.present.any():
+            return None
+        pieces = table.packed() if pack and not len(table.broken()) else table.appended()
+        for (_, slot), put in sorted(puts.items(), key=lambda item: item[0]):
+            pieces += table.put(slot, pieces_of(put.data))
+        return table.framed(pieces)
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        table = _Table.read(self, shard, old)
+        if len(broken := table.broken()):
+            raise ValueError(f"its index leads nowhere: {table.told(int(broken[0]))}")
+        return table.framed(table.packed()) if table.present.any() else None
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        table = _Table.read(self, shard, old)
+        starts, sizes = table.extents()
+        begin = 0 if self.index.location == "start" else table.size - table.nbytes
+        live = cover(starts, starts + sizes).nbytes
+        own = np.array([begin], np.uint64), np.array([begin + table.nbytes], np.uint64)
+        used = cover(np.append(starts, own[0]), np.append(starts + sizes, own[1])).nbytes
+        return Usage(table.size, table.nbytes, live, table.size - used)
+
+
+class _Table:
+    """The index of a shard that is rewritten: rows of (offset, nbytes), which are changed in place.
+
+    Args:
+        size: of the old object; 0 if there is none.
+        nbytes: of the index as it is stored.
+    """
+
+    def __init__(self, rows: U64, encoding: IndexEncoding, size: int, nbytes: int) -> None:
+        self.rows, self.size, self.nbytes = rows, size, nbytes
+        self._encoding = encoding
+        self._dtype = "<u8" if encoding.endian == "little" else ">u8"
+        self._at_start = encoding.location == "start"
+        self._end = 0  # of the new object, as far as it goes
+        self._doubtful = np.empty(0, np.uint64)  # slots that led nowhere in bytes that are kept
+
+    @classmethod
+    def read(cls, format: ShardingIndexed, shard: int, old: Blob | None) -> _Table:
+        request = format.page_request(shard, 0, None)
+        nbytes, size = format._index_bytes(shard), 0 if old is None else old.stat().size
+        if old is None:
+            return cls(np.full((format.slots_per_shard(shard), 2), MISSING, np.uint64), format.index, 0, nbytes)
+        raw = format._verified(shard, old.read([request])[0])
+        dtype = "<u8" if format.index.endian == "little" else ">u8"
+        return cls(np.frombuffer(raw, dtype).astype(np.uint64).reshape(-1, 2), format.index, size, nbytes)
+
+    @property
+    def present(self) -> Bool:
+        """Rows that stand for something."""
+        starts, sizes = self.rows[:, 0] != np.uint64(MISSING), self.rows[:, 1] != np.uint64(MISSING)
+        combine = np.logical_and if self._encoding.either_is_empty else np.logical_or
+        found: Bool = combine(starts, sizes)
+        return found
+
+    def told(self, slot: int) -> str:
+        """What a row says, for people."""
+        start, size = self.rows[slot].tolist()
+        return f"slot {slot} has offset {start} and nbytes {size} in an object of {self.size} bytes"
+
+    def _outside(self, size: int) -> U64:
+        """The slots whose ranges leave an object of this size."""
+        slots = np.flatnonzero(self.present)
+        return slots[leaving(self.rows[slots, 0], self.rows[slots, 1], size)].astype(np.uint64)
+
+    def broken(self) -> U64:
+        """The slots that lead nowhere in the old object."""
+        return self._outside(self.size)
+
+    def extents(self) -> tuple[U64, U64]:
+        """Starts and sizes of those that lead to bytes of the old object."""
+        sound = self.present
+        sound[self.broken()] = False
+        return self.rows[sound, 0], self.rows[sound, 1]
+
+    def packed(self) -> Plan:
+        """The bytes of all chunks, which move."""
+        self._end = begin = self.nbytes if self._at_start else 0
+        slots = np.flatnonzero(self.present)
+        starts, sizes = self.rows[slots, 0], self.rows[slots, 1]
+        pieces, self.rows[slots, 0] = packed(starts, starts + sizes, begin)
+        self._end += size_of(pieces)
+        return pieces
+
+    def appended(self) -> Plan:
+        """All bytes of the old object, but for an index at its start."""
+        begin = self.nbytes if self._at_start else 0
+        self._end, self._doubtful = max(self.size, begin), self.broken()
+        pieces: Plan = [ByteRange(begin, self.size)] if self.size > begin else []
+        if not self._at_start:
+            return pieces
+        found = self.present & (self.rows[:, 0] < np.uint64(begin)) & (self.rows[:, 1] > 0)
+        found[self._doubtful] = False
+        for slot in np.flatnonzero(found).tolist():  # it has bytes of the index, which are about to change
+            start, size = self.rows[slot].tolist()
+            pieces += self.put(slot, [ByteRange(start, start + size)])
+        return pieces
+
+    def put(self, slot: int, pieces: Plan) -> Plan:
+        """The pieces, as what the slot leads to from now on."""
+        size = size_of(pieces)
+        self.rows[slot] = self._end, size
+        self._end += size
+        return pieces
+
+    def framed(self, pieces: Plan) -> Plan:
+        """The whole object. Raise ValueError if a row that led nowhere would seem to lead somewhere."""
+        total = self._end if self._at_start else self._end + self.nbytes
+        found = np.setdiff1d(self._doubtful, self._outside(total), assume_unique=True)
+        if len(found):
+            raise ValueError(f"its index leads nowhere, but then would to new bytes: {self.told(int(found[0]))}")
+        raw = self.rows.astype(self._dtype).tobytes()
+        crc = int(google_crc32c.value(raw)).to_bytes(4, "little") if self._encoding.crc32c else b""
+        raw = self._encoding.header + raw + crc
+        return [raw, *pieces] if self._at_start else [*pieces, raw]
+
+
+class _Rows:
+    """A small index as it was read: rows of (offset, nbytes), one for each slot."""
+
+    __slots__ = ("_encoding", "_end", "_raw", "_row")
+
+    def __init__(self, raw: bytes, encoding: IndexEncoding, end: int = MISSING - 1) -> None:
+        self._raw, self._encoding, self._end = raw, encoding, end
+        self._row = _LITTLE if encoding.endian == "little" else _BIG
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._raw)
+
+    def checked(self, object_size: int) -> _Rows:
+        return _Rows(self._raw, self._encoding, object_size)
+
+    def find(self, slot: int) -> tuple[int, int] | None:
+        start, size = self._row(self._raw, 16 * slot)
+        if start + size <= self._end:
+            return start, size
+        return None if start == size == MISSING else self.arrays().find(slot)  # which says what is wrong with it
+
+    def arrays(self) -> ShardIndex:
+        rows = np.frombuffer(self._raw, "<u8" if self._encoding.endian == "little" else ">u8")
+        rows = rows.astype(np.uint64, copy=False).reshape(-1, 2)
+        index = _index_of(rows, self._encoding.either_is_empty)
+        return index if self._end >= MISSING - 1 else index.checked(self._end)
+
+
+_LITTLE, _BIG = Struct("<QQ").unpack_from, Struct(">QQ").unpack_from
+
+
+def _index_of(rows: U64, either_is_empty: bool) -> ShardIndex:
+    """Rows of (offset, nbytes); both all-ones means empty, only one of them may be damage to that chunk alone."""
+    missing = rows == np.uint64(MISSING)
+    if not missing.any():
+        return ShardIndex(None, rows[:, 0].copy(), rows[:, 1].copy())
+    if either_is_empty:
+        missing[:] = missing.any(axis=1, keepdims=True)
+    absent = missing[:, 0] & missing[:, 1]
+    half = missing[:, 0] ^ missing[:, 1]
+    if not absent.any():
+        slots, kept = None, rows
+        halves = np.flatnonzero(half)
+    else:
+        slots = np.flatnonzero(~absent).astype(np.uint64)
+        kept = rows[~absent]
+        halves = np.flatnonzero(half[~absent])
+    broken = {}
+    for i in halves.tolist()[:1000]:
+        broken[i] = f"half-empty index entry (offset {int(kept[i, 0]):#x}, nbytes {int(kept[i, 1]):#x})"
+    return ShardIndex(slots, kept[:, 0].copy(), kept[:, 1].copy(), broken)

@@ -1,0 +1,115 @@
+"""Shard formats: how chunks lie in a shard object. Bytes and arithmetic only; nothing here reads anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardfs.model.blobs import ByteRange
+from shardfs.model.shard_format import Placements, ShardIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.model.blobs import Blob
+    from shardfs.model.shard_format import Placement
+    from shardfs.model.values import U64, Bool, Coords, Sizes
+
+MAX_INDEX_BYTES = (32 << 20) + 4096
+"""The largest index page that is decoded: 2**21 chunks and their checksum. A size beyond it is taken for damage,
+so that a hostile size allocates nothing."""
+
+
+class SinglePage:
+    """The part of `model.ShardFormat` that is the same for every shard whose index is one page without a root."""
+
+    page_bits, blocks, in_place = 0, 1, 0
+
+    def block_of(self, page: int) -> int:
+        return 0
+
+    def root_request(self, block: int) -> None:
+        return None
+
+    def nonempty_pages(self, block: int, root: bytes | None) -> U64:
+        return np.zeros(1, np.uint64)
+
+
+class Numbered(SinglePage):
+    """The same, for chunks along one axis, so many to a shard, of which no request gives the index: `walk` reads it.
+
+    As it is here, there is one shard only, which is the dataset's own file.
+    """
+
+    def __init__(self, chunks: int, per_file: int) -> None:
+        self.grid, self.per_file = (chunks,), per_file
+
+    def place(self, coords: Coords) -> Placement:
+        shard, slot = divmod(coords[0], self.per_file)
+        return shard, 0, slot
+
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        return lambda last: self.place((last,))
+
+    def place_many(self, coords: U64) -> Placements:
+        per_file, numbers = np.uint64(self.per_file), coords[:, 0]
+        return Placements(numbers // per_file, np.zeros(len(numbers), np.uint64), numbers % per_file)
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        numbers = slots + np.uint64(shard * self.per_file)
+        return numbers[:, None], (slots < np.uint64(self.per_file)) & (numbers < np.uint64(self.grid[0]))
+
+    def candidates(self, shard: int) -> U64 | None:
+        n = min(self.per_file, self.grid[0] - shard * self.per_file)
+        return np.arange(max(n, 0), dtype=np.uint64) if n <= MAX_BLOSC_CHUNKS else None
+
+    def key(self, shard: int) -> str:
+        return ""
+
+    def shard_of(self, key: str) -> int | None:
+        return 0 if key == "" else None
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> None:
+        return None
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+        return ShardIndex.empty()
+
+    def capacity(self, shard: int) -> int:
+        return max(min(self.per_file, self.grid[0] - shard * self.per_file), 0)
+
+
+BLOSC_HEADER = 16
+
+MAX_BLOSC_CHUNKS = 1 << 21
+
+_BATCH = 1 << 16
+
+
+def read_exactly(blob: Blob, where: ByteRange) -> bytes:
+    """Raise ValueError, with the reason, if the object ends before, or if it is more than an index may have."""
+    if where.stop - where.start > MAX_INDEX_BYTES:
+        raise ValueError(f"{where.stop - where.start} bytes at {where.start}; {MAX_INDEX_BYTES} is the limit")
+    data = blob.read([where])[0]
+    if len(data) != where.stop - where.start:
+        raise ValueError(f"{where.stop - where.start} bytes expected at {where.start}, {len(data)} found")
+    return data
+
+
+def blosc_size(head: bytes) -> int:
+    """The size of a Blosc chunk of version 1 or 2, by its first 16 bytes; -1 if they cannot be that.
+
+    https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst: `cbytes`, which includes these 16 bytes.
+    """
+    size = int.from_bytes(head[12:16], "little")
+    return size if len(head) == BLOSC_HEADER and BLOSC_HEADER <= size < 2**31 else -1
+
+
+def blosc_sizes(blob: Blob, starts: Sizes) -> Sizes:
+    """`blosc_size` of the chunks that start there; one read for each 65,536 of them."""
+    out = np.full(len(starts), -1, np.int64)
+    for i in range(0, len(starts), _BATCH):
+        where = [ByteRange(start, start + BLOSC_HEADER) for start in starts[i : i + _BATCH].tolist()]
+        out[i : i + _BATCH] = [blosc_size(head) for head in blob.read(where)]
+    return out

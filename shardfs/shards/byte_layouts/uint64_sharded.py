@@ -1,0 +1,445 @@
+"""Two-level index of uint64 chunk ids: a hash names shard and minishard.
+
+Neuroglancer precomputed sharded format ("neuroglancer_uint64_sharded_v1"),
+https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sharded.md
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardfs.codecs.encoders import encode
+from shardfs.codecs.zlib_streams import PRECOMPUTED_LEVEL, gunzip
+from shardfs.model.arrays import Codec
+from shardfs.model.blobs import ByteRange
+from shardfs.model.byte_ranges import cover
+from shardfs.model.errors import UnsupportedError
+from shardfs.model.shard_format import Placement, Placements, Put, ShardIndex, Usage
+from shardfs.model.write_plan import joined, leaving, packed, pieces_of, size_of
+from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Set
+
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.shard_format import Leads
+    from shardfs.model.values import U64, Bool, Coords
+
+from shardfs.shards.byte_layouts.uint64_spec import (
+    BLOCK_BITS,
+    ENTRY,
+    LAST_ID,
+    ChunkIds,
+    Ids,
+    ShardingSpec,
+    _shift_right,
+    murmurhash3_x86_128,
+    murmurhash3_x86_128_many,
+)
+
+
+class Uint64Sharded:
+    """A `model.ShardFormat`: page = minishard, slot = chunk id."""
+
+    in_place = ENTRY  # the shard index has no checksum, and says of each minishard by itself where its index lies
+
+    def __init__(self, spec: ShardingSpec, ids: ChunkIds, *, suffix: str = ".shard") -> None:
+        self.spec, self.ids = spec, ids
+        self.page_bits = spec.minishard_bits
+        self.blocks = max(1, (1 << spec.minishard_bits) >> BLOCK_BITS)
+        self._digits = max(1, -(-spec.shard_bits // 4))
+        self._suffix = suffix
+        self._header = ENTRY << spec.minishard_bits  # offsets in the file count from its end
+        self._minishard_mask = (1 << spec.minishard_bits) - 1
+        self._shard_mask = (1 << spec.shard_bits) - 1
+        self._murmur = spec.hash == "murmurhash3_x86_128"
+        self._capacity = lru_cache(1024)(self._count)
+
+    @property
+    def grid(self) -> Coords:
+        return self.ids.grid
+
+    walk = None
+
+    def place(self, coords: Coords) -> Placement:
+        chunk_id = self.ids.encode(coords)
+        h = chunk_id >> self.spec.preshift_bits
+        if self._murmur:
+            h = murmurhash3_x86_128(h)
+        return h >> self.spec.minishard_bits & self._shard_mask, h & self._minishard_mask, chunk_id
+
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        return lambda last: self.place((*above, last))
+
+    def place_many(self, coords: U64) -> Placements:
+        ids = self.ids.encode_many(coords)
+        shard, page = self._homes(ids)
+        return Placements(shard, page, ids)
+
+    def _homes(self, ids: U64) -> tuple[U64, U64]:
+        h = _shift_right(ids, self.spec.preshift_bits)
+        if self._murmur:
+            h = murmurhash3_x86_128_many(h)
+        shard = _shift_right(h, self.spec.minishard_bits) & np.uint64(self._shard_mask)
+        return shard, h & np.uint64(self._minishard_mask)
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        cells, inside = self.ids.decode_many(slots)
+        shards, pages = self._homes(slots)
+        return cells, inside & (shards == np.uint64(shard)) & (pages == np.uint64(page))
+
+    def block_of(self, page: int) -> int:
+        return page >> BLOCK_BITS
+
+    def root_request(self, block: int) -> ByteRange:
+        start = block * (ENTRY << BLOCK_BITS)
+        return ByteRange(start, min(start + (ENTRY << BLOCK_BITS), self._header))
+
+    def _entries(self, block: int, root: bytes | None) -> U64:
+        wanted = self.root_request(block)
+        if root is None or len(root) != wanted.stop - wanted.start:
+            raise ValueError(f"its shard index should have {self._header} bytes, but the shard is shorter")
+        return np.frombuffer(root, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+
+    def nonempty_pages(self, block: int, root: bytes | None) -> U64:
+        entries = self._entries(block, root)
+        return np.flatnonzero(entries[:, 0] != entries[:, 1]).astype(np.uint64) + np.uint64(block << BLOCK_BITS)
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRange | None:
+        entry = self._entries(page >> BLOCK_BITS, root)[page & ((1 << BLOCK_BITS) - 1)]
+        start, end = int(entry[0]), int(entry[1])
+        if start == end:
+            return None
+        if start > end or end >= 2**62:
+            raise ValueError(f"minishard {page} should have an index at [{start}, {end}), which is impossible")
+        if end - start > MAX_INDEX_BYTES:
+            raise ValueError(
+                f"the index of minishard {page} would have {end - start} bytes; {MAX_INDEX_BYTES} is the limit"
+            )
+        return ByteRange(self._header + start, self._header + end)
+
+    def _entries_of(self, page: int, raw: bytes) -> _Entries:
+        """The index of a minishard, as it is. Raise ValueError, with the reason."""
+        if self.spec.minishard_index_encoding == "gzip":
+            try:
+                raw = gunzip(raw, MAX_INDEX_BYTES)
+            except ValueError as e:
+                raise ValueError(f"the index of minishard {page}: {e}") from e
+        if len(raw) % 24:
+            raise ValueError(f"the index of minishard {page} has {len(raw)} bytes, which is no multiple of 24")
+        rows = np.frombuffer(raw, "<u8").astype(np.uint64, copy=False).reshape(3, -1)
+        # Deltas wrap modulo 2**64 on purpose: ids may be unsorted, offsets may run backwards.
+        ids = np.cumsum(rows[0], dtype=np.uint64)
+        ends = np.cumsum(rows[1] + rows[2], dtype=np.uint64) + np.uint64(self._header)
+        return _Entries(ids, ends - rows[2], rows[2].copy())
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+        ids, starts, sizes = self._entries_of(page, raw)
+        if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
+            order = np.argsort(ids, kind="stable")
+            ids, starts, sizes = ids[order], starts[order], sizes[order]
+            first = np.append(True, ids[1:] != ids[:-1])  # an id twice is damage; its first entry is the one found
+            repeated = np.unique(ids[~first]) if not first.all() else None
+            return ShardIndex(ids[first], starts[first], sizes[first], repeated=repeated)
+        return ShardIndex(ids, starts, sizes)
+
+    def candidates(self, shard: int) -> None:
+        return None  # only a hash of every id there is would tell
+
+    def key(self, shard: int) -> str:
+        return f"{shard:0{self._digits}x}{self._suffix}"
+
+    def shard_of(self, key: str) -> int | None:
+        digits = key.removesuffix(self._suffix)
+        if len(key) - len(digits) != len(self._suffix) or len(digits) != self._digits:
+            return None
+        if not set(digits) <= set("0123456789abcdef"):
+            return None
+        shard = int(digits, 16)
+        return shard if shard <= self._shard_mask else None
+
+    # ---- writing ----
+
+    @property
+    def unwritable(self) -> str:
+        most = MAX_INDEX_BYTES // ENTRY
+        return f"shards of more than {most} minishards are shown only" if self._header > MAX_INDEX_BYTES else ""
+
+    def capacity(self, shard: int) -> int | None:
+        return self._capacity(shard)
+
+    def _count(self, shard: int) -> int | None:
+        if self._murmur or isinstance(self.ids, Ids):
+            return None  # to tell which chunks a hash sends there, all there are would have to be hashed
+        low, used = self.spec.preshift_bits + self.page_bits, sum((n - 1).bit_length() for n in self.grid if n)
+        high = max(used - low - self.spec.shard_bits, 0)
+        if low + high > CAPACITY_BITS or not all(self.grid):
+            return None if all(self.grid) else 0
+        runs = np.arange(1 << high, dtype=np.uint64) << np.uint64(low + self.spec.shard_bits if high else 0)
+        codes = runs[:, None] | np.uint64(shard << low) | np.arange(1 << low, dtype=np.uint64)
+        return int(np.count_nonzero(self.ids.decode_many(codes.ravel())[1]))
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        forward: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """Everything but the shard index stays where it was, also the indices of minishards that are written anew."""
+        work = _Rewriting(self, shard, old)
+        gone: dict[int, list[int]] = {}
+        for page, slot in (*puts, *drops):
+            gone.setdefault(page, []).append(slot)
+        found = work.sound(leads) if pack else None
+        kept = work.entries(gone) if found is None else {page: found.get(page, NO_ENTRIES) for page in {*found, *gone}}
+        kept = {page: entries.without(gone.get(page, ())) for page, entries in kept.items()}
+        pieces = work.append(kept) if found is None else work.clear() if forward else work.pack(kept, leads)
+        news: dict[int, list[int]] = {}
+        for page, slot in sorted(puts):
+            news.setdefault(page, []).append(slot)
+        for page, entries in sorted(kept.items()):
+            change = entries, {slot: puts[page, slot] for slot in news.get(page, ())}
+            if forward:
+                change = work.forward(page, *change, leads, all_of_it=found is not None)
+            pieces += work.write(page, *change)
+        return work.framed(joined(pieces))
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
+        if _Rewriting(self, shard, old).sound(leads) is None:
+            raise ValueError("some of its entries lead nowhere")
+        return self.rewrite(shard, old, {}, frozenset(), pack=True, leads=leads)
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        return _Rewriting(self, shard, old).usage(leads)
+
+
+CAPACITY_BITS = 21
+
+
+class _Entries(NamedTuple):
+    """Chunks of a minishard, in any order; starts are positions in the file."""
+
+    ids: U64
+    starts: U64
+    sizes: U64
+
+    def without(self, ids: Collection[int]) -> _Entries:
+        """The others."""
+        if not ids:
+            return self
+        kept = ~np.isin(self.ids, np.fromiter(ids, np.uint64, len(ids)))
+        return _Entries(self.ids[kept], self.starts[kept], self.sizes[kept])
+
+    def and_these(self, rows: list[tuple[int, int, int]]) -> _Entries:
+        """Those, too."""
+        if not rows:
+            return self
+        more = np.array(rows, np.uint64)
+        return _Entries(*(np.append(a, b) for a, b in zip(self, more.T, strict=True)))
+
+
+_NONE = np.empty(0, np.uint64)
+
+NO_ENTRIES = _Entries(_NONE, _NONE, _NONE)
+
+
+class _Rewriting:
+    """A shard that is rewritten: `root` is its index, which is changed in place. Positions count from its end there."""
+
+    def __init__(self, format: Uint64Sharded, shard: int, old: Blob | None) -> None:
+        self._format, self._shard, self._old = format, shard, old
+        self._header = format._header
+        self._size = 0 if old is None else old.stat().size
+        pages = 1 << format.page_bits
+        self._root = np.zeros((pages, 2), np.uint64)
+        if old is not None:
+            blocks = old.read([format.root_request(block) for block in range(format.blocks)])
+            self._root = np.concatenate([format._entries(n, raw) for n, raw in enumerate(blocks)])
+        self._before = self._root.copy()
+        self._end = self._header  # of the new object, as far as it goes
+        self._copied = 0
+        self._doubtful = _NONE, _NONE  # entries that lead nowhere in bytes that are kept
+        # Fragments of a mesh lie before its manifest: who goes through a minishard finds them in that order.
+        self._by_start = isinstance(format.ids, Ids) and len(format.ids.grid) == 2
+
+    def _pages(self) -> list[int]:
+        """Those in which something is, or should be."""
+        return np.flatnonzero(self._before[:, 0] != self._before[:, 1]).tolist()
+
+    def _read(self, pages: list[int], damaged: list[int] | None = None) -> Iterator[tuple[int, ByteRange, _Entries]]:
+        """Minishards and where their indices lie, but for empty ones.
+
+        Raise ValueError, with the reason, for one that cannot be read; or tell `damaged` of it.
+        """
+        for i in range(0, len(pages), PAGES):
+            wanted = [(page, at) for page in pages[i : i + PAGES] if (at := self._range_of(page, damaged)) is not None]
+            found = self._old.read([at for _, at in wanted]) if self._old is not None and wanted else []
+            for (page, at), raw in zip(wanted, found, strict=True):
+                try:
+                    if len(raw) != at.stop - at.start:
+                        raise ValueError(f"the index of minishard {page} at [{at.start}, {at.stop}) is cut off")
+                    entries = self._format._entries_of(page, raw)
+                except ValueError:
+                    if damaged is None:
+                        raise
+                    damaged.append(page)
+                    continue
+                yield page, at, entries
+
+    def _range_of(self, page: int, damaged: list[int] | None) -> ByteRange | None:
+        start, stop = page >> BLOCK_BITS << BLOCK_BITS, (page >> BLOCK_BITS) + 1 << BLOCK_BITS
+        try:
+            return self._format.page_request(self._shard, page, self._before[start:stop].astype("<u8").tobytes())
+        except ValueError:
+            if damaged is None:
+                raise
+            damaged.append(page)
+            return None
+
+    def entries(self, pages: Collection[int]) -> dict[int, _Entries]:
+        """What is in these minishards."""
+        return dict.fromkeys(pages, NO_ENTRIES) | {page: found for page, _, found in self._read(sorted(pages))}
+
+    def sound(self, leads: Leads | None) -> dict[int, _Entries] | None:
+        """What is in all minishards; None if something leads nowhere."""
+        try:
+            found = self.entries(self._pages())
+            for entries in found.values():
+                if len(leaving(entries.starts, entries.sizes, self._size)):
+                    return None
+                if leads is not None:
+                    leads(entries.starts, entries.sizes)
+        except ValueError:
+            return None
+        return found
+
+    def append(self, kept: Mapping[int, _Entries]) -> Plan:
+        """All bytes behind the shard index."""
+        self._end = max(self._size, self._header)
+        others = np.setdiff1d(self._pages(), list(kept), assume_unique=True).astype(np.intp)
+        starts, stops = self._before[others].T + np.uint64(self._header)
+        found = [(starts, stops - starts)]
+        for page, entries in kept.items():
+            if ((entries.starts < self._header) & (entries.sizes > 0)).any():
+                raise ValueError(f"a chunk of minishard {page} begins in the shard index, which is about to change")
+            found.append((entries.starts, entries.sizes))
+        starts, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
+        at = leaving(starts, sizes, self._size)
+        self._doubtful = starts[at], sizes[at]
+        return [ByteRange(self._header, self._size)] if self._size > self._header else []
+
+    def pack(self, kept: dict[int, _Entries], leads: Leads | None) -> Plan:
+        """The bytes of all chunks, and those before that belong to them; `kept` says afterwards where they are."""
+        self._root[:] = 0
+        _, starts, sizes = (np.concatenate(column) for column in zip(NO_ENTRIES, *kept.values(), strict=True))
+        before = np.zeros_like(starts) if leads is None else leads(starts, sizes)
+        pieces, moved = packed(starts - before, starts + sizes, self._header)
+        moved += before
+        done = 0
+        for page, entries in kept.items():
+            kept[page] = entries._replace(starts=moved[done : done + len(entries.ids)])
+            done += len(entries.ids)
+        self._end += size_of(pieces)
+        return pieces
+
+    def clear(self) -> Plan:
+        """No bytes behind the shard index: all chunks come again."""
+        self._root[:] = 0
+        return []
+
+    def forward(
+        self, page: int, entries: _Entries, puts: dict[int, Put], leads: Leads | None, *, all_of_it: bool
+    ) -> tuple[_Entries, dict[int, Put]]:
+        """Which chunks of a minishard stay, and which are to be written so that they lie in the order of their ids:
+        all of them, unless they do already. Raise ValueError, with the reason, for a chunk that cannot be read."""
+        if len(leaving(entries.starts, entries.sizes, self._size)):
+            raise ValueError(f"a chunk of minishard {page} leads nowhere, so that it cannot be written again")
+        if not all_of_it and self._is_forward(entries) and entries.ids.max(initial=0) <= min(puts, default=LAST_ID):
+            return entries, puts
+        before = np.zeros_like(entries.starts) if leads is None else leads(entries.starts, entries.sizes)
+        self._copied += int((before + entries.sizes).sum())
+        if self._copied > self._size:  # or a small shard could become one of any size
+            raise UnsupportedError(f"chunks of minishard {page} share bytes, of which u64=nowrap would make copies")
+        rows = zip(*(column[::-1].tolist() for column in (*entries, before)), strict=True)
+        again = {  # of an id that is there twice the first, which is the one that is found
+            slot: Put([ByteRange(start, start + size)], [ByteRange(start - lead, start)])
+            for slot, start, size, lead in rows
+        }
+        return NO_ENTRIES, dict(sorted({**again, **puts}.items()))
+
+    def _is_forward(self, entries: _Entries) -> bool:
+        """Whether chunks lie behind each other in the order of their ids."""
+        order = np.argsort(entries.ids, kind="stable")
+        starts, stops = entries.starts[order], (entries.starts + entries.sizes)[order]
+        return bool((starts >= np.append(np.uint64(self._header), stops[:-1])[: len(starts)]).all())
+
+    def write(self, page: int, entries: _Entries, puts: Mapping[int, Put]) -> Plan:
+        """New chunks of a minishard, and its index."""
+        pieces: Plan = []
+        rows = []
+        for slot, put in puts.items():
+            if put.lead is not None:
+                pieces += pieces_of(put.lead)
+                self._end += size_of(put.lead)
+            rows.append((slot, self._end, size_of(put.data)))
+            pieces += pieces_of(put.data)
+            self._end += rows[-1][2]
+        entries = entries.and_these(rows)
+        if not len(entries.ids):
+            self._root[page] = 0
+            return pieces
+        index = self._encoded(entries)
+        self._root[page] = self._end - self._header, self._end - self._header + len(index)
+        self._end += len(index)
+        return [*pieces, index]
+
+    def _encoded(self, entries: _Entries) -> bytes:
+        order = np.lexsort((entries.ids, entries.starts)) if self._by_start else np.argsort(entries.ids, kind="stable")
+        ids, starts, sizes = (column[order] for column in entries)
+        if 24 * len(ids) > MAX_INDEX_BYTES:
+            raise UnsupportedError(f"{len(ids)} chunks in a minishard; {MAX_INDEX_BYTES // 24} is the limit")
+        rows = np.empty((3, len(ids)), np.uint64)
+        rows[0, 0], rows[0, 1:] = ids[0], ids[1:] - ids[:-1]  # modulo 2**64, as what follows
+        rows[1, 0], rows[1, 1:] = starts[0] - np.uint64(self._header), starts[1:] - (starts + sizes)[:-1]
+        rows[2] = sizes
+        raw = rows.astype("<u8").tobytes()
+        return encode(GZIPPED, raw) if self._format.spec.minishard_index_encoding == "gzip" else raw
+
+    def framed(self, pieces: Plan) -> Plan | None:
+        """The whole object. Raise ValueError if an entry that led nowhere would seem to lead somewhere."""
+        if (self._root[:, 0] == self._root[:, 1]).all():
+            return None
+        starts, sizes = self._doubtful
+        found = np.setdiff1d(np.arange(len(starts)), leaving(starts, sizes, self._end), assume_unique=True)
+        if len(found):
+            where = f"[{starts[found[0]]}, {starts[found[0]] + sizes[found[0]]})"
+            raise ValueError(f"an entry leads to {where}, out of its {self._size} bytes, but then would to new ones")
+        return [self._root.astype("<u8").tobytes(), *pieces]
+
+    def usage(self, leads: Leads | None) -> Usage:
+        starts, stops = [_NONE], [_NONE]
+        indices = [ByteRange(0, self._header)]
+        for _, at, entries in self._read(self._pages(), damaged=[]):
+            indices.append(at)
+            outside = leaving(entries.starts, entries.sizes, self._size)
+            begins, sizes = np.delete(entries.starts, outside), np.delete(entries.sizes, outside)
+            starts.append(begins if leads is None else begins - leads(begins, sizes))
+            stops.append(begins + sizes)
+        live = cover(np.concatenate(starts), np.concatenate(stops))
+        own = cover(*np.array(indices, np.uint64).T)
+        used = cover(np.append(live.starts, own.starts), np.append(live.stops, own.stops)).nbytes
+        return Usage(self._size, own.nbytes, live.nbytes, self._size - used)
+
+
+PAGES = 256
+"""So many indices of minishards are read at once."""
+
+GZIPPED = (Codec("gzip", {"level": PRECOMPUTED_LEVEL}),)

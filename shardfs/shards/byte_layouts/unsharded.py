@@ -1,0 +1,99 @@
+"""One object for each chunk: what the other layouts show of arrays that are not sharded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardfs.model.grid import ravel, ravel_many, unravel
+from shardfs.model.shard_format import Placement, Placements, ShardIndex, Usage
+from shardfs.model.write_plan import pieces_of, unchanged
+from shardfs.shards.byte_layouts.single_page import SinglePage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Set
+
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.shard_format import Leads, Put
+    from shardfs.model.values import U64, Bool, Coords
+
+
+class Unsharded(SinglePage):
+    """A `model.ShardFormat`: every chunk is a shard by itself, as a whole.
+
+    Args:
+        key: the name of the object of the chunk at these coordinates, and its inverse.
+    """
+
+    def __init__(
+        self, grid: Coords, key: Callable[[Coords], str], coords_of_key: Callable[[str], Coords | None]
+    ) -> None:
+        self.grid = grid
+        self._key, self._coords_of_key = key, coords_of_key
+
+    def place(self, coords: Coords) -> Placement:
+        return ravel(coords, self.grid), 0, 0
+
+    def row(self, above: Coords) -> Callable[[int], Placement]:
+        first = ravel((*above, 0), self.grid)
+        return lambda last: (first + last, 0, 0)
+
+    def place_many(self, coords: U64) -> Placements:
+        zeros = np.zeros(len(coords), np.uint64)
+        return Placements(ravel_many(coords, self.grid), zeros, zeros)
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        cells = np.array([unravel(shard, self.grid)] * len(slots), np.uint64).reshape(len(slots), len(self.grid))
+        return cells, np.ones(len(slots), np.bool_)
+
+    def walk(self, blob: Blob) -> ShardIndex:
+        return ShardIndex(None, np.zeros(1, np.uint64), np.array([blob.stat().size], np.uint64))
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> None:
+        return None
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
+        return ShardIndex(None, np.zeros(1, np.uint64), np.array([len(raw)], np.uint64))
+
+    def candidates(self, shard: int) -> U64:
+        return np.zeros(1, np.uint64)
+
+    def key(self, shard: int) -> str:
+        return self._key(unravel(shard, self.grid))
+
+    def shard_of(self, key: str) -> int | None:
+        cell = self._coords_of_key(key)
+        if cell is None or not all(c < n for c, n in zip(cell, self.grid, strict=True)):
+            return None
+        return ravel(cell, self.grid)
+
+    # ---- writing ----
+
+    unwritable = ""
+
+    def capacity(self, shard: int) -> int:
+        return 1
+
+    def rewrite(
+        self,
+        shard: int,
+        old: Blob | None,
+        puts: Mapping[tuple[int, int], Put],
+        drops: Set[tuple[int, int]],
+        *,
+        pack: bool = False,
+        forward: bool = False,
+        leads: Leads | None = None,
+    ) -> Plan | None:
+        """Nothing stays where it was: the chunk is all there is."""
+        for put in puts.values():
+            return pieces_of(put.data)
+        return None if drops or old is None else unchanged(old.stat().size)
+
+    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan:
+        return unchanged(old.stat().size)
+
+    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+        size = old.stat().size
+        return Usage(size, 0, size, 0)

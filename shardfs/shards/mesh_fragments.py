@@ -1,0 +1,183 @@
+"""Chunks of which each is two files, as meshes are; chunks that are objects; which `ChunkStore` a collection needs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardfs.codecs.zlib_streams import MAX_STORED
+from shardfs.model.blobs import Stat
+from shardfs.model.errors import CorruptShardError
+from shardfs.shards.byte_layouts.unsharded import Unsharded
+from shardfs.shards.chunk_store import DAMAGE_TTL_S, ChunkBatch, ChunkStore, StoredChunk
+from shardfs.shards.shard_sources import NestedShards, StoreShards
+from shardfs.storage.blob_views import BytesBlob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.model.collection import Collection, Lead, ShardSource
+    from shardfs.model.shard_format import ShardFormat
+    from shardfs.model.values import U64, Bool, Coords, Sizes, Version
+    from shardfs.storage.cache import ByteLRU
+    from shardfs.storage.store import Store
+
+
+class _Manifest(NamedTuple):
+    """What a chunk says that has a lead: the decoded chunk, if it is stored otherwise, and the size of the lead.
+
+    `origin` is what tells this chunk from one that takes its place, `lead` the reason if there can be none.
+    """
+
+    origin: tuple[int, int, Version]
+    data: bytes
+    lead: int | str
+
+
+def _origin(found: StoredChunk) -> tuple[int, int, Version]:
+    # For a remote shard its version would cost a request; what is remembered of it ends with `index_ttl` at the latest.
+    return found.start, found.size, found.blob.stat().version if found.blob.fd >= 0 else None
+
+
+class LeadChunks(ChunkStore):
+    """Chunks of which each is two files: the second is what lies right before the first (`model.Lead`)."""
+
+    def __init__(self, lead: Lead, path: str, format: ShardFormat, source: ShardSource, *cache: Any) -> None:
+        super().__init__(path, format, source, *cache)
+        self._lead = lead
+        root = format.root_request(format.blocks - 1)
+        self._floor = 0 if root is None else root.stop  # before it lies the root of the index
+
+    def locate(self, coords: Coords) -> StoredChunk | None:
+        found = super().locate(coords)
+        if found is None or (coords[-1] == 0 and self._lead.transform is None):
+            return found
+        told = self._told(coords, found)
+        if coords[-1] == 0:
+            return StoredChunk(BytesBlob(told.data, found.blob), 0, len(told.data))
+        if isinstance(told.lead, str):
+            raise self._damage_of(coords, told.lead)
+        return StoredChunk(found.blob, found.start - told.lead, told.lead)
+
+    def _told(self, coords: Coords, found: StoredChunk) -> _Manifest:
+        key = (self._id, "lead", coords[0])
+        told = self._cache.get(key, lambda: self._load_told(coords, found))
+        if told.origin != _origin(found):
+            self._cache.drop(key)
+            told = self._cache.get(key, lambda: self._load_told(coords, found))
+        return told
+
+    def _load_told(self, coords: Coords, found: StoredChunk) -> tuple[_Manifest, int, float]:
+        try:
+            if found.size > MAX_STORED:
+                raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
+            transform = self._lead.transform
+            data = self._read_found(found, None)
+            data = data if transform is None else bytes(transform.show(coords, data))
+        except ValueError as e:
+            raise self._damage_of(coords, str(e)) from e
+        lead = self._lead_of(data, found.start)
+        kept = b"" if transform is None else data
+        return _Manifest(_origin(found), kept, lead), len(kept), self._ttl if isinstance(lead, int) else DAMAGE_TTL_S
+
+    def _lead_of(self, data: bytes, start: int) -> int | str:
+        """The size, or the reason why there is none."""
+        try:
+            size = self._lead.size(data)
+        except ValueError as e:
+            return str(e)
+        if size > start - self._floor:
+            return f"{size} bytes should lie before it, but it begins at {start}, behind an index of {self._floor}"
+        return size
+
+    def stored(self, coords: Coords) -> StoredChunk | None:
+        return super().locate(coords) if coords[-1] == 0 else self.locate(coords)
+
+    def covering(self, key: str, offset: int) -> Coords | None:
+        return super().covering(key, offset) or self._leading(key, offset)
+
+    def _leading(self, key: str, offset: int) -> Coords | None:
+        """The second file of the chunk that comes next in the shard, if it begins at `offset` or before."""
+        behind = []
+        for shard, number, index in self._indices(key):
+            later = np.flatnonzero(index.starts > offset)
+            if len(later):
+                nearest = later[index.starts[later].argmin()]
+                cells = self._coords(shard, number, index, np.array([nearest]))
+                behind += [(index.starts[nearest].item(), cell[0]) for cell in cells]
+        second = (min(behind)[1], 1) if behind else None
+        found = self.locate(second) if second is not None else None
+        return second if found is not None and found.start <= offset else None
+
+    def forget(self, coords: Coords) -> None:
+        super().forget(coords)
+        self._cache.drop((self._id, "lead", coords[0]))
+
+    def _damage_of(self, coords: Coords, why: str) -> CorruptShardError:
+        shard, _, slot = self.format.place(coords)
+        return CorruptShardError(self.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
+
+    def scan(self, cookie: int) -> Iterator[ChunkBatch]:
+        """Both files of each chunk, one behind the other; the size of the second only its chunk can tell."""
+        whole, skip = divmod(cookie, 2)
+        for batch in super().scan(whole):
+            n = len(batch.sizes)
+            coords = np.repeat(batch.coords, 2, axis=0)
+            coords[1::2, -1] = 1
+            sizes = np.full(2 * n, -1, np.int64)
+            if self._lead.transform is None:
+                sizes[::2] = batch.sizes
+            cookies = np.repeat(batch.cookies, 2) * np.uint64(2)
+            cookies[::2] -= np.uint64(1)
+            yield ChunkBatch(coords[skip:], sizes[skip:], batch.mtime_ns, cookies[skip:])
+            skip = 0
+
+
+class ObjectChunks(ChunkStore):
+    """Chunks of a remote store that are objects by themselves: one listing tells of all in a directory, where to ask
+    for each, whether it exists or not, would cost a request."""
+
+    def __init__(self, path: str, format: Unsharded, source: StoreShards, *cache: Any) -> None:
+        super().__init__(path, format, source, *cache)
+        self._objects = source
+
+    def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
+        keys = [self.format.key(shard).rpartition("/") for shard in self.format.place_many(coords).shard.tolist()]
+        parents = {parent for parent, _, _ in keys}
+        if len(parents) != 1 or parents == {""}:  # in one with all others, of which there may be any number
+            return super().present(coords)
+        listed = self._objects.listed(*parents)
+        found = [listed.get(name, ABSENT) for _, _, name in keys]
+        exists = np.array([stat is not ABSENT for stat in found], np.bool_)
+        sizes = np.array([stat.size if isinstance(stat, Stat) else -1 for stat in found], np.int64)
+        return exists, sizes, np.array([stat.mtime_ns if isinstance(stat, Stat) else 0 for stat in found], np.int64)
+
+
+ABSENT = object()
+
+
+def open_chunks(
+    store: Store,
+    directory: str,
+    path: str,
+    collection: Collection,
+    index_cache: ByteLRU,
+    chunk_cache: ByteLRU,
+    index_ttl_s: float = math.inf,
+) -> ChunkStore:
+    """The innermost chunks of a collection, whose outermost shards lie in `directory` of the store."""
+    layers, lead = collection.layers, collection.lead
+    source: ShardSource = StoreShards(store, directory, layers[0], chunk_cache)
+    if lead is not None:
+        return LeadChunks(lead, path, layers[0].format, source, index_cache, index_ttl_s)
+    first = layers[0].format
+    if isinstance(first, Unsharded) and isinstance(source, StoreShards) and store.remote:
+        return ObjectChunks(path, first, source, index_cache, index_ttl_s)
+    chunks = ChunkStore(path, first, source, index_cache, index_ttl_s)
+    for outer, layer in itertools.pairwise(layers):
+        source = NestedShards(chunks, outer.format.grid, layer, chunk_cache)
+        chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s, chunks)
+    return chunks

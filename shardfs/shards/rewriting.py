@@ -1,0 +1,464 @@
+"""Shards with some chunks changed, as plans: through nested shards, codecs around shards, and what is around chunks.
+
+Nothing here writes. Of an old shard only indices are read, and chunks that may be what they shall be already; all of
+it only where codecs are around the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from shardfs.codecs import encoders
+from shardfs.codecs.transcode import Transcoder
+from shardfs.model.blobs import ByteRange
+from shardfs.model.errors import CorruptShardError, UnfitChunkError
+from shardfs.model.grid import unravel, unravel_many
+from shardfs.model.shard_format import Put
+from shardfs.model.write_plan import SPAN, bytes_of, chunks_of, is_same, pieces_of, shifted, size_of, unchanged
+from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
+from shardfs.storage.blob_views import SliceBlob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+
+    from shardfs.model.blobs import Blob, Content, Plan
+    from shardfs.model.collection import Collection, Lead
+    from shardfs.model.shard_format import Leads, Placement, Placements, ShardFormat, ShardIndex, Usage
+    from shardfs.model.values import U64, Bool, Coords
+
+from shardfs.shards.wrapping import read_page, unwrapped, wrapped
+
+T = TypeVar("T")
+
+
+# ---- where chunks lie ----
+
+
+def unwritable(collection: Collection) -> str | None:
+    """Why chunks of the collection cannot be written; None if they can."""
+    if collection.filler is not None or isinstance(collection.transform, Transcoder):
+        return "other layouts than the stored one are shown only"
+    for layer in collection.layers:
+        if layer.format.unwritable:
+            return layer.format.unwritable
+        for codec in layer.codecs:
+            if not encoders.can_encode(codec):
+                return f"codec {codec.name!r:.80} around shards can be undone only"
+    return None
+
+
+def key(collection: Collection, shard: int) -> str:
+    """The name of an outermost shard, relative to the directory of the collection's shards."""
+    return collection.layers[0].format.key(shard)
+
+
+def shard_of(collection: Collection, coords: Coords) -> int:
+    """The number of the outermost shard for a chunk. Raise UnfitChunkError if there is no place for such a chunk."""
+    return _homes_of(collection, [coords])[coords][0][0]
+
+
+def slots(collection: Collection, shard: int) -> int | None:
+    """How many chunks of the array an outermost shard can hold, to know when it is complete; None if nobody knows."""
+    outer = collection.layers[0].format
+    if len(collection.layers) == 1:
+        return outer.capacity(shard)
+    along: list[range] = []
+    for layer in collection.layers:
+        if not isinstance(layer.format, ShardingIndexed):
+            return None
+        if not along:
+            along = [range(c, c + 1) for c in unravel(shard, layer.format.shard_grid)]
+        along = layer.format.inside(along)
+    return math.prod(map(len, along))
+
+
+def _homes(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
+    """Where chunks are placed in each layer, outermost first. Those that have a place nowhere are left out."""
+    if not cells:
+        return {}
+    at = np.array(cells, np.uint64).reshape(len(cells), len(cells[0]))
+    fit = np.ones(len(cells), np.bool_)
+    levels: list[list[Placement]] = []
+    for n, layer in reversed(list(enumerate(collection.layers))):
+        places = layer.format.place_many(at)
+        # Both files of a chunk have the same place. Beyond the edge of a grid numbers would be those of other chunks.
+        fit &= _are_at(layer.format, places, at[:, :-1] if collection.lead is not None else at)
+        levels.append(list(zip(*(column.tolist() for column in places), strict=True)))
+        if n:
+            at = unravel_many(places.shard, collection.layers[n - 1].format.grid)
+    homes = map(list, zip(*reversed(levels), strict=True))
+    return {c: home for c, home, is_fit in zip(cells, homes, fit.tolist(), strict=True) if is_fit}
+
+
+def _homes_of(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
+    """The same of all. Raise UnfitChunkError."""
+    homes = _homes(collection, cells)
+    for c in cells if len(homes) < len(cells) else ():
+        if c not in homes:
+            raise UnfitChunkError(c, NO_PLACE)
+    return homes
+
+
+NO_PLACE = "no shard has a place for it"
+
+
+def _are_at(format: ShardFormat, places: Placements, cells: U64) -> Bool:
+    """Which of the cells are those of the chunks in these places."""
+    out = np.zeros(len(cells), np.bool_)
+    pages, inverse = np.unique(np.stack(places[:2], axis=1), axis=0, return_inverse=True)
+    for i, (shard, page) in enumerate(pages.tolist()):
+        at = np.flatnonzero(inverse.ravel() == i) if len(pages) > 1 else slice(None)
+        found, _ = format.coords(shard, page, places.slot[at])
+        out[at] = (found[:, : cells.shape[1]] == cells[at]).all(axis=1)
+    return out
+
+
+def in_place(collection: Collection) -> int:
+    """How many bytes at the beginning of its shards may be changed at a time where they lie (`Writer.update`)."""
+    outer = collection.layers[0]
+    return 0 if len(collection.layers) > 1 or outer.codecs or outer.trailer else outer.format.in_place
+
+
+# ---- what the engine asks for ----
+
+
+def plan(
+    collection: Collection,
+    shard: int,
+    old: Blob | None,
+    puts: Mapping[Coords, Put],
+    drops: Set[Coords],
+    *,
+    pack: bool = False,
+    forward: bool = False,
+    unfit: dict[Coords, str] | None = None,
+) -> Plan | None:
+    """An outermost shard with chunks written and others gone; None if it shall be gone, as no chunk is left.
+
+    Chunks that lie there already with the same bytes are left alone: if nothing changes, the plan is the old object
+    (`plans.is_same`).
+
+    Args:
+        old: the shard as it is stored; None if there is none.
+        puts: innermost chunks by coordinates, as they are shown. All of them belong in this shard, as do `drops`.
+            Of one that is two files, the one that is neither here nor in `drops` stays what it was.
+        pack: leave out what no index leads to. Readers that remember the old index will read other bytes.
+        forward: copy chunks where an index would have differences below zero (`ShardFormat.rewrite`).
+        unfit: is told of chunks that cannot be written, and why; they stay as they are. Else the first is raised.
+
+    Raise CorruptShardError if the old shard is so damaged that readable chunks could get lost; UnfitChunkError for a
+    chunk that cannot be written; UnsupportedError for what no such shard can be.
+    """
+    work = _Rewriting(collection, shard, old, forward=forward)
+    return work.guarded(lambda: work.plan(puts, drops, pack, unfit))
+
+
+def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:
+    """The shard without dead bytes, `old` being what is stored. Raise CorruptShardError for a broken entry, too."""
+    work = _Rewriting(collection, shard, old)
+    return work.guarded(work.repack)
+
+
+def usage(collection: Collection, shard: int, old: Blob) -> Usage:
+    """What the bytes of a stored shard are good for; what damage hides is dead. Raise CorruptShardError.
+
+    Of nested shards the outermost is told; of one with codecs around it, what is inside of them.
+    """
+    work = _Rewriting(collection, shard, old)
+    return work.guarded(work.usage)
+
+
+def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
+    """Start and size of chunks, as the indices of an outermost shard have them; None where there is none.
+
+    Each index is read once. Numbers are told even if they cannot be true; those of a chunk's second file are those
+    of the first. Within codecs around the shard they count from its decoded beginning. Raise CorruptShardError.
+    """
+    if blob is None or not coords:
+        return [None] * len(coords)
+    work = _Rewriting(collection, shard_of(collection, coords[0]), blob)
+    return work.guarded(lambda: work.entries(coords))
+
+
+def entry(collection: Collection, blob: Blob | None, coords: Coords) -> tuple[int, int] | None:
+    """`entries` of one chunk."""
+    return entries(collection, blob, [coords])[0]
+
+
+class _OldFragments(NamedTuple):
+    """An old chunk that has a lead: as it is shown, the size of the lead, and where the chunk lies."""
+
+    shown: bytes
+    lead: int
+    extent: tuple[int, int]
+
+
+class _Rewriting:
+    """Work on one stored shard."""
+
+    def __init__(self, collection: Collection, shard: int, old: Blob | None, *, forward: bool = False) -> None:
+        self._collection, self._shard, self._stored, self._forward = collection, shard, old, forward
+        self._layers, self._lead = collection.layers, collection.lead
+        self._homes: dict[Coords, list[Placement]] = {}
+        self._puts: dict[Coords, Put] = {}
+        self._pages: dict[tuple[int, int, int], ShardIndex | None] = {}
+
+    def guarded(self, work: Callable[[], T]) -> T:
+        """What the formats say of bytes, as an error that names the shard."""
+        try:
+            return work()
+        except UnfitChunkError:
+            raise
+        except ValueError as e:
+            raise CorruptShardError(self._collection.path, key(self._collection, self._shard), str(e)) from e
+
+    # ---- changing chunks ----
+
+    def plan(
+        self, puts: Mapping[Coords, Put], drops: Set[Coords], pack: bool, unfit: dict[Coords, str] | None
+    ) -> Plan | None:
+        members: dict[Coords, set[Coords]] = {}
+        for c in (*puts, *drops):  # both files of a chunk have the first one's coordinates
+            members.setdefault(c if self._lead is None else (*c[:-1], 0), set()).add(c)
+        self._homes = _homes(self._collection, list(members))
+        for coords, files in list(members.items()):
+            try:
+                self._join(coords, {c: puts[c] for c in files if c in puts}, files & drops)
+            except UnfitChunkError as e:
+                if unfit is None:
+                    raise
+                unfit |= dict.fromkeys(files, str(e))
+                del members[coords]
+        return self._rewritten(0, self._shard, self._stored, list(members), pack)
+
+    def _join(self, coords: Coords, puts: Mapping[Coords, Put], drops: Set[Coords]) -> None:
+        """Find out what becomes of one chunk. Raise UnfitChunkError."""
+        if coords not in self._homes:
+            raise UnfitChunkError(coords, NO_PLACE)
+        home = self._homes[coords][0][0]
+        if home != self._shard:
+            raise UnfitChunkError(coords, f"belongs in shard {home}, not {self._shard}")
+        if self._lead is not None:
+            put = self._with_lead(self._lead, coords, puts, drops)
+        else:
+            put = self._as_stored(coords, puts[coords]) if coords in puts else None
+        if put is not None:
+            self._puts[coords] = put
+
+    def _as_stored(self, coords: Coords, put: Put) -> Put:
+        transform = self._collection.transform
+        if transform is None:
+            return put
+        return Put(_fit(coords, transform.store, coords, bytes_of(put.data)))
+
+    def _rewritten(self, level: int, shard: int, stored: Blob | None, members: list[Coords], pack: bool) -> Plan | None:
+        """A shard of one layer with these chunks written, or gone where there is nothing to write."""
+        layer = self._layers[level]
+        blob = unwrapped(layer, stored)
+        make = self._chunks if level + 1 == len(self._layers) else self._shards
+        puts, drops = make(level, shard, blob, members)
+        if not puts and not drops and not pack:
+            return None if stored is None else unchanged(stored.stat().size)
+        pack = pack or level > 0 or bool(layer.codecs)  # all of it is written anew in any case
+        leads = self._leads()
+        plan = layer.format.rewrite(shard, blob, puts, drops, pack=pack, forward=self._forward, leads=leads)
+        return wrapped(layer, plan, stored, blob)
+
+    def _chunks(
+        self, level: int, shard: int, blob: Blob | None, members: list[Coords]
+    ) -> tuple[dict[tuple[int, int], Put], set[tuple[int, int]]]:
+        """The changes to an innermost shard."""
+        found = self._found(level, shard, blob, members)
+        puts, drops = {}, set()
+        for coords in members:
+            put, extent = self._puts.get(coords), found[coords]
+            if put is None and extent is not None:
+                drops.add(self._homes[coords][level][1:])
+            elif put is not None and not _lies_there(put, blob, extent):
+                puts[self._homes[coords][level][1:]] = put
+        return puts, drops
+
+    def _shards(
+        self, level: int, shard: int, blob: Blob | None, members: list[Coords]
+    ) -> tuple[dict[tuple[int, int], Put], set[tuple[int, int]]]:
+        """The same for a shard of shards: those in which something changes are written anew, without dead bytes."""
+        groups = self._grouped(level, members)
+        found = self._found(level, shard, blob, [group[0] for group in groups.values()])
+        puts, drops = {}, set()
+        for (_, page, slot), group in groups.items():
+            inner, extent = self._homes[group[0]][level + 1][0], found[group[0]]
+            stored = None if blob is None or extent is None else SliceBlob(blob, *extent)
+            plan = self._rewritten(level + 1, inner, stored, group, pack=False)
+            if is_same(plan, None if extent is None else extent[1]):
+                continue
+            if plan is None:
+                drops.add((page, slot))
+            else:
+                puts[page, slot] = Put(shifted(plan, extent[0]) if extent is not None else plan)
+        return puts, drops
+
+    # ---- chunks that are two files ----
+
+    def _with_lead(
+        self,
+        lead: Lead,
+        first: Coords,
+        puts: Mapping[Coords, Put],
+        drops: Set[Coords],
+    ) -> Put | None:
+        """Both files of a chunk as one; what is neither put nor dropped is the old one. None if it is to be gone.
+
+        Raise UnfitChunkError for half a chunk.
+        """
+        second, changed = (*first[:-1], 1), {*puts, *drops}
+        extent = self._found(0, self._shard, self._stored, [first])[first]
+        old = None if extent is None or {first, second} <= changed else _fit(first, self._told, lead, extent)
+        if first in puts:
+            shown = bytes_of(puts[first].data)
+        elif first in drops or old is None:
+            if second in puts or (second not in drops and old is not None and old.lead):
+                raise UnfitChunkError(second, "it cannot be without the file that says how large it is")
+            return None
+        else:
+            shown = old.shown
+        size = _fit(first, lead.size, shown)
+        before: Content = b""
+        if second in puts:
+            before = puts[second].data
+        elif second not in drops and old is not None:
+            before = [ByteRange(old.extent[0] - old.lead, old.extent[0])]
+        if size_of(before) != size:
+            raise UnfitChunkError(second, f"should have {size} bytes, by the file beside it, not {size_of(before)}")
+        if first not in puts and old is not None:
+            return Put([ByteRange(old.extent[0], sum(old.extent))], before)
+        return Put(shown if lead.transform is None else _fit(first, lead.transform.store, first, shown), before)
+
+    def _told(self, lead: Lead, extent: tuple[int, int]) -> _OldFragments:
+        """Raise ValueError, with the reason."""
+        stored = bytes_of([ByteRange(extent[0], sum(extent))], self._stored)
+        shown = stored if lead.transform is None else bytes(lead.transform.show((), stored))
+        size = lead.size(shown)
+        if size > extent[0]:
+            raise ValueError(f"{size} bytes should lie before a chunk that begins at {extent[0]}")
+        return _OldFragments(shown, size, extent)
+
+    def _leads(self, *, of_damaged: int | None = None) -> Leads | None:
+        """What tells formats of them.
+
+        Args:
+            of_damaged: what is told of those of a chunk that does not tell; by default that raises ValueError.
+        """
+        lead = self._lead
+        if lead is None:
+            return None
+
+        def size(extent: tuple[int, int]) -> int:
+            try:
+                return self._told(lead, extent).lead
+            except ValueError:
+                if of_damaged is None:
+                    raise
+                return of_damaged
+
+        return lambda starts, sizes: np.array(
+            [size(extent) for extent in zip(starts.tolist(), sizes.tolist(), strict=True)], np.uint64
+        )
+
+    # ---- looking ----
+
+    def _found(
+        self, level: int, shard: int, blob: Blob | None, members: Sequence[Coords]
+    ) -> dict[Coords, tuple[int, int] | None]:
+        """What the index of a shard says of these; each page is read once, and kept until the work is done."""
+        out: dict[Coords, tuple[int, int] | None] = dict.fromkeys(members)
+        pages: dict[int, list[Coords]] = {}
+        for c in members:
+            pages.setdefault(self._homes[c][level][1], []).append(c)
+        for page, cells in pages.items():
+            at = level, shard, page
+            if at not in self._pages:
+                self._pages[at] = None if blob is None else read_page(self._layers[level], shard, page, blob)
+            index = self._pages[at]
+            if index is None or not len(index):
+                continue
+            positions = index.positions(np.array([self._homes[c][level][2] for c in cells], np.uint64))
+            columns = (positions, index.starts[positions], index.sizes[positions])
+            rows = zip(cells, *(column.tolist() for column in columns), strict=True)
+            out |= {c: (start, size) for c, i, start, size in rows if i >= 0}
+        return out
+
+    def entries(self, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
+        self._homes = _homes_of(self._collection, coords)
+        out: dict[Coords, tuple[int, int] | None] = {}
+        for found, start in self._innermost(0, self._stored, 0, list(self._homes)):
+            out.update({c: None if e is None else (start + e[0], e[1]) for c, e in found.items()})
+        return [out[c] for c in coords]
+
+    def _innermost(
+        self, level: int, stored: Blob | None, start: int, members: list[Coords]
+    ) -> Iterator[tuple[dict[Coords, tuple[int, int] | None], int]]:
+        """Where these chunks lie in innermost shards, each of which begins at `start` of the outermost one."""
+        shard, blob = self._homes[members[0]][level][0], unwrapped(self._layers[level], stored)
+        if level + 1 == len(self._layers):
+            yield self._found(level, shard, blob, members), start
+            return
+        groups = self._grouped(level, members)
+        found = self._found(level, shard, blob, [group[0] for group in groups.values()])
+        for group in groups.values():
+            extent = found[group[0]]
+            inner = None if blob is None or extent is None else SliceBlob(blob, *extent)
+            yield from self._innermost(level + 1, inner, start + (extent[0] if extent else 0), group)
+
+    def _grouped(self, level: int, members: list[Coords]) -> dict[Placement, list[Coords]]:
+        """Chunks by the inner shard in which they lie."""
+        groups: dict[Placement, list[Coords]] = {}
+        for c in members:
+            groups.setdefault(self._homes[c][level], []).append(c)
+        return groups
+
+    # ---- the whole shard ----
+
+    def repack(self) -> Plan | None:
+        layer, blob = self._layers[0], unwrapped(self._layers[0], self._stored)
+        if blob is None:
+            return None
+        return wrapped(layer, layer.format.repack(self._shard, blob, leads=self._leads()), self._stored, blob)
+
+    def usage(self) -> Usage:
+        blob = unwrapped(self._layers[0], self._stored)
+        if blob is None:
+            raise ValueError("there is no shard")
+        return self._layers[0].format.usage(self._shard, blob, leads=self._leads(of_damaged=0))
+
+
+def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:
+    """What the array says of new bytes."""
+    try:
+        return work(*arguments)
+    except ValueError as e:
+        raise UnfitChunkError(coords, str(e)) from e
+
+
+def _lies_there(put: Put, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
+    """Whether a chunk is there already."""
+    if extent is None or not _lies_at(put.data, blob, extent):
+        return False
+    size = 0 if put.lead is None else size_of(put.lead)
+    return put.lead is None or (size <= extent[0] and _lies_at(put.lead, blob, (extent[0] - size, size)))
+
+
+def _lies_at(data: Content, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
+    """Whether these bytes are there already."""
+    if blob is None or extent is None or size_of(data) != extent[1]:
+        return False
+    position = extent[0]
+    for part in chunks_of(pieces_of(data), blob):
+        for start in range(0, len(part), SPAN):
+            wanted = bytes(part[start : start + SPAN])
+            if blob.read([ByteRange(position, position + len(wanted))])[0] != wanted:
+                return False
+            position += len(wanted)
+    return True

@@ -1,0 +1,255 @@
+"""Where the shards of a layer come from: objects of a store, or chunks of the layer outside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.codecs import decoders, zlib_streams
+from shardfs.model.blobs import Blob, ByteRange, Stat
+from shardfs.model.errors import CorruptShardError, DanglingLinkError
+from shardfs.model.grid import ravel_many, unravel
+from shardfs.storage.blob_views import WITHOUT_DATA, BytesBlob, EitherBlob, PairBlob, SliceBlob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardfs.model.collection import Layer, Pair
+    from shardfs.model.shard_format import Checksum
+    from shardfs.model.values import U64, Coords
+    from shardfs.storage.cache import ByteLRU
+    from shardfs.storage.store import Store
+
+
+class StoreShards:
+    """Shards that are objects of a store."""
+
+    def __init__(self, store: Store, directory: str, layer: Layer, decoded: ByteLRU) -> None:
+        self._store, self.layer, self._decoded = store, layer, decoded
+        # A shard without a name is what lies in the directory's place: a file that is shown as a directory.
+        self._prefix = f"{directory}/" if directory and layer.format.key(0) else directory
+
+    @property
+    def is_local(self) -> bool:
+        return not self._store.remote
+
+    def key(self, shard: int) -> str:
+        return self._prefix + self.layer.format.key(shard)
+
+    def move(self, old: str, new: str) -> None:
+        self._prefix = new + self._prefix[len(old) :]
+
+    def number(self, key: str) -> int | None:
+        return self.layer.format.shard_of(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
+
+    def open(self, shard: int) -> Blob:
+        return self.unwrap(shard, self.stored(shard))
+
+    def unwrap(self, shard: int, stored: Blob) -> Blob:
+        return _unwrapped(stored, self.layer, self.key(shard), self._decoded)
+
+    def stored(self, shard: int) -> Blob:
+        key, pair = self.key(shard), self.layer.pair
+        if pair is None:
+            return self._store.open(key)
+        stem = key.rsplit(".", 1)[0]
+
+        def open_pair() -> Blob:
+            return self._open_pair(stem, pair)
+
+        try:
+            blob = self._store.open(key)
+        except DanglingLinkError:
+            raise
+        except FileNotFoundError:
+            return open_pair()
+        return EitherBlob(blob, open_pair) if self._store.remote else blob
+
+    def _open_pair(self, stem: str, pair: Pair) -> Blob:
+        """Raise FileNotFoundError if neither file is there, ValueError if one of them is."""
+        try:
+            index = self._store.open(stem + pair.head)
+        except FileNotFoundError:
+            if self._exists(stem + pair.body):
+                raise ValueError("has no file of its index beside that of data") from None
+            raise
+        try:
+            return PairBlob(index, self._store.open(stem + pair.body), pair.head_bytes)
+        except FileNotFoundError:
+            raise ValueError(WITHOUT_DATA) from None
+
+    def is_pair(self, shard: int) -> bool:
+        """Whether the shard lies in two files, of which one may be missing, and in no single one."""
+        key, pair = self.key(shard), self.layer.pair
+        if pair is None or self._exists(key):
+            return False
+        stem = key.rsplit(".", 1)[0]
+        return self._exists(stem + pair.head) or self._exists(stem + pair.body)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._store.open(key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def reopen(self, shard: int) -> None:
+        self._store.reopen(self.key(shard))
+
+    def existing(self) -> tuple[U64, None]:
+        if not self.layer.format.key(0):
+            return np.zeros(1, np.uint64), None
+        found = (self._shard_of(name) for name, directory in self._names() if not directory)
+        return np.array(sorted({shard for shard in found if shard is not None}), np.uint64), None
+
+    def first(self) -> str | None:
+        """The key of the shard that the store lists first; None if it lists none."""
+        if not self.layer.format.key(0):
+            return self._prefix
+        shards = (name for name, directory in self._names() if not directory and self._shard_of(name) is not None)
+        return next((self._prefix + name for name in shards), None)
+
+    def exists(self) -> bool:
+        return self.first() is not None
+
+    def survey(self) -> tuple[U64, list[CorruptShardError]]:
+        if not self.layer.format.key(0):
+            return np.zeros(1, np.uint64), []
+        found: set[int] = set()
+        faults: list[CorruptShardError] = []
+        for name, directory in self._names():
+            shard = self._shard_of(name)
+            if directory and shard is not None:
+                faults.append(CorruptShardError("", self._prefix + name, "should be a file, but is a directory"))
+            elif shard is not None:
+                found.add(shard)
+        return np.array(sorted(found), np.uint64), faults
+
+    def _names(self) -> Iterator[tuple[str, bool]]:
+        """Where shards lie: every name, relative to the collection, and whether it is that of a directory."""
+        return self._walk("", self.layer.format.key(0).count("/"))
+
+    def listed(self, parent: str) -> dict[str, Stat | None]:
+        """The objects in a directory of shards, by name; no more is known of some."""
+        where = f"{self._prefix}{parent}".rstrip("/")
+        return {e.name: e.stat for e in self._store.scan(where) if not e.directory}
+
+    def _walk(self, below: str, depth: int) -> Iterator[tuple[str, bool]]:
+        for e in self._store.scan(f"{self._prefix}{below}".rstrip("/")):
+            if depth and e.directory:
+                yield from self._walk(f"{below}{e.name}/", depth - 1)
+            elif not depth:
+                yield below + e.name, e.directory
+
+    def _shard_of(self, name: str) -> int | None:
+        """The shard of which this is the file, or one of its two."""
+        return self.layer.format.shard_of(self.layer.single_name(name))
+
+
+class OuterBatch(Protocol):
+    """Some of the outer chunks that exist."""
+
+    @property
+    def coords(self) -> U64: ...
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+
+
+class OuterChunks(Protocol):
+    """What is needed of the layer outside (`chunks.ChunkStore`, which knows this module)."""
+
+    @property
+    def is_local(self) -> bool: ...
+
+    def locate(self, coords: Coords) -> tuple[Blob, int, int, Checksum | None] | None: ...
+    def forget(self, coords: Coords) -> None: ...
+    def key_of(self, coords: Coords) -> str: ...
+    def scan(self, cookie: int) -> Iterator[OuterBatch]: ...
+
+
+class NestedShards:
+    """Shards that are chunks of an outer collection."""
+
+    def __init__(self, outer: OuterChunks, outer_grid: Sequence[int], layer: Layer, decoded: ByteLRU) -> None:
+        self._outer, self._grid, self.layer, self._decoded = outer, tuple(outer_grid), layer, decoded
+
+    @property
+    def is_local(self) -> bool:
+        return self._outer.is_local
+
+    def key(self, shard: int) -> str:
+        coords = unravel(shard, self._grid)
+        return f"{self._outer.key_of(coords)}[{','.join(map(str, coords))}]"
+
+    def move(self, old: str, new: str) -> None:
+        pass  # as the layer outside does
+
+    def number(self, key: str) -> None:
+        return None  # a place in a shard is not named by a path
+
+    def open(self, shard: int) -> Blob:
+        return self.unwrap(shard, self.stored(shard))
+
+    def unwrap(self, shard: int, stored: Blob) -> Blob:
+        return _unwrapped(stored, self.layer, self.key(shard), self._decoded)
+
+    def stored(self, shard: int) -> Blob:
+        coords = unravel(shard, self._grid)
+        found = self._outer.locate(coords)
+        if found is None:
+            raise FileNotFoundError(self.key(shard))
+        return SliceBlob(*found[:3])
+
+    def is_pair(self, shard: int) -> bool:
+        return False
+
+    def reopen(self, shard: int) -> None:
+        self._outer.forget(unravel(shard, self._grid))
+
+    def existing(self) -> tuple[U64, CorruptShardError | None]:
+        found = [np.empty(0, np.uint64)]
+        damage: CorruptShardError | None = None
+        try:
+            for batch in self._outer.scan(0):
+                sound = batch.sizes >= 0
+                found.append(ravel_many(batch.coords[sound], self._grid))
+                for coords in batch.coords[~sound][:1].tolist():
+                    damage = self._damage_at(tuple(coords)) or damage
+        except CorruptShardError as e:
+            damage = e
+        return np.unique(np.concatenate(found)), damage
+
+    def exists(self) -> bool:
+        return bool(len(self.existing()[0]))
+
+    def survey(self) -> tuple[U64, list[CorruptShardError]]:
+        found, damage = self.existing()
+        return found, [] if damage is None else [damage]
+
+    def _damage_at(self, coords: Coords) -> CorruptShardError | None:
+        try:
+            self._outer.locate(coords)
+        except CorruptShardError as e:
+            return e
+        return None
+
+
+def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:
+    """The shard itself, without the codecs around it."""
+    if layer.trailer:
+        return SliceBlob(blob, 0, max(0, blob.stat().size - layer.trailer))
+    if not layer.codecs:
+        return blob
+    size, _, version = blob.stat()
+
+    def load() -> tuple[bytes, int, float]:
+        data = decoders.decode(layer.codecs, blob.read([ByteRange(0, size)])[0])
+        return data, len(data), math.inf
+
+    if size > zlib_streams.MAX_STORED:
+        raise ValueError(f"a shard of {size} bytes that is decoded as a whole; {zlib_streams.MAX_STORED} is the limit")
+    return BytesBlob(decoded.get((key, version, "decoded"), load), blob)

@@ -1,0 +1,1 @@
+"""Objects of a store: local, remote, cached, retried, replaced; and every call that changes a local disk."""

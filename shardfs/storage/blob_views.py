@@ -1,0 +1,150 @@
+"""Views of blobs: a slice, decoded bytes, a replaced beginning, two files joined, a fallback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from shardfs.model.blobs import Blob, ByteRange, ByteRequest, Stat, Suffix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+
+_SPAN = 1 << 20
+
+WITHOUT_DATA = "has no file of data beside that of its index"
+
+
+def absolute(request: ByteRequest, size: int) -> ByteRange:
+    """The byte range of a request in an object of `size` bytes, clipped to the object."""
+    if isinstance(request, Suffix):
+        return ByteRange(max(0, size - request.size), size)
+    return ByteRange(min(request.start, size), min(request.stop, size))
+
+
+class SliceBlob:
+    """A byte range of another blob, such as a shard inside a shard."""
+
+    __slots__ = ("__weakref__", "_outer", "_size", "_start", "base", "fd")
+
+    def __init__(self, outer: Blob, start: int, size: int) -> None:
+        self._outer, self._start, self._size = outer, start, size
+        self.fd, self.base = outer.fd, outer.base + start
+
+    def stat(self) -> Stat:
+        return self._outer.stat()._replace(size=self._size)
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        inner = [absolute(r, self._size) for r in requests]
+        return self._outer.read([ByteRange(self._start + r.start, self._start + r.stop) for r in inner])
+
+
+class BytesBlob:
+    """The decoded form of another blob, in memory, with the other blob's time and version."""
+
+    __slots__ = ("__weakref__", "_data", "_origin", "base", "fd")
+
+    def __init__(self, data: bytes, origin: Blob) -> None:
+        self._data, self._origin = data, origin
+        self.fd, self.base = -1, 0
+
+    def stat(self) -> Stat:
+        return self._origin.stat()._replace(size=len(self._data))
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        return [self._data[slice(*absolute(r, len(self._data)))] for r in requests]
+
+
+class HeadedBlob:
+    """Another blob with other bytes in place of its beginning. `fd` is valid only after these bytes."""
+
+    __slots__ = ("__weakref__", "_blob", "_head", "base", "fd")
+
+    def __init__(self, head: bytes, blob: Blob) -> None:
+        self._head, self._blob = head, blob
+        self.fd, self.base = blob.fd, blob.base
+
+    def stat(self) -> Stat:
+        return self._blob.stat()
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        wanted = [absolute(r, self.stat().size) for r in requests]
+        heads = [self._head[r.start : r.stop] for r in wanted]
+        return [head + data[len(head) :] for head, data in zip(heads, self._blob.read(wanted), strict=True)]
+
+
+class PairBlob:
+    """The concatenation of the index file and the data file of a precomputed shard in its obsolete form.
+
+    Neuroglancer sharded format, note on the earlier version: `.shard` = `.index` + `.data`.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_head", "_index", "base", "fd")
+
+    def __init__(self, index: Blob, data: Blob, head: int) -> None:
+        self._index, self._data, self._head = index, data, head
+        # All chunks are in the data file, so `fd` is that file; position 0 of the pair is `head` bytes before it.
+        self.fd, self.base = data.fd, data.base - head
+
+    def stat(self) -> Stat:
+        a = self._index.stat()
+        b = self._of_data(lambda data: data.stat())
+        return Stat(self._head + b.size, max(a.mtime_ns, b.mtime_ns), (a.version, b.version))
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        out = []
+        for r in requests:
+            if isinstance(r, Suffix):
+                out += self._read_data(r)
+            elif r.stop <= self._head:
+                out += self._index.read([r])
+            else:
+                out += self._read_data(ByteRange(max(r.start - self._head, 0), r.stop - self._head))
+        return out
+
+    def _read_data(self, request: ByteRequest) -> list[bytes]:
+        return self._of_data(lambda data: data.read([request]))
+
+    def _of_data(self, ask: Callable[[Blob], T]) -> T:
+        """Raise ValueError if the data file is missing: the caller has already read the index file."""
+        try:
+            return ask(self._data)
+        except FileNotFoundError:
+            raise ValueError(WITHOUT_DATA) from None
+
+
+class EitherBlob:
+    """A blob with a fallback for the case that it does not exist, which remote stores report only at a request."""
+
+    __slots__ = ("__weakref__", "_blob", "_other", "base", "fd")
+
+    def __init__(self, blob: Blob, other: Callable[[], Blob]) -> None:
+        self._blob, self._other = blob, other
+        self.fd, self.base = blob.fd, blob.base
+
+    def _with_fallback(self, ask: Callable[[Blob], T]) -> T:
+        try:
+            return ask(self._blob)
+        except FileNotFoundError:
+            other = self._other()
+            result = ask(other)
+            self._blob = other
+            return result
+
+    def stat(self) -> Stat:
+        return self._with_fallback(lambda blob: blob.stat())
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        return self._with_fallback(lambda blob: blob.read(requests))
+
+
+def crc32c_of(blob: Blob, start: int, size: int) -> int:
+    """The crc32c of a range of a blob, read in pieces to limit memory."""
+    import google_crc32c
+
+    crc = 0
+    for at in range(start, start + size, _SPAN):
+        data = blob.read([ByteRange(at, min(at + _SPAN, start + size))])[0]
+        crc = google_crc32c.extend(crc, data)
+    return crc

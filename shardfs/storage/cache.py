@@ -1,0 +1,157 @@
+"""An LRU cache bounded in bytes, with single-flight loads: threads that need the same key share one load."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+T = TypeVar("T")
+
+
+def nothing() -> None:
+    """Do nothing; the default of every `waiting` hook."""
+
+
+class CacheEntry(NamedTuple):
+    """A value and its size; `expires` is a time of `time.monotonic`."""
+
+    value: Any
+    nbytes: int
+    expires: float
+
+
+class _Flight:
+    """A load in progress, for which other threads can wait."""
+
+    __slots__ = ("done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = threading.Lock()  # held until the load ends; creating an Event costs ten times as much
+        self.done.acquire()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+OVERHEAD = 300
+"""Memory of an entry besides its payload: key, tuple, dictionary slots, small Python objects."""
+
+
+FEW_SPENT = 2
+"""Spent values that are always kept: the kernel's requests for parts of a value may arrive out of order."""
+
+
+class ByteLRU:
+    """Evicts the least recently used entries once all exceed `limit` bytes. Thread-safe.
+
+    Args:
+        waiting: called before a thread blocks on another thread's load. Long loads call it, too.
+        spent: the most bytes of spent values (`spend`); None for no separate limit.
+    """
+
+    def __init__(self, limit: int, waiting: Callable[[], None] = nothing, spent: int | None = None) -> None:
+        self.limit, self.waiting = limit, waiting
+        self._spent_limit = spent
+        self._spent: OrderedDict[Hashable, int] = OrderedDict()
+        self._spent_bytes = 0
+        self._entries: OrderedDict[Hashable, CacheEntry] = OrderedDict()
+        self._flights: dict[Hashable, _Flight] = {}
+        self._lock = threading.Lock()
+        self.nbytes = 0
+        self.hits = self.misses = 0  # approximate: concurrent increments may be lost
+
+    def peek(self, key: Hashable) -> Any:
+        """The value if it is cached and not expired, else None. Takes no lock: the hot path."""
+        entry = self._entries.get(key)
+        if entry is None or (entry[2] != math.inf and entry[2] < time.monotonic()):
+            return None
+        try:  # noqa: SIM105 - `suppress` costs a microsecond, and this is the hot path
+            self._entries.move_to_end(key)
+        except KeyError:  # another thread evicted the entry; its value is still valid
+            pass
+        self.hits += 1
+        return entry[0]
+
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:
+        """The value, loaded if needed. `load` returns (value, bytes, seconds to live) and runs without a lock.
+
+        An exception of `load` is raised in every thread that waited for it, and is not cached.
+        """
+        value = self.peek(key)
+        if value is not None:
+            return cast("T", value)
+        with self._lock:
+            value = self.peek(key)  # another thread's load may have just ended
+            if value is not None:
+                return cast("T", value)
+            flight = self._flights.get(key)
+            must_load = flight is None
+            if flight is None:
+                flight = self._flights[key] = _Flight()
+        if not must_load:
+            self.waiting()
+            with flight.done:
+                pass
+            if flight.error is not None:
+                raise flight.error
+            return cast("T", flight.value)
+        self.misses += 1
+        try:
+            flight.value, nbytes, seconds = load()
+            self._put(key, flight, nbytes, seconds)
+            return cast("T", flight.value)
+        except BaseException as e:
+            flight.error = e
+            raise
+        finally:
+            with self._lock:
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+            flight.done.release()
+            del flight  # else a cycle of the error and this frame keeps the objects of all frames in its traceback
+
+    def _put(self, key: Hashable, flight: _Flight, nbytes: int, seconds: float) -> None:
+        nbytes += OVERHEAD
+        with self._lock:
+            if self._flights.get(key) is not flight:
+                return  # `drop` was called during the load, so the loaded value may be outdated
+            self._drop(key)
+            if nbytes > self.limit:
+                return
+            self._entries[key] = CacheEntry(flight.value, nbytes, time.monotonic() + seconds)
+            self.nbytes += nbytes
+            while self.nbytes > self.limit:
+                self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: Hashable) -> None:
+        old = self._entries.pop(key, None)
+        if old is not None:
+            self.nbytes -= old.nbytes
+            self._spent_bytes -= self._spent.pop(key, 0)
+
+    def spend(self, key: Hashable) -> None:
+        """Mark the value as fully read. The kernel now caches it, so spent values are evicted first.
+
+        Reusing their memory for new values is also faster than touching new memory.
+        """
+        if self._spent_limit is None:
+            return
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or key in self._spent:
+                return
+            self._spent[key] = entry.nbytes
+            self._spent_bytes += entry.nbytes
+            while self._spent_bytes > self._spent_limit and len(self._spent) > FEW_SPENT:
+                self._drop(next(iter(self._spent)))
+
+    def drop(self, key: Hashable) -> None:
+        """Evict the value. The result of a load in progress is not cached, and later calls do not wait for it."""
+        with self._lock:
+            self._drop(key)
+            self._flights.pop(key, None)

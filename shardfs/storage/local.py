@@ -1,0 +1,239 @@
+"""Files of a local disk as a store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat as stat_module
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardfs.model.blobs import ByteRange, ByteRequest, Stat
+from shardfs.model.errors import DanglingLinkError
+from shardfs.storage.blob_views import absolute
+from shardfs.storage.cache import nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from shardfs.storage.store import LARGE, OWN, DirEntry
+
+MAX_DESCRIPTORS = 1024
+
+DESCRIPTORS_SHARE = 4
+"""Shards are kept open, up to so many, and at most a fourth of what the process may open: the rest is needed to write,
+and where shardfs is a library in another program, is not its own to take."""
+
+
+class _Descriptor:
+    """Closes a descriptor once nobody uses it.
+
+    Apart from `LocalBlob`, to which there are weak references: while `__del__` runs, those still lead to the object,
+    and another thread would read from a descriptor that is closed, or is another file's by now.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self.fd)
+
+
+class LocalBlob:
+    """An open file. Keeps the version it was opened with, also when the file is replaced by rename."""
+
+    __slots__ = ("__weakref__", "_owner", "_stat", "_waiting", "base", "fd")
+
+    def __init__(self, fd: int, info: os.stat_result, waiting: Callable[[], None]) -> None:
+        self.fd, self.base, self._waiting = fd, 0, waiting
+        self._owner = _Descriptor(fd)
+        self._stat = stat_of(info)
+
+    def stat(self) -> Stat:
+        return self._stat
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        out = []
+        for request in requests:
+            start, stop = absolute(request, self._stat.size)
+            out.append(pread(self.fd, stop - start, start, self._waiting))
+        return out
+
+
+def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> bytes:
+    """`size` bytes, fewer at the end of the file. Calls `waiting` if they are many, or not in the page cache."""
+    if size >= LARGE:
+        waiting()
+        whole = os.pread(fd, size, position)
+        if len(whole) == size:
+            return whole
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    flags = os.RWF_NOWAIT
+    while done < size:
+        try:
+            n = os.preadv(fd, [view[done:]], position + done, flags)
+        except OSError as e:
+            if not flags or e.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise
+            flags = 0
+            waiting()
+            continue
+        if n == 0:
+            break
+        done += n
+    return bytes(view[:done]) if done < size else bytes(data)
+
+
+class LocalStore:
+    """A directory or a file of this machine. Symbolic links that lead out are refused unless `follow_symlinks`."""
+
+    remote = blind = False
+
+    def __init__(self, root: str, waiting: Callable[[], None] = nothing, *, follow_symlinks: bool = False) -> None:
+        self.root, self.name = os.path.realpath(root), os.path.basename(os.path.abspath(root))
+        self._inside = self.root.rstrip("/") + "/"
+        self.follow_symlinks, self._waiting = follow_symlinks, waiting
+        self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        unlimited = soft == resource.RLIM_INFINITY
+        self._most_open = MAX_DESCRIPTORS if unlimited else min(MAX_DESCRIPTORS, soft // DESCRIPTORS_SHARE)
+        self._reopened = 0  # how often something was forgotten
+        self._lock = threading.Lock()
+
+    def path(self, key: str) -> str:
+        """Of the file, as the system knows it; `confined` has not been asked."""
+        return self._inside + key if key else self.root
+
+    def confined(self, fd: int, key: str) -> None:
+        """Raise PermissionError if what is open lies outside the source."""
+        # Asking the kernel where the open descriptor lies leaves no moment in which a link could be swapped.
+        if self.follow_symlinks:
+            return
+        real = os.readlink(f"/proc/self/fd/{fd}")
+        if real != self.root and not real.startswith(self._inside):
+            why = f"a symbolic link leads out of the source to {real}, and -o symlinks=follow was not given"
+            raise PermissionError(errno.EACCES, why, key)
+
+    def open(self, key: str) -> LocalBlob:
+        blob = self._blobs.get(key)
+        if blob is not None:
+            with suppress(KeyError):
+                self._blobs.move_to_end(key)
+            return blob
+        before = self._reopened
+        try:
+            blob = self._open(key)
+        except FileNotFoundError as e:
+            if (link := self._dangling(key)) is not None:
+                why = f"the symbolic link {link} leads nowhere (git-annex: git annex get)"
+                raise DanglingLinkError(errno.ENOENT, why, key) from e
+            raise
+        with self._lock:
+            if self._reopened != before:
+                return blob  # it may be what had to be forgotten meanwhile
+            self._blobs[key] = blob
+            while len(self._blobs) > self._most_open:
+                self._blobs.popitem(last=False)
+        return blob
+
+    def _open(self, key: str) -> LocalBlob:
+        fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+        try:
+            self.confined(fd, key)
+            info = os.fstat(fd)
+            if stat_module.S_ISDIR(info.st_mode):
+                raise IsADirectoryError(errno.EISDIR, "is a directory", key)
+            if not stat_module.S_ISREG(info.st_mode):
+                raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
+            return LocalBlob(fd, info, self._waiting)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _dangling(self, key: str) -> str | None:
+        """Return the key of a symbolic link to nothing because of which `key` does not exist; None if there is none."""
+        while key:
+            path = self.path(key)
+            if os.path.lexists(path):
+                return None if os.path.exists(path) else key
+            key = key.rpartition("/")[0]
+        return None
+
+    def reopen(self, key: str) -> None:
+        """Forget the descriptor of `key`, so that the next `open` sees what is there now."""
+        with self._lock:
+            self._reopened += 1
+            self._blobs.pop(key, None)
+
+    def reopen_below(self, key: str) -> None:
+        """Forget the descriptors of all files in a directory."""
+        with self._lock:
+            self._reopened += 1
+            for known in [k for k in self._blobs if k.startswith(f"{key}/")]:
+                self._blobs.pop(known, None)
+
+    def entry(self, key: str) -> DirEntry:
+        fd = os.open(self.path(key), os.O_PATH | os.O_CLOEXEC)
+        try:
+            self.confined(fd, key)
+            info = os.fstat(fd)
+        finally:
+            os.close(fd)
+        directory = stat_module.S_ISDIR(info.st_mode)
+        if not directory and not stat_module.S_ISREG(info.st_mode):
+            raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
+        return DirEntry(key.rsplit("/", 1)[-1], directory, stat_of(info))
+
+    def scan(self, key: str) -> Iterator[DirEntry]:
+        try:
+            fd = os.open(self.path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        try:
+            self.confined(fd, key)
+            self._waiting()
+            with os.scandir(fd) as entries:
+                for e in entries:
+                    if not e.name.startswith(OWN):
+                        yield self._listed(key, e)
+        finally:
+            os.close(fd)
+
+    def _listed(self, parent: str, e: os.DirEntry[str]) -> DirEntry:
+        if e.is_symlink():
+            try:
+                return self.entry(f"{parent}/{e.name}" if parent else e.name)
+            except OSError:
+                return DirEntry(e.name, False, None)  # listed; whoever opens it learns why not
+        directory = e.is_dir(follow_symlinks=False)
+        with suppress(OSError):
+            info = e.stat(follow_symlinks=False)
+            if directory or stat_module.S_ISREG(info.st_mode):
+                return DirEntry(e.name, directory, stat_of(info))
+        return DirEntry(e.name, directory, None)
+
+    def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        out = {}
+        for name in names:
+            key = f"{directory}/{name}" if directory else name
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                out[name] = self._open(key).read([ByteRange(0, limit + 1)])[0]
+        return out
+
+    def require_ranges(self, keys: Iterable[str]) -> None:
+        pass
+
+    def statvfs(self) -> os.statvfs_result:
+        return os.statvfs(self.root)
+
+
+def stat_of(info: os.stat_result) -> Stat:
+    """What the system says of a file, as a store says it."""
+    return Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))

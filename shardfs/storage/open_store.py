@@ -1,0 +1,64 @@
+"""Opens the store of a path or URL."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from shardfs.model.redact import is_path
+from shardfs.storage.cache import nothing
+from shardfs.storage.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardfs.storage.store import Store
+
+from shardfs.storage.local import LocalStore
+from shardfs.storage.remote import FsspecStore
+
+
+def open_store(
+    source: str,
+    storage_options: Mapping[str, Any] | None = None,
+    waiting: Callable[[], None] = nothing,
+    *,
+    follow_symlinks: bool = False,
+    patience: RetryPolicy | None = None,
+) -> Store:
+    """The store behind a path or an fsspec URL (chained ones too). `patience` is for what is not local.
+
+    Raise FileNotFoundError if there is nothing at a local path.
+    """
+    first, separator, _ = source.partition("://" if "://" in source else "::")
+    if is_path(source) or (separator == "::" and first not in fsspec.available_protocols()):
+        return _open_local(source, waiting, follow_symlinks=follow_symlinks)
+    patience = patience or RetryPolicy()
+    try:
+        # Some file systems read when they are made: the directory of an archive, for instance.
+        fs, path = patience.run("open", lambda: url_to_fs(source, **(storage_options or {})))
+    except TypeError as e:  # so they say that an option is missing or unknown
+        raise ValueError(str(e)) from e
+    except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"
+        archive, separator, url = source.partition("::http")
+        if not separator or "HTTP" not in str(e):
+            raise
+        why = "the web server does not send byte ranges, which archives are read by"
+        told = f"{why}; to download the archive first, mount {archive}::simplecache::http{url}"
+        raise OSError(errno.EOPNOTSUPP, told) from e
+    if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+        return _open_local(path, waiting, follow_symlinks=follow_symlinks)
+    if "http" in fs.protocol:
+        from shardfs.storage.web import WebStore
+
+        return WebStore(fs, path, waiting, patience)
+    return FsspecStore(fs, path, waiting, patience)
+
+
+def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:
+    os.stat(path)  # says why, if it is not there
+    return LocalStore(path, waiting, follow_symlinks=follow_symlinks)

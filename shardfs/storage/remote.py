@@ -1,0 +1,244 @@
+"""Any fsspec file system as a store."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
+from shardfs.storage.cache import nothing
+from shardfs.storage.retry import NoAnswer, RetryPolicy, http_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from shardfs.storage.store import MAX_GAP, MAX_MERGED, OWN, DirEntry, coalesce
+
+
+class FsspecBlob:
+    """One object of an fsspec file system; nothing is asked before it is needed."""
+
+    __slots__ = ("__weakref__", "_known", "_store", "base", "fd", "key")
+
+    def __init__(self, store: FsspecStore, key: str) -> None:
+        self.fd, self.base = -1, 0
+        self._store, self.key = store, key
+        self._known: Stat | None = None
+
+    def stat(self) -> Stat:
+        if self._known is None:
+            self._known = self._store.stat(self.key)
+        return self._known
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        return self._store.read(self.key, requests)
+
+
+class FsspecStore:
+    """Any fsspec file system. fsspec's event loop stays behind this class: every call here blocks, but not for ever."""
+
+    remote, blind = True, False
+
+    def __init__(
+        self, fs: Any, root: str, waiting: Callable[[], None] = nothing, patience: RetryPolicy | None = None
+    ) -> None:
+        self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
+        self.name = self.root.rsplit("/", 1)[-1]
+        self.patience = patience or RetryPolicy()
+
+    def path(self, key: str) -> str:
+        """Of the object, as its file system knows it."""
+        return f"{self.root}/{key}" if key and self.root else key or self.root
+
+    def open(self, key: str) -> FsspecBlob:
+        return FsspecBlob(self, key)
+
+    def reopen(self, key: str) -> None:
+        """Forget what fsspec remembers of `key`."""
+        self.fs.invalidate_cache(self.fs._parent(self.path(key)))
+
+    def reopen_below(self, key: str) -> None:
+        """Forget what fsspec remembers, which is by directory."""
+        self.fs.invalidate_cache()
+
+    def stat(self, key: str) -> Stat:
+        info = self._info(key)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, "is a directory", key)
+        return stat_of_info(info)
+
+    def _info(self, key: str) -> Mapping[str, Any]:
+        self._waiting()
+        path = self.path(key)
+        with store_errors(path):
+            return cast("Mapping[str, Any]", self.patience.run("stat", self.fs.info, path))
+
+    def read(self, key: str, requests: Sequence[ByteRequest]) -> list[bytes]:
+        self._waiting()
+        path = self.path(key)
+        if len(requests) == 1:
+            return [self._read_one(path, requests[0])]
+        out: list[bytes] = [b""] * len(requests)
+        ranges = []
+        for i, r in enumerate(requests):
+            if isinstance(r, Suffix):
+                out[i] = self._read_one(path, r)
+            elif r.stop > r.start:
+                ranges.append((i, r))
+        merged = coalesce([r for _, r in ranges], MAX_GAP, MAX_MERGED)
+        if not merged:
+            return out
+        with store_errors(path):
+            got = self._ask_for_ranges(path, [r for r, _ in merged])
+            parts = [_bytes_or_raise(data) for data in got]
+        self.patience.counters.received(sum(map(len, parts)))
+        for (whole, members), data in zip(merged, parts, strict=True):
+            _require_part(data, whole.stop - whole.start, path)
+            for m in members:
+                i, r = ranges[m]
+                out[i] = bytes(data[r.start - whole.start : r.stop - whole.start])
+        return out
+
+    def _read_one(self, path: str, request: ByteRequest) -> bytes:
+        wanted = request.size if isinstance(request, Suffix) else request.stop - request.start
+        if wanted <= 0:
+            return b""
+        with store_errors(path):
+            try:
+                data = self._ask_for(path, request)
+            except Exception as e:  # noqa: BLE001 - raised again, but for one
+                data = _bytes_or_raise(e)
+        self.patience.counters.received(len(data))
+        _require_part(data, wanted, path)
+        return data
+
+    def _ask_for(self, path: str, request: ByteRequest) -> bytes:
+        start, stop = (-request.size, None) if isinstance(request, Suffix) else request
+        return cast("bytes", self.patience.run("read", self.fs.cat_file, path, start=start, end=stop))
+
+    def _ask_for_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
+        starts, stops = [r.start for r in ranges], [r.stop for r in ranges]
+        paths = [path] * len(ranges)
+        found = self.patience.run("read", self.fs.cat_ranges, paths, starts, stops, on_error="return")
+        return cast("list[bytes | Exception]", found)
+
+    def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
+        """The beginning of each object, of more than `limit` bytes if it is longer; or why there is none."""
+        nothing: list[int | None] = [None] * len(paths)  # `cat` would take brackets in a path for a pattern
+        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), nothing, nothing, on_error="return")
+        return cast("list[bytes | Exception]", found)
+
+    def entry(self, key: str) -> DirEntry:
+        info = self._info(key)
+        directory = info.get("type") == "directory"
+        return DirEntry(key.rsplit("/", 1)[-1], directory, None if directory else stat_of_info(info))
+
+    def scan(self, key: str) -> Iterator[DirEntry]:
+        self._waiting()
+        path = self.path(key)
+        try:
+            with store_errors(path):
+                listed = self.patience.run("list", self.fs.ls, path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        directories = {info["name"].rstrip("/") for info in listed if info.get("type") == "directory"}
+        for info in listed:
+            name = info["name"].rstrip("/").rsplit("/", 1)[-1]
+            if info["name"].rstrip("/") == path or not name:
+                continue  # some stores list the directory's own marker object
+            if info.get("type") != "directory" and info["name"] in directories:
+                continue  # in object stores there may be both, of which the directory is found
+            if name.startswith(OWN):
+                continue
+            if name in (".", "..") or "/" in name or "\0" in name:
+                continue
+            directory = info.get("type") == "directory"
+            yield DirEntry(name, directory, None if directory or info.get("size") is None else stat_of_info(info))
+
+    def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        self._waiting()
+        paths = [self.path(f"{directory}/{n}" if directory else n) for n in names]
+        with store_errors(self.path(directory)):
+            got = self._ask_for_documents(self.path(directory), paths, limit)
+        self.patience.counters.received(sum(len(data) for data in got if isinstance(data, bytes)))
+        out: dict[str, bytes] = {}
+        refused: PermissionError | None = None
+        for name, path, data in zip(names, paths, got, strict=True):
+            try:
+                with store_errors(path):
+                    out[name] = _bytes_or_raise(data)[: limit + 1]
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue
+            except PermissionError as e:  # what a store also says of missing names to those who may not list
+                refused = refused if "/" in name else e
+        if refused is not None and not out and not directory:
+            raise refused
+        return out
+
+    def require_ranges(self, keys: Iterable[str]) -> None:
+        pass
+
+    def statvfs(self) -> None:
+        return None
+
+
+@contextmanager
+def store_errors(path: str) -> Iterator[None]:
+    """Whatever a store's client raises leaves as an OSError: clients have exceptions of their own."""
+    try:
+        yield
+    except OSError as e:
+        if isinstance(e, NoAnswer) and e.filename is None:
+            e.filename = path
+        raise
+    except Exception as e:
+        number = errno.EACCES if http_status(e) in (401, 403) else errno.EIO
+        raise OSError(number, f"{type(e).__name__}: {e}", path) from e
+
+
+def _bytes_or_raise(data: bytes | Exception) -> bytes:
+    if isinstance(data, Exception):
+        if http_status(data) == 416:  # the range begins behind the end of the object
+            return b""
+        raise data
+    return data
+
+
+def _require_part(data: bytes, wanted: int, path: str) -> None:
+    if len(data) > wanted:
+        why = f"the store ignores byte ranges: {wanted} bytes were asked for, and {len(data)} came"
+        raise OSError(errno.EIO, f"{why}; use a store that honours ranges, or a copy of the source", path)
+
+
+def _mtime_ns(info: Mapping[str, Any]) -> int:
+    """As fsspec's file systems tell it: seconds, a datetime, a header of HTTP, or the fields of a zip's directory."""
+    when = info.get("mtime") or info.get("LastModified") or info.get("last_modified") or info.get("created")
+    with suppress(ValueError, TypeError):
+        if when is None and "Last-Modified" in info:
+            from email.utils import parsedate_to_datetime  # takes a while to import
+
+            when = parsedate_to_datetime(info["Last-Modified"])
+        elif when is None and "date_time" in info:
+            when = datetime(*info["date_time"])
+    seconds = when.timestamp() if isinstance(when, datetime) else when
+    return int(seconds * 1e9) if isinstance(seconds, int | float) else 0
+
+
+def stat_of_info(info: Mapping[str, Any]) -> Stat:
+    """What one of fsspec's file systems says of an object, as a store says it."""
+    ns = _mtime_ns(info)
+    size = info.get("size")
+    if size is None:
+        raise OSError(errno.EIO, "the store does not tell the size", info.get("name"))
+    return tagged(info.get("ETag") or info.get("etag") or info.get("generation"), int(size), ns)
+
+
+def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:
+    """Of an object that its store tells versions apart of by a tag, if by anything.
+
+    Then the time says no more, and a store may tell it otherwise from request to request (a weak tag says less).
+    """
+    weak = tag is None or str(tag).startswith("W/")
+    return Stat(size, mtime_ns, (tag, mtime_ns if weak else None, size))

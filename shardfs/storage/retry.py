@@ -1,0 +1,235 @@
+"""Time-outs and retries of requests to a store.
+
+A call of a client library may never return. So the call runs as a task of fsspec's event loop, which a time-out
+cancels; if the client blocks, the call runs in a thread of its own, which a time-out abandons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from time import monotonic as clock
+from typing import TYPE_CHECKING, Any
+
+from shardfs.model.errors import errno_of
+from shardfs.storage.counters import StoreCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TIMEOUT_S, RETRIES = 30.0, 4
+"""Defaults of `RetryPolicy`."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+"""The pause before the first retry, and the longest one. Each pause is three times the one before."""
+
+MOST_THREADS = 64
+"""Most blocking calls at a time. If all of them hang, further calls time out before they start."""
+
+
+class NoAnswer(TimeoutError):
+    """The store did not answer in time."""
+
+
+class RetryPolicy:
+    """Retry policy for the requests to one store. Thread-safe.
+
+    An attempt times out after `timeout_s` seconds; an operation with all its retries ends after at most twice that.
+    While a store does not answer at all, only one operation at a time is sent to it. All others fail at once, so that
+    not all threads of a mount wait for the store.
+    """
+
+    def __init__(self, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
+        self.timeout_s, self.retries = timeout_s, retries
+        self.counters = StoreCounters()
+        self._threads = _Threads()
+        self._silent = False
+        self._probing = threading.Lock()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last operations got no answer."""
+        return self._silent
+
+    def run(self, kind: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `method` of an fsspec file system, with time-out and retries. Raise NoAnswer if it does not return.
+
+        `method` may be a coroutine method of an object with the event loop `loop`.
+
+        `method` may return a list that contains exceptions; the call is retried if one of them is transient.
+        """
+        began, failure = clock(), None
+        self.counters.begin(kind)
+        try:
+            with self._admitted() as retries:
+                return self._attempts(retries, began, method, args, kwargs)
+        except Exception as e:
+            failure = errno_of(e)
+            raise
+        finally:
+            self.counters.end(clock() - began, failure)
+
+    @contextmanager
+    def _admitted(self) -> Iterator[int]:
+        """The number of retries that the operation has. Raise NoAnswer if the store is silent and already probed."""
+        if not self._silent:
+            yield self.retries
+        elif self._probing.acquire(blocking=False):
+            try:
+                yield 0
+            finally:
+                self._probing.release()
+        else:
+            raise NoAnswer(errno.ETIMEDOUT, "the store does not answer; another request already tests it")
+
+    def _attempts(self, retries: int, began: float, method: Any, args: Any, kwargs: Any) -> Any:
+        end = began + self.timeout_s * (2 if retries else 1)
+        for number in range(retries + 1):
+            result, failure = self._attempt(min(self.timeout_s, end - clock()), method, args, kwargs)
+            timeout = isinstance(failure, NoAnswer)
+            self.counters.attempt(again=number > 0, timeout=timeout)
+            if not timeout:
+                self._silent = False
+            pause = min(FIRST_PAUSE_S * 3**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
+            error = failure or _first_accident(result)
+            if error is None or not is_accident(error) or number == retries or clock() + pause >= end:
+                break
+            time.sleep(pause)
+        if failure is not None:
+            self._silent = timeout
+            raise failure
+        return result
+
+    def _attempt(self, seconds: float, method: Any, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
+        future = self._begun(method, args, kwargs)
+        if not wait([future], seconds).done:
+            future.cancel()
+            return None, NoAnswer(errno.ETIMEDOUT, f"the store does not answer within {self.timeout_s:g} s")
+        try:
+            return future.result(), None
+        except Exception as e:  # noqa: BLE001 - the caller raises it after the last attempt
+            return None, e
+
+    def _begun(self, method: Any, args: Any, kwargs: Any) -> Future[Any]:
+        # A coroutine can be cancelled. The blocking methods that fsspec makes from coroutines have it as an attribute.
+        coroutine = getattr(method, "__wrapped__", method)
+        loop = getattr(getattr(coroutine, "__self__", None), "loop", None)
+        if loop is not None and inspect.iscoroutinefunction(coroutine):
+            return asyncio.run_coroutine_threadsafe(coroutine(*args, **kwargs), loop)
+        return self._threads.submit(lambda: method(*args, **kwargs))
+
+
+class _Threads:
+    """A pool of daemon threads. Unlike the standard library's executor, it does not delay the program's exit."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._count = self._free = 0
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        if self._pid != os.getpid():  # no thread survives a fork
+            self._reset()
+        future: Future[Any] = Future()
+        with self._lock:
+            # `_free` is the number of idle threads minus the number of waiting calls, so it can be negative. It changes
+            # here and after a call, not when a thread takes a call: the thread might report that too late.
+            self._free -= 1
+            if self._free < 0 and self._count < MOST_THREADS:
+                self._count += 1
+                self._free += 1
+                threading.Thread(target=self._work, name=f"shardfs-store-{self._count}", daemon=True).start()
+            self._jobs.put((future, call))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, call = self._jobs.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as e:  # noqa: BLE001 - `Future.result` raises it in the waiting thread
+                    future.set_exception(e)
+            del future, call
+            with self._lock:
+                self._free += 1
+
+
+# ---- transient errors
+
+
+def is_accident(error: BaseException) -> bool:
+    """Whether the error is transient: a lost connection, a time-out, throttling or a server error."""
+    if _error_code(error) in _THROTTLED:
+        return True
+    status = http_status(error)
+    if status is not None:
+        return status in (408, 425, 429) or (status >= 500 and status not in (501, 505))
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:  # `info` of fsspec's HTTP
+        return is_accident(error.__cause__)
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    if names & _FINAL:
+        return False
+    if isinstance(error, ConnectionError | TimeoutError) or names & _PASSING:
+        return True
+    return isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
+
+
+def _first_accident(result: Any) -> BaseException | None:
+    parts = result if isinstance(result, list) else ()
+    return next((part for part in parts if isinstance(part, BaseException) and is_accident(part)), None)
+
+
+_PASSING = {
+    "aiohttp.ClientConnectionError", "aiohttp.ClientPayloadError", "botocore.ConnectionError",
+    "botocore.HTTPClientError", "botocore.ResponseStreamingError", "azure.ServiceRequestError",
+    "azure.ServiceResponseError", "google.TransportError", "requests.ConnectionError", "requests.Timeout",
+    "requests.ChunkedEncodingError", "urllib3.HTTPError", "http.IncompleteRead",
+}  # fmt: skip
+"""Transient exceptions of client libraries, by name because these are not imported here. Subclasses count."""
+
+_FINAL = {
+    "aiohttp.ClientSSLError", "aiohttp.ClientConnectorCertificateError", "aiohttp.InvalidURL", "botocore.SSLError",
+    "ssl.SSLCertVerificationError",
+}  # fmt: skip
+
+_PASSING_ERRNOS = {
+    errno.EAGAIN, errno.EBUSY, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH,
+    errno.ETIMEDOUT,
+}  # fmt: skip
+
+_THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout", "ServerBusy",
+              "InternalError", "ServiceUnavailable", "TooManyRequests"}  # fmt: skip
+
+
+def _error_code(error: BaseException) -> str | None:
+    """The S3 error code. It is usually in the cause, as s3fs raises OSErrors from botocore's exceptions."""
+    response = getattr(error.__cause__ or error, "response", None)
+    details = response.get("Error") if isinstance(response, Mapping) else None
+    return details.get("Code") if isinstance(details, Mapping) else None
+
+
+def http_status(error: BaseException) -> int | None:
+    """The HTTP status of an exception of aiohttp, gcsfs, Azure (an attribute) or botocore (in its response)."""
+    for name in ("status", "status_code", "code"):
+        status = getattr(error, name, None)
+        if isinstance(status, int) and 100 <= status < 600:
+            return status
+    response = getattr(error.__cause__ or error, "response", None)
+    if isinstance(response, Mapping):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status if isinstance(status, int) else None
+    return None

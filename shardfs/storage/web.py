@@ -1,0 +1,392 @@
+"""A source behind a web server, of which HTTP says little: whether it honours byte ranges, whether a name is that of a
+directory, and what is in one, follows from its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import errno
+import itertools
+import logging
+import os
+import re
+from contextlib import asynccontextmanager
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.storage.blob_views import absolute
+from shardfs.storage.remote import FsspecStore, stat_of_info, store_errors
+from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+
+    from shardfs.model.blobs import ByteRequest
+
+log = logging.getLogger(__name__)
+
+TRIED = 16
+"""How many shards are asked for at the same time to find one that exists."""
+
+DRAINED = 1 << 16
+"""Bytes of an answer that are read though nothing needs them: if those are all, the connection can be used again."""
+
+ADVICE = "serve the source with a server that supports Range requests, such as nginx, or mount a copy of it"
+
+Page: TypeAlias = tuple[str | None, str | None, int | None]
+"""What tells one HTML page from others: its ETag, its Last-Modified and its length."""
+
+
+class IgnoredRangeError(ConnectionError):
+    """The server did not answer with the byte range that was asked for. Another try may reach a server that does."""
+
+    def __init__(self, answer: str, url: str) -> None:
+        super().__init__(errno.EIO, f"the web server does not send byte ranges (it answers {answer}); {ADVICE}", url)
+
+
+class _Document(NamedTuple):
+    """The beginning of an object. `page` is None unless the object is an HTML page, which no document is."""
+
+    data: bytes
+    page: Page | None
+
+
+class WebStore(FsspecStore):
+    """fsspec's HTTP file system makes the connections; this class asks the server, as coroutines of its event loop."""
+
+    blind = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.loop = self.fs.loop
+        self._lists = False
+        self._ignored = False  # whether a byte range of a document was ignored
+        self._missing_page: Page | None = None  # the page that the server sends in place of 404 Not Found
+
+    def path(self, key: str) -> str:
+        """The URL of a key, in which `?` and `#` do not end the path."""
+        return super().path(quote(key, errors="surrogateescape"))
+
+    # ---- what a store does ----
+
+    def _info(self, key: str) -> Mapping[str, Any]:
+        self._waiting()
+        url = self.path(key)
+        with store_errors(url):
+            return cast("Mapping[str, Any]", self.patience.run("stat", self._head, url))
+
+    def entry(self, key: str) -> DirEntry:
+        """A page may be the listing of a directory. Its size is known if the server says so."""
+        info = self._info(key)
+        directory = info["type"] == "directory"
+        unknown = directory or (info["page"] and info["size"] is None)
+        return DirEntry(key.rsplit("/", 1)[-1], directory, None if unknown else stat_of_info(info), info["page"])
+
+    def _ask_for(self, path: str, request: ByteRequest) -> bytes:
+        return cast("bytes", self.patience.run("read", self._part, path, request))
+
+    def _ask_for_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
+        return cast("list[bytes | Exception]", self.patience.run("read", self._parts, path, ranges))
+
+    def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
+        got = self.patience.run("documents", self._documents, paths, limit)
+        pages = [found.page for found in got if isinstance(found, _Document) and found.page is not None]
+        proven = any(isinstance(found, _Document) and found.page is None for found in got)
+        if proven and pages:  # the server sends pages for missing names, not to make the user log in
+            self._missing_page = pages[0]
+        elif pages and directory != self.root:  # some servers ignore what follows the name of a file
+            proven = self.patience.run("stat", self._head, directory).get("identity") in pages
+        out: list[bytes | Exception] = []
+        for url, found in zip(paths, got, strict=True):
+            if isinstance(found, Exception) or found.page is None:
+                out.append(found if isinstance(found, Exception) else found.data)
+            elif proven:
+                out.append(_missing(url))
+            else:
+                why = "the web server sends an HTML page instead of a metadata document or 404 Not Found"
+                out.append(OSError(errno.EIO, f"{why}; look at the URL in a browser: must you log in?", url))
+        return out
+
+    def scan(self, key: str) -> Iterator[DirEntry]:
+        empty = True
+        for entry in self._scan(key):
+            empty = False
+            self._lists = True
+            yield entry
+        if empty and not self._lists and not (key and any(True for _ in self.scan(""))):
+            # The source has a document at least. Servers that do not say 403 call a directory missing, or answer with
+            # a page of their own: what is in the directory is not known, which must not look as if nothing were.
+            raise PermissionError(errno.EACCES, "the web server does not list directories", self.path(key))
+
+    def _scan(self, key: str) -> Iterator[DirEntry]:
+        self._waiting()
+        url = self.path(key).rstrip("/") + "/"
+        try:
+            with store_errors(url):
+                names: dict[str, bool] = self.patience.run("list", self._listing, url)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name, directory in names.items():
+            if not name.startswith(OWN):
+                yield DirEntry(name, directory, None)
+
+    def require_ranges(self, keys: Iterable[str]) -> None:
+        """No request if ranges of documents were honoured. Documents may be made by a program that ignores ranges, so
+        shards decide; without shards the source is served, as far as whole objects do."""
+        rest = iter(keys)
+        while self._ignored and (some := [self.path(key) for key in itertools.islice(rest, TRIED)]):
+            with store_errors(some[0]):
+                found: list[str | Exception | None] = self.patience.run("probe", self._probe_all, some)
+            for url, answer in zip(some, found, strict=True):
+                if isinstance(answer, str):
+                    why = f"does not send byte ranges (it answers {answer}), and chunks in shards are byte ranges"
+                    raise OSError(errno.EOPNOTSUPP, f"the web server {why}; {ADVICE}", url)
+                if answer is None:
+                    return
+        if self._ignored:
+            told = f"objects of more than {MAX_MERGED >> 20} MiB may be unreadable"
+            log.warning("%s: the web server does not send byte ranges, so %s; %s", self.root, told, ADVICE)
+
+    # ---- requests ----
+
+    @asynccontextmanager
+    async def _asked(self, method: str, url: str, **headers: str) -> AsyncIterator[Any]:
+        """The answer, of which the body is not read yet.
+
+        Raise FileNotFoundError, and IsADirectoryError if the server redirects to the address with a slash.
+        """
+        session, asked = await self.fs.set_session(), self.fs.encode_url(url)
+        options = {"allow_redirects": True, **self.fs.kwargs}
+        # Not compressed: a range of what is compressed on the way is none of the object.
+        options["headers"] = {**options.get("headers", {}), "Accept-Encoding": "identity", **headers}
+        async with session.request(method, asked, **options) as answer:
+            if (failure := self._failure(answer, asked, url)) is None:
+                yield answer
+            await _body(answer, 0, DRAINED)
+            if failure is not None:
+                raise failure
+
+    def _failure(self, answer: Any, asked: Any, url: str) -> OSError | None:
+        """What an answer comes to that has nothing of an object."""
+        if answer.status in (404, 410) or (self._missing_page and _page_of(answer) == self._missing_page):
+            return _missing(url)
+        if not answer.history or not (answer.ok or answer.status in (401, 403)):
+            return None
+        name = asked.path.rstrip("/").rpartition("/")[2]
+        if answer.url.parent.name == name:  # to the same address with a slash, or to a page in it
+            is_asked = asked.path.endswith("/")
+            return None if is_asked else IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+        if answer.ok and _is_html(answer) and answer.url.name != name:
+            why = f"the web server redirects to the page {answer.url.with_query(None)}"
+            return PermissionError(errno.EACCES, f"{why}; look at the URL in a browser: must you log in?", url)
+        return None
+
+    async def _head(self, url: str) -> Mapping[str, Any]:
+        """What is known of an object without its bytes, named as in fsspec."""
+        try:
+            async with self._asked("HEAD", url) as answer:
+                if answer.ok and _total(answer) is not None:
+                    return _info_of(url, answer)
+                if answer.status not in (400, 401, 403, 405, 501):
+                    answer.raise_for_status()
+            async with self._asked("GET", url, Range="bytes=0-0") as answer:  # HEAD is not allowed, or does not help
+                if answer.status in (401, 403):
+                    raise _missing(url)  # which some servers also say of missing names
+                if answer.status != 416:
+                    answer.raise_for_status()
+                return _info_of(url, answer)
+        except IsADirectoryError:
+            return {"name": url, "type": "directory", "size": None, "page": False}
+
+    async def _part(self, url: str, request: ByteRequest) -> bytes:
+        """A byte range, shorter at the end of the object. A whole object is sent back as the range if that is near its
+        beginning. Never holds more than the range in memory."""
+        async with self._asked("GET", url, Range=_header(request)) as answer:
+            if answer.status == 416:
+                total = _total(answer)
+                total = (await self._head(url))["size"] if total is None else total
+                if total is not None and absolute(request, total).start == total:
+                    return b""
+            if answer.status in (416, 501):
+                raise IgnoredRangeError(f"{answer.status} {answer.reason}", url)
+            answer.raise_for_status()
+            if answer.status == 206:
+                return await _body(answer, 0, _size_sent(answer, request, url))
+            return await _cut_out(answer, request, url)
+
+    async def _parts(self, url: str, ranges: Sequence[ByteRange]) -> list[bytes | BaseException]:
+        return await asyncio.gather(*(self._part(url, r) for r in ranges), return_exceptions=True)
+
+    async def _document(self, url: str, limit: int) -> _Document:
+        """Asked for as a range, which shows whether the server honours ranges without a request for that."""
+        async with self._asked("GET", url, Range=_header(ByteRange(0, limit + 1))) as answer:
+            if answer.ok:
+                found = await _document_of(answer, limit)
+                self._ignored |= answer.status != 206 and found.page is None and bool(found.data)
+                return found
+            if answer.status not in (416, 501):
+                answer.raise_for_status()
+            if answer.status == 416 and _total(answer) == 0:
+                return _Document(b"", None)
+        self._ignored = True
+        async with self._asked("GET", url) as answer:
+            answer.raise_for_status()
+            return await _document_of(answer, limit)
+
+    async def _documents(self, urls: Sequence[str], limit: int) -> list[_Document | BaseException]:
+        return await asyncio.gather(*(self._document(url, limit) for url in urls), return_exceptions=True)
+
+    async def _probe_all(self, urls: Sequence[str]) -> list[str | BaseException | None]:
+        return await asyncio.gather(*map(self._probe, urls), return_exceptions=True)
+
+    async def _probe(self, url: str) -> str | None:
+        """What the server answers instead of a byte range; None if it sends the range. Raise if the object is missing
+        or too short to tell."""
+        async with self._asked("GET", url, Range="bytes=0-0") as answer:
+            total = _total(answer)
+            if answer.status == 206:
+                return None
+            if total is not None and total <= 1:
+                raise _missing(url)
+            if answer.status not in (416, 501):
+                answer.raise_for_status()
+            return f"{answer.status} {answer.reason}" + (" with the whole object" if answer.ok else "")
+
+    async def _listing(self, url: str) -> dict[str, bool]:
+        """The names in a directory, in the server's order, and whether they are those of directories."""
+        async with self._asked("GET", url) as answer:
+            answer.raise_for_status()
+            links, decoder = _Links(), codecs.getincrementaldecoder("utf-8")("surrogateescape")
+            if _is_html(answer):
+                async for piece in answer.content.iter_any():
+                    links.feed(decoder.decode(piece))
+            return _names_in(links.found, str(answer.url))
+
+
+# ---- answers ----
+
+
+def _missing(url: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+
+
+def _header(request: ByteRequest) -> str:
+    return f"bytes=-{request.size}" if isinstance(request, Suffix) else f"bytes={request.start}-{request.stop - 1}"
+
+
+def _content_range(answer: Any) -> re.Match[str] | None:
+    return re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", answer.headers.get("Content-Range", "").strip())
+
+
+def _is_encoded(answer: Any) -> bool:
+    return answer.headers.get("Content-Encoding", "identity").strip() not in ("", "identity")
+
+
+def _total(answer: Any) -> int | None:
+    """The size of the object, if the answer says so."""
+    if answer.status in (206, 416):
+        found = _content_range(answer)
+        return int(found[3]) if found is not None and found[3] != "*" else None
+    length = answer.headers.get("Content-Length", "")
+    return int(length) if answer.ok and length.isdecimal() and not _is_encoded(answer) else None
+
+
+def _size_sent(answer: Any, request: ByteRequest, url: str) -> int:
+    """How many bytes a 206 Partial Content has. Raise IgnoredRangeError unless they are those asked for."""
+    found = _content_range(answer)
+    told = f"206 and the Content-Range {answer.headers.get('Content-Range')!r} for {_header(request)!r}"
+    if found is None or found[1] is None:
+        raise IgnoredRangeError(told, url)
+    sent = ByteRange(int(found[1]), int(found[2]) + 1)
+    total = _total(answer)
+    if absolute(request, sent.stop if total is None else total) != sent:
+        raise IgnoredRangeError(told, url)
+    if _is_encoded(answer) and sent != (0, total):
+        raise IgnoredRangeError(f"a part of an object in the encoding {answer.headers['Content-Encoding']!r}", url)
+    return sent.stop - sent.start
+
+
+async def _cut_out(answer: Any, request: ByteRequest, url: str) -> bytes:
+    """The range of an object that is sent as a whole. Raise IgnoredRangeError if too much comes before the range."""
+    total = _total(answer)
+    if total is None and isinstance(request, Suffix):
+        raise IgnoredRangeError(f"{answer.status} {answer.reason} with the whole object, of unknown size", url)
+    start, stop = absolute(request, request.stop if total is None else total)  # type: ignore[union-attr]
+    if start > MAX_MERGED:
+        raise IgnoredRangeError(f"{answer.status} {answer.reason} with the whole object", url)
+    return await _body(answer, start, stop - start)
+
+
+async def _body(answer: Any, skip: int, size: int) -> bytes:
+    """`size` bytes behind the first `skip`, fewer at the end. The connection is closed if more would come."""
+    data, position = bytearray(), 0
+    async for piece in answer.content.iter_any():
+        data += piece[max(skip - position, 0) :][: size - len(data)]
+        position += len(piece)
+        if len(data) >= size:
+            break
+    return bytes(data)
+
+
+async def _document_of(answer: Any, limit: int) -> _Document:
+    data = await _body(answer, 0, limit + 1)
+    is_page = _is_html(answer) and data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<")
+    return _Document(data, _page_of(answer) if is_page else None)
+
+
+def _is_html(answer: Any) -> bool:
+    kind = answer.headers.get("Content-Type", "text/html").partition(";")[0].strip().lower()
+    return kind in ("text/html", "application/xhtml+xml")
+
+
+def _page_of(answer: Any) -> Page | None:
+    """Which page an answer is, or is a part of; None if it is none."""
+    if not answer.ok or not _is_html(answer):
+        return None
+    return answer.headers.get("ETag"), answer.headers.get("Last-Modified"), _total(answer)
+
+
+def _info_of(url: str, answer: Any) -> dict[str, Any]:
+    told = {name: answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers}
+    # Listings are HTML, and made anew for each request, so that servers say nothing of their age.
+    page, identity = _is_html(answer) or not told, _page_of(answer)
+    return {"name": url, "type": "file", "size": _total(answer), "page": page, "identity": identity, **told}
+
+
+class _Links(HTMLParser):
+    """Where the links of a page lead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.found += [value for name, value in attrs if name == "href" and value]
+
+
+def _names_in(links: Iterable[str], url: str) -> dict[str, bool]:
+    """The links of a page that lead to something right below it. Names of directories end with a slash."""
+    here = urlsplit(url.rstrip("/") + "/")
+    above = [unquote(part, errors="surrogateescape") for part in here.path.split("/")[:-1]]
+    names: dict[str, bool] = {}
+    for link in links:
+        try:
+            target = urlsplit(urljoin(here.geturl(), link.replace(";", "%3B")))  # else a `;` at the end is lost
+        except ValueError:  # an address that is none
+            continue
+        if target.query or target.fragment or target.netloc != here.netloc:
+            continue  # to sort the page otherwise, for instance
+        path = [unquote(part, errors="surrogateescape") for part in target.path.split("/")]
+        name, below = path[len(above)] if len(path) > len(above) else "", path[len(above) + 1 :]
+        if (
+            path[: len(above)] == above
+            and below in ([], [""])
+            and name not in ("", ".", "..")
+            and not {*name} & {*"/\0"}
+        ):
+            names[name] = names.get(name, False) or bool(below)
+    return names

@@ -1,0 +1,134 @@
+"""Local files as their writers see them: where they lie, which version is there, and how they are filled."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardfs.model.blobs import ByteRange, FilePart
+from shardfs.model.write_plan import piece_size
+from shardfs.storage import syscalls
+from shardfs.storage.cache import nothing
+from shardfs.storage.local import LocalBlob
+
+if TYPE_CHECKING:
+    from shardfs.model.blobs import Plan
+    from shardfs.storage.local import LocalStore
+
+MAX_JOINED = 1 << 20
+"""Bytes in memory that are written at once."""
+
+
+class ObjectPlace(NamedTuple):
+    """Where an object lies: in the open directory `at`, called `name`."""
+
+    key: str
+    at: int
+    name: str
+
+
+class Old(NamedTuple):
+    """The object that an update replaces.
+
+    Args:
+        blob: None if there is no object.
+        base: the version that is replaced, see `Begun`.
+        linked: the name is a symbolic link to the object; the update replaces the link.
+    """
+
+    blob: LocalBlob | None
+    base: list[int] | None
+    linked: bool = False
+
+
+def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = False) -> Old:
+    """Open an object that is to be replaced. Raise OSError if an update must not replace it."""
+    flags, link = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, None
+    try:
+        fd = os.open(place.name, flags | os.O_NOFOLLOW, dir_fd=place.at)
+    except FileNotFoundError:
+        return Old(None, None)
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+        link = identity_at(place.name, place.at)  # before it is opened: another program may replace it meanwhile
+        fd = _open_linked(store, place, flags, replace_links)
+    info = os.fstat(fd)
+    blob = LocalBlob(fd, info, nothing)
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a directory", place.key)
+    if not stat.S_ISREG(info.st_mode):
+        raise PermissionError(errno.EACCES, "is neither a file nor a directory", place.key)
+    # The directory would allow it. A file that a link leads to stays as it is.
+    if link is None and not os.access(f"/proc/self/fd/{fd}", os.W_OK):
+        raise PermissionError(errno.EACCES, "is write-protected", place.key)
+    return Old(blob, link or identity(blob), link is not None)
+
+
+def _open_linked(store: LocalStore, place: ObjectPlace, flags: int, replace_links: bool) -> int:
+    if not replace_links:
+        why = "is a symbolic link, and -o linked_shards=replace, which puts a file in its place, was not given"
+        raise OSError(errno.EROFS, why, place.key)
+    try:
+        fd = os.open(place.name, flags, dir_fd=place.at)
+    except FileNotFoundError:
+        raise OSError(errno.EROFS, "is a symbolic link that leads nowhere", place.key) from None
+    try:
+        store.confined(fd, place.key)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def identity(blob: LocalBlob | None) -> list[int] | None:
+    """What tells a version of a file from others in its directory. Not the device: its number may be another one after
+    a restart."""
+    if blob is None:
+        return None
+    info = os.fstat(blob.fd)
+    return [info.st_ino, blob.stat().size, blob.stat().mtime_ns]
+
+
+def identity_at(name: str, at: int) -> list[int] | None:
+    """The same of what has this name."""
+    try:
+        return identity_in(os.stat(name, dir_fd=at, follow_symlinks=False))
+    except FileNotFoundError:
+        return None
+
+
+def identity_in(info: os.stat_result) -> list[int]:
+    """The same as the system tells it."""
+    return [info.st_ino, info.st_size, info.st_mtime_ns]
+
+
+def directory_identity(path: str) -> tuple[int, int] | None:
+    """Return what tells a directory from others; None if there is none at this path."""
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else None
+
+
+def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:
+    """Write the pieces one behind the other, from `position` on."""
+    joined, waiting = list[bytes | memoryview](), 0
+    for piece in plan:
+        if isinstance(piece, ByteRange | FilePart) or waiting >= MAX_JOINED:
+            syscalls.pwrite_all(fd, b"".join(joined), position - waiting)
+            joined, waiting = [], 0
+        if isinstance(piece, FilePart):
+            syscalls.copy_range(piece.fd, fd, piece.start, piece.size, position)
+        elif isinstance(piece, ByteRange):
+            if old is None:
+                raise ValueError("a new object cannot have bytes of an old one")
+            syscalls.copy_range(old.fd, fd, piece.start, piece_size(piece), position)
+        else:
+            joined.append(piece)
+            waiting += piece_size(piece)
+        position += piece_size(piece)
+    syscalls.pwrite_all(fd, b"".join(joined), position - waiting)

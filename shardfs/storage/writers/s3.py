@@ -1,0 +1,403 @@
+"""Requests of stores of the kind of S3, through s3fs; whether they keep the conditions is tried before.
+
+s3fs's own functions drop conditions when they send large objects in parts, hence raw calls. The old bytes of a large
+object are copied by the store itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fsspec.asyn import sync_wrapper
+
+from shardfs.model.blobs import ByteRange, Piece, Plan
+from shardfs.model.write_plan import joined, piece_size
+from shardfs.storage import syscalls
+from shardfs.storage.remote import store_errors
+from shardfs.storage.retry import RetryPolicy, http_status, is_accident
+from shardfs.storage.store import MAX_GAP, MAX_MERGED, coalesce
+from shardfs.storage.writers.common import PlannedBlob, part_of
+from shardfs.storage.writers.objects import (
+    MARK,
+    PUT_S,
+    Changed,
+    Known,
+    cut,
+    is_abandoned,
+    put_once,
+    remove_once,
+    temporary_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from shardfs.storage.remote import FsspecStore
+
+log = logging.getLogger(__name__)
+
+MIN_PART = 5 << 20
+"""Bytes; S3 takes no smaller part but as the last one."""
+
+MAX_PART = 8 << 20
+"""Bytes of one part that is sent."""
+
+MAX_COPY = 256 << 20
+"""Bytes of one part that the store copies."""
+
+MAX_PARTS = 10_000
+
+MAX_WHOLE = 32 << 20
+"""Bytes. What is larger goes in parts: in memory are two copies of what is sent whole, at worst."""
+
+AT_ONCE = 4
+"""Parts on their way at the same time: with `MAX_PART`, what an update needs of memory."""
+
+_KEPT = ("ContentType", "ContentEncoding", "ContentLanguage", "ContentDisposition", "CacheControl", "Metadata")
+
+
+class MultipartLimits(NamedTuple):
+    """Sizes in bytes by which an object is sent; tests have smaller ones."""
+
+    min_part: int = MIN_PART
+    max_part: int = MAX_PART
+    max_copy: int = MAX_COPY
+    max_whole: int = MAX_WHOLE
+
+    def to_hold(self, size: int) -> MultipartLimits:
+        """Those for an object of so many bytes: the number of parts is limited, too."""
+        return self._replace(max_part=max(self.max_part, -(-size // (MAX_PARTS // 2))))
+
+
+class S3Objects:
+    """See `Objects`. The file system of `store` is an S3FileSystem. Probe objects are made in its root."""
+
+    def __init__(self, store: FsspecStore, limits: MultipartLimits = MultipartLimits()) -> None:  # noqa: B008 - a tuple
+        fs, patience, self._root = store.fs, store.patience, store.path("")
+        self.conditional = self.removes = True
+        self._parts_hold: bool | None = None
+        self._trying = threading.Lock()
+        self._fs, self._limits = fs, limits
+        self._reading = patience
+        self._writing = RetryPolicy(max(PUT_S, patience.timeout_s), patience.retries)
+        self._writing.counters = patience.counters
+        self._get = sync_wrapper(self._get_async, obj=fs)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where the client runs: `RetryPolicy` cancels there what takes too long."""
+        loop: asyncio.AbstractEventLoop = self._fs.loop
+        return loop
+
+    def try_conditions(self) -> None:
+        """Find out which conditions the store heeds: many accept conditions and ignore them. Takes seven requests.
+
+        Only a definite answer decides: a refusal with the object unchanged, or a condition that is ignored or rejected
+        as unknown. Raise OSError or Changed if the store gives none; the next mount removes the probe then.
+        """
+        path = temporary_path(self._root)
+        known = self._probe(path)
+        self.conditional = self.conditional and all(
+            self._refuses("put_object", path, Body=b"2", **condition)
+            for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"0"'})
+        )
+        self.removes = self._refuses("delete_object", path, IfMatch='"0"')
+        found = self.head(path)
+        if found is None:
+            self.removes = False
+        else:
+            self.conditional = self.conditional and found.tag == known.tag
+            try:
+                remove_once(self, path, found)
+            except Changed:  # although the version is right
+                self.removes = False
+                self._change("delete_object", path)
+        self._clean()
+
+    def _probe(self, path: str) -> Known:
+        """Make a new object on the condition that there is none; without, if the store rejects the condition."""
+        try:
+            return put_once(self, path, None, PlannedBlob([b"1"], None))
+        except OSError as e:
+            if not self.conditional or not _is_unknown(e):
+                raise
+            self.conditional = False
+            return self._probe(path)
+
+    def _refuses(self, method: str, path: str, **words: Any) -> bool:
+        """Return whether the store refuses a request whose condition does not hold, rather than ignore or reject it."""
+        try:
+            self._change(method, path, **words)
+        except Changed:
+            return True
+        except FileNotFoundError:  # an earlier attempt was executed, and its answer got lost
+            return False
+        except OSError as e:
+            if not _is_unknown(e):
+                raise
+        return False
+
+    def _clean(self) -> None:
+        """Remove probes that earlier mounts left behind. One request if there are none."""
+        try:
+            listed = self._ask("list_objects_v2", f"{self._root}/.shardfs-", key_name="Prefix", Delimiter="/")
+            for found in listed.get("Contents", ()):
+                path = f"{self._root}/{found['Key'].rpartition('/')[2]}"
+                if is_abandoned(path, _age_s(listed, found["LastModified"])):
+                    self._change("delete_object", path)
+        except (Changed, OSError) as e:
+            log.debug("probes of earlier mounts are not removed: %s", e)
+
+    def _may_send_parts(self) -> bool:
+        """Whether conditions hold for uploads in parts, too; tried out once, when there is something large to send."""
+        with self._trying:
+            if self._parts_hold is None:
+                self._parts_hold = not self.conditional or self._parts_are_refused()
+            return self._parts_hold
+
+    def _parts_are_refused(self) -> bool:
+        path = temporary_path(self._root)
+        known = self._probe(path)
+        upload = self._change("create_multipart_upload", path)["UploadId"]
+        part = self._change("upload_part", path, UploadId=upload, PartNumber=1, Body=b"2")["ETag"]
+        told = {"UploadId": upload, "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": part}]}}
+        refused = self._refuses("complete_multipart_upload", path, IfMatch='"0"', **told)
+        self.abandon(path, upload)
+        found = self.head(path)
+        if found is not None:
+            remove_once(self, path, found)
+        if refused and found is not None and found.tag == known.tag:
+            return True
+        log.warning("uploads in parts keep no conditions on this store: large shards are sent whole, from memory")
+        return False
+
+    # ---- reading
+
+    def head(self, path: str) -> Known | None:
+        try:
+            return _known(self._ask("head_object", path))
+        except FileNotFoundError:
+            return None
+
+    def look(self, path: str, size: int) -> tuple[Known, bytes] | None:
+        try:
+            [(answer, data)] = self._fetch(path, [ByteRange(0, size)])
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            if http_status(e) != 416:  # it is empty, and has no first byte
+                raise
+            known = self.head(path)
+            return None if known is None else (known, b"")
+        return _known(answer), data
+
+    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
+        merged = coalesce([r for r in ranges if r.stop > r.start], MAX_GAP, MAX_MERGED)
+        answers = self._fetch(path, [whole for whole, _ in merged], IfMatch=known.tag)
+        parts = list(zip((whole for whole, _ in merged), (data for _, data in answers), strict=True))
+        return [cut(r, parts) for r in ranges]
+
+    def _fetch(self, path: str, ranges: Sequence[ByteRange], **condition: str) -> list[tuple[Any, bytes]]:
+        with _translated(path):
+            answers: list[tuple[Any, bytes]] = self._reading.run("read", self._get, path, ranges, condition)
+        self._reading.counters.received(sum(len(data) for _, data in answers))
+        return answers
+
+    async def _get_async(
+        self, path: str, ranges: Sequence[ByteRange], condition: Mapping[str, str]
+    ) -> list[tuple[Any, bytes]]:
+        bucket, key, _ = self._fs.split_path(path)
+
+        async def get(r: ByteRange) -> tuple[Any, bytes]:
+            words = {"Bucket": bucket, "Key": key, "Range": f"bytes={r.start}-{r.stop - 1}"}
+            answer = await self._fs._call_s3("get_object", **words, **condition)
+            try:
+                return answer, await answer["Body"].read()
+            finally:
+                answer["Body"].close()
+
+        return list(await asyncio.gather(*map(get, ranges)))
+
+    def _ask(self, method: str, path: str, key_name: str = "Key", **words: Any) -> Any:
+        bucket, key, _ = self._fs.split_path(path)
+        with _translated(path):
+            return self._reading.run("stat", self._fs.call_s3, method, Bucket=bucket, **{key_name: key}, **words)
+
+    # ---- changing
+
+    def _change(self, method: str, path: str, **words: Any) -> Any:
+        bucket, key, _ = self._fs.split_path(path)
+        words |= {"Bucket": bucket, "Key": key}
+        with _translated(path):
+            return syscalls.call(
+                method, lambda m, w: self._writing.run("write", self._fs.call_s3, m, **w), method, words
+            )
+
+    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
+        condition = {"IfNoneMatch": "*"} if base is None else {"IfMatch": base.tag}
+        if not self.conditional:
+            self._require(path, base)
+            condition = {}
+        words = _marked(base.facts if base is not None else {}, mark)
+        try:
+            if new.size <= self._limits.max_whole or not self._may_send_parts():
+                data = new.bytes(new.plan)
+                begun("")
+                answer = self._change("put_object", path, Body=data, **words, **condition)
+            else:
+                answer = self._put_in_parts(path, base, new, words, condition, begun)
+        except FileNotFoundError as e:
+            if base is None:
+                raise
+            raise Changed from e  # it is gone
+        return _made(answer, new.size, mark, words)
+
+    def _put_in_parts(
+        self,
+        path: str,
+        base: Known | None,
+        new: PlannedBlob,
+        words: Mapping[str, Any],
+        condition: Mapping[str, str],
+        begun: Callable[[str], None],
+    ) -> Any:
+        parts = list(in_parts(new.plan, self._limits.to_hold(new.size)))
+        if len(parts) > MAX_PARTS:
+            raise OSError(errno.EFBIG, f"needs {len(parts)} parts, more than a store takes", path)
+        upload = self._change("create_multipart_upload", path, **words)["UploadId"]
+        try:
+            tags = self._sent(path, base, new, upload, parts)
+            begun(upload)
+            told = [{"PartNumber": i + 1, "ETag": tag} for i, tag in enumerate(tags)]
+            whole = {"UploadId": upload, "MultipartUpload": {"Parts": told}}
+            return self._change("complete_multipart_upload", path, **whole, **condition)
+        except BaseException:
+            with suppress(OSError, Changed):
+                self.abandon(path, upload)
+            raise
+
+    def _sent(self, path: str, base: Known | None, new: PlannedBlob, upload: str, parts: Sequence[Plan]) -> list[str]:
+        with ThreadPoolExecutor(AT_ONCE, "shardfs-part") as pool:
+            jobs = [pool.submit(self._part, path, base, new, upload, i + 1, part) for i, part in enumerate(parts)]
+            try:
+                return [job.result() for job in jobs]
+            except BaseException:
+                for job in jobs:
+                    job.cancel()
+                raise
+
+    def _part(self, path: str, base: Known | None, new: PlannedBlob, upload: str, number: int, part: Plan) -> str:
+        words: dict[str, Any] = {"UploadId": upload, "PartNumber": number}
+        if base is None or len(part) > 1 or not isinstance(part[0], ByteRange):
+            tag: str = self._change("upload_part", path, Body=new.bytes(part), **words)["ETag"]
+            return tag
+        bucket, key, _ = self._fs.split_path(path)
+        words |= {"CopySource": {"Bucket": bucket, "Key": key}, "CopySourceIfMatch": base.tag}
+        words["CopySourceRange"] = f"bytes={part[0].start}-{part[0].stop - 1}"
+        tag = self._change("upload_part_copy", path, **words)["CopyPartResult"]["ETag"]
+        return tag
+
+    def remove(self, path: str, base: Known) -> None:
+        with suppress(FileNotFoundError):
+            if self.removes:
+                self._change("delete_object", path, IfMatch=base.tag)
+            else:
+                self._require(path, base)
+                self._change("delete_object", path)
+
+    def _require(self, path: str, base: Known | None) -> None:
+        """The most that can be done without conditions: what happens from now on is not noticed."""
+        found = self.head(path)
+        if (None if found is None else found.tag) != (None if base is None else base.tag):
+            raise Changed
+
+    def abandon(self, path: str, temp: str) -> None:
+        with suppress(FileNotFoundError):
+            self._change("abort_multipart_upload", path, UploadId=temp)
+
+
+def _is_unknown(error: OSError) -> bool:
+    """Return whether the store answers that it does not know the condition of a request."""
+    return http_status(error) in (400, 501) and not is_accident(error)
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    try:
+        with store_errors(path):
+            yield
+    except OSError as e:
+        if http_status(e) in (409, 412):  # another version; another update at this moment
+            raise Changed from e
+        raise
+
+
+def _known(answer: Mapping[str, Any]) -> Known:
+    size = answer["ContentRange"].rpartition("/")[2] if "ContentRange" in answer else answer["ContentLength"]
+    facts = {name: answer[name] for name in _KEPT if name in answer}
+    modified = answer["LastModified"]
+    mark, age_s = facts.get("Metadata", {}).get(MARK, ""), _age_s(answer, modified)
+    return Known(answer["ETag"], int(size), int(modified.timestamp() * 1e9), mark, facts, age_s, answer["ETag"])
+
+
+def _age_s(answer: Mapping[str, Any], modified: datetime) -> float:
+    """Return the age in seconds by the store's clock; 0 if its answer has no date."""
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return (parsedate_to_datetime(date) - modified).total_seconds() if date else 0.0
+
+
+def _made(answer: Mapping[str, Any], size: int, mark: str, words: Mapping[str, Any]) -> Known:
+    """The object that a request has made. The store says when only if it is asked; this is when it answered."""
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    mtime_ns = int(parsedate_to_datetime(date).timestamp() * 1e9) if date else time.time_ns()
+    return Known(answer["ETag"], size, mtime_ns, mark, words, shown=answer["ETag"])
+
+
+def _marked(facts: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    return {**facts, "Metadata": {**facts.get("Metadata", {}), MARK: mark}}
+
+
+def in_parts(plan: Iterable[Piece], limits: MultipartLimits) -> Iterator[Plan]:
+    """The parts that a plan is sent in; a part of nothing but old bytes is one for the store to copy.
+
+    No part but the last is smaller than `min_part`. Where old bytes follow a few new ones, some of them are sent, too.
+    """
+    waiting: Plan = []
+    size = 0
+    for whole in joined(plan):
+        piece, left = whole, piece_size(whole)
+        missing = max(limits.min_part - size, 0) if waiting else 0
+        if isinstance(piece, ByteRange) and left - missing >= limits.min_part:
+            if missing:
+                waiting.append(part_of(piece, 0, missing))
+            if waiting:
+                yield waiting
+            yield from _copies(ByteRange(piece.start + missing, piece.stop), limits.max_copy)
+            waiting, size = [], 0
+            continue
+        while left:
+            n = min(left, limits.max_part - size)
+            begin = piece_size(whole) - left
+            waiting.append(part_of(piece, begin, begin + n))
+            size, left = size + n, left - n
+            if size == limits.max_part:
+                yield waiting
+                waiting, size = [], 0
+    if waiting:
+        yield waiting
+
+
+def _copies(old: ByteRange, max_copy: int) -> Iterator[Plan]:
+    count = -(-piece_size(old) // max_copy)
+    step = -(-piece_size(old) // count)
+    for start in range(old.start, old.stop, step):
+        yield [ByteRange(start, min(start + step, old.stop))]

@@ -1,0 +1,1 @@
+"""The unsharded tree to be read: discovery, directories, inodes, attributes."""

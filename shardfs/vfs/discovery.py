@@ -1,0 +1,404 @@
+"""What the documents of a source describe, directory by directory: formats are asked, the layout's view applied, and
+collections get their trees and numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import threading
+from bisect import bisect_right
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardfs.formats.documents import MAX_DOCUMENT_BYTES
+from shardfs.formats.registry import formats, sources, views
+from shardfs.model.arrays import Multiscale
+from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.errors import CorruptShardError, UnsupportedError
+from shardfs.shards.chunk_store import DAMAGE_TTL_S
+from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.vfs.chunk_dirs import ChunkDirs
+from shardfs.vfs.inodes import CREATED, TABLE_END
+from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardfs.model.arrays import Array
+    from shardfs.model.collection import Collection
+    from shardfs.model.dataset import Levels, Scope
+    from shardfs.storage.cache import ByteLRU
+    from shardfs.storage.store import DirEntry, Store
+    from shardfs.vfs.nodes import Told
+
+log = logging.getLogger(__name__)
+
+NATIVE = "native"
+
+FORMAT_NAMES = {"zarr2": "Zarr v2", "zarr3": "Zarr v3", "zarr3-draft": "Zarr v3 (2022 draft)", "n5": "N5"}
+"""How messages name formats, where the name differs."""
+
+LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
+"""How many directories below a plain one are looked into before it is taken to lead to a dataset."""
+
+MAX_NODES = 1 << 56
+"""Numbers that one collection may use: more than any real array needs, and never all that there are."""
+
+
+class Datasets:
+    """Thread-safe.
+
+    Args:
+        index_cache: for shard indices, and for what is known to be damaged.
+        layout: the name of a view, or `NATIVE`.
+        chunk_codec: the codec that the view shows chunks in; None leaves it to the view.
+        skip_unsupported: what the view cannot express becomes a problem instead of an error.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        index_cache: ByteLRU,
+        chunk_cache: ByteLRU,
+        index_ttl_s: float = math.inf,
+        layout: str = NATIVE,
+        *,
+        skip_unsupported: bool = False,
+        chunk_codec: str | None = None,
+    ) -> None:
+        self.store, self._codec = store, chunk_codec
+        self.view = views()[layout] if layout != NATIVE else None
+        self.formats = formats() if layout == NATIVE else sources()
+        self._skips = skip_unsupported
+        self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
+        self._lock = threading.Lock()
+        self._firsts: list[int] = []
+        self._trees: list[ChunkDirs] = []
+        self._tree_at: dict[str, ChunkDirs] = {}
+        self._former: dict[str, ChunkDirs] = {}
+        self._next_first = TABLE_END
+        self.problems: dict[Problem, None] = {}
+
+    def chunks_of(self, number: int) -> ChunkDirs:
+        """The tree to which a number belongs. Raise FileNotFoundError if there is none."""
+        i = bisect_right(self._firsts, number) - 1
+        if i < 0:
+            raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
+        return self._trees[i]
+
+    @property
+    def document_names(self) -> dict[str, None]:
+        """What documents that describe a directory are called."""
+        return dict.fromkeys(name for f in self.formats for name in f.documents)
+
+    def documents(self, path: str) -> dict[str, bytes]:
+        """Those of a directory, as they are stored."""
+        return self.store.documents(path, list(self.document_names), MAX_DOCUMENT_BYTES)
+
+    def forget(self, path: str) -> list[str]:
+        """Chunks at a path and below are described anew: those that are still alike keep their numbers. Their paths."""
+        found = [at for at in self._tree_at if at == path or at.startswith(f"{path}/") or not path]
+        for at in found:
+            self._former[at] = self._tree_at.pop(at)
+        return found
+
+    def open(self, directory: DirectoryNode) -> Content:
+        """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
+        if directory.content is None:
+            damage = self._index_cache.peek(("damage", directory.number))
+            if damage is not None:
+                raise damage.with_traceback(None)
+            try:
+                directory.content = self._content_of(directory, self._described(directory))
+            except CorruptShardError as e:
+                known = e  # large documents are not parsed again for every name that is looked up
+                self._index_cache.get(("damage", directory.number), lambda: (known, 1000, DAMAGE_TTL_S))
+                raise
+        return directory.content
+
+    def _described(self, directory: DirectoryNode) -> Dataset | None:
+        if directory.inherited.closed:
+            return None
+        dataset = directory.file or self._stored_dataset(directory.inside, directory.inherited)
+        if self.view is not None and dataset is not None and dataset.scope is not None:
+            directory.move(dataset.scope)
+            dataset = self._stored_dataset(directory.inside, directory.inherited)
+        if dataset is None and (directory.inherited.below or self.view is None or not self._leads_on(directory)):
+            return None  # what the layout shows here, it has said above, or there is nothing
+        return self._viewed(directory, dataset)
+
+    def plain_array(self, path: str) -> tuple[str, list[str]] | None:
+        """The format of an unsharded array in a directory, and the layouts that can show it; None if there is none."""
+        names = dict.fromkeys(name for f in sources() for name in f.documents)
+        documents = self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
+        dataset = next(filter(None, (f.open(path, documents) for f in sources())), None)
+        if dataset is None or not (dataset.unsharded or (dataset.format == "zarr2" and dataset.closed)):
+            return None
+        layouts = []
+        for name, view in views().items():
+            with suppress(UnsupportedError):
+                if view.show(path, dataset, {}).collections:
+                    layouts.append(name)
+        return FORMAT_NAMES.get(dataset.format, dataset.format), layouts
+
+    def _leads_on(self, directory: DirectoryNode) -> bool:
+        """Whether a dataset lies somewhere below a directory that is none, as far as a bounded look can tell."""
+        if next(self._members(directory), None) is not None:
+            return True
+        queue, looked = deque([directory.inside]), 0
+        limit = LOOK_AHEAD_REMOTE if self.store.remote else LOOK_AHEAD
+        while queue:
+            path = queue.popleft()
+            for entry in self.listed_by_store(path):
+                if not entry.directory:
+                    if any(f.may_hold(entry.name) for f in self.formats):
+                        return True
+                    continue
+                looked += 1
+                child = f"{path}/{entry.name}" if path else entry.name
+                if looked > limit or self._may_be_dataset(child, directory.inherited):
+                    return True
+                queue.append(child)
+        return False
+
+    def _members(self, directory: DirectoryNode) -> Iterator[str]:
+        """The datasets right below a directory of a scope's data, whether the store has a directory for them or not."""
+        if directory.inherited.scope is None:
+            return
+        scope, base = directory.inherited.scope
+        below = _below(directory.inside, base)
+        if below != scope.data and not below.startswith(f"{scope.data}/"):
+            return
+        listing = "/".join([*_parts(base), *_parts(scope.listing(below))])
+        for entry in self.listed_by_store(listing):
+            if (name := scope.member(entry.name, entry.directory)) is not None:
+                yield name
+
+    def _may_be_dataset(self, path: str, inherited: Inherited) -> bool:
+        try:
+            return self._stored_dataset(path, inherited) is not None
+        except (CorruptShardError, OSError):
+            return True
+
+    def listed_by_store(self, path: str) -> Iterator[DirEntry]:
+        """Of a directory of which the metadata names all that matters: a web server need not list it, too."""
+        try:
+            yield from self.store.scan(path)
+        except PermissionError:
+            if not self.store.blind:
+                raise
+
+    def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
+        """What the documents say of a directory, and the user of its chunks."""
+        documents = self.documents(path)
+        found = next((d for f in self.formats if (d := f.open(path, documents)) is not None), None)
+        if found is None and inherited.scope is not None:
+            scope, base = inherited.scope
+            found = scope.open(path, _below(path, base), self._scope_documents(path, inherited.scope))
+        return found if found is None or self._codec is None else _in_codec(found, self._codec)
+
+    def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
+        scope, base = inherited
+        wanted = scope.documents(_below(path, base))
+        return self.store.documents(base, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
+
+    def is_described(self, path: str, inherited: Inherited) -> bool:
+        """Whether there are documents for a directory, which proves that it is there."""
+        if inherited.closed:
+            return False
+        if self.documents(path):
+            return True
+        return inherited.scope is not None and bool(self._scope_documents(path, inherited.scope))
+
+    def _viewed(self, directory: DirectoryNode, dataset: Dataset | None) -> Dataset | None:
+        """What is in a directory in the layout that is shown. Raise UnsupportedError for what it cannot express."""
+        if self.view is None:
+            return dataset
+        if dataset is not None and dataset.levels is not None:
+            image = dataset.levels.image(self._levels(directory, dataset.levels))
+            dataset = replace(dataset, multiscales=(*dataset.multiscales, *([image] if image is not None else [])))
+        if dataset is not None:
+            dataset = self._situated(directory, dataset)
+        path, below = directory.shown, {}
+        for name in self.view.children(dataset) if dataset is not None else ():
+            if (found := self._stored_below(directory, name)) is not None:
+                below[name] = found
+        try:
+            self._require_codec(dataset)
+            return self.view.show(path, dataset, below)
+        except UnsupportedError as e:
+            why = f"cannot be shown as {self.view.name}: {e}"
+            if not self._skips:
+                hint = "; -o unsupported=skip omits it" if path else ""
+                raise UnsupportedError(f"{path or '/'}: {why}{hint}") from e
+            self.report(Problem(path, why, skipped=True))
+            return Dataset("unsupported", blank=True, closed=True)
+
+    def _require_codec(self, dataset: Dataset | None) -> None:
+        """Raise UnsupportedError for chunks that the view would show as they are stored, in any codec."""
+        if self._codec is None or dataset is None or self.view is None or dataset.format != self.view.name:
+            return
+        if dataset.collections or dataset.unsharded or dataset.closed:
+            why = f"{dataset.format} is shown in its own layout as it is stored"
+            raise UnsupportedError(f"{why}: choose another layout, or leave out chunk_codec={self._codec}")
+
+    def _situated(self, directory: DirectoryNode, dataset: Dataset) -> Dataset:
+        """The dataset with what is known of it from around: what lies beside an image, which image an array is of."""
+        if dataset.multiscales and self.view is not None and self.view.renames:
+            beside = frozenset(entry.name for entry in self.listed_by_store(directory.inside))
+            return replace(dataset, beside=beside.union(self._members(directory)))
+        told = (what for parts, what in directory.inherited.below if not parts and isinstance(what, Multiscale))
+        return replace(dataset, level_of=next(told, None))
+
+    def _stored_below(self, directory: DirectoryNode, name: str) -> Dataset | None:
+        path = "/".join([*_parts(directory.inside), *_parts(name)])
+        try:
+            return self._stored_dataset(path, directory.inherited)
+        except CorruptShardError:
+            return None  # who opens it is told
+
+    def _levels(self, directory: DirectoryNode, levels: Levels) -> dict[str, Array]:
+        out = {}
+        for name in levels.paths():
+            found = self._stored_below(directory, name)
+            stored = (*found.collections, *found.unsharded) if found is not None else ()
+            if len(stored) != 1 or stored[0].array is None:
+                break
+            out[name] = stored[0].array
+        return out
+
+    def _content_of(self, directory: DirectoryNode, dataset: Dataset | None) -> Content:
+        """What a directory holds in which there is this dataset, with what it inherits."""
+        path, here = directory.inside, None
+        documents: dict[str, bytes] = {}
+        below: dict[str, list[tuple[tuple[str, ...], Told]]] = {}
+        items = [*directory.inherited.below, *self._own(path, dataset)]
+        for parts, what in items:
+            if len(parts) == 1 and isinstance(what, bytes):
+                documents.setdefault(parts[0], what)  # what is said above is said of the whole
+            elif parts:
+                below.setdefault(parts[0], []).append((parts[1:], what))
+            elif here is None and isinstance(what, CollectionAt):
+                here = what
+            elif isinstance(what, CollectionAt):
+                self.report(Problem(path, "a second sharded collection in the same directory"))
+        for problem in dataset.problems if dataset else ():
+            self.report(problem)
+        if dataset is None or not (dataset.closed or dataset.blank):
+            for name in self._members(directory):  # each proves a dataset to layouts, but no shards natively
+                below.setdefault(name, [((), None)] if self.view is None else [])
+        scope = directory.inherited.scope
+        if dataset is not None and dataset.scope is not None:
+            scope = dataset.scope, path
+        placed = [what for _, what in items if isinstance(what, CollectionAt) and what.shards == path]
+        shards = tuple(p.collection.layers[0].format for p in placed if p.collection.shards is not None)
+        moved, closed = directory.inherited.moved, directory.inherited.closed
+        closed = closed or (dataset is not None and dataset.closed)
+        chunks = self._chunk_tree(path, directory.shown, here) if here else None
+        cells = directory.inherited.cells
+        for c in dataset.unsharded if dataset is not None else ():
+            if not c.path and c.shards is None:
+                cells = c.names, -1 if c.names.prefix else 0
+        return Content(dataset, chunks, documents, below, scope, shards, moved, closed, cells)
+
+    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Told]]:
+        """What a dataset shows in its directory and below."""
+        if dataset is None:
+            return
+        for c in dataset.collections:
+            yield _parts(c.path), CollectionAt(c, "/".join([*_parts(path), *_parts(c.stored_at)]))
+        for name, data in dataset.documents.items():
+            yield _parts(name), data
+        for at, image in dataset.images.items():
+            yield _parts(at), image
+        if dataset.scope is not None and not self.store.blind:  # the store may have no directory of it yet
+            yield _parts(dataset.scope.data), None
+        if self.store.blind:
+            for name in (*dataset.named, *(c.path for c in dataset.unsharded)):
+                yield _parts(name), None
+
+    def move(self, old: str, new: str) -> None:
+        """A directory has another name."""
+        for trees in (self._tree_at, self._former):
+            for path in [p for p in trees if p == old or p.startswith(f"{old}/")]:
+                tree = trees.pop(path)
+                tree.move(old, new)
+                trees[new + path[len(old) :]] = tree
+
+    def report(self, problem: Problem) -> None:
+        """Remember, and log once, what is not expanded."""
+        if problem not in self.problems:
+            self.problems[problem] = None
+            log.warning("%s: %s: %s", problem.path or "/", problem.instead, problem.why)
+
+    def _chunk_tree(self, path: str, shown: str, placed: CollectionAt) -> ChunkDirs:
+        """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""
+        known = self._tree_at.get(path)
+        if known is not None:
+            return known
+        collection = placed.collection
+        caches = self._index_cache, self._chunk_cache, self._ttl
+        chunks = open_chunks(self.store, placed.shards, path, collection, *caches)
+        mtime = self.directory_mtime(path)
+        with self._lock:
+            known = self._tree_at.get(path)
+            if known is not None:
+                return known
+            former = self._former.pop(path, None)
+            if former is not None and former.is_like(collection):
+                self._tree_at[path] = former
+                return former
+            first, count = self._next_first, ChunkDirs.count(collection)
+            if count > MAX_NODES or count >= CREATED - first:
+                raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
+            tree = ChunkDirs(shown, collection, chunks, self._chunk_cache, first, mtime, self._ttl, stored=path)
+            tree.former = former if former is not None and former.is_former(collection) else None
+            self._next_first = first + count
+            self._tree_at[path] = tree
+            self._trees.append(tree)
+            self._firsts.append(first)
+        return tree
+
+    def mtime(self, path: str) -> int:
+        """Of a file of the store, in ns; 0 if it cannot be had."""
+        try:
+            stat = self.store.entry(path).stat
+        except OSError:
+            return 0
+        return stat.mtime_ns if stat else 0
+
+    def document_mtime(self, path: str) -> int:
+        """Of a document that is shown otherwise than stored, or that is not stored at all."""
+        if self.view is None and self.store.remote:
+            return self.mtime(path)
+        return self.directory_mtime(path)
+
+    def directory_mtime(self, path: str) -> int:
+        """Of a directory of the store; of one that is shown only, that of what it is shown in."""
+        if self.store.remote:
+            return 0  # object stores have no directories to ask for
+        while not (found := self.mtime(path)) and path:
+            path = path.rpartition("/")[0]
+        return found
+
+
+def _in_codec(dataset: Dataset, codec: str) -> Dataset:
+    """The dataset, asking layouts to show all its arrays in this codec."""
+
+    def asking(found: Iterable[Collection]) -> tuple[Collection, ...]:
+        return tuple(replace(c, array=c.array and replace(c.array, codec=codec)) for c in found)
+
+    return replace(dataset, collections=asking(dataset.collections), unsharded=asking(dataset.unsharded))
+
+
+def _below(path: str, base: str) -> str:
+    """The path relative to that of a directory above."""
+    return path.removeprefix(base).lstrip("/")
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part not in ("", "."))

@@ -1,0 +1,56 @@
+"""Pages of a listing on a writable mount: what was changed, and the others without some names, or told otherwise."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardfs.model.kinds import OWN, is_scratch
+from shardfs.model.listing import Batch
+from shardfs.vfs.calls import REST
+
+if TYPE_CHECKING:
+    from shardfs.model.attributes import Attributes
+    from shardfs.write.files import WritableFile
+
+
+def batch_of(entries: list[tuple[bytes, Attributes]], cookie: int) -> Batch:
+    """Those behind a position."""
+    entries, end = entries[cookie:], len(entries)
+    rows = [a for _, a in entries]
+    return Batch(
+        np.array([name for name, _ in entries], "S"),
+        np.array([a.number for a in rows], np.uint64),
+        np.array([a.directory for a in rows], np.bool_),
+        np.array([-1 if a.mode else a.size for a in rows], np.int64),  # such are asked for one by one
+        np.array([a.mtime_ns for a in rows], np.int64),
+        np.arange(cookie + 1, end + 1, dtype=np.uint64),
+        links=np.array([stat.S_ISLNK(a.mode) for a in rows], np.bool_),
+    )
+
+
+def with_links(batch: Batch, names: list[bytes]) -> Batch:
+    """The same, with the symbolic links of these names as what they are, not as what they lead to."""
+    links = np.isin(batch.names, np.array(names, "S")) & (batch.cookies >= np.uint64(REST))
+    return batch._replace(links=links, directories=batch.directories & ~links, sizes=np.where(links, -1, batch.sizes))
+
+
+def asked_singly(batch: Batch, numbers: set[int]) -> Batch:
+    """The same, with these by name alone: a listing has no room for what was set of them."""
+    found = np.isin(batch.numbers, np.array([*numbers], np.uint64))
+    return batch._replace(sizes=np.where(found, -1, batch.sizes)) if found.any() else batch
+
+
+def without(batch: Batch, names: dict[bytes, WritableFile | None], *, has_scratch: bool) -> Batch:
+    """What is left of a batch without these names, and without those of shardfs's own and, where they are kept from the
+    store, temporary ones."""
+    listed = batch.names.tolist()
+    keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in listed], np.bool_)
+    if has_scratch:
+        others = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~batch.directories).tolist()
+        for i in others:
+            keep[i] &= not is_scratch(os.fsdecode(listed[i]))
+    return batch if keep.all() else batch.only(keep)

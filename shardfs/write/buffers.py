@@ -1,0 +1,121 @@
+"""The bytes of files that are being written: in memory, or in an unnamed file if they are many."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from shardfs.model.blobs import FilePart
+from shardfs.storage import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.model.blobs import Bytes
+
+SPILL = 8 << 20
+"""Bytes of one file that are kept in memory at most."""
+
+
+class Budget:
+    """Memory for all buffers together. `make_file` gives the descriptor of a new unnamed file."""
+
+    def __init__(self, limit: int, make_file: Callable[[], int]) -> None:
+        self.limit, self.make_file = limit, make_file
+        self.used = 0
+        self._lock = threading.Lock()
+
+    def change(self, nbytes: int) -> None:
+        """So many more, or less, are in use."""
+        with self._lock:
+            self.used += nbytes
+
+    def is_short(self, more: int) -> bool:
+        """Whether so many more would be too many."""
+        return self.used + more > self.limit
+
+
+class Buffer:
+    """A file's bytes, to be changed at any place. One thread at a time.
+
+    Args:
+        most: bytes that the file may have; more raise OSError (EFBIG).
+    """
+
+    def __init__(self, budget: Budget, most: int, data: bytes = b"") -> None:
+        self._budget, self._most = budget, most
+        self._memory, self._fd, self._size = bytearray(), -1, 0
+        if data:
+            self.write(0, data)
+
+    @property
+    def size(self) -> int:
+        return self._size if self._fd >= 0 else len(self._memory)
+
+    def _grow(self, size: int) -> None:
+        """Make room for a file of so many bytes; it may end in memory or in a file."""
+        if size > self._most:
+            raise OSError(errno.EFBIG, f"{self._most} bytes is the limit")
+        more = size - len(self._memory)
+        if self._fd < 0 and (size > SPILL or self._budget.is_short(more)):
+            fd = self._budget.make_file()
+            syscalls.pwrite_all(fd, self._memory, 0)
+            self._fd, self._size = fd, len(self._memory)
+            self._budget.change(-len(self._memory))
+            self._memory = bytearray()
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Put `data` at `offset`; a gap before it is zeros."""
+        end = offset + len(data)
+        if end > self.size:
+            self._grow(end)
+        if self._fd >= 0:
+            syscalls.pwrite_all(self._fd, data, offset)
+            self._size = max(self._size, end)
+            return
+        memory, before = self._memory, len(self._memory)
+        if offset == before:
+            memory += data
+        else:
+            if offset > before:
+                memory.extend(bytes(offset - before))
+            memory[offset:end] = data
+        if len(memory) != before:
+            self._budget.change(len(memory) - before)
+
+    def truncate(self, size: int) -> None:
+        """Cut, or extend with zeros."""
+        if size > self.size:
+            self._grow(size)
+        if self._fd >= 0:
+            syscalls.ftruncate(self._fd, size)
+            self._size = size
+            return
+        before = len(self._memory)
+        if size < before:
+            del self._memory[size:]
+        else:
+            self._memory.extend(bytes(size - before))
+        self._budget.change(len(self._memory) - before)
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._fd >= 0:
+            return os.pread(self._fd, max(min(size, self._size - offset), 0), offset)
+        return bytes(memoryview(self._memory)[offset : offset + size])
+
+    def content(self) -> Bytes:
+        """All of it, as it is now; a part of a file changes with the buffer."""
+        return FilePart(self._fd, 0, self._size) if self._fd >= 0 else bytes(self._memory)
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd, self._size = -1, 0
+        self._budget.change(-len(self._memory))
+        self._memory = bytearray()
+
+    def __del__(self) -> None:
+        self.close()

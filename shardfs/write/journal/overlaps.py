@@ -1,0 +1,75 @@
+"""Two writers of one tree: refused also if the source of one is a directory above or below the source of the other.
+
+Each writer takes its own locks first and looks for other writers then. Of two that start at the same time, at least one
+sees the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardfs.storage import source_locks, syscalls
+from shardfs.storage.mount_table import FS_TYPE, entries
+from shardfs.write.journal import places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_JOURNAL_LOCK = re.compile(rf"/[0-9a-f]{{32}}/{source_locks.LOCK}\Z")
+
+
+def refuse(source: str) -> None:
+    """Raise BusyError, which names the other writer, if the source of another writer is above or below `source`.
+
+    Finds the writers of this machine whose processes this user may inspect; for a local source also a writer above it
+    on any host, and mounts of other users below it.
+    """
+    ours = source_locks.names(source)
+    for owner in _owners():
+        theirs = owner.get("sources") or [""]
+        if theirs[0] != ours[0] and any(_nested(a, b) for a in ours for b in theirs):
+            raise source_locks.busy(owner, source, theirs[0])
+    if "://" in ours[0]:
+        return
+    below = (e.source for e in entries() if e.type == FS_TYPE and "rw" in e.options and _nested(ours[0], e.source))
+    for other in (*map(str, Path(ours[0]).parents), *below):
+        lock = os.path.join(other, source_locks.SOURCE_LOCK)
+        if other != ours[0] and _is_locked(lock):
+            raise source_locks.busy(source_locks.read_owner(lock), source, other)
+
+
+def _is_locked(lock: str) -> bool:
+    try:
+        return places.is_locked(lock)
+    except OSError:  # we may not look at it
+        return False
+
+
+def _nested(one: str, other: str) -> bool:
+    """Whether one of two names is the other one, or a directory above it."""
+    short, long = sorted((one.rstrip("/"), other.rstrip("/")), key=len)
+    return bool(other) and (long == short or long.startswith(f"{short}/"))
+
+
+def _owners() -> Iterator[dict[str, Any]]:
+    """What writers have written into the locks of their journals; of processes that may be inspected."""
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):
+            for fd in os.listdir(f"/proc/{process}/fd"):
+                yield from _owner(f"/proc/{process}/fd/{fd}")
+
+
+def _owner(link: str) -> Iterator[dict[str, Any]]:
+    with suppress(OSError):
+        if _JOURNAL_LOCK.search(os.readlink(link)) is None:
+            return
+        fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if syscalls.is_locked(fd):
+                yield source_locks.read_owner(link)
+        finally:
+            os.close(fd)

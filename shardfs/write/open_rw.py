@@ -1,0 +1,165 @@
+"""A source opened to be written: its locks, its journal, what publishes, and the tree on top of it all."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import socket
+import subprocess
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shardfs.formats import create_rules
+from shardfs.model.errors import BusyError, message
+from shardfs.storage.cache import nothing
+from shardfs.storage.mount_table import FS_TYPE, mount_type
+from shardfs.write.journal import Journal, directory_for
+from shardfs.write.publishing import Publishing
+from shardfs.write.tree import open_write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from typing import Any
+
+    from shardfs.config.options import Options
+    from shardfs.vfs.tree import Tree
+    from shardfs.write.tree import WriteTree
+
+log = logging.getLogger(__name__)
+
+COMMAND_S = 60.0
+"""How long a command that is told of errors may take."""
+
+ENDING_S = 30.0
+"""How long a mount of the source is waited for that is gone, and still publishes."""
+
+LOOKED_AFTER_S = 1.0
+"""How long another process is waited for: `shardfs recover` may be about to remove a journal that is not needed."""
+
+LOOK_S = 0.2
+
+MOST_BYTES = 10 << 30
+"""Of a journal for which nothing is said; but never more than half of what is free."""
+
+
+def open_journal(
+    source: str,
+    found: Options,
+    *,
+    directory: Path | None = None,
+    mountpoint: str = "",
+    waiting: Callable[[], None] = nothing,
+) -> Journal:
+    """The journal of a source, which nobody else may write to from now on; what is wrong with it is logged.
+
+    It lies where the options say, if no `directory` is given. A mount that was taken away and still publishes is waited
+    for. Raise BusyError, or OSError if it cannot lie there; both are told before anything is changed.
+    """
+    directory = directory or directory_for(source, found.journal)
+    opened = partial(
+        Journal.open,
+        directory,
+        source,
+        limit_bytes=found.journal_limit or _half_of_free(directory),
+        commit_s=found.commit,
+        mountpoint=mountpoint,
+        waiting=waiting,
+    )
+    soon, end = time.monotonic() + LOOKED_AFTER_S, time.monotonic() + ENDING_S
+    while True:
+        try:
+            journal = opened()
+            break
+        except BusyError as e:
+            if time.monotonic() > (end if _is_ending(e.owner, mountpoint) else soon):
+                raise
+        time.sleep(LOOK_S * random.uniform(0.5, 1.5))  # two that refuse each other must not stay in step
+    for problem in journal.problems:
+        log.warning("%s", problem)
+    return journal
+
+
+def _is_ending(owner: Mapping[str, Any], mountpoint: str) -> bool:
+    """Whether the owner of a lock is a mount of this machine that is not mounted any more, or not yet.
+
+    At our own `mountpoint` there is a dead mount at most.
+    """
+    if not owner:  # the owner has ended since, and removed the journal
+        return True
+    theirs = owner.get("mountpoint")
+    here = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
+    return bool(here and theirs) and (theirs == mountpoint or mount_type(str(theirs)) != FS_TYPE)
+
+
+def _half_of_free(directory: Path) -> int:
+    while not directory.exists():
+        directory = directory.parent
+    free = os.statvfs(directory)
+    return min(MOST_BYTES, free.f_bavail * free.f_frsize // 2)
+
+
+def open_writable(
+    tree: Tree,
+    source: str,
+    found: Options,
+    *,
+    directory: Path | None = None,
+    mountpoint: str = "",
+    waiting: Callable[[], None] = nothing,
+) -> WriteTree:
+    """The tree of a source, to be written; with what the journal has of it, which begins to be published.
+
+    Raise UnsupportedError if the store is none that can be written safely, OSError (EROFS) if it can only be read, and
+    as `open_journal`.
+    """
+    stored = tree.store.statvfs()
+    if stored is not None and stored.f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
+    journal = open_journal(source, found, directory=directory, mountpoint=mountpoint, waiting=waiting)
+    publishing = Publishing(
+        idle_s=found.idle,
+        age_s=found.age,
+        stall_s=found.stall,
+        close=found.close,
+        conflict=found.conflict,
+        compact=found.compact,
+        u64=found.u64,
+        inplace=found.inplace,
+        dirty_bytes=found.dirty_limit,
+    )
+    try:
+        made = open_write_tree(
+            tree,
+            journal,
+            publishing=publishing,
+            rules=create_rules.parse(found.create or ""),
+            remembers=not found.forget_sharding,
+            dirty_bytes=found.dirty_limit,
+            cas_none=found.cas == "none",
+            replace_links=found.linked_shards == "replace",
+            waiting=waiting,
+        )
+    except BaseException:
+        journal.close(clean=False)
+        raise
+    if found.on_error is not None:
+        made.pending.failed = partial(_run, found.on_error)
+    return made
+
+
+def _run(command: str, path: str, failure: OSError) -> None:
+    """Have a command of the user's told of an error, without waiting for it."""
+    told = {"SHARDFS_PATH": path, "SHARDFS_ERROR": message(failure)}
+
+    def run() -> None:
+        try:
+            subprocess.run(["/bin/sh", "-c", command], env={**os.environ, **told}, check=True, timeout=COMMAND_S)
+        except (OSError, subprocess.SubprocessError) as e:
+            log.warning("on_error: %s", e)
+
+    threading.Thread(target=run, name="shardfs-on-error", daemon=True).start()

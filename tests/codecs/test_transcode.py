@@ -1,0 +1,401 @@
+"""Transcoding against a model that shares no code with it: numpy lays chunks out, other libraries pack them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import itertools
+import math
+import struct
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numcodecs.blosc import Blosc
+from numcodecs.lz4 import LZ4
+from numcodecs.zstd import Zstd
+
+from shardfs.codecs.encoders import encode
+from shardfs.codecs.transcode import FillValue, Transcoder, transcoder
+from shardfs.codecs.zlib_streams import MAX_DECODED
+from shardfs.model.arrays import Array, ChunkEncoding, Codec
+from shardfs.model.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from shardfs.model.values import Coords
+
+Elements = Any
+
+# ---- the model
+
+
+def streamed_zstd(data: bytes) -> bytes:
+    """A frame that does not tell its size, as a library writes it that is given its input bit by bit: one raw block."""
+    blocks = [data[i : i + 100] for i in range(0, len(data), 100)] or [b""]
+    heads = [(len(b) << 3 | (i == len(blocks) - 1)).to_bytes(3, "little") for i, b in enumerate(blocks)]
+    return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(h + b for h, b in zip(heads, blocks, strict=True))
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda d: gzip.compress(d, 1),
+    "zstd": lambda d: bytes(Zstd(1).encode(d)),
+    "blosc": lambda d: bytes(Blosc("lz4", 5, 0).encode(d)),
+    "numcodecs.bz2": bz2.compress,
+    "numcodecs.zlib": zlib.compress,
+    "numcodecs.lz4": lambda d: bytes(LZ4().encode(d)),
+    "crc32c": lambda d: d + struct.pack("<I", google_crc32c.value(d)),
+}
+UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.decompress,
+    "zstd": lambda d: bytes(Zstd().decode(d)),
+    "blosc": lambda d: bytes(Blosc().decode(d)),
+    "numcodecs.bz2": bz2.decompress,
+    "numcodecs.zlib": zlib.decompress,
+    "numcodecs.lz4": lambda d: bytes(LZ4().decode(d)),
+    "crc32c": lambda d: d[:-4],
+}
+CHAINS: list[tuple[str, ...]] = [
+    *[(name,) for name in PACK],
+    (),
+    (),
+    ("gzip", "crc32c"),
+    ("zstd", "gzip"),
+    ("crc32c", "blosc"),
+    ("crc32c", "crc32c"),
+]
+TYPES = ["|b1", "|u1", "|i1"] + [
+    order + kind for order in "<>" for kind in ("u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16")
+]
+
+
+def head(frame: str, shape: Coords) -> bytes:
+    if frame == "n5":
+        return struct.pack(f">HH{len(shape)}I", 0, len(shape), *shape[::-1])
+    return b"blpk" + struct.pack("<BBBBq", 1, 0, 0, 0, 1) if frame == "bcolz" else b""
+
+
+def laid_out(block: Elements, encoding: ChunkEncoding, pack: dict[str, Callable[[bytes], bytes]] = PACK) -> bytes:
+    """The bytes of a chunk of these elements, axes in the array's order."""
+    data = np.array(block, encoding.data_type).transpose(encoding.order).tobytes()  # a scalar has no byte order
+    for codec in encoding.codecs:
+        data = pack[codec.name](data)
+    return head(encoding.frame, block.shape) + data
+
+
+def taken_in(chunk: bytes, encoding: ChunkEncoding, shape: Coords) -> Elements:
+    """The inverse."""
+    start = head(encoding.frame, shape)
+    assert chunk.startswith(start)
+    data = chunk[len(start) :]
+    for codec in reversed(encoding.codecs):
+        data = UNPACK[codec.name](data)
+    memory = np.frombuffer(data, encoding.data_type).reshape(tuple(shape[a] for a in encoding.order))
+    return memory.transpose(np.argsort(encoding.order)) if shape else memory
+
+
+@dataclass
+class Case:
+    data: Elements
+    array: Array
+    shown: ChunkEncoding
+
+    def box(self, cell: Coords) -> tuple[slice, ...]:
+        a = self.array
+        return tuple(slice(c * n, min((c + 1) * n, s)) for c, n, s in zip(cell, a.chunk, a.shape, strict=True))
+
+    def padded(self, cell: Coords, pad: Any) -> Elements:
+        inside = self.data[self.box(cell)]
+        block = np.full(self.array.chunk, pad, self.data.dtype)
+        block[tuple(slice(0, n) for n in inside.shape)] = inside
+        return block
+
+    def stored(self, cell: Coords) -> bytes:
+        block = self.data[self.box(cell)] if self.array.encoding.clipped else self.padded(cell, 3)
+        return laid_out(block, self.array.encoding)
+
+    def cells(self) -> list[Coords]:
+        return list(itertools.product(*map(range, self.array.grid)))
+
+
+@st.composite
+def encodings(draw: st.DrawFn, rank: int, data_type: str) -> ChunkEncoding:
+    dtype = np.dtype(data_type).newbyteorder(draw(st.sampled_from("<>")))
+    return ChunkEncoding(
+        dtype.str,
+        tuple(draw(st.permutations(range(rank)))),
+        clipped=draw(st.booleans()),
+        codecs=tuple(Codec(name) for name in draw(st.sampled_from(CHAINS))),
+        frame=draw(st.sampled_from(("none", "n5", "bcolz"))),
+    )
+
+
+FILLS: dict[str, list[Any]] = {
+    "b": [False, True],
+    "u": [0, 7, 255],
+    "i": [0, -1, 100],
+    "f": [0, 1.5, "NaN", "Infinity", "-Infinity"],
+    "c": [0, [1.5, "NaN"], ["-Infinity", 0]],
+}
+
+
+def fill_of(value: Any) -> Any:
+    """A fill value as Python has it."""
+    if isinstance(value, list):
+        return complex(*map(fill_of, value))
+    return float(value.replace("Infinity", "inf")) if isinstance(value, str) else value
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    rank = draw(st.integers(0, 3))
+    shape = tuple(draw(st.integers(1, 7)) for _ in range(rank))
+    chunk = tuple(draw(st.integers(1, 4)) for _ in range(rank))
+    data_type = draw(st.sampled_from(TYPES))
+    values = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2 if data_type == "|b1" else 100, shape)
+    data = np.asarray(values).astype(np.dtype(data_type).newbyteorder("="))
+    if data.dtype.kind == "c":
+        data = data * np.asarray(1 + 2j, data.dtype)
+    axes = tuple(draw(st.permutations(range(rank))))
+    stored = draw(encodings(rank, data_type))
+    fill = draw(st.sampled_from(FILLS[data.dtype.kind]))
+    array = Array(shape, chunk, data_type, stored, axes, fill)
+    shown = stored if draw(st.integers(0, 5)) == 0 else draw(encodings(rank, data_type))
+    return Case(data, array, shown)
+
+
+def coords_of(array: Array, cell: Coords) -> Coords:
+    """Array axis i is axis `grid_axes[i]` of the chunks' grid."""
+    out = [0] * len(cell)
+    for c, axis in zip(cell, array.grid_axes, strict=True):
+        assert axis is not None
+        out[axis] = c
+    return tuple(out)
+
+
+def alike(a: Elements, b: Elements) -> bool:
+    """In value, NaN or not."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# ---- any encoding shown as any other
+
+
+@given(cases())
+def test_every_encoding_as_every_other(case: Case) -> None:
+    array, shown = case.array, case.shown
+    transform = transcoder(array, shown)
+    fill = fill_of(array.fill_value)
+    for cell in case.cells():
+        stored, coords = case.stored(cell), coords_of(array, cell)
+        chunk = stored if transform is None else bytes(transform.show(coords, stored))
+        inside = case.data[case.box(cell)]
+        shape = inside.shape if shown.clipped else array.chunk
+        found = taken_in(chunk, shown, shape)
+        assert alike(found[tuple(slice(0, n) for n in inside.shape)], inside)
+        if array.encoding.clipped and not shown.clipped:
+            assert alike(found, case.padded(cell, fill))
+        if transform is not None:
+            told = transform.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))
+            assert told[0] in (-1, len(chunk))
+            if not [c for c in shown.codecs if c.name != "crc32c"]:
+                assert told[0] == len(chunk), "known by arithmetic"
+
+
+@given(cases())
+def test_chunks_that_are_not_stored(case: Case) -> None:
+    array, shown = case.array, case.shown
+    filler, fill = FillValue(array, shown), fill_of(array.fill_value)
+    for cell in case.cells():
+        coords = coords_of(array, cell)
+        chunk = filler.show(coords)
+        shape = case.data[case.box(cell)].shape if shown.clipped else array.chunk
+        assert alike(taken_in(chunk, shown, shape), np.full(shape, fill, case.data.dtype))
+        assert filler.sizes(np.array([coords], np.uint64))[0] in (-1, len(chunk))
+
+
+@given(cases(), st.data())
+def test_damage_is_told_or_has_the_size_that_was_told(case: Case, data: st.DataObject) -> None:
+    transform = transcoder(case.array, case.shown)
+    if transform is None:
+        return
+    cell = data.draw(st.sampled_from(case.cells()))
+    damaged = bytearray(case.stored(cell))
+    for _ in range(data.draw(st.integers(0, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    del damaged[data.draw(st.integers(0, len(damaged))) :]
+    coords = coords_of(case.array, cell)
+    told = transform.sizes(np.array([coords], np.uint64), np.array([len(damaged)], np.int64))[0]
+    assert told >= -1
+    with suppress(ValueError):
+        assert told in (-1, len(transform.show(coords, bytes(damaged))))
+
+
+@given(cases())
+def test_the_same_is_no_work(case: Case) -> None:
+    assert transcoder(case.array, case.array.encoding) is None
+
+
+# ---- single properties
+
+
+def plain(data_type: str = "<u2", rank: int = 2, **members: Any) -> ChunkEncoding:
+    return ChunkEncoding(data_type, tuple(range(rank)), **members)
+
+
+def array(encoding: ChunkEncoding, shape: Coords = (5, 4), chunk: Coords = (2, 4)) -> Array:
+    return Array(shape, chunk, encoding.data_type, encoding, tuple(range(len(shape))))
+
+
+def block(shape: Coords = (2, 4), data_type: str = "<u2") -> npt.NDArray[Any]:
+    return np.arange(math.prod(shape)).astype(data_type).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (plain(codecs=(Codec("zstd"), Codec("crc32c"))), plain(codecs=(Codec("zstd"),))),
+        (plain(codecs=(Codec("zstd"),)), plain(codecs=(Codec("zstd"),), frame="n5")),
+        (plain("|b1", codecs=(Codec("gzip"),)), plain("|u1", codecs=(Codec("gzip"),), frame="n5")),
+        (plain(frame="bcolz", codecs=(Codec("blosc"),)), plain(codecs=(Codec("blosc", {"cname": "lz4"}),))),
+    ],
+)
+def test_a_payload_that_is_the_same_passes(stored: ChunkEncoding, shown: ChunkEncoding) -> None:
+    transform = transcoder(array(stored), shown)
+    assert isinstance(transform, Transcoder)
+    assert transform.name == "reframed"
+    chunk = laid_out(block(data_type=stored.data_type), stored)
+    found = bytes(transform.show((0, 0), chunk))
+    assert transform.sizes(np.array([[0, 0]], np.uint64), np.array([len(chunk)])) == [len(found)]
+    payload = laid_out(block(data_type=stored.data_type), replace(shown, frame="none"))
+    assert found.endswith(payload)
+
+
+def test_axes_of_one_element_do_not_count() -> None:
+    """Wherever they stand, nothing moves."""
+    stored = ChunkEncoding("<u2", (2, 0, 1), codecs=(Codec("zstd"),))
+    one = Array((3, 4, 5), (2, 1, 1), "<u2", stored, (0, 1, 2))
+    assert transcoder(one, ChunkEncoding("<u2", (0, 1, 2), codecs=(Codec("zstd"),))) is None
+    assert transcoder(replace(one, chunk=(2, 1, 2)), ChunkEncoding("<u2", (0, 1, 2))) is not None
+
+
+def test_parameters_matter_where_decoding_needs_them() -> None:
+    def shuffled(size: int) -> ChunkEncoding:
+        return plain(codecs=(Codec("numcodecs.shuffle", {"elementsize": size}),))
+
+    assert transcoder(array(shuffled(2)), shuffled(2)) is None
+    assert transcoder(array(shuffled(2)), plain()) is not None
+    transform = transcoder(array(shuffled(2)), shuffled(4))
+    assert transform is not None
+    assert transform.name == "decoded"
+
+
+@given(st.integers(1, 300))
+def test_zstd_frames_that_do_not_tell_their_size(n: int) -> None:
+    stored = plain("<u2", 1, codecs=(Codec("zstd"),))
+    one = array(stored, (n,), (n,))
+    transform = Transcoder(one, plain(">u2", 1))
+    values = block((n,))
+    assert transform.show((0,), streamed_zstd(values.tobytes())) == values.astype(">u2").tobytes()
+    for wrong in (values[1:], np.append(values, 1)):
+        with pytest.raises(ValueError, match=r"zstd|expected"):
+            transform.show((0,), streamed_zstd(wrong.astype("<u2").tobytes()))
+
+
+def test_a_block_of_n5_tells_its_shape() -> None:
+    """Whatever the edge of the array would make it."""
+    stored = plain(">u2", clipped=True, frame="n5")
+    transform = Transcoder(array(stored), plain())
+    whole, cut = block((2, 4), ">u2"), block((1, 3), ">u2")
+    for cell in ((0, 0), (2, 0)):
+        assert transform.show(cell, laid_out(whole, stored)) == whole.astype("<u2").tobytes()
+        padded = np.zeros((2, 4), "<u2")
+        padded[:1, :3] = cut
+        assert transform.show(cell, laid_out(cut, stored)) == padded.tobytes()
+    for bad in (
+        b"",
+        b"\0\3" + laid_out(whole, stored)[2:],
+        laid_out(block((3, 4), ">u2"), stored),
+        b"\0\0\0\3" + bytes(60),
+    ):
+        with pytest.raises(ValueError, match="block"):
+            transform.show((0, 0), bad)
+
+
+def test_a_block_of_variable_length_is_one_of_its_elements() -> None:
+    stored = plain(">u2", clipped=True, frame="n5")
+    whole = block((2, 4), ">u2")
+    chunk = struct.pack(">HHIII", 1, 2, 4, 2, 8) + whole.tobytes()
+    assert Transcoder(array(stored), plain()).show((0, 0), chunk) == whole.astype("<u2").tobytes()
+    with pytest.raises(ValueError, match="variable"):
+        Transcoder(array(stored), plain()).show((0, 0), struct.pack(">HHIII", 1, 2, 4, 2, 3) + whole.tobytes())
+
+
+def test_a_small_block_inside_cannot_be_shown_at_a_size_it_has_not() -> None:
+    """Its size was told without reading it: every other block there is whole."""
+    stored = plain(">u2", clipped=True, frame="n5", codecs=(Codec("gzip"),))
+    transform = Transcoder(array(stored), plain(">u2", codecs=(Codec("gzip"),)))
+    with pytest.raises(ValueError, match="cannot be a chunk of"):
+        transform.show((0, 0), laid_out(block((1, 1), ">u2"), stored))
+
+
+def test_zlib_is_shown_as_gzip_without_being_compressed_again() -> None:
+    zipped = zlib.compress(bytes(range(16)), 9)
+    stored, shown = plain(codecs=(Codec("numcodecs.zlib"), Codec("crc32c"))), plain(codecs=(Codec("gzip"),))
+    transform = transcoder(array(stored), shown)
+    assert transform is not None
+    chunk = encode([Codec("crc32c")], zipped)
+    (size,) = transform.sizes(np.zeros((1, 2), np.uint64), np.array([len(chunk)], np.int64))
+    found = bytes(transform.show((0, 0), chunk))
+    assert (len(found), gzip.decompress(found), found[10:-8]) == (size, bytes(range(16)), zipped[2:-4])
+    for damaged in (zipped[:-1], zipped + b"more", zipped[:-1] + b"x", b"", b"x", zlib.compress(bytes(1 << 20))):
+        with pytest.raises(ValueError, match=r"zlib|deflate stream|expected|beyond|cannot be a chunk of"):
+            transform.show((0, 0), encode([Codec("crc32c")], damaged))
+
+
+def test_what_cannot_be_undone_is_refused_at_once() -> None:
+    for stored in (plain(codecs=(Codec("example.pack"),)), plain(serializer=Codec("example.image"))):
+        with pytest.raises(UnsupportedError, match=r"example\..* must be undone"):
+            transcoder(array(stored), plain(">u2"))
+    unknown = plain(codecs=(Codec("example.pack"), Codec("crc32c")))
+    assert transcoder(array(unknown), plain(codecs=(Codec("example.pack"),))) is not None, "only the sum is cut"
+
+
+def test_large_chunks_are_not_made() -> None:
+    huge = (1 << 20, 1 << 20)
+    stored = plain(codecs=(Codec("gzip"),), clipped=True)
+    for make in (
+        lambda: transcoder(array(stored, huge, huge), plain()),
+        lambda: FillValue(array(stored, huge, huge), plain()),
+    ):
+        with pytest.raises(UnsupportedError, match="limit"):
+            make()
+    n5 = plain(">u2", codecs=(Codec("gzip"),), clipped=True, frame="n5")
+    transform = transcoder(array(n5, huge, huge), plain(">u2", codecs=(Codec("gzip"),)))
+    assert transform is not None, "blocks pass"
+    with pytest.raises(ValueError, match="limit"):
+        transform.show((0, 0), laid_out(block((1, 1), ">u2"), n5))
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd", "numcodecs.bz2", "numcodecs.zlib", "numcodecs.lz4", "blosc"])
+def test_a_small_chunk_that_grows(name: str) -> None:
+    """It is stopped at the size that a chunk of this array has, not at the largest of all."""
+    stored = plain(codecs=(Codec(name),))
+    with pytest.raises(ValueError, match=r"grows beyond 16|chunk of 16|frame of 16|too large"):
+        Transcoder(array(stored), plain(">u2")).show((0, 0), PACK[name](bytes(1 << 20)))
+    assert MAX_DECODED > 1 << 20
+
+
+def test_a_blosc_chunk_that_says_more_than_it_has() -> None:
+    packed = PACK["blosc"](bytes(range(16)))
+    with pytest.raises(ValueError, match="Blosc"):
+        Transcoder(array(plain(codecs=(Codec("blosc"),))), plain(">u2")).show((0, 0), packed[:-1])

@@ -1,0 +1,271 @@
+"""`shardfs doctor`: each finding provoked once."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import shutil
+import socket
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+
+from shardfs import cli
+from shardfs.config.options import Options
+from shardfs.daemon import doctor
+from shardfs.daemon.doctor import NOTE, OK, WRONG, Diagnosis
+from shardfs.storage import mount_table
+from shardfs.storage.mount_table import Mount
+from tests.storage.test_store import WithoutRanges, http_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.datasets import Dataset
+
+
+@pytest.fixture
+def source(dataset: Callable[[str, str], Dataset]) -> Path:
+    return dataset("zarr3", "default").path
+
+
+@pytest.fixture
+def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+@pytest.fixture
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+# ---- the machine
+
+
+def test_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "DEVICE", str(tmp_path / "fuse"))
+    assert "modprobe fuse" in doctor._device().fix
+    (tmp_path / "fuse").write_text("")
+    assert doctor._device().state == OK
+
+    def refuse(path: str, flags: int) -> int:
+        raise OSError(errno.EPERM, "Operation not permitted")  # what the cgroup of a container says
+
+    monkeypatch.setattr(os, "open", refuse)
+    found = doctor._device()
+    assert (found.state, "--device /dev/fuse" in found.fix) == (WRONG, True)
+
+
+def test_fusermount3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_user: None) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert (doctor._fusermount().state, doctor._fusermount().fix) == (WRONG, "apt install fuse3")
+    program = tmp_path / "fusermount3"
+    program.write_text("")
+    monkeypatch.setattr(shutil, "which", lambda name: str(program))
+    assert "chmod u+s" in doctor._fusermount().fix
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert doctor._fusermount().state == OK
+
+
+def test_libfuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", fail)
+    assert (doctor._libfuse().state, doctor._libfuse().fix) == (WRONG, "apt install fuse3")
+
+
+def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = doctor._packages()
+    assert found.state == OK
+    assert f"fsspec {fsspec.__version__}" in found.told
+    assert "mfusepy " in found.told
+    monkeypatch.setattr(metadata, "requires", lambda name: ["numpy>=999", "none-such>=1", "dask>=9; extra == 'x'"])
+    old, missing, _ = doctor._packages()
+    assert (old.state, old.fix) == (WRONG, "pip install --upgrade 'numpy>=999'")
+    assert (missing.state, missing.fix) == (WRONG, "pip install 'none-such>=1'")
+
+
+def test_user_allow_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_user: None) -> None:
+    conf = tmp_path / "fuse.conf"
+    monkeypatch.setattr(doctor, "FUSE_CONF", str(conf))
+    assert doctor._fuse_conf(Options()).state == NOTE
+    conf.write_text("# user_allow_other\n")
+    found = doctor._fuse_conf(Options(allow_other=True))
+    assert (found.state, found.fix) == (WRONG, f"as root: echo user_allow_other >> {conf}")
+    conf.write_text("mount_max = 10\nuser_allow_other\n")
+    assert doctor._fuse_conf(Options(allow_other=True)).state == OK
+
+
+def test_the_time_out_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "FUSE_SYSCTL", str(tmp_path))
+    assert doctor._kernel_timeout(Options()).state == OK
+    (tmp_path / "default_request_timeout").write_text("0\n")
+    (tmp_path / "max_request_timeout").write_text("300\n")
+    assert doctor._kernel_timeout(Options()).state == OK
+    (tmp_path / "default_request_timeout").write_text("40\n")
+    found = doctor._kernel_timeout(Options())
+    assert found.state == WRONG
+    assert found.fix.startswith("store_timeout=10, or sysctl fs.fuse.max_request_timeout=120 ")
+    assert doctor._kernel_timeout(Options(store_timeout=10)).state == OK
+
+
+def test_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1024))
+    found = doctor._descriptors()
+    assert (found.state, "LimitNOFILE=2048" in found.fix) == (WRONG, True)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1 << 20))
+    assert doctor._descriptors().state == OK
+
+
+def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(doctor, "CGROUP", str(tmp_path))
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4194304 kB\n")
+    assert doctor._memory(Options()).state == OK
+    (tmp_path / "memory.max").write_text("268435456\n")
+    found = doctor._memory(Options())
+    assert (found.state, found.fix) == (WRONG, "index_cache=64M,chunk_cache=64M")
+
+
+STORE = {"silent": False, "errors": {"ENOENT": 3}}
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "expected", "words"),
+    [
+        ("dead", None, WRONG, "has died"),
+        ("hangs", None, WRONG, "does not answer"),
+        ("closed", None, NOTE, "another user"),
+        ("old", None, NOTE, "reports no status"),
+        ("answers", {"store": {**STORE, "silent": True}}, WRONG, "its store does not answer"),
+        ("answers", {"store": {**STORE, "errors": {"EIO": 2}}}, NOTE, "failed 2 times"),
+        ("answers", {"store": STORE}, OK, "answers"),
+        ("answers", {"store": None}, OK, "answers"),
+    ],
+)
+def test_mounts(state: str, told: Any, expected: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mount_table, "mounts", lambda: [Mount("/mnt/x", "/data", state, told)])
+    (found,) = doctor._mounts()
+    assert (found.state, words in found.told) == (expected, True)
+    assert ("umount --lazy /mnt/x" in found.fix) == (state in ("dead", "hangs"))
+
+
+# ---- sources
+
+
+def examined(source: str, **options: Any) -> dict[str, Diagnosis]:
+    return {f.check: f for f in doctor.examine_source(source, Options(**{"store_timeout": 2.0, **options}))}
+
+
+def test_a_local_source(source: Path, tmp_path: Path) -> None:
+    found = examined(str(source))
+    assert {check: f.state for check, f in found.items()} == {"store": OK, "dataset": OK}
+    assert "whether its disk is mounted" in examined(str(tmp_path / "missing"))["store"].fix
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/file").write_text("x")
+    assert examined(str(tmp_path / "plain"))["dataset"].state == WRONG
+
+
+def test_a_web_server_with_and_without_ranges(source: Path) -> None:
+    pytest.importorskip("aiohttp")
+    with http_server(source) as (url, _):
+        assert {check: f.state for check, f in examined(url).items()} == {
+            "store": OK, "byte ranges": OK, "dataset": OK,
+        }  # fmt: skip
+    with http_server(source, WithoutRanges) as (url, _):
+        found = examined(url)["byte ranges"]
+        assert (found.state, "does not send byte ranges" in found.told, "nginx" in found.fix) == (WRONG, True, True)
+
+
+def test_nobody_listens() -> None:
+    pytest.importorskip("aiohttp")
+    found = examined("http://127.0.0.1:9/x", store_retries=0)["store"]
+    assert (found.state, "check the " in found.fix) == (WRONG, True)
+
+
+def test_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setattr(doctor, "SECONDS", 100.0)  # botocore works for half a second before it misses them
+    found = examined("s3://bucket/x", storage_options={"endpoint_url": "http://127.0.0.1:9"}, store_retries=0)
+    assert "AWS_PROFILE" in found["credentials"].fix
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*args: object, **kwargs: object) -> None:
+        raise ImportError("Install gcsfs to access Google Storage")
+
+    monkeypatch.setattr(doctor, "open_store", missing)
+    assert examined("gs://bucket/x")["store"].fix == "pip install gcsfs"
+
+
+def test_a_store_that_says_nothing() -> None:
+    pytest.importorskip("aiohttp")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = examined(f"http://127.0.0.1:{silent.getsockname()[1]}", store_timeout=0.3)["store"]
+    assert (found.state, "does not answer within 0.3 s" in found.told) == (WRONG, True)
+
+
+class Wrong:
+    """A store that sends other bytes than were asked for."""
+
+    def require_ranges(self, keys: object) -> None:
+        pass
+
+    def open(self, name: str) -> Wrong:
+        return self
+
+    def read(self, requests: object) -> list[bytes]:
+        return [b"xxxx"]
+
+
+def test_a_proxy_that_answers_wrongly() -> None:
+    store: Any = Wrong()
+    (found,) = doctor._ranges(store, {"zarr.json": b"0123456789"})
+    assert (found.state, "proxy" in found.fix) == (WRONG, True)
+    (found,) = doctor._ranges(store, {})
+    assert found.state == NOTE
+
+
+# ---- the verb
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.commands, ["doctor", *words], standalone_mode=False)
+    assert result.exception is None, result.exception
+    return result.return_value, result.output
+
+
+def test_the_verb(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_root: None) -> None:
+    monkeypatch.setattr(mount_table, "mounts", lambda *_: [])
+    monkeypatch.setattr(doctor, "DEVICE", "/dev/null")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
+    monkeypatch.setattr(doctor, "MEMINFO", "/nonexistent")
+    code, text = run(str(source))
+    assert code == 0, text
+    assert f"ok     dataset: {source}: can be mounted" in text
+    monkeypatch.setattr(doctor, "DEVICE", str(tmp_path / "none"))
+    code, text = run("--json")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert (code, lines[0]["check"], lines[0]["state"]) == (1, "device", "wrong")
+    assert lines[0]["fix"].startswith("modprobe fuse")
+    assert "\n       -> modprobe fuse" in run()[1]
+
+
+def test_the_verb_for_a_mountpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = Mount("/mnt/x", "/data", mount_table.DEAD, None)
+    monkeypatch.setattr(mount_table, "mounts", lambda point=None: [dead] if point in (None, "/mnt/x") else [])
+    code, text = run("/mnt/x")
+    assert (code, text.count("its daemon has died")) == (1, 1)

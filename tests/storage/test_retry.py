@@ -1,0 +1,300 @@
+"""What a store's calls may take, what is tried again, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import queue
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+
+from shardfs.model.blobs import ByteRange
+from shardfs.storage import retry
+from shardfs.storage.open_store import open_store
+from shardfs.storage.remote import FsspecStore
+from shardfs.storage.retry import NoAnswer, RetryPolicy, http_status, is_accident
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+class Reply(Exception):
+    """As a client raises it."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(str(attributes))
+        self.__dict__.update(attributes)
+
+
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+def boto(code: str, status: int) -> Reply:
+    return Reply(response={"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}})
+
+
+ACCIDENTS = [
+    Reply(status=500), Reply(status=503), Reply(status=429), Reply(status_code=502), Reply(code=504),
+    boto("SlowDown", 503), boto("ThrottlingException", 400), caused(OSError(errno.EBUSY, "x"), boto("SlowDown", 503)),
+    ConnectionResetError(), BrokenPipeError(), TimeoutError(), OSError(errno.EHOSTUNREACH, "x"),
+    caused(FileNotFoundError("as HTTPFileSystem.info says"), Reply(status=503)),
+    caused(FileNotFoundError("the same"), ConnectionResetError()),
+]  # fmt: skip
+FINAL = [
+    Reply(status=404), Reply(status=403), Reply(status=401), Reply(status=416), Reply(status=501), Reply(status=400),
+    boto("NoSuchKey", 404), caused(PermissionError(), boto("AccessDenied", 403)), FileNotFoundError(),
+    PermissionError(), IsADirectoryError(), OSError(errno.EIO, "x"), OSError("without a number"), ValueError(),
+    RuntimeError("fallen over"), OSError(errno.ENOSPC, "x"),
+    caused(FileNotFoundError("as HTTPFileSystem.info says"), Reply(status=404)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ACCIDENTS, ids=repr)
+def test_accidents_are_tried_again(error: BaseException) -> None:
+    assert is_accident(error)
+
+
+@pytest.mark.parametrize("error", FINAL, ids=repr)
+def test_what_would_only_be_said_again_is_not(error: BaseException) -> None:
+    assert not is_accident(error)
+
+
+def test_errors_of_aiohttp() -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+    assert is_accident(aiohttp.ClientPayloadError("cut off"))
+    assert is_accident(aiohttp.ServerDisconnectedError())
+    assert is_accident(aiohttp.ServerTimeoutError())
+    assert not is_accident(aiohttp.InvalidURL("x"))
+    assert http_status(RuntimeError()) is None
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
+
+
+class Failing:
+    """Raises what it is given, one after the other, and then returns `value`."""
+
+    def __init__(self, *errors: Exception, value: object = b"data") -> None:
+        self.errors, self.value, self.calls = [*errors], value, 0
+
+    def __call__(self) -> object:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.value
+
+
+def test_an_accident_is_mended() -> None:
+    patient, call = RetryPolicy(5, 4), Failing(*[ConnectionResetError()] * 3)
+    assert patient.run("read", call) == b"data"
+    told = patient.counters.told()
+    assert (told["requests"], told["retries"], told["errors"], told["waiting"]) == ({"read": 1}, 3, {}, 0)
+    assert sum(told["bins"]) == 1
+
+
+def test_retries_are_bounded_and_the_error_is_the_last_one() -> None:
+    patient, call = RetryPolicy(5, 2), Failing(*[Reply(status=503, n=n) for n in range(9)])
+    with pytest.raises(Reply) as e:
+        patient.run("read", call)
+    assert (e.value.n, call.calls) == (2, 3)  # type: ignore[attr-defined]
+    assert patient.counters.told()["errors"] == {errno.EIO: 1}
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), PermissionError(), Reply(status=404)], ids=repr)
+def test_a_clear_answer_costs_one_request(error: Exception) -> None:
+    call = Failing(error, error)
+    with pytest.raises(type(error)):
+        RetryPolicy(5, 4).run("read", call)
+    assert call.calls == 1
+
+
+def test_a_list_with_an_accident_in_it_is_asked_for_again() -> None:
+    lists = [[b"a", ConnectionResetError()], [b"a", FileNotFoundError()]]
+    assert RetryPolicy(5, 4).run("read", lambda: lists.pop(0))[0] == b"a"
+    assert lists == []
+    assert isinstance(RetryPolicy(5, 1).run("read", lambda: [Reply(status=500)])[0], Reply)
+
+
+def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with pytest.raises(ConnectionError):
+        RetryPolicy(60, 4).run("read", Failing(*[ConnectionResetError()] * 9))
+    assert all(0.05 * 3**n <= pause <= 0.1 * 3**n for n, pause in enumerate(pauses))
+    assert len(pauses) == 4
+
+
+# ---- what never returns
+
+
+class Hanging(AsyncFileSystem):  # type: ignore[misc]
+    """A store whose coroutines wait until they are cancelled, while `hangs`."""
+
+    protocol = "hanging"
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs, self.begun, self.cancelled = True, 0, 0
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        self.begun += 1
+        try:
+            while self.hangs:
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return bytes(100)[start:end]
+
+
+class Blocking:
+    """The same without coroutines: it cannot be cancelled."""
+
+    protocol = "blocking"
+
+    def __init__(self) -> None:
+        self.go, self.begun = threading.Event(), 0
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        self.begun += 1
+        self.go.wait(20)
+        return bytes(end - start)
+
+
+def read(store: FsspecStore) -> bytes:
+    return store.open("x").read([ByteRange(0, 3)])[0]
+
+
+def error_of(call: Callable[[], object]) -> int | None:
+    with pytest.raises(OSError) as e:  # noqa: PT011 - the errno is what counts
+        call()
+    return e.value.errno
+
+
+def test_a_coroutine_that_hangs_is_cancelled_and_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = Hanging()
+    submit = asyncio.run_coroutine_threadsafe
+
+    def begin(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Future[Any]:
+        """What is cancelled has begun, and takes no longer than it may, however busy the machine is."""
+        before, future = fs.begun, submit(coroutine, loop)
+        wait_until(lambda: fs.begun > before)
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", begin)
+    monkeypatch.setattr(retry, "clock", lambda: 0.2 * fs.begun)
+    store = FsspecStore(fs, "root", patience=RetryPolicy(0.2, 4))
+    began = time.monotonic()
+    with pytest.raises(NoAnswer, match="does not answer within") as e:
+        read(store)
+    assert 0.3 < time.monotonic() - began < 10
+    assert (e.value.errno, e.value.filename) == (errno.ETIMEDOUT, "root/x")
+    assert fs.begun == 2
+    wait_until(lambda: fs.cancelled == 2)
+    assert store.patience.counters.told()["timeouts"] == 2
+
+
+def test_a_client_that_blocks_is_left_alone_and_the_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "MOST_THREADS", 3)
+    fs = Blocking()
+    store = FsspecStore(fs, "root", patience=RetryPolicy(0.1, 0))
+    before = threading.active_count()
+    try:
+        assert [error_of(lambda: read(store)) for _ in range(6)] == [errno.ETIMEDOUT] * 6
+        assert threading.active_count() <= before + 3
+        wait_until(lambda: fs.begun == 3)
+    finally:
+        fs.go.set()
+    store.patience.timeout_s = 30
+    assert read(store) == bytes(3)
+
+
+def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
+    threads, taken, go = retry._Threads(), threading.Event(), threading.Event()
+
+    class Jobs(queue.SimpleQueue[Any]):
+        """The first call is slow to come out."""
+
+        def get(self, *args: Any) -> Any:
+            job = super().get(*args)
+            if not taken.is_set():
+                taken.set()
+                go.wait(60)
+            return job
+
+    threads._jobs = Jobs()
+    try:
+        first = threads.submit(lambda: 1)
+        assert taken.wait(60)
+        assert threads.submit(lambda: 2).result(60) == 2
+        assert not first.done()
+    finally:
+        go.set()
+    assert first.result(60) == 1
+    assert (threads._count, threads.submit(lambda: 3).result(60)) == (2, 3)
+
+
+def test_a_silent_store_is_asked_one_thing_at_a_time() -> None:
+    fs = Hanging()
+    store = FsspecStore(fs, "root", patience=RetryPolicy(0.3, 0))
+    error_of(lambda: read(store))
+    assert store.patience.silent
+    store.patience.timeout_s, fs.begun = 60, 0
+    with ThreadPoolExecutor(1) as pool:
+        probe = pool.submit(read, store)
+        wait_until(lambda: fs.begun)
+        assert {error_of(lambda: read(store)) for _ in range(20)} == {errno.ETIMEDOUT}
+        assert (fs.begun, probe.done()) == (1, False)  # nobody has waited for it
+        fs.hangs = False
+        assert probe.result() == bytes(3)
+    assert not store.patience.silent
+
+
+def test_any_answer_ends_the_silence() -> None:
+    patient, wait = RetryPolicy(0.1, 0), threading.Event()
+    with pytest.raises(NoAnswer):
+        patient.run("read", wait.wait, 5)
+    assert patient.silent
+    with pytest.raises(FileNotFoundError):
+        patient.run("read", Failing(FileNotFoundError()))
+    assert not patient.silent
+    wait.set()
+
+
+def test_threads_do_not_survive_a_fork() -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file("/forked/x", b"abc")
+    store = FsspecStore(fs, "/forked", patience=RetryPolicy(5, 0))
+    assert read(store) == b"abc"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if read(store) == b"abc" else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    fs.rm("/forked", recursive=True)
+
+
+def test_an_archive_whose_server_says_nothing() -> None:
+    """It is read when its file system is made."""
+    pytest.importorskip("aiohttp")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"zip://::http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
+        with pytest.raises(NoAnswer):
+            open_store(url, patience=RetryPolicy(0.3, 0))
