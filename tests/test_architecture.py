@@ -1,0 +1,43 @@
+"""docs/architecture.md: its walks name functions that exist, go down, and pass through few files."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+
+import pytest
+
+from tests.datasets import ROOT
+
+STEP = re.compile(r"^\| \d+ \| `(\S+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
+TEXT = (ROOT / "docs/architecture.md").read_text()
+WALKS = [steps for part in re.split(r"\n\n(?=\| step)", TEXT) if (steps := STEP.findall(part))]
+
+
+def floors() -> dict[str, int]:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    return {room.strip(): -n for n, rooms in enumerate(layers) for room in rooms.split("|")}
+
+
+def functions(file: str) -> set[str]:
+    tree = ast.parse((ROOT / "shardfs" / file).read_text())
+    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
+    return found
+
+
+def test_there_is_a_walk_for_a_read_and_two_for_a_write() -> None:
+    assert [len(walk) for walk in WALKS] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("walk", WALKS, ids=["read", "write", "publish"])
+def test_a_walk_names_functions_that_exist_goes_down_and_is_short(walk: list[tuple[str, str]]) -> None:
+    for file, function in walk:
+        assert function in functions(file), f"{file} has no {function}"
+    heights = [floors()[file.partition("/")[0]] for file, _ in walk]
+    assert heights == sorted(heights, reverse=True)
+    assert len({file for file, _ in walk}) <= 6
