@@ -38,7 +38,7 @@ PLAIN = "plain"
 
 _SCAN = """
 import sys, time
-from shardfs.tree import open_tree
+from shardfs.vfs.tree import open_tree
 tree = open_tree(sys.argv[1])
 began = time.perf_counter()
 names = sum(len(batch.names) for batch in tree.scan(1))

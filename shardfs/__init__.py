@@ -20,24 +20,24 @@ def mounted(
     ready_timeout: float = 60,
     **options: Any,
 ) -> AbstractContextManager[Path]:
-    """Mount a source in a temporary directory for the length of a `with` block, whose value is the path.
+    """Context manager that mounts a source in a temporary directory and yields the path of the mount.
 
         with shardfs.mounted("s3://bucket/brain.zarr", storage_options={"anon": True}) as path:
             zarr.open_array(path)
 
-    The mount is gone when the block is left, however it is left, and also if this process is killed. Programs that
-    still have files open are served for five seconds more. With `rw=True` it ends when all that was written is
-    published.
+    Leaving the block unmounts the source, also after an exception. If this process is killed, the daemon unmounts the
+    source. The daemon serves programs that still have files open for five more seconds. With `rw=True`, a
+    normal exit from the block waits until all written data is published.
 
     Args:
-        storage_options: for the fsspec file system of the source, as far as JSON can say it.
-        ready_timeout: seconds until TimeoutError.
-        options: those of docs/options.md, such as `layout` or `index_cache="1G"`.
+        storage_options: passed to the fsspec file system of the source. The values must be JSON serializable.
+        ready_timeout: seconds to wait for the mount before raising TimeoutError.
+        options: options from docs/options.md, such as `layout` or `index_cache="1G"`.
 
     Raises:
-        ValueError: an option that does not exist, or a value it cannot have.
-        OSError: the source cannot be read, or the mount failed; or not all that was written could be published.
-        shardfs.model.errors.UnsupportedError: the source is no sharded dataset that shardfs knows.
+        ValueError: an option does not exist or has an invalid value.
+        OSError: the source is unreadable, the mount failed, or some written data could not be published.
+        shardfs.model.errors.UnsupportedError: the source contains no sharded dataset that shardfs supports.
     """
     from shardfs.daemon import context
 

@@ -1,7 +1,7 @@
-"""The command line: words in, calls of the floors below, words out.
+"""The command line `shardfs`: dispatches verbs, reports errors, maps errors to exit codes.
 
-Each family of verbs has a module here, which is imported when one of its verbs is wanted, or to print the help. So such
-modules import nothing of weight themselves; the functions in them do.
+Each family of verbs has its own module in this package, imported only to run one of these verbs or to print the help.
+To keep the start fast, these modules import heavy packages inside functions only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 OK, USAGE, INTERRUPTED = 0, 2, 128 + signal.SIGINT
-"""Exit codes of its own; the others are in `errors.exit_code`."""
+"""Exit codes of the command line itself. `errors.exit_code` has the others."""
 
 VERBS = {
     "mount": "mounting",
@@ -47,20 +47,20 @@ VERBS = {
     "install": "installing",
     "uninstall": "installing",
 }
-"""Verb -> the module of this package with the click command of the verb's name, in the order of the help text."""
+"""Verb -> module in this package with the click command of the same name, in the order of the help text."""
 
 ALIASES = {"unmount": "umount"}
 
 
 class Group(click.Group):
-    """A group that prints its help if no verb is given."""
+    """A click group that prints its help if called without a verb."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ([] if ctx.resilient_parsing else ["--help"]))
 
 
 class _Verbs(Group):
-    """The verbs. A first word that is no verb means `mount`, because mount(8) calls shardfs like this."""
+    """The group of all verbs. If the first word is no verb, runs `mount`, because mount(8) calls shardfs like this."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*VERBS, *self.commands]
@@ -132,37 +132,40 @@ def help(verb: tuple[str, ...]) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """What the shell is told of an error that ended a verb."""
+    """The exit code for an error that ended a verb."""
     return USAGE if isinstance(error, click.UsageError | parsers.OptionError) else errors.exit_code(error)
 
 
 def message(error: BaseException) -> str:
-    """One line for the user."""
+    """The error as one line for the user."""
     if isinstance(error, click.ClickException):
         return " ".join(error.format_message().split())
     return str(error) if isinstance(error, parsers.OptionError) else errors.message(error)
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether a traceback is in order. Stores have errors of their own, from packages that we do not know."""
+    """Whether an error is a bug, which needs a traceback.
+
+    Errors of unknown packages count as errors of a store.
+    """
     if is_expected(error) or isinstance(error, click.ClickException | parsers.OptionError):
         return False
     return type(error).__module__.split(".")[0] in ("builtins", "shardfs", "numpy")
 
 
 def run(args: list[str]) -> int:
-    """Do what the arguments say; the exit code."""
+    """Run the command line and return the exit code."""
     return guarded(lambda: commands.main(args, prog_name="shardfs", standalone_mode=False))
 
 
 def guarded(work: Callable[[], object]) -> int:
-    """The exit code of `work`, which may return one; what it raises is told."""
+    """Call `work` and return its exit code, by default 0. Prints exceptions and converts them to exit codes."""
     try:
         code = work()
         return code if isinstance(code, int) else OK
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except Exception as e:  # noqa: BLE001  (told, with a traceback if it is a bug)
+    except Exception as e:  # noqa: BLE001  (printed, with a traceback if the error is a bug)
         if os.environ.get("SHARDFS_DEBUG") or is_bug(e):
             traceback.print_exc()
         click.echo(f"shardfs: {message(e)}", err=True)
@@ -170,21 +173,23 @@ def guarded(work: Callable[[], object]) -> int:
 
 
 def fill_standard_streams() -> None:
-    """What is opened later must not get the number of a standard stream that is closed. To write to a closed standard
-    output stays an error; what standard error should have been told is lost."""
+    """Open /dev/null for closed standard streams, so that no file opened later gets their descriptors.
+
+    Writing to a closed standard output stays an error. Output to a closed standard error is discarded.
+    """
     for number, name, how in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_RDWR)):
         if getattr(sys, name) is None:
             if (opened := os.open(os.devnull, how)) == number:
                 os.set_inheritable(number, True)
             else:
-                os.close(opened)  # somebody has the number already
-            # Unbuffered, so that nothing is left that fails at the end of the program.
+                os.close(opened)  # another file uses the descriptor already
+            # Unbuffered: a flush at interpreter exit would fail.
             raw = cast("BinaryIO", io.FileIO(number, "w" if number else "r", closefd=False))
             setattr(sys, name, io.TextIOWrapper(raw, write_through=True))
 
 
 def main() -> NoReturn:
-    """The `shardfs` program."""
+    """Entry point of the program `shardfs`."""
     fill_standard_streams()
     if "_SHARDFS_COMPLETE" in os.environ:
         from shardfs.cli.completing import register

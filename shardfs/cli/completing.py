@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def begun_by(begun: str, words: Iterable[str]) -> list[CompletionItem]:
-    """The words that begin like this."""
+    """Completions: the words that start with `begun`."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(word) for word in words if word.startswith(begun)]
 
 
 def kind(name: str) -> Complete:
-    """Completion by the shell itself; `name` is "file" or "dir".
+    """Path completion by the shell; `name` is "file" or "dir".
 
-    `click.Path` is no alternative: it touches the path, and a mountpoint may hang.
+    `click.Path` would access the path, which blocks if the path is a hanging mount.
     """
 
     def complete(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -38,19 +38,19 @@ def kind(name: str) -> Complete:
 
 
 def profiles(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The profiles in the configuration files."""
+    """Completions: the names of profiles in the configuration files."""
     from shardfs.config.profiles import read
 
     return begun_by(begun, read(os.environ.get("SHARDFS_CONFIG")).profiles)
 
 
 def profiles_and_files(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Profiles, and paths."""
+    """Completions: names of profiles, and paths."""
     return [*profiles(ctx, param, begun), *kind("file")(ctx, param, begun)]
 
 
 def setting_values(setting: options.Setting) -> Complete | None:
-    """Completion of the value of an option; None if shells cannot help."""
+    """Completion function for the value of an option; None if the value has no known choices."""
     if setting.name == "profile":
         return profiles
     if setting.choices:
@@ -59,7 +59,7 @@ def setting_values(setting: options.Setting) -> Complete | None:
 
 
 def mount_options(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The argument of `-o`: an option after the last comma, with its choices."""
+    """Completions for the argument of `-o`: completes the option after the last comma, with its choices."""
     given = begun.rpartition(",")[0]
     return begun_by(begun, (f"{given},{word}" if given else word for word in _words()))
 
@@ -68,17 +68,17 @@ def _words() -> Iterator[str]:
     for setting in options.settings():
         if setting.choices:
             yield from (f"{setting.name}={choice}" for choice in setting.choices)
-        elif setting.name != "rw":  # mount(8) adds `rw` automatically: `-o` has other names for it
+        elif setting.name != "rw":  # mount(8) adds `rw` automatically, so `-o rw` has no effect
             yield setting.name + ("=" if setting.value else "")
     yield from (*loading.ACCESS, *loading.FORWARDED, "storage_option.", "env.")
 
 
 def register() -> None:
-    """Replace the completion of click where bash and fish split words that `-o` needs whole."""
+    """Replace the completion of click for bash and fish, which split arguments of `-o` at `=` and `,`."""
     from click.shell_completion import BashComplete, FishComplete, add_completion_class
 
     class Bash(BashComplete):
-        """Bash splits words at `=`, and replaces only the part behind it."""
+        """Joins words that bash splits at `=`, and completes only the part after `=`, which bash replaces."""
 
         replaced = ""
 
@@ -99,7 +99,7 @@ def register() -> None:
             return super().format_completion(item)
 
     class Fish(FishComplete):
-        """The script of click cuts values at their first comma."""
+        """Keeps commas in values: click's fish script splits a completion at every comma."""
 
         source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
 

@@ -1,4 +1,4 @@
-"""The verb `config`: what the configuration files say, and what is wrong with them."""
+"""The verb `config`: checks and shows the configuration files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def check(where: str | None) -> int:
 
 
 def _misfits(profiles: Iterable[Profile]) -> Iterator[ConfigFault]:
-    """What a mount would refuse. Not when the files are read: flags may still say what is missing."""
+    """Profiles with options that `mount` would refuse.
+
+    Reading the files does not check this, because flags can add missing options.
+    """
     from shardfs.cli.mounting import check as check_options
     from shardfs.config.profiles import ConfigFault
 
@@ -83,7 +86,7 @@ def _chosen(where: str | None) -> str | None:
 
 
 def _effective(profile: Profile) -> Iterator[tuple[str, tuple[Any, str]]]:
-    """Each key with its value, as it may be shown, and where that comes from."""
+    """Yield each key with its value, without secrets, and the file or variable that sets the value."""
     above = loading.from_environment(os.environ)
     yield "source", (public_name(profile.source), profile.file)
     yield "mountpoint", (profile.mountpoint, profile.file)

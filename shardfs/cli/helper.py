@@ -1,6 +1,6 @@
-"""What mount(8) runs for the types `shardfs` and `fuse.shardfs`: `mount.shardfs SOURCE MOUNTPOINT [-sfnv] [-o ...]`.
+"""Helper of mount(8) for the types `shardfs` and `fuse.shardfs`: `mount.shardfs SOURCE MOUNTPOINT [-sfnv] [-o ...]`.
 
-Not the command line of `shardfs`: `-f` is fake here, HOME may be empty, and exit codes are those of mount(8).
+It differs from the command line `shardfs`: `-f` means fake, HOME may be unset, and exit codes are those of mount(8).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardfs.model.redact import public_name
 from shardfs.model.version import __version__
 
 USAGE, INTERRUPTED, FAILED = 1, 8, 32
-"""Of mount(8)."""
+"""Exit codes of mount(8)."""
 
 _SYNTAX = "usage: mount.shardfs SOURCE MOUNTPOINT [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]"
 
 
 def helper(args: list[str]) -> int:
-    """Do what mount(8) asks; its exit code."""
-    # Stores look for their credentials at home.
+    """Mount as mount(8) requests; return an exit code of mount(8)."""
+    # fsspec file systems read credentials from the home directory.
     os.environ["HOME"] = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     code = cli.guarded(lambda: _mount(args))
     return {0: 0, cli.USAGE: USAGE, cli.INTERRUPTED: INTERRUPTED}.get(code, FAILED)
@@ -52,6 +52,6 @@ def _mount(args: list[str]) -> int:
 
 
 def main() -> NoReturn:
-    """The programs `mount.shardfs` and `mount.fuse.shardfs`."""
+    """Entry point of the programs `mount.shardfs` and `mount.fuse.shardfs`."""
     cli.fill_standard_streams()
     sys.exit(helper(sys.argv[1:]))

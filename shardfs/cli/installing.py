@@ -87,7 +87,7 @@ def _programs(given: str | None) -> Path:
 
 @contextmanager
 def _hint(item: Item, *, user: bool) -> Iterator[None]:
-    """Name the file that could not be changed, and what an unprivileged user can do."""
+    """Context manager that adds advice for unprivileged users to errors about file permissions."""
     try:
         yield
     except OSError as e:

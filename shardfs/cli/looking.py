@@ -1,4 +1,4 @@
-"""The verbs that look into a source without a mount: `ls`, `cat`, `info`, `locate`."""
+"""The verbs that read a source without a mount: `ls`, `cat`, `info`, `locate`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIECE = 8 << 20
 WIDTH = 80
 
 SORTED = 1 << 16
-"""Directories of up to this many entries are listed in order; of larger ones, these many entries are sorted first."""
+"""`ls` sorts about this many entries of a directory; further entries follow unsorted."""
 
 
 @click.command()
@@ -186,7 +186,10 @@ def _names(batch: Batch) -> bytes:
 
 
 def _entries(tree: Tree, parent: int, batch: Batch, *, exact: bool) -> Iterator[tuple[str, Attributes]]:
-    """Names and attributes. A size that is not free costs a look-up if it has to be `exact`; unknown, it is -1."""
+    """Yield names and attributes of a batch.
+
+    With `exact`, looks up sizes that the listing lacks. Unknown sizes are -1.
+    """
     from shardfs.model.attributes import Attributes
 
     columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
@@ -225,7 +228,7 @@ def _long_entry(a: Attributes) -> bytes:
 
 
 def _ordered(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The entries in natural order, as far as `SORTED` allows: memory must not grow with a directory."""
+    """Sort the first entries in natural order, at least `SORTED` of them. Bounds the memory for large directories."""
     import numpy as np
 
     from shardfs.model.listing import Batch
@@ -237,7 +240,7 @@ def _ordered(batches: Iterator[Batch]) -> Iterator[Batch]:
         joined = Batch._make((*map(np.concatenate, zip(*(batch[:6] for batch in first), strict=True)), False, None))
         try:
             order = joined.names.astype(np.int64).argsort(kind="stable")
-        except (ValueError, OverflowError):  # not only numbers
+        except (ValueError, OverflowError):  # not all names are numbers
             keys = [natural(os.fsdecode(name)) for name in joined.names.tolist()]
             order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
         yield joined.only(order)
@@ -258,14 +261,14 @@ def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> N
 
 
 def _count(chunks: int, of: int | None) -> str:
-    """How many there are, and of how many there could be: of ids there could be any."""
+    """Text with the number of chunks, and the number in the grid, `of`. None: a collection with ids has no grid."""
     if of is None:
         return f"{chunks} chunks"
     return f"{chunks} of {of} chunks ({chunks / of:.0%})" if of else f"{chunks} of {of} chunks"
 
 
 def _lines(c: Mapping[str, Any]) -> Iterator[str]:
-    """What `info` prints of an array, below its path."""
+    """The lines that `info` prints below the path of an array."""
     shape, chunk, shard = (" x ".join(map(str, c[key] or ())) for key in ("shape", "chunk_shape", "shard_shape"))
     words = [
         f"{c['data_type']} {shape}".rstrip(),

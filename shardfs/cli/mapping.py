@@ -1,4 +1,4 @@
-"""`info --map`: a map of chunks in a terminal, by half blocks and colours, or by shades where there are no colours."""
+"""`info --map`: prints a map of chunks with coloured half blocks, or with shades on terminals without colours."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     Shares = npt.NDArray[np.float64]
 
 SHADES = " ░▒▓█"
-"""None, up to a third, up to two thirds, more, all."""
+"""Characters for shares of existing chunks: none, up to a third, up to two thirds, more, all."""
 
 COLOURS = ((38, 38, 46), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
-"""The same as colours, with all that is between: dark grey, and some of the viridis map."""
+"""RGB colours for shares: dark grey for none, then points of the viridis colour map to interpolate between."""
 
 LARGEST = 6
-"""Pixels for each chunk of a small grid, at most."""
+"""Maximum width and height of a chunk in pixels, for small grids."""
 
 ROWS, COLUMNS, BARS = 48, 96, 12
 
 
 def map_size(console: Console) -> tuple[int, int]:
-    """Rows and columns of a map: of half blocks if there are colours, else of pairs of characters."""
+    """Rows and columns of a map. A pixel is a half block with colours, and a pair of characters without."""
     columns = max(16, min(console.width - 4, COLUMNS))
     return (ROWS, columns) if console.color_system is not None else (ROWS // 2, columns // 2)
 
 
 def print_map(console: Console, found: ChunkMap) -> None:
-    """Map, legend, sizes, dead bytes."""
+    """Print map, legend, sizes and dead bytes of a collection."""
     from rich.text import Text
 
     console.print(Text(_title(found), style="bold"))
@@ -72,7 +72,7 @@ def _axes(found: ChunkMap) -> str:
 
 
 def _enlarged(shares: Shares, rows: int, columns: int) -> Shares:
-    """As large as there is room for."""
+    """Enlarge a map by the largest integer factor that fits, up to `LARGEST`."""
     k = max(1, min(rows // shares.shape[0], columns // shares.shape[1], LARGEST))
     return shares.repeat(k, axis=0).repeat(k, axis=1)
 
@@ -97,7 +97,7 @@ def _half_blocks(pixels: Shares) -> Iterator[Text]:
 def _colour(share: float) -> tuple[float, float, float]:
     if share <= 0:
         return COLOURS[0]
-    place = min(share, 1) * (len(COLOURS) - 2) + 1  # the smallest share is told from none
+    place = min(share, 1) * (len(COLOURS) - 2) + 1  # so the smallest share differs from none
     i = min(int(place), len(COLOURS) - 2)
     r, g, b = (x + (y - x) * (place - i) for x, y in zip(COLOURS[i], COLOURS[i + 1], strict=True))
     return r, g, b
@@ -107,7 +107,8 @@ def _shaded(pixels: Shares) -> Iterator[Text]:
     from rich.text import Text
 
     for row in pixels.tolist():
-        yield Text("".join(2 * _shade(share) for share in row))  # characters are twice as high as wide
+        # Two characters per pixel, because characters are twice as high as wide.
+        yield Text("".join(2 * _shade(share) for share in row))
 
 
 def _shade(share: float) -> str:
@@ -146,7 +147,7 @@ def _sizes(found: ChunkMap) -> Iterator[str]:
 
 
 def _bar(share: float, length: int = 32) -> str:
-    """In eighths of a character; something for every share above nothing."""
+    """A bar in steps of an eighth of a character. A share above 0 gives at least one step."""
     eighths = max(round(share * 8 * length), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + "▏▎▍▌▋▊▉"[eighths % 8 - 1 : eighths % 8]
 

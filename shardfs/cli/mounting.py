@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def _mount_options(function: Function) -> Function:
-    """A flag for each option."""
+    """Decorator that adds a click flag for each option."""
     for setting in reversed(list(options.settings())):
         function = _flag(setting)(function)
     return function
@@ -56,7 +56,7 @@ def _flag(setting: Setting) -> Callable[[Function], Function]:
 
 
 class _Mount(click.Command):
-    """The help shows the options in the groups of the option table."""
+    """The click command `mount`. Its help shows the options in the groups of the option table."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         scopes = {setting.name: setting.scope for setting in options.settings()}
@@ -111,7 +111,7 @@ def mount(
 def start(source: str, mountpoint: str, found: Options, *, foreground: bool, tell: bool = False) -> int:
     """Mount the source and return the exit code. Raise OptionError first if the options contradict each other.
 
-    `tell`: print a line when the mount answers.
+    `tell`: print a line when the mount is ready.
     """
     check(found)
     if not found.rw:
@@ -148,7 +148,10 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, tel
 
 
 def _looked_for_journal(source: str, found: Options) -> Options:
-    """Tell of what was written to the source, and nobody publishes. The options under which it can be shown, too."""
+    """Warn if the source has a journal with unpublished data that no mount publishes.
+
+    Returns the options, with a shorter `index_ttl` if the mount can show the unpublished data.
+    """
     from shardfs.write.recover import LOOK_S, unpublished
 
     shown = found.layout == "native"
@@ -160,7 +163,10 @@ def _looked_for_journal(source: str, found: Options) -> Options:
 
 
 def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) -> Tree | Overlay:
-    """The tree; with what waits in its journal, if the kernel will not remember that for ever."""
+    """The tree for a read-only mount.
+
+    Includes unpublished data of the journal, unless a long `index_ttl` lets the kernel cache this data for too long.
+    """
     from shardfs.write.recover import LOOK_S, unpublished
     from shardfs.write.unpublished import with_unpublished
 
@@ -173,7 +179,7 @@ def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) ->
 
 
 def check(found: Options) -> None:
-    """As `options.check`, and what is known of higher floors only."""
+    """Raise OptionError if options contradict each other or `create` is invalid."""
     from shardfs.formats.create_rules import parse
 
     loading.check(found)
@@ -187,7 +193,7 @@ _NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile; `shardfs
 
 
 def _only_profile(word: str, given: str | None) -> str:
-    """The word, if it can be the name of a profile."""
+    """Return the single argument of `mount` if it can be the name of a profile; raise UsageError otherwise."""
     from shardfs.config.profiles import NAME
 
     if given is not None or not re.fullmatch(NAME, word):
@@ -201,14 +207,14 @@ def _fuse_settings(found: Options) -> FuseSettings:
     given = {name: getattr(found, name) for name in FuseSettings.__dataclass_fields__ if name != "keep_listings"}
     given["keep_listings"] = found.index_ttl == math.inf
     if found.allow_root:
-        # To the kernel either nobody else may in or all, and libfuse's own check sees only what the kernel still asks
-        # for. Owner and mode it looks at always, and root may do what the owner may.
+        # The kernel admits only the owner or, with allow_other, all users. The check of libfuse for allow_root misses
+        # requests that the kernel answers from its cache. But the kernel always checks owner and mode, and root passes.
         given.update(allow_other=True, default_permissions=True, umask=found.umask | 0o077)
     for name, mode in (("file_mode", 0o644), ("dir_mode", 0o755)):
         if given[name] is None:
             given[name] = mode if found.rw else mode & ~0o222
     for name in ("attr_timeout", "entry_timeout", "negative_timeout"):
-        # What the kernel remembers it does not ask for, so nobody would notice that the index is not trusted longer.
+        # For an entry in its cache, the kernel sends no request, so the daemon could not notice an expired index.
         given[name] = min(given[name], found.index_ttl)
     return FuseSettings(**given)
 

@@ -69,7 +69,7 @@ def _fails(mount: Mount) -> bool:
 
 
 def _status_of_source(what: str, *, wait: bool, as_json: bool, **given: Any) -> int:
-    """What waits in the journal of a source, and which process publishes it."""
+    """Print the unpublished files in the journal of a source and the process that publishes them."""
     from shardfs.write import recover
     from shardfs.write.journal import directory_for
 
@@ -112,7 +112,7 @@ def _left_lines(what: str, left: Left | None) -> Iterator[str]:
 LOOK_S = 0.5
 
 NAMED = 20
-"""At most this many files or shards are named."""
+"""At most this many files or shards are named in the output."""
 
 _WORDS = {
     "dead": "its daemon has died; `shardfs umount --lazy {0}` removes the mount",

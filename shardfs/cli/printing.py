@@ -1,4 +1,4 @@
-"""How verbs print."""
+"""Output functions for all verbs."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 
 def write(data: bytes | memoryview) -> None:
-    """Write bytes as they are, at once."""
+    """Write bytes unchanged to standard output and flush."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def write_json(value: Mapping[str, Any]) -> None:
-    """A JSON object, as one line."""
+    """Print a JSON object as one line."""
     click.echo(json.dumps(value))
 
 
 def printable(text: str) -> str:
-    """Escapes of Python in place of what would break a row or steer a terminal, and of bytes that are no text."""
+    """Replace control characters, line breaks and undecodable bytes by Python escapes."""
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def _escaped(character: str) -> str:
     if character.isprintable():
         return character
-    if "\udc80" <= character <= "\udcff":  # how Python keeps such a byte
+    if "\udc80" <= character <= "\udcff":  # surrogateescape: an undecodable byte
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode()
 
 
 def natural(text: str) -> list[list[str | int]]:
-    """A sort key: paths by component, and numbers in names by value, so that s2 is before s10."""
+    """Sort key for paths: compares components, and numbers in names by value, so that s2 sorts before s10."""
     parts = (re.split(r"(\d+)", name) for name in text.split("/"))
     return [[int(word) if i % 2 else word for i, word in enumerate(words)] for words in parts]
 
 
 def human_bytes(n: float) -> str:
-    """A number of bytes with its unit."""
+    """Text of a number of bytes with a binary unit."""
     units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
     while n >= 1024 and len(units) > 1:
         n /= 1024
@@ -55,7 +55,7 @@ def human_bytes(n: float) -> str:
 
 @contextmanager
 def waiting(doing: str) -> Iterator[Callable[[str], object]]:
-    """Show on standard error what takes long and how far it is, if standard error is a terminal."""
+    """Context manager that shows progress on standard error if it is a terminal. Yields the function to report it."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -65,7 +65,7 @@ def waiting(doing: str) -> Iterator[Callable[[str], object]]:
 
     def tell(how_far: str) -> None:
         status.update(f"{doing}: {how_far}")
-        status.start()  # not before there is something to tell: most of what may take long does not
+        status.start()  # start at the first report only: most operations finish before it
 
     try:
         yield tell

@@ -1,4 +1,4 @@
-"""The verb `recover`: journals without a mount."""
+"""The verb `recover`: inspects, publishes or discards journals without a mount."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _apply(source: str, directory: Path, found: Options) -> int:
     from shardfs.write import recover as work
     from shardfs.write.open_rw import open_writable
 
-    # A directory was given: the source is what its journal is of.
+    # If the argument is a directory with a journal, the journal names the source.
     of_itself = os.path.realpath(source) == os.path.realpath(directory)
     source = work.look(directory).source if of_itself else absolute(source)
     tree = opened(source, found)

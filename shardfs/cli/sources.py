@@ -1,4 +1,4 @@
-"""What verbs that open a source have in common: their options, and the way from these to a tree."""
+"""Options of the verbs that open a source, and functions that open a tree with these options."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SPENT = 16 << 20
-"""Bytes of decoded chunks that a mount keeps after the kernel has all of them: requests may overtake each other."""
+"""Maximum bytes of decoded chunks to keep after the kernel has read them, because requests may arrive out of order."""
 
 
 def debug(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    """The callback of `--debug`."""
+    """Click callback of `--debug`."""
     if value:
         os.environ["SHARDFS_DEBUG"] = "1"
 
 
 def source_options(function: Function) -> Function:
-    """What every verb takes that opens a source."""
+    """Decorator that adds the options of all verbs that open a source."""
     for decorate in (
         click.option(
             "--debug",
@@ -71,7 +71,10 @@ def source_options(function: Function) -> Function:
 def given_options(
     words: Iterable[str], storage: Iterable[str], env: Iterable[str], flags: Mapping[str, Any]
 ) -> tuple[Options, Profile | None]:
-    """Everything that was given, and the profile it names; its variables are set here."""
+    """Merge environment, profile, `-o` words and flags into options; return these and the profile, if any.
+
+    Sets the environment variables of the option `env`.
+    """
     given = (
         loading.from_environment(os.environ),
         loading.from_mount_options(words),
@@ -82,7 +85,7 @@ def given_options(
     if found.profile is not None:
         profile = configured(found.config, found.profile).profile(found.profile)
         found = loading.merged(profile.values, *given)
-        for name, value in found.env.items():  # what the environment has already counts more than a profile
+        for name, value in found.env.items():  # existing variables take precedence over the profile
             os.environ.setdefault(name, value)
     redact.remember("", found.storage_options, found.env)
     _warn_of_secrets(loading.merged(*given[1:]))
@@ -90,7 +93,7 @@ def given_options(
 
 
 def _warn_of_secrets(said: Options) -> None:
-    """Of those on the command line, which everybody on the machine can read; so they can /etc/fstab."""
+    """Warn about secrets on the command line and in /etc/fstab, which all users of the machine can read."""
     for kind, group in (("storage option", said.storage_options), ("variable", said.env)):
         for name, value in group.items():
             if any(redact.secrets_of("", {name: value})):
@@ -99,7 +102,7 @@ def _warn_of_secrets(said: Options) -> None:
 
 
 def configured(where: str | None, name: str) -> Configuration:
-    """What the configuration files say; warnings are told, but for those of other profiles than this one."""
+    """Read the configuration files. Prints general warnings and those about the profile `name`."""
     from shardfs.config import profiles
 
     found = profiles.read(where)
@@ -110,19 +113,19 @@ def configured(where: str | None, name: str) -> Configuration:
 
 
 def profile_named(word: str, where: str | None = None) -> Profile | None:
-    """The profile of this name; None if there is none, or if the word is a path."""
+    """The profile with this name; None if there is none or the word contains a slash."""
     return None if "/" in word else configured(where or os.environ.get("SHARDFS_CONFIG"), word).profiles.get(word)
 
 
 def absolute(source: str) -> str:
-    """A local path, independent of the directory in which a daemon runs; a URL as it is."""
-    if not source:  # a variable that is not set, rather than the current directory
+    """Convert a local path to an absolute path, because daemons change the directory. Returns URLs unchanged."""
+    if not source:  # probably an unset shell variable; do not use the current directory
         raise click.UsageError("the source is empty: give a path or a URL")
     return os.path.abspath(source) if redact.is_path(source) else source
 
 
 def is_source(name: str) -> bool:
-    """Whether a name without a journal may be that of a source: a URL, a file, or a directory that is not empty."""
+    """Whether a name can be a source: a URL, a file, or a directory that is not empty."""
     if not redact.is_path(name) or os.path.isfile(name):
         return True
     try:
@@ -132,7 +135,7 @@ def is_source(name: str) -> bool:
 
 
 def opened(source: str, found: Options, **hooks: Any) -> Tree:
-    """The tree; whatever a store says is an error with the source's name, unless it is a bug."""
+    """Open the tree of a source. Errors of the store become errors that name the source."""
     from shardfs.vfs.tree import open_tree
 
     redact.remember(source)
@@ -155,12 +158,12 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
 
 
 def opened_to_mount(source: str, found: Options, waiting: Callable[[], None], **more: Any) -> Tree:
-    """`opened`, for a kernel: it keeps what it has read, unless it is told not to."""
+    """Open a tree for a mount. Evicts chunks that the kernel has read and caches, unless `direct_io` is set."""
     return opened(source, found, waiting=waiting, spent_bytes=None if found.direct_io else SPENT, **more)
 
 
 def opened_to_write(source: str, found: Options, mountpoint: str, waiting: Callable[[], None]) -> WriteTree:
-    """The tree, to be written: with its journal, which nobody else may have."""
+    """Open a writable tree and lock its journal. Fails if another process has the journal."""
     from shardfs.write.open_rw import open_writable
 
     tree = opened_to_mount(source, found, waiting, may_be_empty=found.create is not None)
@@ -169,13 +172,13 @@ def opened_to_write(source: str, found: Options, mountpoint: str, waiting: Calla
 
 @contextmanager
 def opening(source: str) -> Iterator[None]:
-    """Whatever a store says when it is opened leaves as an error with the source's name, unless it is a bug."""
+    """Context manager that converts errors of a store to errors that name the source. Bugs pass unchanged."""
     try:
         yield
     except OSError as e:
         if e.filename or isinstance(e, errors.BusyError):
             raise
-        number = errors.errno_of(e)  # fsspec's FileNotFoundErrors have neither errno nor words
+        number = errors.errno_of(e)  # a FileNotFoundError of fsspec has neither errno nor message
         words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))
         raise OSError(number, words, public_name(source)) from e
     except UnsupportedError as e:
@@ -191,7 +194,7 @@ def opening(source: str) -> Iterator[None]:
 
 
 def missing_package(source: str, error: ImportError) -> str:
-    """Name the package that the source needs."""
+    """Message that names the missing package for a source."""
     from shardfs.storage.store import package_for
 
     package = package_for(source)
@@ -199,7 +202,7 @@ def missing_package(source: str, error: ImportError) -> str:
 
 
 def open_for(source: str, words: Iterable[str], storage: Iterable[str], env: Iterable[str]) -> Tree:
-    """The tree for a verb that only looks."""
+    """Open the tree for a verb that only reads."""
     found, _ = given_options(words, storage, env, {})
     logging.basicConfig(level=found.log_level.upper(), format="shardfs: %(message)s")
     return opened(source, found)

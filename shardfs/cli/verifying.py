@@ -66,7 +66,7 @@ def verify(source: str, deep: bool, jobs: int, part: JobPart, dask: str | None, 
 
 
 def _dask(address: str, stack: ExitStack) -> tuple[Executor, int]:
-    """An executor that works on a cluster, and how many threads that has."""
+    """An executor on a Dask cluster, and the number of threads of the cluster."""
     try:
         from distributed import Client
     except ImportError as e:
@@ -85,7 +85,7 @@ class _Show(Protocol):
     def finding(self, finding: Damage) -> None: ...
     def report(self, report: Report) -> None: ...
     def end(self, deep: bool) -> int:
-        """Tell the counts; the number of findings."""
+        """Print the counts; return the number of findings."""
 
 
 def _shown(as_json: bool, plans: Sequence[Plan]) -> _Show:
@@ -93,7 +93,7 @@ def _shown(as_json: bool, plans: Sequence[Plan]) -> _Show:
 
 
 class _Counts:
-    """What all ways of telling have in common."""
+    """Counts findings. Base class of the output formats."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         from shardfs.jobs.verify import ShardTally
@@ -102,7 +102,7 @@ class _Counts:
         self.others = 0
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to clear away."""
+        """Do nothing."""
 
     def report(self, report: Report) -> None:
         self.tallies[report.collection].add(report.tally)
@@ -136,7 +136,7 @@ class _AsJson(_Counts):
 
 
 class _AsText(_Counts):
-    """Findings as they come, and a bar if somebody watches."""
+    """Prints findings as text, and shows a progress bar on a terminal."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         super().__init__(plans)

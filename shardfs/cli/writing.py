@@ -49,7 +49,7 @@ def flush(path: str, timeout: str) -> int:
 
 
 def _tell(mountpoint: str, tell: Callable[[str], object]) -> None:
-    """How much is left, if somebody looks."""
+    """Report the number of unpublished chunks, if standard error is a terminal."""
     from shardfs.storage import mount_table
 
     for mount in mount_table.mounts(mountpoint) if sys.stderr.isatty() else ():
@@ -79,7 +79,8 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
         packer = None
         if not dry_run:
             journal = open_journal(absolute(source), found)
-            stack.callback(lambda: journal.close(clean=packer is not None))  # without one, something is left in it
+            # Without a packer, the journal contains unpublished files.
+            stack.callback(lambda: journal.close(clean=packer is not None))
             links, cas_none = found.linked_shards == "replace", found.cas == "none"
             writer = open_writer(tree.store, cas_none=cas_none, replace_links=links, journal=journal.directory)
             stack.callback(writer.close)
@@ -94,7 +95,7 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
 
 
 class _Packed:
-    """Tells what became of shards: each in JSON, else the sums."""
+    """Prints results of `compact`: one JSON object per shard, or only the totals as text."""
 
     def __init__(self, tell: Callable[[str], object], *, as_json: bool) -> None:
         self._tell, self._as_json = tell, as_json

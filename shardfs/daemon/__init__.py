@@ -1,1 +1,1 @@
-"""The life of one mount: start, readiness, shutdown, unmount, service manager, metrics, logs."""
+"""The life cycle of one mount: start, readiness, shutdown, unmount, service manager, metrics, logs."""

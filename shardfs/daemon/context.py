@@ -1,4 +1,4 @@
-"""A mount for the length of a `with` block, from Python: see `mounted`."""
+"""A mount as a Python context manager. The public function is `shardfs.mounted`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 ERRORS: dict[int, type[Exception]] = {2: OptionError, 4: NotADatasetError, 5: MountError}
-"""Exit code of `shardfs mount` -> what is raised; else it is OSError."""
+"""Exit code of `shardfs mount` -> exception to raise. All other exit codes raise OSError."""
 
 END_S = mount.LAST_ANSWERS_S + HURRIED_S + 10
-"""How long the daemon may take to end."""
+"""Seconds to wait for the daemon to exit after SIGTERM, before SIGKILL."""
 
 PUBLISH_S = 60.0
-"""How long nothing may happen while what was written is published."""
+"""Seconds that publishing may make no progress before `mounted` gives up."""
 
-# What was asked for comes through standard input, as there may be secrets in it, and everybody can read a command line.
-# Standard input ends when the program that mounts is gone, in whatever way; then the mount goes, too.
+# The arguments arrive through standard input because they may contain secrets, and every user can read a command line.
+# Standard input reaches its end when the mounting program exits or is killed. The daemon then unmounts.
 _DAEMON = """\
 import contextlib, json, os, signal, sys, threading
 
@@ -65,9 +65,9 @@ def mounted(
     ready_timeout: float,
     given: Mapping[str, Any],
 ) -> Iterator[Path]:
-    """As `shardfs.mounted` explains; `given` are its further options."""
+    """Context manager behind `shardfs.mounted`. `given` holds the keyword arguments `options` of that function."""
     base = tempfile.mkdtemp(prefix="shardfs-")
-    # Some programs go by the ending of a name.
+    # Some programs select a format by the file name extension.
     name = re.sub(r"[^\w.-]", "_", public_name(os.fspath(source)).rstrip("/").rpartition("/")[2]).lstrip(".") or "mnt"
     mountpoint = os.path.join(os.path.realpath(base), name)
     try:
@@ -81,7 +81,7 @@ def mounted(
 
 
 def _publish(mountpoint: str) -> None:
-    """Unmount when all that was written is in the source; raise OSError if that cannot be."""
+    """Publish all written data, then unmount. Raise OSError if some data could not be published."""
     code = unmount.umount(mountpoint, timeout=PUBLISH_S, lazy=False, patient=True)
     if code:
         why = {unmount.LEFT: "files stay in the journal", unmount.BUSY: "a program uses the mount"}
@@ -97,12 +97,12 @@ def _arguments(given: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def _serving(arguments: list[str], storage_options: Mapping[str, Any], ready_timeout: float) -> Iterator[None]:
-    """A daemon, of which the mount answers."""
+    """Context manager: start a daemon, wait until its mount answers, and end the daemon on exit."""
     environ = dict(os.environ)
     if storage_options:
         before = json.loads(environ.get("SHARDFS_STORAGE_OPTIONS") or "{}")
         environ["SHARDFS_STORAGE_OPTIONS"] = json.dumps({**before, **storage_options})
-    shown = [public_name(arguments[-2]), arguments[-1]]  # for `ps`; it is not read
+    shown = [public_name(arguments[-2]), arguments[-1]]  # shown by `ps`; the daemon ignores these arguments
     with tempfile.TemporaryFile() as said, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         address = f"shardfs-{secrets.token_hex(16)}"
         told.bind(f"\0{address}")
@@ -113,7 +113,7 @@ def _serving(arguments: list[str], storage_options: Mapping[str, Any], ready_tim
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            start_new_session=True,  # Ctrl-C is for whoever uses the mount
+            start_new_session=True,  # Ctrl-C must reach the program that uses the mount, not the daemon
         )
         try:
             if daemon.stdin is not None:
@@ -128,7 +128,10 @@ def _serving(arguments: list[str], storage_options: Mapping[str, Any], ready_tim
 
 
 def _await(daemon: subprocess.Popen[bytes], told: socket.socket, said: IO[bytes], end: float) -> None:
-    """Return when it says that it is ready; raise what it says otherwise."""
+    """Return when the daemon reports that it is ready. If the daemon exits, raise the error that it printed.
+
+    `end` is a time of `time.monotonic`. Raises TimeoutError when that time has passed.
+    """
     exited = os.pidfd_open(daemon.pid)
     try:
         while (left := end - time.monotonic()) > 0:
@@ -164,7 +167,7 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _clear(mountpoint: str) -> None:
-    """What the daemon leaves only if it was killed."""
+    """Remove the mount and the directories that a killed daemon leaves behind."""
     if unmount.is_mounted(mountpoint):
         unmount.umount(mountpoint, timeout=1, lazy=True)
     for directory in (mountpoint, os.path.dirname(mountpoint)):

@@ -1,4 +1,4 @@
-"""What may keep a mount from working on this machine, each with what to do about it."""
+"""Checks for problems that prevent mounts from working on this machine, each with a remedy."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from shardfs.storage.store import Store
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
-"""A note is about what only some need."""
+"""States of a diagnosis. NOTE marks a missing feature that only some users need."""
 
 DEVICE, FUSE_CONF, FUSE_SYSCTL = "/dev/fuse", "/etc/fuse.conf", "/proc/sys/fs/fuse"
 MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup"
 
 SECONDS = 10.0
-"""How long a store is waited for, at most."""
+"""Upper limit for `store_timeout` during the checks, in seconds."""
 
 
 class Diagnosis(NamedTuple):
-    """One line. `fix` says what to do, if there is something to be done."""
+    """The result of one check. `told` describes the finding. `fix` is the remedy, or empty if none is needed."""
 
     check: str
     state: str
@@ -52,7 +52,7 @@ class Diagnosis(NamedTuple):
 
 
 def examine_machine(found: Options) -> Iterator[Diagnosis]:
-    """What every mount needs; `found` are the options it would have."""
+    """Check everything that every mount needs. `found` holds the options of the mount."""
     yield _device()
     yield _fusermount()
     yield _libfuse()
@@ -64,7 +64,7 @@ def examine_machine(found: Options) -> Iterator[Diagnosis]:
     yield from _mounts()
 
 
-# ---- the machine
+# ---- machine
 
 
 def _device() -> Diagnosis:
@@ -105,7 +105,7 @@ def _libfuse() -> Diagnosis:
 
 
 def _packages() -> Iterator[Diagnosis]:
-    """Whether the packages that shardfs needs are there, and new enough."""
+    """Report whether the required packages are installed and recent enough, and the versions of the store packages."""
     told = []
     for name, least in _requirements():
         try:
@@ -124,10 +124,10 @@ def _packages() -> Iterator[Diagnosis]:
 
 
 def _requirements() -> list[tuple[str, str]]:
-    """Names and least versions, of what is no extra."""
+    """Names and minimum versions of the required packages, without those of extras."""
     try:
         lines = metadata.requires("shardfs") or []
-    except metadata.PackageNotFoundError:  # run from a checkout
+    except metadata.PackageNotFoundError:  # shardfs runs from a checkout
         lines = [f"{name}>=0" for name in ("fsspec", "mfusepy", "numpy", "numcodecs")]
     matches = (re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", line.strip()) for line in lines)
     return [(match[1], match[2]) for match in matches if match]
@@ -167,7 +167,7 @@ def _kernel_timeout(found: Options) -> Diagnosis:
 def _sysctl(name: str) -> int:
     try:
         return int(Path(FUSE_SYSCTL, name).read_text())
-    except (OSError, ValueError):  # of an older kernel
+    except (OSError, ValueError):  # an older kernel does not have this setting
         return 0
 
 
@@ -196,7 +196,7 @@ def _available_bytes() -> int:
         found += [int(match[1]) << 10] if match else []
         limit = Path(CGROUP, "memory.max").read_text().strip()
         found += [int(limit)] if limit.isdecimal() else []
-    except OSError:  # there is no such limit
+    except OSError:  # this system has no such limit
         pass
     return min(found, default=0)
 
@@ -207,7 +207,7 @@ def _mounts() -> Iterator[Diagnosis]:
 
 
 def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
-    """How one mount fares."""
+    """Check one mount: whether its daemon answers, and whether its store answers."""
     name, point = "mount", mount.mountpoint
     if mount.state == mount_table.DEAD:
         fix = f"shardfs umount --lazy {point}"
@@ -227,18 +227,18 @@ def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
         yield Diagnosis(name, NOTE if failed else OK, f"{point}: answers{note}")
 
 
-# ---- a source
+# ---- source
 
 
 def examine_source(source: str, found: Options) -> Iterator[Diagnosis]:
-    """Whether it can be mounted; stops at what makes further looks useless."""
+    """Check whether a source can be mounted. The first error of the store ends the checks."""
     shown = public_name(source)
     began = time.monotonic()
     try:
         patience = RetryPolicy(min(found.store_timeout, SECONDS), min(found.store_retries, 1))
         store = open_store(source, found.storage_options, follow_symlinks=found.symlinks == "follow", patience=patience)
         documents = _documents(store)
-    except Exception as e:  # noqa: BLE001 - told
+    except Exception as e:  # noqa: BLE001 - the diagnosis contains the error
         yield _unreachable(source, shown, e)
         return
     milliseconds = (time.monotonic() - began) * 1000
@@ -288,7 +288,7 @@ def _is_about_credentials(e: BaseException | None) -> bool:
 
 
 def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Diagnosis]:
-    """Whether a part of an object can be had, from its beginning and from its end."""
+    """Check whether the store honours byte ranges, counted from the start and from the end of an object."""
     name = next((name for name, data in documents.items() if len(data) > 8), None)
     if name is None:
         yield Diagnosis("byte ranges", NOTE, "there is no document in the source to try them with")

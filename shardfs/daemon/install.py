@@ -1,7 +1,7 @@
-"""Places what pip cannot: the helpers of mount(8), the service unit, the manual pages and completions for shells.
+"""Installs the files that pip cannot install: mount(8) helpers, systemd units, manual pages, shell completions.
 
-Everything is either a link to a program or a file that says who made it, so that what is ours can be told from what is
-not: only ours is replaced or removed.
+Each item is a link to a program of shardfs, or a file that contains `MARK`. `is_ours` recognizes installed items by
+these properties, so that `shardfs install` and `uninstall` leave all other files alone.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 HELPERS = ("mount.shardfs", "mount.fuse.shardfs")
 
 PROGRAM = "/usr/bin/shardfs"
-"""What the units as they are shipped start."""
+"""The program path in the units that the package contains. `items` replaces this path."""
 
 MARK = "shardfs install"
-"""Stands in the first lines of every file that is placed."""
+"""Text near the beginning of every installed file."""
 
 SHELLS = {
     "bash": "bash-completion/completions/shardfs",
     "zsh": "zsh/site-functions/_shardfs",
     "fish": "fish/vendor_completions.d/shardfs.fish",
 }
-"""Where shells look, below /usr/local/share or ~/.local/share."""
+"""Shell -> path of its completion file below /usr/local/share or ~/.local/share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to place: a link to `target`, or a file with `text`."""
+    """One item to install: a link to `target`, or a file with `text`."""
 
     path: Path
     text: str = ""
     target: Path | None = None
 
     def is_there(self) -> bool:
-        """Whether it lies there as it should."""
+        """Whether the item is installed and up to date."""
         if self.target is not None:
             return self.path.is_symlink() and os.readlink(self.path) == str(self.target)
         return self._text() == self.text
 
     def is_ours(self) -> bool:
-        """Whether what lies there was placed by some version of us; True if there is nothing."""
+        """Whether any version of shardfs installed the item at this path. True if the path does not exist."""
         if not os.path.lexists(self.path):
             return True
         if self.target is not None:
@@ -62,13 +62,13 @@ class Item:
             return None
 
     def place(self) -> None:
-        """Put it there, in place of what is there."""
+        """Install the item atomically, replacing any file or link at its path."""
         if self.target is not None and not self.target.exists():
             raise FileNotFoundError(
                 errno.ENOENT, "does not exist; --programs names the directory of the programs", str(self.target)
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside it, and renamed: a half written unit must never be seen.
+        # Write a temporary file in the same directory and rename it, so that no reader sees an incomplete unit.
         new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             if self.target is not None:
@@ -81,8 +81,11 @@ class Item:
 
 
 def shipped(name: str) -> str:
-    """A file that comes with the package: beside it in a checkout, within it when installed."""
-    package = Path(__file__).parent
+    """Text of a data file of the package.
+
+    An installed package has its data files in its own directory, a checkout beside the package.
+    """
+    package = Path(__file__).parents[1]
     places = (package / "share" / name, package.parent / name)
     found = next((path for path in places if path.exists()), None)
     if found is None:
@@ -93,19 +96,20 @@ def shipped(name: str) -> str:
 
 
 def items(programs: Path, *, user: bool, root: str = "") -> Iterator[Item]:
-    """All there is to place, for links and units that start the `programs` of this directory.
+    """All items to install. Links and units start the programs in the directory `programs`.
 
     Args:
-        user: into the user's home instead of the system's directories; without the helpers, which only root uses.
-        root: stands before all paths, as a packager wants it.
+        user: install into the user's home instead of the system directories. Omits the mount(8) helpers, which only
+            root uses.
+        root: directory to prepend to all paths, for packagers.
     """
     data = _home("XDG_DATA_HOME", ".local/share") if user else Path("/usr/local/share")
     units = _home("XDG_CONFIG_HOME", ".config") / "systemd/user" if user else Path("/etc/systemd/system")
     if not user:
         for name in HELPERS:
             yield Item(_below(root, Path("/sbin", name)), target=programs / name)
-    unit = shipped("systemd/user/shardfs..service" if user else "systemd/shardfs..service")
-    yield Item(_below(root, units / "shardfs..service"), unit.replace(PROGRAM, str(programs / "shardfs")))
+    unit = shipped("systemd/user/shardfs@.service" if user else "systemd/shardfs@.service")
+    yield Item(_below(root, units / "shardfs@.service"), unit.replace(PROGRAM, str(programs / "shardfs")))
     for page in ("shardfs.1", "mount.shardfs.8"):
         yield Item(_below(root, data / f"man/man{page[-1]}" / page), shipped(f"docs/man/{page}"))
     for shell, place in SHELLS.items():
@@ -127,7 +131,7 @@ def _completion(shell: str) -> str:
     kind = get_completion_class(shell)
     if kind is None:
         raise LookupError(shell)
-    # Not `source`, which starts bash to see how old it is.
+    # Do not call `maker.source`: it starts bash to check its version.
     maker = kind(Command("shardfs"), {}, "shardfs", "_SHARDFS_COMPLETE")
     text = maker.source_template % maker.source_vars()
     first, rest = text.split("\n", 1) if text.startswith("#compdef") else ("", text)
@@ -135,7 +139,7 @@ def _completion(shell: str) -> str:
 
 
 def reload_manager(*, user: bool) -> None:
-    """Tell systemd that units have changed, if it runs."""
+    """Make systemd reload its units, if systemd is running."""
     if os.path.isdir("/run/systemd/system"):
         command = ["systemctl", *(["--user"] if user else []), "daemon-reload"]
         with suppress(OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Where the log goes and how its lines look: text, JSON, with the journal's priorities; and its last lines."""
+"""Log destinations, log formats (text, JSON, systemd journal priorities), and a buffer of the last log lines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import NamedTuple
 from shardfs.model.redact import scrubbed
 
 KEPT = 1000
-"""Lines that `.shardfs/log` shows."""
+"""Number of lines that `.shardfs/log` shows."""
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
-"""What SIGUSR2 goes through."""
+"""The levels that SIGUSR2 cycles through."""
 
 
 class Logs(NamedTuple):
-    """What the options say. `form` is text or json."""
+    """Logging options. `form` is "text" or "json"."""
 
     file: str | None = None
     level: str = "warning"
@@ -29,7 +29,7 @@ class Logs(NamedTuple):
 
 
 class Tail(logging.Handler):
-    """Keeps the last lines."""
+    """Keeps the last `KEPT` lines in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class Tail(logging.Handler):
         self._lines.append(self.format(record))
 
     def text(self) -> bytes:
-        """The lines, as they would stand in a file."""
+        """The kept lines as the content of a file."""
         return "".join(f"{line}\n" for line in list(self._lines)).encode(errors="backslashreplace")
 
 
 class _File(logging.handlers.WatchedFileHandler):
-    """A file that is begun anew if it was moved away. Where that is not possible nobody who logs fails by it."""
+    """A log file that is created again after log rotation. An error while reopening never reaches the logging code."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -54,7 +54,7 @@ class _File(logging.handlers.WatchedFileHandler):
 
 
 def set_up(logs: Logs, *, daemon: bool) -> Tail:
-    """From now on all that is logged goes where it should. What the last lines can be asked of is returned."""
+    """Configure the root logger, and return the buffer of the last log lines."""
     handler, tail = _handler(logs.file, daemon=daemon), Tail()
     handler.setFormatter(_formatter(handler, logs))
     tail.setFormatter(_Json() if logs.form == "json" else _Text(_IN_A_FILE))
@@ -63,7 +63,7 @@ def set_up(logs: Logs, *, daemon: bool) -> Tail:
 
 
 def cycle() -> str:
-    """Log more; after everything as little as usual. The name of the new level."""
+    """Switch to the next more verbose level, or from the last to the first. Return the name of the new level."""
     root = logging.getLogger()
     lower = [level for level in LEVELS if level < root.level]
     root.setLevel(lower[0] if lower else LEVELS[0])
@@ -92,7 +92,7 @@ def _formatter(handler: logging.Handler, logs: Logs) -> logging.Formatter:
 
 
 def is_journal() -> bool:
-    """Whether standard error leads to systemd's journal, which says so in the environment; systemd.exec(5)."""
+    """Whether standard error is connected to the systemd journal, by `JOURNAL_STREAM` of systemd.exec(5)."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         found = os.fstat(sys.stderr.fileno())
@@ -102,14 +102,14 @@ def is_journal() -> bool:
 
 
 class _Text(logging.Formatter):
-    """Takes secrets out, of tracebacks as well."""
+    """Removes secrets from messages and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         return scrubbed(super().format(record))
 
 
 class _Json(logging.Formatter):
-    """A JSON object in a line."""
+    """One JSON object per line, with secrets removed."""
 
     def format(self, record: logging.LogRecord) -> str:
         told = {
@@ -126,7 +126,7 @@ class _Json(logging.Formatter):
 
 
 class _Journal(logging.Formatter):
-    """A line with its priority; sd-daemon(3)."""
+    """Prefixes each line with its priority, as in sd-daemon(3)."""
 
     PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.DEBUG, 7))
 

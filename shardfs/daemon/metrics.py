@@ -1,4 +1,4 @@
-"""A little web server from which Prometheus fetches the metrics of a mount."""
+"""HTTP server from which Prometheus fetches the metrics of a mount."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLOW_S = 5.0
-"""Who does not ask for so long is hung up on."""
+"""Seconds after which the server closes an idle connection."""
 
 
 class Scraping:
-    """Listens from when it is made, and answers from `start` on, with what it is given there."""
+    """HTTP server for /metrics. The constructor opens the listening socket; `start` begins to answer requests."""
 
     def __init__(self, address: str) -> None:
-        """`address` is HOST:PORT; MountError if it cannot be listened on."""
+        """`address` is HOST:PORT. Raises MountError if the server cannot listen there."""
         parts = urlsplit(f"//{address}")
         try:
             host = parts.hostname or "localhost"
@@ -33,12 +33,12 @@ class Scraping:
 
     @property
     def address(self) -> str:
-        """Where it listens; with the port that was chosen, if none was named."""
+        """HOST:PORT of the listening socket. The kernel chooses the port if the address has none."""
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def start(self, make: Callable[[], bytes]) -> None:
-        """Answer /metrics with what `make` returns, in a thread."""
+        """Serve the result of `make` as /metrics, in a daemon thread that runs until the process exits."""
         self._server.make = make
         threading.Thread(target=self._server.serve_forever, name="shardfs-metrics", daemon=True).start()
 
@@ -50,7 +50,7 @@ class _Server(ThreadingHTTPServer):
     make: Callable[[], bytes]
 
     def server_bind(self) -> None:
-        # Not the standard library's, which asks for the name of our address and may wait for a name server.
+        # HTTPServer.server_bind would look up the host name of the address, and could block on a name server.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()

@@ -1,8 +1,7 @@
-"""Start and end of a mount: check the mountpoint, fork, open the source, mount, report that it answers; publish what
-was written.
+"""Start and end of a mount: check the mountpoint, fork, open the source, mount, report readiness, serve, publish.
 
-A daemon forks before anything touches fsspec or starts a thread: fsspec's event loop does not survive a fork. What goes
-wrong in the child travels through a pipe to the parent, which prints it and exits with its code.
+The parent forks the daemon before any code uses fsspec or starts a thread, because fsspec's event loop does not survive
+a fork. The child sends its errors through a pipe to the parent, which prints them and exits with the child's code.
 """
 
 from __future__ import annotations
@@ -59,25 +58,24 @@ NOT_READY = 6
 """Exit code: the mount did not answer in time."""
 
 LEFT = 3
-"""Exit code: not all that was written is published. The rest is in the journal."""
+"""Exit code: some written data is not published and stays in the journal."""
 
 DESCRIPTORS = 2048
-"""Room in the table of descriptors: for 1,024 shards, and what else there is."""
+"""File descriptors for which the process reserves room: 1,024 open shards, and everything else."""
 
 DEFAULT_LOGS = Logs()
 
 NAMED, COUNTED = 5, 1000
-"""Entries of a directory that is not empty: at most so many are named, and counted."""
+"""At most this many entries of a non-empty mountpoint are named, and counted."""
 
 UNMOUNTED = b"\0"
-"""What the server says through the pipe in which signals have their numbers."""
+"""Byte that the server writes to the signal pipe after the unmount. Every other byte is a signal number."""
 
 LAST_ANSWERS_S = 5.0
-"""After SIGTERM, how long programs that still use the mount are served before the daemon ends under them."""
-
+"""Seconds that the daemon still serves programs with open files after SIGTERM."""
 
 LAST_WORDS_S = 2.0
-"""How long a process in the foreground has for itself after that."""
+"""Seconds that a foreground process may take to exit after the mount has ended."""
 
 
 def mount(
@@ -96,20 +94,23 @@ def mount(
     metrics_addr: str | None = None,
     ready: Callable[[], object] = lambda: None,
 ) -> int:
-    """Mount a source; the exit code. In the foreground, returns when it is unmounted, else when the mount answers.
-    The exit code of a process that served is 3 if something that was written stays in the journal.
+    """Mount a source; return the exit code.
+
+    In the foreground, returns after the unmount, with exit code 3 if written data stays in the journal. Otherwise
+    returns when the mount answers, and a daemon serves the mount.
 
     Args:
-        open_tree: opens the source, given the hook to call before waiting. Called in the daemon. Its second value is
-            None if the source is read-only.
-        ready_timeout: seconds until a daemon that does not answer is ended.
-        fsname: what findmnt shows as the source.
-        nonempty: what to do if the mountpoint has entries, which the mount hides: warn, refuse or allow.
-        access_log: a file to which each request is added, as a line of JSON.
-        metrics_addr: HOST:PORT at which Prometheus may ask.
+        open_tree: opens the source and is called in the daemon. Its argument is a hook to call before waiting. Its
+            second return value is None if the mount is read-only.
+        ready_timeout: seconds until a daemon that does not answer is killed.
+        fsname: name of the source for findmnt.
+        nonempty: "warn", "refuse" or "allow" a mountpoint with entries. The mount hides these entries.
+        told: logging options.
+        access_log: file to which the daemon appends each request as a line of JSON.
+        metrics_addr: HOST:PORT of the HTTP server for Prometheus.
         ready: called in this process when the mount answers.
     """
-    # Without links: libfuse takes /dev/fd/N for a device that was opened before.
+    # Resolve links: libfuse interprets /dev/fd/N as an open FUSE device.
     mountpoint = os.path.realpath(mountpoint)
     dead = _check_mountpoint(mountpoint, nonempty)
     _check_apart(source, mountpoint)
@@ -122,7 +123,8 @@ def mount(
     sys.stdout.flush()
     sys.stderr.flush()
     receive, send = os.pipe()
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until Ctrl-C would end the child, too
+    # Block Ctrl-C until `_await_daemon` can kill the child.
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     pid = os.fork()
     if pid == 0:
         os.close(receive)
@@ -138,7 +140,7 @@ def mount(
 
 
 def _check_mountpoint(mountpoint: str, nonempty: str = "warn") -> MountInfo | None:
-    """The mount of a dead daemon that is to be replaced, if there is one. Raise MountError if this is no mountpoint."""
+    """The mount of a dead daemon to replace, or None. Raise MountError if the path cannot be a mountpoint."""
     while (top := mounted_at(mountpoint)) is not None and top.type == FS_TYPE:
         daemon = daemon_of(mountpoint, ANSWER_S)
         if daemon is None:
@@ -150,7 +152,7 @@ def _check_mountpoint(mountpoint: str, nonempty: str = "warn") -> MountInfo | No
             log.warning("%s: replacing the mount of a dead daemon", mountpoint)
             return top
         unmount(mountpoint, lazy=True)
-    # A look at an autofs trigger would wait for the very mount that is being made.
+    # `stat` of an autofs trigger would block until this mount exists.
     if top is not None and top.type == "autofs":
         return None
     try:
@@ -168,11 +170,11 @@ def _check_mountpoint(mountpoint: str, nonempty: str = "warn") -> MountInfo | No
 
 
 def _listed(directory: str | int) -> str:
-    """How many entries a directory has, and some of their names; an empty string if there are none to be seen."""
+    """Number of entries in a directory and the first names, as text. Empty if the directory is empty or unreadable."""
     try:
         with os.scandir(directory) as found:
             names = sorted(repr(entry.name) for entry in islice(found, COUNTED))
-    except OSError:  # the kernel may let us mount where we may not list
+    except OSError:  # the kernel permits mounts on directories that this user cannot list
         return ""
     if not names:
         return ""
@@ -181,8 +183,11 @@ def _listed(directory: str | int) -> str:
 
 
 def _check_apart(source: str, mountpoint: str) -> None:
-    """The daemon reads the source while it answers: what it must ask of its own mount, it would wait for for ever."""
-    if "::" in source and not is_path(source):  # an archive stays open
+    """Raise MountError if the mount would cover its source, or be inside the source.
+
+    The daemon reads the source to answer requests. A read through its own mount would wait for itself forever.
+    """
+    if "::" in source and not is_path(source):  # the daemon keeps an archive open
         return
     here, there = Path(mountpoint), Path(canonical(source))
     if there.is_relative_to(here) and there.exists():
@@ -195,7 +200,7 @@ def _check_apart(source: str, mountpoint: str) -> None:
 
 
 class _Mount(NamedTuple):
-    """What is to be served, and how."""
+    """The arguments of `mount` that the serving process needs. `dead` is the mount of a dead daemon to replace."""
 
     mountpoint: str
     dead: MountInfo | None
@@ -208,7 +213,7 @@ class _Mount(NamedTuple):
 
 
 def _serve_in_foreground(what: _Mount, told: Logs, ready: Callable[[], object]) -> int:
-    """Serve with the log and the service manager of a foreground process; the exit code."""
+    """Serve in this process, log to standard error or a file, notify the service manager; return the exit code."""
     tail = logs.set_up(told, daemon=False)
     manager = systemd.from_environment(os.environ)
 
@@ -224,7 +229,7 @@ def _serve_in_foreground(what: _Mount, told: Logs, ready: Callable[[], object]) 
 
 
 def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None) -> int:
-    """Open, mount, answer requests until unmounted, publish; the exit code."""
+    """Open the source, mount it, answer requests until the unmount, publish; return the exit code."""
     from shardfs.daemon.status import Status
     from shardfs.fuse.access import AccessLog
     from shardfs.fuse.libfuse import Session
@@ -236,11 +241,12 @@ def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manag
     tree, writing = what.open_tree(server.waiting)
     session = Session([*what.fuse.options(), f"fsname={what.shown}", "subtype=shardfs"], what.fuse.limits())
 
-    # Before it is mounted: whom a signal ends behind that leaves a mount that nobody serves.
+    # Install signal handlers before the mount: a signal after it would leave a mount without a daemon.
     receive, send = os.pipe()
     os.set_blocking(send, False)
-    # Signals arrive through the pipe as well. Python runs their handlers in the main thread alone, while the kernel
-    # may interrupt any other thread, and a main thread that served would not notice before the next request.
+    # The pipe delivers signal numbers and the end of the mount to the main thread, which does not serve requests.
+    # Python runs signal handlers in the main thread only, but the kernel may interrupt any thread. A main thread that
+    # served requests would notice a signal only at the next request.
     signal.set_wakeup_fd(send)
     for number in (*_ENDING, *_TELLING):
         signal.signal(number, lambda _number, _frame: None)
@@ -264,12 +270,15 @@ def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manag
             select.select([receive], [], [], LAST_ANSWERS_S)
         return _publish(writing, receive, manager, hurried=told != UNMOUNTED) if writing is not None else 0
     finally:
-        # Threads may still wait for the store, so what they use is left for the end of the process to free.
+        # Free nothing else here: threads may still wait for the store. The end of the process frees the rest.
         session.unmount()
 
 
 def _mount(session: Session, what: _Mount) -> MountInfo | None:
-    """Mount. If a dead mount is returned, the new one is attached nowhere yet, and has to replace the dead one."""
+    """Mount the session.
+
+    Returns None once the session is attached. Otherwise returns the dead mount that the detached session must replace.
+    """
     top = mounted_at(what.mountpoint)
     if top is None or top.type != FS_TYPE:
         session.mount(what.mountpoint)
@@ -282,7 +291,7 @@ def _mount(session: Session, what: _Mount) -> MountInfo | None:
     except OSError as e:
         if e.errno not in (errno.EPERM, errno.ENOSYS):
             raise
-    # fusermount3 can neither mount over a dead mount nor move one: the directory is bare between these two calls.
+    # fusermount3 can neither mount over a dead mount nor move one. Between these two calls, nothing is mounted here.
     unmount(what.mountpoint, lazy=True)
     bare = os.open(what.mountpoint, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -295,10 +304,10 @@ def _mount(session: Session, what: _Mount) -> MountInfo | None:
 
 
 def _publish(writing: Writing, receive: int, manager: Notifier | None, *, hurried: bool) -> int:
-    """What is not published yet; the exit code."""
+    """Publish the remaining files; return the exit code."""
 
     def signalled(seconds: float) -> bool:
-        """Whether one arrived that ends us."""
+        """Whether a terminating signal arrived within this time."""
         if not select.select([receive], [], [], seconds)[0]:
             return False
         return any(number in _ENDING for number in os.read(receive, 64))
@@ -321,7 +330,7 @@ def _facts(what: _Mount, scraping: Scraping | None) -> dict[str, str]:
 
 
 def _tell(status: Status, server: Server, tail: logs.Tail, scraping: Scraping | None) -> None:
-    """From now on, at the places where the mount is asked how it fares."""
+    """Serve status, metrics and log below `.shardfs`, and the metrics to Prometheus."""
     from shardfs.fuse.control import Control
 
     server.control = Control({b"status.json": status.as_json, b"metrics": status.as_prometheus, b"log": tail.text})
@@ -330,7 +339,7 @@ def _tell(status: Status, server: Server, tail: logs.Tail, scraping: Scraping | 
 
 
 def _dump_stacks() -> None:
-    """What every thread does right now, into the log."""
+    """Log the stacks of all threads."""
     names = "; ".join(f"{t.ident:#018x} is {t.name}" for t in threading.enumerate() if t.ident)
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
@@ -344,44 +353,46 @@ def _change_verbosity() -> None:
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TELLING = {int(signal.SIGUSR1): _dump_stacks, int(signal.SIGUSR2): _change_verbosity}
-"""Signals, and what they do."""
+"""Signals that do not end the mount -> function to call."""
 
 
 def _prepare_process() -> None:
-    """What a process that serves a mount wants otherwise than Python has it. Before it starts threads."""
+    """Tune limits, garbage collection and memory allocation of a serving process. Call before starting threads."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with suppress(OSError):
-        # The kernel doubles the table of descriptors as it fills. With threads that takes 10 ms each time, in the
-        # middle of a request; so make it large enough for the shards that are kept open now.
+        # The kernel doubles the descriptor table as it fills. In a process with threads, each doubling takes 10 ms
+        # during a request. So grow the table now, to a size that suffices for all open shards.
         os.close(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, min(hard, DESCRIPTORS) - 1))
-    # Each look-up leaves an object for a while, so that by default the collector runs for every few hundred: 4 % of
-    # the time of a request, and it never finds a thing.
+    # Each look-up allocates an object that lives for a while. By default the collector runs after a few hundred
+    # look-ups. These runs take 4 % of the time of a request and free nothing.
     gc.set_threshold(50_000, 20, 100)
     gc.freeze()
     _keep_memory()
 
 
 def _keep_memory() -> None:
-    """Have the C library keep a little of what is given back to it: chunks come and go, and all of their memory is
-    touched. To get a page anew from the kernel costs as much as decoding a part of it."""
-    with suppress(OSError, AttributeError):  # it is glibc's
+    """Let glibc keep `KEPT_BYTES` of freed memory instead of returning all of it to the kernel.
+
+    Decoding allocates and frees whole chunks. Getting a page from the kernel costs as much as decoding part of a page.
+    """
+    with suppress(OSError, AttributeError):  # only glibc has mallopt
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, 8 << 20), (M_TRIM_THRESHOLD, KEPT_BYTES)):
             mallopt(parameter, value)
 
 
 def _daemon(what: _Mount, send: int, told: Logs, masked: Iterable[int]) -> None:
-    """The child's life; does not return."""
+    """Run the daemon in the forked child. Does not return: exits the process."""
     code = 0
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         tail = logs.set_up(told, daemon=True)
 
         def ready(status: Status) -> None:
-            # Not before: while an automount is under way, autofs lets only the process group
-            # of the automounter look at the mountpoint, and the helper of mount(8) belongs to it.
+            # Call setsid only now: during an automount, autofs lets only the process group of the automounter
+            # access the mountpoint. The helper of mount(8) is in that process group.
             os.setsid()
             _report(send, 0, "".join(f"warning: {problem}\n" for problem in status.problems()))
             _detach()
@@ -398,14 +409,14 @@ def _daemon(what: _Mount, send: int, told: Logs, masked: Iterable[int]) -> None:
 
 
 def _end_soon(code: int) -> None:
-    """The process shall not outlive its mount: threads may wait for a store, and Python's end for some of these."""
+    """Exit the process after `LAST_WORDS_S` seconds: Python's shutdown may wait for threads that wait for the store."""
     timer = threading.Timer(LAST_WORDS_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
 
 
 def _report(send: int, code: int, text: str) -> None:
-    with suppress(OSError), open(send, "w") as pipe:  # the parent may have gone, or have been told before
+    with suppress(OSError), open(send, "w") as pipe:  # the parent may have exited, or has its report already
         json.dump([code, text], pipe)
 
 
@@ -419,12 +430,15 @@ def _detach() -> None:
 
 
 def _await_daemon(pid: int, receive: int, seconds: float, what: _Mount, masked: Iterable[int]) -> int:
-    """What the child reports; 6 if it reports nothing in time."""
+    """Wait for the child's report, print its messages, return its exit code.
+
+    Kills the child and returns `NOT_READY` if no report arrives within `seconds`.
+    """
     reported = False
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         reported = bool(select.select([receive], [], [], seconds)[0])
-    finally:  # Ctrl-C ends the child, too
+    finally:  # also after Ctrl-C, which must end the child
         if not reported:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

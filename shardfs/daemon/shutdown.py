@@ -1,4 +1,4 @@
-"""The end of a writable mount: what was written is published, or stays in the journal and is told."""
+"""Shutdown of a writable mount: publish the written data, and log the files that stay in the journal."""
 
 from __future__ import annotations
 
@@ -14,55 +14,61 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HURRIED_S = 30.0
-"""How long publishing may go on after a signal."""
+"""Seconds that publishing may continue after a signal."""
 
 STALL_S = 300.0
-"""How long it may go on without anything being published, after the mount was taken away."""
+"""Seconds that publishing may make no progress after the unmount."""
 
 A_DAY_S = 86_400.0
 LOOK_S = 0.25
 COUNT_EVERY = 8
 TOLD = 20
-"""So many of the files that are left are named in the log."""
+"""At most this many of the remaining files are named in the log."""
 
 
 class Writing(Protocol):
-    """What was written to a mount, as far as its start and end are concerned. Thread-safe."""
+    """The write side of a mount, as start, status and shutdown need it. Thread-safe."""
 
     def state(self) -> dict[str, Any]:
-        """For `status.json`:
+        """Fields for `status.json`:
 
-        journal: its directory.
-        journal_bytes, journal_limit
-        dirty_chunks, dirty_shards: written, and not published yet.
-        orphans, orphan_paths: what belongs to no array; the first of them.
-        written_bytes, published_bytes, published_chunks, published_shards: since the mount began. What is published of
-            a shard is what is not shared with the old one.
-        conflicts, failures: how often that was so.
-        failing, errors: what cannot be published now; the first of it, with why.
-        refused, refused_paths: files whose last version was refused when they were closed; the first of them, with why.
-        problems: what is wrong with the journal.
-        read_only: why nothing can be written any more, or None.
+        journal: directory of the journal.
+        journal_bytes, journal_limit: size of the journal, and its maximum.
+        dirty_chunks, dirty_shards: number of chunks and shards with data that is not published yet.
+        orphans, orphan_paths: number of files that belong to no array, and the paths of the first ones.
+        written_bytes, published_bytes, published_chunks, published_shards: counted since the mount started.
+            `published_bytes` excludes bytes that a new shard shares with the old one.
+        conflicts, failures: number of conflicts with other writers, and of failed attempts to publish.
+        failing, errors: number of shards and files that cannot be published now, and the first ones with the reason.
+        refused, refused_paths: number of files whose last version was refused at close, and the first ones with the
+            reason.
+        problems: damage found in the journal.
+        read_only: reason why the mount refuses writes, or None.
         """
 
     def left(self) -> list[str]:
-        """Paths of what is not published yet, or cannot be."""
+        """Paths of the files that are not published yet or cannot be published."""
 
     def close(self, timeout: float) -> list[str]:
-        """Take no more writes, make all that was closed survive a power failure, publish as much as `timeout` seconds
-        allow, and close the journal. What is left."""
+        """Publish the written data for at most `timeout` seconds; return the paths of the files that remain.
+
+        Refuses further writes, syncs all closed files to the journal, publishes, then closes the journal.
+        """
 
 
 def drain(writing: Writing, *, hurried: bool, signalled: Callable[[float], bool], tell: Callable[[int], object]) -> int:
-    """Publish what is left, as long as something is published every five minutes; how many files remain.
+    """Publish all remaining files; return the number of files that stay in the journal.
+
+    Gives up after `STALL_S` seconds without progress.
 
     Args:
-        hurried: give up after `HURRIED_S`, also if nothing is wrong.
-        signalled: waits for so many seconds; whether there was a signal meanwhile, from which on it is hurried.
-        tell: is told every now and then how many files are left.
+        hurried: give up after `HURRIED_S`, even if publishing makes progress.
+        signalled: waits up to the given number of seconds and returns whether a signal arrived. A signal sets
+            `hurried`.
+        tell: called regularly with the number of remaining files.
 
-    Publishing goes on in a thread, which may hang in the store. It is left to itself then: a process that ends in
-    the middle of publishing leaves nothing that the next mount would not put right.
+    A separate thread publishes, because the store may hang. `drain` does not wait for a hanging thread: the journal
+    lets the next mount complete or repeat an interrupted publish.
     """
     done, found = threading.Event(), list[str]()
 
@@ -82,7 +88,7 @@ def drain(writing: Writing, *, hurried: bool, signalled: Callable[[float], bool]
             break
         if signalled(0) and not hurried:
             hurried, end = True, time.monotonic() + HURRIED_S
-        if look % COUNT_EVERY:  # there may be a million, and who publishes waits meanwhile
+        if look % COUNT_EVERY:  # `left` may list a million files, and blocks the publishing thread meanwhile
             continue
         n = len(writing.left())
         if n < least and not hurried:

@@ -1,4 +1,4 @@
-"""What a mount does, in numbers: as a document, in Prometheus' text format, in a line. Asks nothing of the store."""
+"""Statistics of a mount as JSON, in the Prometheus text format, and as one line. Never accesses the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Status:
-    """Of one mount, from when it is made. `facts` are what it was told: source, mountpoint, layout and so on."""
+    """Statistics of one mount since this object was created. `facts` holds source, mountpoint, layout and so on."""
 
     def __init__(
         self, server: Server, tree: Tree | Overlay, facts: Mapping[str, Any], writing: Writing | None = None
@@ -31,7 +31,7 @@ class Status:
         self._began, self._began_clock = time.time(), time.monotonic()
 
     def told(self) -> dict[str, Any]:
-        """Everything, as JSON can say it. Times are in seconds."""
+        """All statistics, as JSON serializable values. Times are in seconds."""
         counts = self._server.counts()
         errors: dict[str, dict[str, int]] = {}
         for (opcode, number), n in sorted(counts.errors.items()):
@@ -55,20 +55,20 @@ class Status:
         }
 
     def problems(self) -> list[str]:
-        """What is wrong with the journal, for whoever mounts."""
+        """Damage found in the journal, to print when the mount starts."""
         return [] if self._writing is None else self._writing.state()["problems"]
 
     def as_json(self) -> bytes:
-        """The document `status.json`."""
+        """Content of the file `status.json`."""
         return json.dumps(self.told(), indent=1).encode() + b"\n"
 
     def as_prometheus(self) -> bytes:
-        """The document `metrics`; see prometheus.io/docs/instrumenting/exposition_formats."""
+        """Content of the file `metrics`, in the format of prometheus.io/docs/instrumenting/exposition_formats."""
         counts, told = self._server.counts(), self.told()
         return "".join(f"{line}\n" for line in _metrics(told, counts.times)).encode()
 
     def line(self) -> str:
-        """For people, in a line."""
+        """The main statistics as one line of text."""
         told = self.told()
         n, failed = sum(told["requests"].values()), sum(_failures(told["errors"]))
         words = [f"{n} requests", f"{told['bytes_served'] / 2**20:.1f} MiB served"]
@@ -93,7 +93,7 @@ def _name(opcode: int) -> str:
 
 
 def _latency(times: Histogram) -> dict[str, Any]:
-    """Bounds below which half, and 99 of 100, lie; `None` is beyond the last one."""
+    """Count, mean, and upper bounds of the median and the 99th percentile. None: above the last bound."""
     half, most = (None if (s := times.below(share)) == float("inf") else s for share in (0.5, 0.99))
     return {"count": times.count, "mean": times.seconds / times.count, "median_below": half, "p99_below": most}
 

@@ -1,7 +1,7 @@
-"""Tells the service manager how a mount fares, by sd_notify(3): ready, what it does, that it still answers.
+"""Notifications to the service manager with sd_notify(3): readiness, status, watchdog.
 
-Whether it answers is asked by another process, through the mount. A thread of ours would not do: a request that nobody
-answers cannot be interrupted, not even by SIGKILL, and a process with such a thread never ends.
+A separate probe process checks through the mount whether the daemon answers. A thread of the daemon would be unsafe:
+an unanswered FUSE request cannot be interrupted, not even by SIGKILL, and a process with such a thread never exits.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
 STATUS_S = 20.0
-"""How often the status is told, if the watchdog does not want to hear more often."""
+"""Seconds between status notifications. A watchdog may require a shorter interval."""
 
 EXTEND_S = 20.0
-"""What remains for publishing after each word about it."""
+"""Seconds by which each notification about publishing extends the time-out of the service manager."""
 
 FIRST_S = 0.05
-"""How often a mount is asked until it answers for the first time."""
+"""Seconds between probes until the mount answers for the first time."""
 
 _PROBE = "import os, sys; sys.exit(os.getxattr(sys.argv[1], 'user.shardfs.pid').decode() != sys.argv[2])"
 
 
 class Notifier:
-    """One service manager."""
+    """Sends notifications to one service manager."""
 
     def __init__(self, address: str, watchdog_s: float) -> None:
-        """`address` as in `NOTIFY_SOCKET`; `watchdog_s` is 0 without a watchdog."""
+        """`address` has the form of `NOTIFY_SOCKET`. `watchdog_s` is the watchdog time-out in seconds, 0 for none."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._every_s = min(STATUS_S, watchdog_s / 3) if watchdog_s else STATUS_S
         self._watched = watchdog_s > 0
@@ -42,7 +42,7 @@ class Notifier:
         self._probe: subprocess.Popen[bytes] | None = None
 
     def tell(self, **fields: str) -> bool:
-        """Send fields such as `STATUS`; False if nobody listens any more."""
+        """Send fields such as `STATUS`. Never blocks. Return False if the service manager has closed its socket."""
         text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in fields.items())
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.setblocking(False)
@@ -50,21 +50,21 @@ class Notifier:
                 sender.sendto(text.encode("utf8", "replace"), self._address)
             except ConnectionRefusedError:
                 return False
-            except OSError:  # it does not read as fast as we tell, for instance
+            except OSError:  # for example, the queue of the socket is full
                 return True
         return True
 
     def watch(self, mountpoint: str, status: Callable[[], str]) -> None:
-        """From now on, in a thread: `READY` when the mount answers, and then how it goes, until `stopping`."""
+        """Start a thread that sends `READY` once the mount answers, then the status at intervals until `stopping`."""
         threading.Thread(target=self._watch, args=(mountpoint, status), name="shardfs-notify", daemon=True).start()
 
     def stopping(self) -> None:
-        """The mount ends."""
+        """Notify the service manager that the mount is ending, and stop the status notifications."""
         self._over.set()
         self.tell(STOPPING="1", STATUS="unmounting")
 
     def publishing(self, left: int) -> None:
-        """The mount has gone, and so many files are being published: this may take longer than the manager allows."""
+        """Report that `left` files remain to be published, and extend the stop time-out of the service manager."""
         if time.monotonic() - self._extended >= EXTEND_S / 2:
             self._extended = time.monotonic()
             told = {"WATCHDOG": "1"} if self._watched else {}
@@ -80,11 +80,11 @@ class Notifier:
                 if not self.tell(**told) and not self._watched:
                     return
             first = {} if answers else first
-            if self._probe is None:  # else it is still waited for, and an answer is told of as soon as it comes
+            if self._probe is None:  # else a probe is running, and the next `_answers` waits for its result
                 self._over.wait(FIRST_S if first else self._every_s)
 
     def _answers(self, mountpoint: str) -> bool:
-        """Whether the mount answers before it would have to be asked again."""
+        """Whether the mount answers a probe within one notification interval."""
         if self._probe is None:
             command = [sys.executable, "-IS", "-c", _PROBE, mountpoint, str(os.getpid())]
             null = subprocess.DEVNULL
@@ -92,13 +92,16 @@ class Notifier:
         try:
             code = self._probe.wait(self._every_s)
         except subprocess.TimeoutExpired:
-            return False  # it is asked no second time before it ends, and is not killed, which it would not notice
+            return False  # start no second probe until this one exits; SIGKILL cannot end a probe that waits for FUSE
         self._probe = None
         return code == 0
 
 
 def from_environment(environ: MutableMapping[str, str]) -> Notifier | None:
-    """The manager that started this process, if it wants to be told. Its variables are taken away from children."""
+    """The service manager that started this process, or None if it expects no notifications.
+
+    Removes the variables of sd_notify(3) from `environ`, so that child processes do not inherit them.
+    """
     address = environ.pop("NOTIFY_SOCKET", "")
     every_us, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
     if not address.startswith(("/", "@")):

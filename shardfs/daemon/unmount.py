@@ -1,4 +1,4 @@
-"""The end of a mount, asked for from outside: unmount, wait for the daemon, tell what stays in its journal."""
+"""Unmounting from another process: unmount, wait for the daemon, print the files that stay in its journal."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LEFT, BUSY, LATE = 3, 4, 5
 """Exit codes: files stay in the journal; a program uses the mount; the daemon has not ended in time."""
 
 ANSWER_S = 10.0
-"""How long a mount may take to say whose it is."""
+"""Seconds to wait for a mount to report its daemon."""
 
 LOOK_S = 0.2
 NAMED = 20
-"""So many files, or processes, are named."""
+"""At most this many files or processes are named in a message."""
 
 _ASK = """\
 import os, sys
@@ -43,11 +43,12 @@ except OSError as e:
 
 
 class Daemon(NamedTuple):
-    """The daemon of a mount: its process and the directory of its journal, if it has one.
+    """The daemon of a mount.
 
     Args:
-        pid: 0 if the daemon is dead, -1 if the mount does not say, like the mount of another user.
-        refused: files whose last version was refused at close, and why.
+        pid: 0 if the daemon is dead, -1 if the mount does not report it, for example the mount of another user.
+        journal: directory of the journal; None for a read-only mount.
+        refused: path of each file whose last version was refused at close -> reason.
     """
 
     pid: int
@@ -56,12 +57,12 @@ class Daemon(NamedTuple):
 
 
 def is_mounted(mountpoint: str) -> bool:
-    """Whether shardfs is mounted there, be it that its daemon is dead."""
+    """Whether shardfs is mounted on this path, even if its daemon has died."""
     return mount_type(_mounted_path(mountpoint)) == FS_TYPE
 
 
 def _mounted_path(mountpoint: str) -> str:
-    """As mountinfo has it. A path that is a mount itself is not looked at: its daemon may hang."""
+    """The path as mountinfo spells it. Never accesses a mount of shardfs, because its daemon may hang."""
     path = os.path.abspath(mountpoint)
     return path if mount_type(path) == FS_TYPE else os.path.realpath(path)
 
@@ -74,12 +75,13 @@ def umount(
     patient: bool = False,
     tell: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Unmount and wait until the daemon has published what was written, and gone; the exit code.
+    """Unmount, wait until the daemon has published all written data and exited, and return the exit code.
 
     Args:
-        timeout: seconds to wait for the daemon, anew whenever its journal changes; and if `patient`, for programs that
-            use the mount.
-        tell: is told every now and then how many bytes the journal has.
+        timeout: seconds to wait for the daemon. The time starts again whenever the journal changes.
+        lazy: detach the mount even if programs use it or the daemon does not answer.
+        patient: also wait up to `timeout` seconds for programs that use the mount.
+        tell: called regularly with the size of the journal in bytes.
     """
     mountpoint = _mounted_path(mountpoint)
     mounted = mounted_at(mountpoint)
@@ -103,7 +105,7 @@ def umount(
     if daemon is None or process < 0:
         return 0
     if daemon.journal:
-        import shardfs.write.recover  # noqa: F401  # while the daemon ends: it takes longer than that
+        import shardfs.write.recover  # noqa: F401  # import while the daemon exits, which takes longer
     if not _await_end(process, timeout, daemon.journal, tell):
         doing = "still publishes what was written" if daemon.journal else "has not ended"
         if (other := elsewhere(mounted)) is not None:
@@ -116,7 +118,7 @@ def umount(
 
 
 def _await_end(process: int, seconds: float, journal: str | None, tell: Callable[[int], object]) -> bool:
-    """Whether it has ended; the seconds are counted anew whenever something happens to the journal."""
+    """Wait for the process; return whether it has ended. The time starts again whenever the journal changes."""
     seen, end = None, 0.0
     while True:
         found = _segments(journal) if journal else {}
@@ -131,14 +133,17 @@ def _await_end(process: int, seconds: float, journal: str | None, tell: Callable
 
 
 def _segments(journal: str) -> dict[str, int]:
-    """Its files, and how large they are."""
+    """Name -> allocated bytes of each file of the journal; empty if the journal is gone."""
     with suppress(OSError), os.scandir(journal) as entries:
         return {entry.name: entry.stat().st_blocks * 512 for entry in entries}
     return {}
 
 
 def _told(journal: str, was_there: bool) -> int:
-    """Name what is left in it; the exit code. The daemon removes it if nothing is left; `was_there` before that."""
+    """Print the files left in the journal; return the exit code.
+
+    `was_there`: whether the journal existed before the unmount. The daemon removes an empty journal.
+    """
     from shardfs.write.recover import look_if_there
 
     found = look_if_there(journal)
@@ -162,7 +167,7 @@ def _told(journal: str, was_there: bool) -> int:
 
 
 def _told_refused(refused: Mapping[str, str]) -> int:
-    """Name the files whose last version is lost; the exit code."""
+    """Print the files whose last version was refused at close; return the exit code."""
     lines = [f"  {path or 'more files'}: {why}\n" for path, why in refused.items()]
     more = f"  and {len(lines) - NAMED} more, or many more\n" if len(lines) > NAMED else ""
     what = "the last version of these files was refused when a program closed them; write them again"
@@ -171,16 +176,16 @@ def _told_refused(refused: Mapping[str, str]) -> int:
 
 
 def _detach_dead(mountpoint: str) -> None:
-    """Detach the dead mounts that the mount has covered: a later mount may have been attached above them."""
+    """Detach dead mounts of shardfs that the removed mount covered, topmost first."""
     while mount_type(mountpoint) == FS_TYPE and daemon_of(mountpoint, ANSWER_S) == Daemon(0):
         try:
             unmount(mountpoint, lazy=True)
-        except MountError:  # the daemon that covered it was faster, or it is another user's
+        except MountError:  # the daemon of the covering mount has detached it already, or another user owns the mount
             return
 
 
 def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
-    """Try again while it is busy."""
+    """Unmount, and retry for up to `seconds` while the mount is busy."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -192,10 +197,10 @@ def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
 
 
 def _users(mountpoint: str) -> str:
-    """Which programs use it, as far as we may know. Asks the kernel for names only, never the mount."""
+    """Describe the programs that use the mount, as far as this user may see them. Reads /proc, never the mount."""
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # the process has ended, or belongs to another user
             if any(path == mountpoint or path.startswith(f"{mountpoint}/") for path in _paths(f"/proc/{pid}")):
                 found.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
     if not found:
@@ -204,7 +209,7 @@ def _users(mountpoint: str) -> str:
 
 
 def _paths(process: str) -> Iterator[str]:
-    """What it has open, maps, or is in."""
+    """Paths of the open and mapped files and of the current, root and program paths of a /proc/PID directory."""
     links = [f"{process}/{name}" for name in ("cwd", "root", "exe")]
     for link in [*links, *(f"{process}/fd/{fd}" for fd in os.listdir(f"{process}/fd"))]:
         with suppress(OSError):
@@ -215,10 +220,10 @@ def _paths(process: str) -> Iterator[str]:
 
 
 def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
-    """The daemon, as it says itself; None if it does not answer within `seconds`.
+    """The daemon that serves a mount; None if it does not answer within `seconds`.
 
-    `stat` would not tell: the kernel knows the answer by heart. Another process asks, as a question that the daemon has
-    read but does not answer cannot be taken back, not even by SIGKILL.
+    A child process sends the request, because a request that the daemon has read but does not answer cannot be
+    interrupted, not even by SIGKILL. `stat` proves nothing: the kernel answers it from its cache.
     """
     command = [sys.executable, "-IS", "-c", _ASK, mountpoint]
     asker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -231,7 +236,7 @@ def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
     except subprocess.TimeoutExpired:
         asker.kill()
         with suppress(subprocess.TimeoutExpired):
-            asker.wait(1)  # as long as it is there the mount is in use
+            asker.wait(1)  # the mount stays busy until the child has ended
         return None
     finally:
         if asker.stdout is not None:
@@ -239,7 +244,7 @@ def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
 
 
 def _process(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 if there is none."""
+    """A pidfd, which becomes readable when the process ends; -1 if there is no such process."""
     with suppress(OSError):
         return os.pidfd_open(pid) if pid > 0 else -1
     return -1
@@ -252,7 +257,7 @@ def _user_name(user: int | None) -> str:
 
 
 def unmount(mountpoint: str, *, lazy: bool) -> None:
-    """Raise OSError with what the kernel says, EBUSY among it."""
+    """Detach the topmost mount on this path. Raises OSError: EBUSY if in use, EPERM if another user mounted it."""
     if os.geteuid() == 0:
         return mount_calls.detach(mountpoint, lazy=lazy)
     mounted = mounted_at(mountpoint)
@@ -261,6 +266,6 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
         raise MountError(errno.EPERM, why, mountpoint)
     command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if ended.returncode:  # it says why in words only; a mount of ours that it leaves in place is in use
+    if ended.returncode:  # fusermount3 returns no errno. If our mount is still there, it is in use
         busy = mount_type(mountpoint) == FS_TYPE
         raise MountError(errno.EBUSY if busy else errno.EPERM, ended.stderr.strip(), mountpoint)

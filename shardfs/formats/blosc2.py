@@ -1,4 +1,4 @@
-"""Blosc2: contiguous frames, and the arrays in them, shown as the sparse frames that python-blosc2 opens as well.
+"""Blosc2: contiguous frames, also with arrays in them, shown as sparse frames. python-blosc2 opens both kinds.
 
 https://github.com/Blosc/c-blosc2: README_CFRAME_FORMAT.rst, README_SFRAME_FORMAT.rst and README_B2ND_METALAYER.rst
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 INDEX = "chunks.b2frame"
 
 STORE = ".b2d"
-"""Directories called so hold a tree or a table, whose readers look for frames that are files."""
+"""The suffix of directories with a tree or a table, whose readers need contiguous frames."""
 
 
 class Blosc2(Fixed):
-    """See `formats.Format`."""
+    """The format of Blosc2 contiguous frames."""
 
     documents = ()
     systems = (
@@ -79,7 +79,7 @@ def _facts(frame: Frame) -> Facts:
 
 
 def _array(layer: bytes) -> tuple[Coords, Coords, str] | None:
-    """Shape, chunk shape and type of an array, in msgpack; None if it has another form than the one described."""
+    """The shape, chunk shape and data type from the `b2nd` metalayer, which is in msgpack; None for another form."""
     try:
         fields, rank = layer[0] & 15, layer[2]
         chunks_at = 3 + 1 + 9 * rank

@@ -1,4 +1,4 @@
-"""How new arrays are sharded that tools create without shards: the rules of `--create`, and sizes of shards."""
+"""The rules of `--create`, which shard new arrays that programs create without shards, and the sizes of shards."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from shardfs.model.values import Coords
 
 NONE = "none"
-"""Instead of a format, in a rule: what matches stays without shards."""
+"""Used in a rule instead of a format: matching arrays stay unsharded."""
 
 MAX_CHUNKS, MAX_BYTES = 1000, 1 << 30
-"""Of a shard, where nobody says how large it shall be. Its bytes are counted before compression."""
+"""The limits of a shard whose rule has no `chunks_per_shard`. `MAX_BYTES` applies before compression."""
 
 _LOCATION = {"index_location": ("end", "start")}
 _ENCODING = ("gzip", "raw")
@@ -31,14 +31,14 @@ WORDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "data_encoding": _ENCODING,
     },
 }
-"""The formats of which arrays can be created, the parameters of their shards that are words, and those words."""
+"""The formats that rules can create. Each has its sharding parameters with text values, and the allowed values."""
 
 NUMBERS = {"precomputed": {"preshift_bits": 64, "minishard_bits": 32, "shard_bits": 64}}
-"""Parameters that are numbers, and the largest."""
+"""The sharding parameters with integer values of each format, and the largest allowed value."""
 
 
 class Sharding(NamedTuple):
-    """What is remembered of a sharded dataset whose document is deleted: its documents, as `Format.open` takes them."""
+    """The stored documents of a sharded dataset whose document was deleted, in the form that `Format.open` takes."""
 
     format: str
     documents: Mapping[str, bytes]
@@ -49,11 +49,11 @@ class Rule:
     """How new arrays of one format are sharded.
 
     Args:
-        format: as `WORDS` calls it, or `NONE`.
-        pattern: of the paths it is for: `*` is anything but a slash, `**` anything.
-        chunks_per_shard: in the order of axes in which the format's documents have shapes; () chooses by itself.
-        words: see `WORDS`.
-        numbers: see `NUMBERS`.
+        format: a format of `WORDS`, or `NONE`.
+        pattern: the paths that the rule applies to. `*` matches anything but a slash, `**` matches anything.
+        chunks_per_shard: in the axis order of shapes in the format's documents; () for `automatic`.
+        words: parameters with text values, from `WORDS`.
+        numbers: parameters with integer values, from `NUMBERS`.
     """
 
     format: str
@@ -63,16 +63,16 @@ class Rule:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
     def matches(self, path: str) -> bool:
-        """Whether it is for the dataset in this directory."""
+        """Whether the rule applies to the dataset in this directory."""
         parts = re.split(r"(\*\*/|\*\*|\*|\?)", self.pattern)
         wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
         return re.fullmatch("".join(wild.get(part, re.escape(part)) for part in parts), path, re.DOTALL) is not None
 
     def per_shard(self, grid: Coords, chunk_bytes: int, *, last_is_fastest: bool = True) -> Coords:
-        """Chunks per shard, axis by axis, of an array with this grid of chunks.
+        """The number of chunks per shard along each axis, for an array with this grid of chunks.
 
-        What is told is told of the fastest axes: an array of fewer has the last ones only, one of more is not sharded
-        along the others.
+        `chunks_per_shard` applies to the fastest-varying axes. For arrays of lower rank, the numbers of the slowest
+        axes are ignored. For arrays of higher rank, shards are one chunk long along the slowest axes.
         """
         told, rank = self.chunks_per_shard, len(grid)
         if not told:
@@ -82,10 +82,10 @@ class Rule:
 
 
 def automatic(grid: Coords, chunk_bytes: int, *, last_is_fastest: bool = True) -> Coords:
-    """Chunks per shard: powers of two, at most `MAX_CHUNKS` and `MAX_BYTES` of them, and none beyond the array.
+    """The number of chunks per shard along each axis: powers of two, within `MAX_CHUNKS`, `MAX_BYTES` and the array.
 
-    Shards are as long in chunks along all axes as these allow, the fastest first. An axis that is empty so far is taken
-    for one that will grow.
+    The shortest axis of the shard, in chunks, is doubled until a limit is reached; of equal axes the fastest is first.
+    An axis without elements is assumed to grow, so the array does not limit it.
     """
     per = [1] * len(grid)
     limit = min(MAX_CHUNKS, MAX_BYTES // max(chunk_bytes, 1))
@@ -101,18 +101,18 @@ def automatic(grid: Coords, chunk_bytes: int, *, last_is_fastest: bool = True) -
 
 
 class Rules(NamedTuple):
-    """What `--create` says; the first rule that fits an array counts."""
+    """The rules of `--create`. The first rule that matches an array applies."""
 
     rules: Sequence[Rule] = ()
 
     def match(self, path: str, format: str) -> Rule | None:
-        """The rule for a new dataset of `format` in this directory; None if it stays without shards."""
+        """The rule for a new dataset of `format` in this directory; None if the dataset stays unsharded."""
         rule = next((r for r in self.rules if r.format in (format, NONE) and r.matches(path)), None)
         return None if rule is None or rule.format == NONE else rule
 
 
 def parse(text: str) -> Rules:
-    """Rules `[PATTERN=]FORMAT[:NAME=VALUE,...]`, separated by semicolons. Raise ValueError, with the reason."""
+    """Rules `[PATTERN=]FORMAT[:NAME=VALUE,...]`, separated by semicolons. Raise ValueError if the text is invalid."""
     return Rules(tuple(_rule(part.strip()) for part in text.split(";") if part.strip()))
 
 
@@ -125,7 +125,7 @@ def _rule(text: str) -> Rule:
     chunks: Coords = ()
     words: dict[str, str] = {}
     numbers: dict[str, int] = {}
-    # A comma stands between parameters, and between the numbers of one.
+    # Commas separate parameters, and also the numbers of one parameter.
     for part in filter(None, re.split(r",(?=[^,]*=)", parameters)):
         name, _, value = part.partition("=")
         if name == "chunks_per_shard" and format != NONE:
@@ -140,7 +140,7 @@ def _rule(text: str) -> Rule:
 
 
 def _chunks_per_shard(value: str) -> Coords:
-    """Numbers between commas, or between x, which needs no care on a command line."""
+    """Numbers separated by commas or by `x`. Unlike a comma, `x` needs no backslash in the mount options after `-o`."""
     found = re.split("[,x]", value)
     if value == "auto":
         return ()

@@ -18,7 +18,7 @@ MAX_DOCUMENT_BYTES = 64 << 20
 MAX_CONTAINERS = 500_000
 
 MAX_ITEMS = 1_000_000
-"""A metadata document beyond these is taken for damage: parsing it could cost more memory than the mount may use."""
+"""Documents beyond these limits count as damaged, because parsing could need more memory than the mount may use."""
 
 MAX_PRETTY = 64 << 10
 
@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 
 def parse_json(path: str, name: str, raw: bytes) -> Any:
-    """Exact JSON: integers stay integers, duplicate names are refused. Raise CorruptShardError with the reason."""
+    """The parsed JSON document, with integers as `int`.
+
+    Raise CorruptShardError, with the reason, for invalid JSON, duplicate names, or a document beyond the limits.
+    """
     try:
         if len(raw) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"more than {MAX_DOCUMENT_BYTES} bytes")
@@ -40,7 +43,7 @@ def parse_json(path: str, name: str, raw: bytes) -> Any:
 
 
 def parse_written(name: str, raw: bytes) -> dict[str, Any]:
-    """A document that somebody writes, which must be an object. Raise ValueError with the reason."""
+    """The JSON object that a client writes. Raise ValueError, with the reason, for anything else."""
     try:
         doc = parse_json("", name, raw)
     except CorruptShardError as e:
@@ -51,7 +54,7 @@ def parse_written(name: str, raw: bytes) -> dict[str, Any]:
 
 
 def require_same(found: Any, stored: Any, what: str) -> None:
-    """Raise ValueError if a document that is written says something else than chunks that are stored."""
+    """Raise ValueError if a written value differs from the value that the stored chunks need."""
     if found != stored:
         raise ValueError(f"{what} is {stored!r:.200} and cannot become {found!r:.200}: chunks are stored so")
 
@@ -64,20 +67,20 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def print_json(document: Any) -> bytes:
-    """The document as a file, members in their order. Raise ValueError if it is nested too deeply."""
+    """The document as JSON text, with members in their order. Raise ValueError if it is nested too deeply."""
     try:
         text = json.dumps(document, ensure_ascii=False)
-        if len(text) <= MAX_PRETTY:  # indentation can make a large, deep document a thousand times as large
+        if len(text) <= MAX_PRETTY:  # indentation can enlarge a deep document a thousandfold
             text = json.dumps(document, indent=2, ensure_ascii=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair stays the escape that it was
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # keeps a lone surrogate as its escape
 
 
 def print_strict(document: Mapping[str, Any]) -> bytes:
-    """`print_json` of what a layout shows, without the numbers that JSON does not have: they are named instead.
+    """The document of a layout as strict JSON text: NaN and infinities become strings, such as "NaN".
 
-    Raise UnsupportedError if it is nested too deeply.
+    Raise UnsupportedError if the document is nested too deeply.
     """
     try:
         return print_json(_named_numbers(document))
@@ -98,16 +101,16 @@ def _named_numbers(value: Any) -> Any:
 # ---- members of documents ----
 
 UNFIT = (ValueError, TypeError, KeyError, IndexError, OverflowError)
-"""What reading a member that is not as it should be raises."""
+"""The exceptions that reading an invalid member can raise."""
 
 
 def reason(error: Exception) -> str:
-    """Of one of `UNFIT`, for people."""
+    """The text of one of the `UNFIT` exceptions, for messages."""
     return f"no member {error}" if isinstance(error, KeyError) else str(error)
 
 
 def intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:
-    """As `parse_written`; None for what is none: it is shown as it is, and may be mended."""
+    """The JSON object in `raw`; None for anything else, which the mount shows unchanged and clients can repair."""
     try:
         return None if raw is None else parse_written(name, raw)
     except ValueError:
@@ -115,8 +118,10 @@ def intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:
 
 
 def unsharded(unshard: Callable[[dict[str, Any]], T | None], doc: dict[str, Any] | None) -> T | None:
-    """What `unshard` makes of a document of shards; None for any other, and for one that cannot be made out: those are
-    shown as they are stored."""
+    """The result of `unshard`; None without a document, and None if `unshard` fails.
+
+    The mount shows documents that `unshard` cannot translate unchanged.
+    """
     try:
         return None if doc is None else unshard(doc)
     except UNFIT:
@@ -124,25 +129,25 @@ def unsharded(unshard: Callable[[dict[str, Any]], T | None], doc: dict[str, Any]
 
 
 def integer(value: Any, name: str, least: int) -> int:
-    """A number of elements or the like. Raise ValueError, with the reason, for anything else."""
+    """The value if it is an integer from `least` to 2**63 - 1; else raise ValueError, with the reason."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise ValueError(f"{name} should hold integers of at least {least}, not {value!r:.80}")
     return value
 
 
 def listed(value: Any, name: str) -> list[Any]:
-    """Raise ValueError, with the reason, for what is no list."""
+    """The value if it is a list; else raise ValueError, with the reason."""
     if not isinstance(value, list):
         raise ValueError(f"{name} should be a list, not {type(value).__name__}")
     return value
 
 
 def integers(value: Any, name: str, least: int) -> Coords:
-    """A list of `integer`: a shape."""
+    """A list of integers, such as a shape, as a tuple. Raise ValueError, with the reason, for anything else."""
     return tuple(integer(v, name, least) for v in listed(value, name))
 
 
 def require_rank(value: Sequence[Any], rank: int, name: str) -> None:
-    """Raise ValueError unless there is one item for each axis of the array."""
+    """Raise ValueError unless `value` has one item for each axis of the array."""
     if len(value) != rank:
         raise ValueError(f"{name} has {len(value)} axes, the array {rank}")

@@ -1,6 +1,7 @@
-"""Formats: what the documents of an ecosystem say. Parsing and printing only; nothing here reads anything.
+"""The protocols of formats and layouts. A format only parses and prints documents; it does no I/O.
 
-A format is a module-level value with the attributes of `Format`; it is registered in `FORMATS`, in order of detection.
+A format is a module-level value with the attributes of `Format`. `registry.formats` lists all formats, in order of
+detection.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class System(NamedTuple):
     """A kind of sharded data, as docs/formats.md lists it.
 
     Args:
-        format: what `info` calls it.
-        found_by: the documents, or the form of a file.
-        shown_as: what a mount holds instead.
-        writers: programs of others that wrote such data in the tests, or what stands in for them.
-        readers: programs of others that read it there, through a mount.
+        format: the name that `info` prints.
+        found_by: the documents, or the form of a file, that identify such data.
+        shown_as: the files that a mount shows instead.
+        writers: programs of other projects that wrote such data for the tests, or their substitutes.
+        readers: programs of other projects that read such data in the tests, through a mount.
     """
 
     format: str
@@ -40,9 +41,9 @@ class Pairing(NamedTuple):
     """A kind of source in a layout, as docs/layouts.md lists it.
 
     Args:
-        format: of the source, as `System` calls it.
-        shown: what becomes of its chunks.
-        readers: programs of others that read it in the tests through a mount, and know only the layout.
+        format: the format of the source, as in `System.format`.
+        shown: how the layout shows the chunks.
+        readers: programs of other projects that know only the layout and read the source in the tests, through a mount.
     """
 
     format: str
@@ -51,72 +52,72 @@ class Pairing(NamedTuple):
 
 
 class Format(Protocol):
-    """The source face of a format."""
+    """A format of datasets in the source: detects datasets and translates their documents in both directions."""
 
     @property
     def systems(self) -> Sequence[System]:
-        """What it knows, for people."""
+        """The kinds of data that the format detects, for the documentation."""
 
     @property
     def documents(self) -> Sequence[str]:
-        """The documents, by name, that `open` looks at."""
+        """The names of the documents that `open` needs."""
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        """What the documents found in directory `path` describe; None if they are not of this format.
+        """The dataset that the documents in directory `path` describe; None if they belong to another format.
 
-        `path` is for messages. Raise CorruptShardError for a document that cannot be what it claims to be.
+        `path` is for messages. Raise CorruptShardError if a document is damaged.
         """
 
     def may_hold(self, name: str) -> bool:
-        """Whether a file of this name may be a dataset by itself. Such files are opened to see."""
+        """Whether a file of this name may be a dataset. The caller then passes the file to `open_file`."""
 
     def open_file(self, path: str, blob: Blob) -> Dataset | None:
-        """What the file describes, shown as a directory of its name; None if it is an ordinary file.
+        """The dataset in the file, shown as a directory with the file's name; None if the file is an ordinary file.
 
-        Raise ValueError, with the reason, for a file that cannot be what it claims to be.
+        Raise ValueError, with the reason, if the file is damaged.
         """
 
     def describes(self, name: str) -> bool:
-        """Whether a file of this name may be a document that `edit` and `shard` know what to do with."""
+        """Whether a file of this name may be a document that `edit` and `shard` can translate."""
 
     def described_by(self, path: str, name: str) -> str:
-        """The directory that the document `name` of the dataset in directory `path` tells about."""
+        """The directory that the document `name` in directory `path` describes."""
 
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
-        """Documents of the source that `edit` needs to see besides those of its own directory, by path below it."""
+        """Further documents of the source that `edit` needs, as paths relative to directory `path`."""
 
     def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
-        """The document `name` as a mount shows it, made of the documents in the source; None if there is none."""
+        """The document `name` as a mount shows it, translated from the stored documents; None if there is none."""
 
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
-        """What becomes of the source's documents when the shown document `name` is written anew.
+        """The documents to store, by name, when a client replaces the shown document `name` by `new`.
 
-        `path` is the directory, for messages and for rules; `stored` has its documents as they are in the source, and
-        those of `references`, as far as they exist. What is new in the document (a scale) is sharded by `rule`. If the
-        dataset is not sharded, or not there yet, the document becomes the source's as it is.
+        `path` is the directory, for messages and for rules. `stored` has the directory's documents from the source,
+        and those of `references`, as far as they exist. `rule` shards new parts of the document, such as a new scale.
+        If the dataset is not sharded, or does not exist yet, `new` is stored unchanged.
 
-        Raise ValueError, with the reason, for what is no such document, for what chunks that are stored contradict
-        (chunk shape, codecs, data type, names of chunks), and for a document of shards: chunks are written one by one.
+        Raise ValueError, with the reason, if `new` is not such a document, if `new` contradicts stored chunks (chunk
+        shape, codecs, data type, names of chunks), or if `new` describes shards, because clients write single chunks.
         """
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        """What to remember when these documents are deleted, so that `shard` can make them anew; None if nothing."""
+        """The sharding to keep when these documents are deleted, for a later `shard`; None if they have no sharding."""
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        """The documents of a sharded dataset, made of that of a new one without shards.
+        """The documents of the sharded dataset, made from the document `new` of an unsharded one.
 
-        None if there is nothing to be sharded (a group). Raise ValueError, with the reason, if it cannot be, or is
-        sharded already.
+        None if there is nothing to shard (a group). Raise ValueError, with the reason, if the dataset cannot be
+        sharded, or is sharded already.
         """
 
     def chunk_like(self, name: str) -> bool:
-        """Whether a path below a directory of this format could be a chunk's, whatever its documents say."""
+        """Whether a chunk of some dataset of this format could have this path, relative to the dataset."""
 
 
 class Fixed:
-    """The part of `Format` that is the same for all of which no documents can be written."""
+    """Base of formats whose documents are read-only."""
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         return None
@@ -153,7 +154,7 @@ class Fixed:
 
 
 class OfDocuments(Fixed):
-    """The part of `Format` that is the same for all that are found by documents, and never in a single file."""
+    """Base of formats that are detected by documents, never by a single file."""
 
     documents: Sequence[str] = ()
 
@@ -168,26 +169,26 @@ class OfDocuments(Fixed):
 
 
 class View(Protocol):
-    """The layout face of a format: how it would show datasets of any other."""
+    """A layout: shows datasets of any format as datasets of one format."""
 
     @property
     def name(self) -> str:
-        """As `--layout` calls it."""
+        """The name for `--layout`."""
 
     @property
     def pairings(self) -> Sequence[Pairing]:
-        """What it shows, for people."""
+        """How the layout shows each kind of source, for the documentation."""
 
     @property
     def renames(self) -> bool:
-        """Whether images are shown under names of its own, so that it must know what else there is."""
+        """Whether the layout shows images under new names, and thus needs `Dataset.beside` to avoid names in use."""
 
     def children(self, dataset: Dataset) -> Sequence[str]:
-        """Directories below of which `show` needs to know the datasets, as paths relative to the dataset's."""
+        """The directories below whose datasets `show` needs, as paths relative to the dataset."""
 
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
-        """A directory in this layout: other documents, names and transforms, and nothing of the source's form.
+        """The dataset in this layout, with the layout's documents, names and transforms instead of the source's.
 
-        `dataset` is None for a directory that no format knows, above datasets. `path` is for messages. Raise
-        UnsupportedError, with the reason, for what cannot be expressed.
+        `dataset` is None for a directory above datasets that no format recognises. `path` is for messages. Raise
+        UnsupportedError, with the reason, if the layout cannot express the dataset.
         """

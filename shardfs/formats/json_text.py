@@ -1,6 +1,6 @@
-"""JSON documents changed member by member: every byte that nobody asked to change stays as it is.
+"""Edits JSON documents member by member, and keeps all other bytes unchanged.
 
-Numbers keep their digits, members their order, and a document its look, whatever program wrote it.
+Numbers keep their digits, members keep their order, and the document keeps the formatting of its writer.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Path: TypeAlias = "tuple[str | int, ...]"
-"""Where a value is: names of members, positions in lists. () is the whole document."""
+"""The location of a value in a document: names of members and indices of list items. () is the whole document."""
 
 
 class _Removed:
-    """See `REMOVED`."""
+    """The type of `REMOVED`."""
 
 
 REMOVED = _Removed()
-"""Instead of a value: the member shall not be there."""
+"""Passed instead of a value to remove the member."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 
 
 class _Member(NamedTuple):
-    """Where a member of an object or an item of a list is, its name (if any) included."""
+    """The text range `start` to `stop` of an object's member, with its name, or of a list's item."""
 
     start: int
     value: int
@@ -38,10 +38,10 @@ class _Member(NamedTuple):
 
 
 def changed(raw: bytes, values: Mapping[Path, Any]) -> bytes:
-    """The document with these values at these paths, in place or behind the other members of their object.
+    """The document with these values at these paths. New members follow the other members of their object.
 
-    No path leads into another one's value. Raise ValueError if the document is no JSON, or where a path leads nowhere
-    (only its last step may name a member that is not there).
+    No path may be below another path. Raise ValueError if the document is not JSON, or if a path does not exist; only
+    the last step of a path may name a new member.
     """
     text = raw.decode(json.detect_encoding(raw), "surrogatepass")
     edits: list[tuple[int, int, str]] = []
@@ -55,7 +55,7 @@ def changed(raw: bytes, values: Mapping[Path, Any]) -> bytes:
 
 
 def _collect(text: str, at: int, values: Mapping[Path, Any], edits: list[tuple[int, int, str]]) -> None:
-    """What is to be replaced, of the value that begins at `at`: from, to, and the text instead."""
+    """Append to `edits` the replacements (start, stop, new text) for the value that begins at `at`."""
     if () in values:
         edits.append((at, _end(text, at), _printed(values[()], text, at)))
         return
@@ -79,7 +79,7 @@ def _collect(text: str, at: int, values: Mapping[Path, Any], edits: list[tuple[i
 
 
 def _members(text: str, at: int) -> dict[str | int, _Member]:
-    """Of an object or a list, in their order. Raise ValueError if it is none."""
+    """The members of an object or the items of a list, in order. Raise ValueError for any other value."""
     if text[at : at + 1] not in ("{", "["):
         raise ValueError("should be an object or a list")
     is_object, found, at = text[at] == "{", dict[str | int, _Member](), _skip(text, at + 1)
@@ -96,7 +96,7 @@ def _members(text: str, at: int) -> dict[str | int, _Member]:
 
 
 def _removals(members: Mapping[str | int, _Member], gone: set[str | int]) -> list[tuple[int, int, str]]:
-    """Each with the comma behind it; the last ones with those before them."""
+    """The edits that remove members, each with the comma after it, or with the comma before it if no member follows."""
     names = list(members)
     stays = [name for name in names if name not in gone]
     behind = members[stays[-1]].stop if stays else members[names[0]].start
@@ -107,7 +107,7 @@ def _removals(members: Mapping[str | int, _Member], gone: set[str | int]) -> lis
 
 
 def _addition(text: str, at: int, members: Sequence[_Member], new: Mapping[str, Any]) -> tuple[int, int, str]:
-    """More members, behind those that stay."""
+    """The edit that adds members after the existing ones."""
     like = members[-1].start if members else at
     space = text[len(text[:like].rstrip(" \t\n\r")) : like] if members else ""
     printed = f",{space or ' '}".join(f"{json.dumps(name)}: {_printed(v, text, like)}" for name, v in new.items())
@@ -117,7 +117,7 @@ def _addition(text: str, at: int, members: Sequence[_Member], new: Mapping[str, 
 
 
 def _printed(value: Any, text: str, at: int) -> str:
-    """A new value, in the look of the line on which it stands."""
+    """A new value as JSON text, indented as the line where it is inserted."""
     line = text[text.rfind("\n", 0, at) + 1 : at]
     indent = line[: len(line) - len(line.lstrip(" \t"))]
     if "\n" not in text[:at]:
@@ -141,16 +141,16 @@ def _end(text: str, at: int) -> int:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two values are the same JSON; the order of members does not count, but 1, 1.0 and true differ."""
+    """Whether two values are equal as JSON. The order of members is ignored, but 1, 1.0 and true differ."""
     if isinstance(a, _Removed) or isinstance(b, _Removed):
         return a is b
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
 def differences(old: Any, new: Any) -> dict[Path, Any]:
-    """The values with which `changed` turns a document that says `old` into one that says `new`.
+    """The values with which `changed` turns the document `old` into the document `new`.
 
-    Lists are compared as a whole.
+    Differing lists are replaced as a whole.
     """
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if alike(old, new) else {(): new}
@@ -161,9 +161,9 @@ def differences(old: Any, new: Any) -> dict[Path, Any]:
 
 
 def merged(base: bytes, ours: bytes, theirs: bytes) -> tuple[bytes, list[Path]]:
-    """The text of `ours` with the members that `theirs` has changed since `base`; and the paths that both changed.
+    """The three-way merge: the text of `ours` with the changes from `base` to `theirs`, and the conflicting paths.
 
-    At those paths it has the values of `ours`. Raise ValueError if one of the documents is no JSON.
+    At conflicting paths, the result has the values of `ours`. Raise ValueError if one of the documents is not JSON.
     """
     overlaps: list[Path] = []
     try:

@@ -1,4 +1,4 @@
-"""What all layouts do alike with a dataset of another format: see `formats.View` and docs/layouts.md."""
+"""Helpers that all layouts share to show a dataset of another format: see `format.View` and docs/layouts.md."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 def join(*parts: str) -> str:
-    """A path of those that are not empty."""
+    """The non-empty parts, joined by slashes."""
     return "/".join(filter(None, parts))
 
 
 def require_described(dataset: Dataset) -> None:
-    """Raise UnsupportedError, with the reason, if a format could not say what the dataset means."""
+    """Raise UnsupportedError, with the reason, if the dataset's format could not describe its arrays."""
     if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
         raise UnsupportedError(why)
 
 
 def arrays_of(dataset: Dataset) -> tuple[bool, list[tuple[Collection, str]]]:
-    """Whether a dataset is an array by itself; and its arrays, each with the path below it at which it is shown.
+    """Whether the dataset is a single array, and its arrays with their shown paths relative to the dataset.
 
-    Raise UnsupportedError, with the reason, if nobody can say what it is.
+    Raise UnsupportedError, with the reason, if the dataset has no description.
     """
     require_described(dataset)
     stored = (*dataset.collections, *dataset.unsharded)
@@ -44,7 +44,7 @@ def arrays_of(dataset: Dataset) -> tuple[bool, list[tuple[Collection, str]]]:
 
 
 def array_of(stored: Collection) -> Array:
-    """What the chunks are chunks of. Raise UnsupportedError if the source does not say."""
+    """The array of a collection. Raise UnsupportedError if the source does not describe an array."""
     if stored.array is None:
         what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
         raise UnsupportedError(f"{stored.path}: {what} has no description")
@@ -52,15 +52,18 @@ def array_of(stored: Collection) -> Array:
 
 
 def levels_below(dataset: Dataset) -> list[str]:
-    """Paths of the levels of images that are datasets of their own, below this one."""
+    """The paths of image levels that are separate datasets below this one."""
     own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
     return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
 
 
 def images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> dict[str, Multiscale]:
-    """For `Dataset.images`: each level that is an array of as many axes, as an image of that level alone."""
+    """The value for `Dataset.images`: for each level in `below`, an image with only this level.
+
+    Levels that are not one array with the axes of their image are omitted.
+    """
     out = {}
-    for image in reversed(dataset.multiscales):  # the first one counts
+    for image in reversed(dataset.multiscales):  # so that the first image of a level wins
         for level in image.levels:
             found = below.get(level.path)
             stored = (*found.collections, *found.unsharded) if found is not None else ()
@@ -71,7 +74,7 @@ def images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> dict[str, Multi
 
 
 def from_above(path: str, stored: Collection) -> Collection:
-    """A collection of the dataset at `path`, as one of the dataset around it."""
+    """A collection of the dataset at `path`, with its stored path relative to the dataset above."""
     return replace(stored, shards=join(path, stored.stored_at))
 
 
@@ -82,11 +85,11 @@ CODECS: Mapping[str, tuple[Codec, ...]] = {
     "zstd": (Codec("zstd", {"level": 0, "checksum": False}),),
     "blosc": (Codec("blosc", {"cname": "lz4", "clevel": 5, "shuffle": "noshuffle", "typesize": 1, "blocksize": 0}),),
 }
-"""What the option `chunk_codec` names."""
+"""The codecs for each value of the option `chunk_codec`."""
 
 
 def _in_codec(encoding: ChunkEncoding, name: str) -> ChunkEncoding:
-    """The encoding with this codec of `CODECS`, and with the parameters that it has if it is in this codec already."""
+    """The encoding with this codec of `CODECS`. An encoding that already has the codec keeps its parameters."""
     wanted = CODECS[name]
     if [c.name for c in encoding.codecs] == [c.name for c in wanted]:
         return encoding
@@ -97,7 +100,7 @@ def _in_codec(encoding: ChunkEncoding, name: str) -> ChunkEncoding:
 
 @dataclass(frozen=True)
 class PlacedArray:
-    """An array of any source, shown at a path below its dataset, in this encoding."""
+    """A stored array, shown at `path` below its dataset, in `encoding`."""
 
     stored: Collection
     path: str
@@ -106,7 +109,10 @@ class PlacedArray:
 
     @classmethod
     def of(cls, stored: Collection, path: str, encode: Callable[[Array], ChunkEncoding]) -> Self:
-        """Raise UnsupportedError, with the reason, if the array is not described, or `encode` finds no encoding."""
+        """The array of `stored` in the encoding that `encode` chooses, unless the option `chunk_codec` sets the codec.
+
+        Raise UnsupportedError, with the reason, if the array has no description, or no encoding is possible.
+        """
         array = array_of(stored)
         encoding = encode(array)
         return cls(stored, path, array, encoding if array.codec is None else _in_codec(encoding, array.codec))
@@ -123,13 +129,13 @@ def shown(
 ) -> Collection:
     """The collection with its chunks shown at `path`, in another encoding and under other names.
 
-    `axes` are those of the grid that `names` name, as `grid.MappedNames` takes them.
+    `axes` map the grid of `names` to the stored grid, as in `grid.MappedNames`.
     """
     rank = len(stored.layers[-1].format.grid)
     return replace(
         stored,
         path=path,
-        # Without a detour where both grids are the same: this is asked for every chunk that is opened.
+        # Equal grids need no mapping, which would slow down each opening of a chunk.
         names=names if tuple(axes) == tuple(range(rank)) else MappedNames(names, axes, rank),
         codecs=tuple(codecs),
         transform=transcoder(array_of(stored), encoding),
@@ -149,7 +155,7 @@ def laid_out(
     hidden: Iterable[str] = (),
     consolidation: Consolidation | None = None,
 ) -> Dataset:
-    """The dataset in the layout `name`: nothing of the source's form is left, what else lies there stays."""
+    """The dataset in the layout `name`. The source's documents and chunk directories are hidden, other files remain."""
     return Dataset(
         name,
         tuple(collections),
@@ -164,7 +170,7 @@ def laid_out(
 
 
 def with_offset(attributes: Mapping[str, Any], array: Array) -> dict[str, Any]:
-    """The user's attributes, and where the array begins if not at 0, for formats that have no place for that."""
+    """The attributes, with a non-zero offset of the array as the attribute `offset`, unless that attribute exists."""
     if array.offset is None or not any(array.offset) or "offset" in attributes:
         return dict(attributes)
     return {**attributes, "offset": list(array.offset)}

@@ -1,10 +1,14 @@
-"""Multiscale images in N5, as attributes of groups and of the datasets in them: read, and written.
+"""Reads and writes multiscale images in N5, which are attributes of groups and of the datasets in them.
 
-N5 itself has no word for them. Conventions: N5-viewer's (https://github.com/saalfeldlab/n5-viewer) and BigDataViewer's
-(https://github.com/bigdataviewer/bigdataviewer-core, "BDV N5 format"), in which levels are called s0, s1, ..., with
-`scales` or a list of `downsamplingFactors` at the group, and the members that Neuroglancer reads beside them
-(https://github.com/google/neuroglancer, src/datasource/n5); and that of COSEM, in which `multiscales` tells a
-transformation for each level. All lists are x first, but for COSEM's.
+N5 itself does not define images. There are these conventions:
+
+- N5-viewer (https://github.com/saalfeldlab/n5-viewer) and BigDataViewer
+  (https://github.com/bigdataviewer/bigdataviewer-core, "BDV N5 format"): the levels are named s0, s1, ..., and the
+  group has `scales` or a list of `downsamplingFactors`.
+- Neuroglancer (https://github.com/google/neuroglancer, src/datasource/n5): reads further members, such as `units`.
+- COSEM: `multiscales` of the group has a transformation for each level.
+
+All lists have x first, except COSEM's.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_LEVELS = 1000
 DEFAULT_AXES = ("x", "y", "z", "c", "t")
-"""Where nobody tells: as OME-Zarr wants them in five axes, and had them before it told names."""
+"""The axes of images without names of axes: the order of OME-Zarr's five axes, reversed."""
 KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "c": "channel"}
 
 PREFIXES = {
@@ -34,7 +38,7 @@ PREFIXES = {
 SYMBOLS = {prefix + unit: short + symbol for prefix, short in PREFIXES.items() for unit, symbol in (
     ("meter", "m"), ("second", "s")
 )}  # fmt: skip
-"""Units as OME-NGFF writes them, and what N5's viewers read."""
+"""OME-NGFF's names of units, and the symbols that N5's viewers read."""
 
 WORDS = {symbol: word for word, symbol in SYMBOLS.items()} | {
     "µm": "micrometer",
@@ -50,7 +54,7 @@ UNFIT = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
 def axes_of(attributes: Mapping[str, Any], rank: int) -> tuple[str, ...] | None:
-    """The names that `axes` gives the axes, x first; None if it does not."""
+    """The names of the axes from the attribute `axes`, x first; None if it is missing or invalid."""
     axes = attributes.get("axes")
     if not isinstance(axes, list) or len(axes) != rank or len(set(map(str, axes))) != rank:
         return None
@@ -58,8 +62,11 @@ def axes_of(attributes: Mapping[str, Any], rank: int) -> tuple[str, ...] | None:
 
 
 def may_be_told(name: str, value: Any, rank: int) -> bool:
-    """Whether a dataset may have this attribute: tensorstore opens none of which one of these has another form, and
-    everywhere else `units` are a word."""
+    """Whether tensorstore accepts a dataset with this attribute.
+
+    tensorstore refuses datasets whose `axes`, `units` or `resolution` is not a list with one value for each axis. In
+    other conventions, `units` is a single word.
+    """
     match name:
         case "axes":
             return axes_of({name: value}, rank) is not None
@@ -71,10 +78,10 @@ def may_be_told(name: str, value: Any, rank: int) -> bool:
 
 @dataclass(frozen=True)
 class LevelsBelow:
-    """See `model.Levels`: an image in a group of N5, of which the attributes tell much, little or nothing.
+    """The `Levels` of an N5 group: finds an image from the attributes of the group and of its levels.
 
     Args:
-        attributes: of the group.
+        attributes: the attributes of the group.
     """
 
     attributes: Mapping[str, Any]
@@ -92,11 +99,11 @@ class LevelsBelow:
                 return _cosem(listed) if len(found) == len(listed["datasets"]) else None
             return _of_factors(self.attributes, list(found.values())) if found else None
         except UNFIT:
-            return None  # it makes no sense
+            return None  # the attributes are invalid
 
 
 def image_of_dataset(array: Array) -> Multiscale | None:
-    """The image of one level that a dataset's own attributes describe; None if they do not."""
+    """The image with one level that a dataset's own attributes describe; None if they describe no image."""
     own = array.attributes
     try:
         if isinstance(own.get("transform"), dict):
@@ -109,7 +116,7 @@ def image_of_dataset(array: Array) -> Multiscale | None:
 
 
 def _listed_factors(attributes: Mapping[str, Any]) -> Sequence[Any] | None:
-    """Of all levels, told by the group."""
+    """The downsampling factors of all levels, if the group has them."""
     factors = attributes.get("scales", attributes.get("downsamplingFactors"))
     return factors if isinstance(factors, list) and factors and all(isinstance(f, list) for f in factors) else None
 
@@ -118,7 +125,7 @@ SPACE = ("axes", "units", "resolution", "pixelResolution", "offset")
 
 
 def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale | None:
-    """The image of these levels, s0 first; None if there are fewer than the group says, or nobody tells of an image."""
+    """The image of these levels, s0 first; None if levels are missing, or if no attribute describes an image."""
     rank, listed = len(levels[0].shape), _listed_factors(group)
     own = [level.attributes.get("downsamplingFactors") for level in levels]
     if listed is None and "multiScale" not in group and not any(own):
@@ -135,7 +142,7 @@ def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale
     offset = numbers(attributes.get("offset", [0.0] * rank), rank)
     out = []
     for i, by in enumerate(factors):
-        # The first element of a coarser level has its centre in that of those it was made of.
+        # A coarser level's first element is centred on the elements that it was averaged from.
         shift = (o + (f - 1) / 2 * r for o, f, r in zip(offset, by, resolution, strict=True))
         scale = (f * r for f, r in zip(by, resolution, strict=True))
         out.append(Level(f"s{i}", numbers(scale, rank)[::-1], numbers(shift, rank)[::-1]))
@@ -144,7 +151,7 @@ def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale
 
 
 def _resolution(attributes: Mapping[str, Any], rank: int) -> tuple[Sequence[float], Sequence[str | None]]:
-    """Of the finest level, x first, and its units in OME-NGFF's words."""
+    """The resolution of the finest level, x first, and its units in OME-NGFF's names."""
     told = attributes.get("pixelResolution", attributes.get("resolution", [1.0] * rank))
     unit = None
     if isinstance(told, dict):
@@ -160,7 +167,7 @@ def _word(unit: Any) -> str | None:
 
 
 def _cosem_of(attributes: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The first image that `multiscales` tells of in COSEM's manner."""
+    """The first item of `multiscales`, if it follows COSEM's convention."""
     listed = attributes.get("multiscales")
     item = listed[0] if isinstance(listed, list) and listed else None
     datasets = item.get("datasets") if isinstance(item, dict) else None
@@ -170,7 +177,7 @@ def _cosem_of(attributes: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _cosem(item: Mapping[str, Any]) -> Multiscale:
-    """COSEM's transformations have their axes in C order."""
+    """The image that an item of COSEM's `multiscales` describes. Its transformations have the axes in C order."""
     datasets = item["datasets"]
     first = datasets[0]["transform"]
     names, units = first["axes"], first["units"]
@@ -187,7 +194,7 @@ def _cosem_level(dataset: Mapping[str, Any], rank: int) -> Level:
 
 
 def can_be_written(image: Multiscale) -> bool:
-    """Whether every level is the finest one, taken larger; and no two axes have the same name."""
+    """Whether N5 can express the image: every level is a downsampled finest level, and axis names are unique."""
     finest, rank = image.levels[0].scale if image.levels else (), len(image.axes)
     return (
         bool(finest)
@@ -205,13 +212,13 @@ def _is_larger(scale: Sequence[float], finest: Sequence[float]) -> bool:
 
 
 def group_attributes(image: Multiscale) -> dict[str, Any]:
-    """Of the group in which the levels of an image lie as s0, s1, ..."""
+    """The attributes of the group that contains the levels of the image as s0, s1, ..."""
     members = {"multiScale": True, **_space(image), "scales": [_factors(image, i) for i in range(len(image.levels))]}
     return {"name": image.name, **members} if image.name else members
 
 
 def level_attributes(image: Multiscale, i: int) -> dict[str, Any]:
-    """Of its level `i`, to be read by itself: the resolution is the finest level's, too."""
+    """The attributes of level `i`, for readers of a single level. The resolution is that of the finest level."""
     return {**_space(image), "downsamplingFactors": _factors(image, i)}
 
 
@@ -221,7 +228,7 @@ def _factors(image: Multiscale, i: int) -> list[float]:
 
 
 def _space(image: Multiscale) -> dict[str, Any]:
-    """Axes, units, resolution, and where the image begins."""
+    """The attributes for axes, units, resolution and offset."""
     converted = [_symbol(a.unit) for a in image.axes][::-1]
     units = [symbol for symbol, _ in converted]
     by = [factor for _, factor in converted]
@@ -236,13 +243,13 @@ def _space(image: Multiscale) -> dict[str, Any]:
 
 
 def _symbol(unit: str | None) -> tuple[str, float]:
-    """What N5's viewers call a unit, and how many of it one of the other is; nothing for what they do not know."""
+    """The symbol of a unit for N5's viewers, and the factor to convert to it; ("", 1.0) for units they do not know."""
     if unit == ANGSTROM:
         return "nm", 0.1
     return (SYMBOLS.get(unit, unit if unit in WORDS else ""), 1.0) if unit else ("", 1.0)
 
 
 def _tidy(value: float) -> float:
-    """An integer where it is one: N5-viewer reads factors as such."""
+    """The value, rounded to an integer if it is nearly one, since N5-viewer reads factors as integers."""
     near = round(value)
     return near if math.isclose(value, near, rel_tol=1e-9) else value

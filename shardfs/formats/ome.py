@@ -1,7 +1,7 @@
-"""OME-Zarr metadata, versions 0.4 and 0.5, as attributes of groups: read, written, and one turned into the other.
+"""Reads, writes and converts OME-Zarr metadata of versions 0.4 and 0.5, which are attributes of groups.
 
-https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/. The two differ in where members stand:
-0.5 has them in a member `ome`, which tells the version; in 0.4 they are attributes, and most tell it themselves.
+https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/. In version 0.5 all members are in the
+attribute `ome`, which has the version. In version 0.4 the members are attributes, and most have a version themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 VERSIONED = ("multiscales", "plate", "well", "image-label", "omero")
-"""Members that tell their version themselves in 0.4; `omero` need not."""
+"""Members that have their own `version` in 0.4; it is optional in `omero`."""
 
 MEMBERS = (*VERSIONED, "labels", "series", "bioformats2raw.layout")
 
@@ -22,7 +22,7 @@ MAX_LEVELS = 1000
 
 
 def as_04(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same attributes, with what 0.5 has in `ome` where 0.4 has it; as they are if there is no such thing."""
+    """The attributes converted from version 0.5 to 0.4. Attributes without a 0.5 member `ome` are unchanged."""
     ome = attributes.get("ome")
     if not isinstance(ome, dict) or not str(ome.get("version", "0.5")).startswith("0.5"):
         return attributes
@@ -34,7 +34,7 @@ def as_04(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def as_05(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The inverse: what 0.4 has as attributes, in `ome`."""
+    """The attributes converted from version 0.4 to 0.5. Attributes without 0.4 metadata or with `ome` are unchanged."""
     told = {name: value for name, value in attributes.items() if name in MEMBERS and _is_04(name, value)}
     if not told or "ome" in attributes:
         return attributes
@@ -44,14 +44,14 @@ def as_05(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_04(name: str, value: Any) -> bool:
-    """Whether an attribute of this name is the one of OME-Zarr: others have `multiscales`, too."""
+    """Whether this attribute is OME-Zarr metadata. Other conventions have an attribute `multiscales`, too."""
     if name == "multiscales":
         return isinstance(value, list) and bool(value) and all(isinstance(v, dict) and "axes" in v for v in value)
     return isinstance(value, list if name in ("labels", "series") else dict) or name == "bioformats2raw.layout"
 
 
 def _versioned(name: str, value: Any, version: str | None) -> Any:
-    """A member of `ome` with this version, or without one."""
+    """A member with `version` in it; None removes the version."""
     if name not in VERSIONED:
         return value
     if isinstance(value, list):
@@ -68,7 +68,7 @@ def _versioned(name: str, value: Any, version: str | None) -> Any:
 
 
 def multiscales(attributes: Mapping[str, Any]) -> tuple[Multiscale, ...]:
-    """The images that the attributes of a group describe, in either version; those that make no sense are left out."""
+    """The images that the attributes of a group describe, in either version. Invalid descriptions are skipped."""
     ome = attributes.get("ome")
     told = ome if isinstance(ome, dict) else attributes
     listed = told.get("multiscales")
@@ -116,7 +116,7 @@ def _level(dataset: Mapping[str, Any], common: _Affine, rank: int) -> Level:
 
 
 def _transformation(steps: Iterable[Mapping[str, Any]], rank: int) -> _Affine:
-    """Scales and translations, one after the other, as one scale and a translation behind it."""
+    """The steps combined into one scale and a translation after it."""
     scale, shift = (1.0,) * rank, (0.0,) * rank
     for step in steps:
         if step["type"] == "scale":
@@ -142,7 +142,7 @@ def attributes_04(images: Sequence[Multiscale]) -> dict[str, Any]:
 
 
 def attributes_05(images: Sequence[Multiscale]) -> dict[str, Any]:
-    """The same in version 0.5."""
+    """The attributes of version 0.5 that describe these images."""
     return dict(as_05(attributes_04(images)))
 
 

@@ -14,7 +14,7 @@ from shardfs.formats.format import Format, Pairing, View
 
 @cache
 def formats() -> Sequence[Format]:
-    """All formats, in the order in which a directory is asked for them."""
+    """All formats that the native layout detects, in order of detection."""
     from shardfs.formats.bcolz import BCOLZ
     from shardfs.formats.blosc2 import BLOSC2
     from shardfs.formats.n5 import N5
@@ -26,19 +26,19 @@ def formats() -> Sequence[Format]:
 
 
 def format_of(name: str) -> Format:
-    """The format of datasets that `Dataset.format` calls so. Raise KeyError if there is none."""
+    """The format with this `Dataset.format`. Raise KeyError if there is none."""
     return {system.format: f for f in formats() for system in f.systems}[name]
 
 
 def as_markdown() -> str:
-    """The table of docs/formats.md."""
+    """The table of docs/formats.md, in Markdown."""
     head = "| system | recognised by | shown as | written by | read by |\n|---|---|---|---|---|\n"
     rows = (system for f in formats() for system in f.systems)
     return head + "".join(f"| {' | '.join(system[1:])} |\n" for system in rows)
 
 
 def layouts_as_markdown() -> str:
-    """The table of docs/layouts.md."""
+    """The table of docs/layouts.md, in Markdown."""
     head = "| source | layout | chunks | read by |\n|---|---|---|---|\n"
     found = {(p.format, view.name): p for view in views().values() for p in view.pairings}
     rows = []
@@ -51,7 +51,7 @@ def layouts_as_markdown() -> str:
 
 @cache
 def sources() -> Sequence[Format]:
-    """Those, and what the native layout has no need to look for: layouts show it as it is, or describe it."""
+    """All formats that other layouts detect: `formats`, and unsharded formats that the native layout ignores."""
     from shardfs.formats.bcolz import BCOLZ, BCOLZ_SOURCE
     from shardfs.formats.zarr2 import ZARR2
 

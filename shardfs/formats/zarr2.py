@@ -1,7 +1,7 @@
 """The layout `zarr2`: any dataset as Zarr v2, images as OME-Zarr 0.4.
 
-https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html. Stored chunks are shown as they are wherever Zarr v2 has
-their codec; others are decoded and shown uncompressed.
+https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html. Stored chunks are shown unchanged if Zarr v2 has their codec;
+other chunks are decoded and shown uncompressed.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ ARRAY, GROUP, ATTRIBUTES, CONSOLIDATED = ".zarray", ".zgroup", ".zattrs", ".zmet
 
 MEMBERS: Mapping[str, Sequence[str]] = {
     "gzip": ("level",),
-    "zstd": ("level",),  # no `checksum`: tensorstore refuses it, and decoding does without
+    "zstd": ("level",),  # no `checksum`: tensorstore refuses it, and decoding does not need it
     "blosc": ("cname", "clevel", "shuffle", "blocksize"),
 }
-"""The parameters of codecs that both versions have; those that are called `numcodecs.` keep theirs."""
+"""The parameters of the codecs that both Zarr v2 and v3 have. Codecs named `numcodecs.*` keep all their parameters."""
 
 DEFAULTS: Mapping[str, Any] = {"level": 5, "cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0}
 
 PASSING = frozenset(("bz2", "zlib", "lzma", "lz4"))
-"""Further compressors of numcodecs, by their name in Zarr v2: those that all its readers bring."""
+"""Further compressors of numcodecs, by their name in Zarr v2, that all readers of Zarr v2 support."""
 
 KINDS = "biufcUS"
 MARK = "_FillValue"
 
 
 class Zarr2(OfDocuments):
-    """See `formats.Format` and `formats.View`. Of Zarr v2 itself it says only that it is there."""
+    """The layout `zarr2`, and a format that detects Zarr v2 datasets but does not describe their arrays."""
 
     name = "zarr2"
     renames = False
-    systems: Sequence[System] = ()  # the native layout shows none of it otherwise
+    systems: Sequence[System] = ()  # the native layout shows Zarr v2 unchanged
     pairings = (
         Pairing(
             "zarr3",
@@ -107,7 +107,7 @@ class Zarr2(OfDocuments):
 
 
 def _group_documents(dataset: Dataset | None) -> dict[str, bytes]:
-    """Of a group; None for a directory that is one only because of what lies below."""
+    """The documents of a group. `dataset` is None for a directory without documents above datasets."""
     documents = {GROUP: print_json({"zarr_format": 2})}
     if dataset is not None:
         attributes = dict(ome.as_04(dataset.attributes or {}))
@@ -134,7 +134,7 @@ CONSOLIDATION = Consolidation(CONSOLIDATED, _consolidated)
 
 @dataclass(frozen=True)
 class _Placed(PlacedArray):
-    """`is_level` if the array is a resolution of an image."""
+    """An array shown as Zarr v2. `is_level` marks a level of an image."""
 
     is_level: bool = False
 
@@ -145,23 +145,24 @@ class _Placed(PlacedArray):
 
     @property
     def _axes(self) -> tuple[str | None, ...] | None:
-        """The names of all axes, without which xarray opens no array; None if some have none."""
+        """The names of all axes, which xarray needs to open an array; None if an axis has no name."""
         names = self.array.names if self.array.shape else ()
         return None if names is None or None in names else names
 
     @property
     def _fill_value(self) -> Any:
-        """The member `fill_value`, which xarray, netCDF-C and GDAL take for the mark of missing values.
+        """The member `fill_value`, which xarray, netCDF-C and GDAL interpret as the marker of missing values.
 
-        Zarr v3 has that mark in the attribute `_FillValue`. So `fill_value` is the mark, or None if there is none, and
-        chunks that are not stored are shown, full of the array's own fill value. Arrays without names of axes and
-        levels of images are not read by these conventions: they keep their fill value and their missing chunks.
+        Zarr v3 has this marker in the attribute `_FillValue`. Therefore `fill_value` is the marker, or None without a
+        marker, and chunks that are not stored are shown, filled with the array's own fill value. Arrays without names
+        of axes and levels of images do not follow these conventions. They keep their fill value and their missing
+        chunks.
         """
         own = self.array.fill_value
         if self.is_level or self._axes is None:
             return own
         mark = _mark(self.array)
-        return own if mark is None and own == "NaN" else mark  # NaN is missing, whatever the metadata say
+        return own if mark is None and own == "NaN" else mark  # readers treat NaN as missing without a marker, too
 
     @property
     def _separator(self) -> str:
@@ -175,7 +176,7 @@ class _Placed(PlacedArray):
         return FlatNames(grid, b"", self._separator.encode(), b"0")
 
     def documents(self) -> dict[str, bytes]:
-        """Of the array, and of the groups on the way to it."""
+        """The documents of the array and of the groups above it, by path."""
         parts = self.path.split("/") if self.path else []
         documents = {"/".join([*parts[:n], GROUP]): print_json({"zarr_format": 2}) for n in range(1, len(parts))}
         documents["/".join([*parts, ARRAY])] = print_json(self._document())
@@ -200,21 +201,21 @@ class _Placed(PlacedArray):
         array = self.array
         attributes = {name: value for name, value in array.attributes.items() if not _is_nan(name, value)}
         if (mark := _mark(array)) is not None:
-            attributes[MARK] = mark  # netCDF-C looks here
+            attributes[MARK] = mark  # netCDF-C reads the marker from here
             if isinstance(mark, str) and np.dtype(array.data_type).kind == "f":
-                del attributes[MARK]  # NaN and infinities are text in JSON, of which netCDF-C crashes here
+                del attributes[MARK]  # NaN and infinities are JSON strings, which crash netCDF-C here
         if self._axes is not None:
             attributes["_ARRAY_DIMENSIONS"] = list(self._axes)
         return with_offset(attributes, array)
 
 
 def _is_nan(name: str, value: Any) -> bool:
-    """Whether an attribute says that NaN is missing, which readers know; JSON has no number for it."""
+    """Whether the attribute declares NaN as missing. It is omitted: readers know it, and JSON has no NaN."""
     return name == "missing_value" and isinstance(value, float) and math.isnan(value)
 
 
 def _mark(array: Array) -> Any:
-    """What marks missing values, as a fill value; None if the array has no mark, or one of another type."""
+    """The marker of missing values, as a fill value; None if the array has none, or one of another type."""
     told = array.attributes.get(MARK)
     dtype = np.dtype(array.data_type)
     try:
@@ -224,7 +225,7 @@ def _mark(array: Array) -> Any:
 
 
 def _decoded(told: Any, kind: str) -> Any:
-    """xarray writes floats to Zarr v3 as the bytes of float64 in base64, and complex numbers as two of these."""
+    """The marker as JSON numbers. xarray writes floats in Zarr v3 as base64 of a float64, complex numbers as two."""
     if kind == "c" and isinstance(told, list):
         return [_decoded(part, "f") for part in told]
     if kind != "f" or not isinstance(told, str) or told in zarr_values.NAMES_OF_FLOATS:
@@ -234,7 +235,7 @@ def _decoded(told: Any, kind: str) -> Any:
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:
-    """The encoding of Zarr v2 that needs least to be done. Raise UnsupportedError if it has no such data type."""
+    """The encoding of Zarr v2 with the fewest conversions. Raise UnsupportedError for an unsupported data type."""
     stored, rank = array.encoding, len(array.shape)
     dtype = np.dtype(array.data_type)
     orders = tuple(range(rank)), tuple(range(rank))[::-1]
@@ -254,7 +255,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
 
 
 def compressor(codec: Codec) -> dict[str, Any] | None:
-    """The codec as Zarr v2 calls it; None if readers of Zarr v2 do not all have it."""
+    """The member `compressor` of Zarr v2 for a codec; None if some readers of Zarr v2 lack the codec."""
     name = codec.name.removeprefix("numcodecs.")
     if name in PASSING and name != codec.name:
         return {"id": name, **codec.configuration}

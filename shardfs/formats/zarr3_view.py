@@ -1,8 +1,8 @@
 """The layout `zarr3`: any dataset as Zarr v3 without shards, images as OME-Zarr 0.5.
 
-https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html. Stored chunks are shown as they are wherever Zarr v3 has
-their codecs, which is nearly always: it says byte orders and orders of axes. What is none of its own is cut off first
-(the headers of N5 and bcolz), and chunks that end with the array are padded.
+https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html. Stored chunks are shown unchanged if Zarr v3 has their
+codecs, which is usual, since it supports all byte orders and axis orders. The headers of N5 and bcolz are removed, and
+chunks that are cropped at the edge of the array are padded.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MEMBERS: Mapping[str, Mapping[str, Any]] = {
     "blosc": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 1, "blocksize": 0},
     "crc32c": {},
 }
-"""The codecs of the specification, with what they are if the source does not say: readers want every parameter."""
+"""The codecs of the specification, with default parameters for sources that omit them. Readers need all parameters."""
 
 
 class Zarr3View:
-    """See `formats.View`."""
+    """The layout `zarr3`."""
 
     name = "zarr3"
     renames = False
@@ -71,7 +71,7 @@ class Zarr3View:
             return dataset  # the native layout is this one
         is_array, arrays = arrays_of(dataset)
         placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
-        if dataset.level_of is not None:  # OME-Zarr 0.5 wants its names of axes in the levels, too
+        if dataset.level_of is not None:  # OME-Zarr 0.5 requires the image's axis names in the levels, too
             axes = tuple(axis.name for axis in dataset.level_of.axes)
             placed = [replace(p, array=replace(p.array, names=axes)) for p in placed]
         documents = {} if is_array else {DOCUMENT: print_strict(_group(_attributes(dataset, children)))}
@@ -89,7 +89,7 @@ def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, Any]:
-    """The user's, and the images: as OME-Zarr 0.5, whatever the source says them with."""
+    """The user's attributes, with the images as OME-Zarr 0.5."""
     attributes = ome.as_05(dataset.attributes or {})
     ranks = {path: _rank(child) for path, child in below.items()}
     ranks |= {c.path: len(c.array.shape) for c in (*dataset.collections, *dataset.unsharded) if c.array is not None}
@@ -100,7 +100,7 @@ def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, 
 
 
 def _rank(dataset: Dataset) -> int:
-    """Of the array that a dataset is; -1 if it is none that is described."""
+    """The rank of a dataset that is one described array; else -1."""
     stored = (*dataset.collections, *dataset.unsharded)
     array = stored[0].array if len(stored) == 1 else None
     return -1 if array is None else len(array.shape)
@@ -116,7 +116,7 @@ class _Placed(PlacedArray):
         return shown(self.stored, self.path, self.encoding, names, axes, (c["name"] for c in _chain(self.encoding)))
 
     def documents(self) -> dict[str, bytes]:
-        """Of the array, and of the groups on the way to it."""
+        """The documents of the array and of the groups above it, by path."""
         parts = self.path.split("/") if self.path else []
         documents = {"/".join([*parts[:n], DOCUMENT]): print_strict(_group({})) for n in range(1, len(parts))}
         documents["/".join([*parts, DOCUMENT])] = print_strict(self._document())
@@ -139,7 +139,7 @@ class _Placed(PlacedArray):
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:
-    """The encoding of Zarr v3 that needs least to be done. Raise UnsupportedError if it has no such data type."""
+    """The encoding of Zarr v3 with the fewest conversions. Raise UnsupportedError for an unsupported data type."""
     stored, dtype = array.encoding, np.dtype(array.data_type)
     if dtype.name not in zarr_values.NUMBERS:
         raise UnsupportedError(f"data type {dtype.name} is none of Zarr v3")
@@ -152,7 +152,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
 
 
 def _with_gzip(codecs: tuple[Codec, ...]) -> tuple[Codec, ...]:
-    """The codecs with gzip instead of zlib, which the specification does not have: `transcode` changes the wrapper."""
+    """The codecs with gzip in place of zlib, which the specification lacks. `transcode` replaces only the wrapper."""
     inner = without_checks(codecs)
     if not inner or inner[-1].name != ZLIB:
         return codecs
@@ -160,7 +160,7 @@ def _with_gzip(codecs: tuple[Codec, ...]) -> tuple[Codec, ...]:
 
 
 def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
-    """`codecs`."""
+    """The member `codecs` for this encoding."""
     chain: list[dict[str, Any]] = []
     if encoding.order != tuple(range(len(encoding.order))):
         chain.append({"name": "transpose", "configuration": {"order": encoding.order}})
@@ -177,7 +177,7 @@ def _codec(codec: Codec) -> dict[str, Any]:
 
 
 def _fill_value(array: Array) -> Any:
-    """As the specification wants it of each data type."""
+    """The member `fill_value`, in the form that the specification requires for the data type."""
     kind, value = np.dtype(array.data_type).kind, array.fill_value
     if kind == "b":
         return bool(value)

@@ -1,4 +1,4 @@
-"""Data types, fill values and codecs of Zarr metadata, in the form in which `shardfs.model.arrays` has them.
+"""Converts data types, fill values and codecs of Zarr metadata to the form of `shardfs.model.arrays`.
 
 https://zarr-specs.readthedocs.io/en/latest/v3/data-types/index.html and .../v3/codecs/index.html
 """
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
            "float16", "float32", "float64", "complex64", "complex128", "bool")  # fmt: skip
 STRING = "|O"
-"""The data type of strings of any length, as numpy writes it."""
+"""The data type of variable-length strings, in numpy's notation."""
 
 FIXED_LENGTH = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1)}
-"""Strings of one length, as zarr-python has them: numpy's kind, and how many bytes a character takes."""
+"""zarr-python's data types of fixed-length strings: numpy's kind, and the bytes per character."""
 
 MAX_LENGTH = 1 << 20
 
 NAMES_OF_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 IDENTITIES = frozenset(("bitround", "numcodecs.bitround"))
-"""Array-to-array codecs that only lose something when encoding: what is decoded is what is stored."""
+"""Array-to-array codecs that round when encoding, and whose decoding changes nothing."""
 
 ALIASES = {f"numcodecs.{name}": name for name in ("gzip", "zstd", "crc32c")} | {"endian": "bytes"}
-"""Codecs that write the same bytes under another name, with the same parameters."""
+"""Other names of codecs, with the same bytes and parameters."""
 
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
-"""Blosc's, by the numbers that Zarr v2 and numcodecs use."""
+"""The names of Blosc's shuffles; the index is the number in Zarr v2 and numcodecs."""
 
 Named = tuple[str, "Mapping[str, Any]"]
 
@@ -43,7 +43,7 @@ Named = tuple[str, "Mapping[str, Any]"]
 
 
 def numpy_type(data_type: Any) -> str:
-    """A data type of Zarr v3 as numpy writes it, in native byte order. Raise ValueError if numpy has no such type."""
+    """The data type of Zarr v3 in numpy's notation and native byte order. Raise ValueError for an unsupported type."""
     if data_type == "string":
         return STRING
     if isinstance(data_type, str) and data_type in NUMBERS:
@@ -58,12 +58,12 @@ def numpy_type(data_type: Any) -> str:
 
 
 def name_of(data_type: str) -> str:
-    """Of a data type as numpy writes it, for people."""
+    """The name, for messages, of a data type in numpy's notation."""
     return "string" if data_type == STRING else np.dtype(data_type).name
 
 
 def zarr3_type(data_type: str) -> str:
-    """The inverse of `numpy_type`."""
+    """The name in Zarr v3 of a data type in numpy's notation. Raise ValueError for a type without such a name."""
     name = name_of(data_type)
     if name != "string" and name not in NUMBERS:
         raise ValueError(f"data type {data_type!r:.80} is none of Zarr v3")
@@ -71,12 +71,12 @@ def zarr3_type(data_type: str) -> str:
 
 
 def fill_value(value: Any, data_type: str) -> Any:
-    """A fill value of Zarr v3 or v2 as `arrays.Array` has it. None, which leaves it open, is zero.
+    """A fill value of Zarr v3 or v2 in the form of `arrays.Array.fill_value`. An undefined fill value (None) is zero.
 
-    Raise ValueError if it is none of this data type.
+    Raise ValueError if the value does not fit the data type.
     """
     dtype = np.dtype(data_type)
-    if data_type == STRING or dtype.kind in "US":  # of bytes in base64, in both versions
+    if data_type == STRING or dtype.kind in "US":  # both versions write bytes in base64
         if value is not None and not isinstance(value, str):
             raise ValueError(f"fill_value {value!r:.80} is no string")
         return value or ""
@@ -105,7 +105,7 @@ def _integer(value: Any, dtype: np.dtype[Any]) -> int:
 
 
 def _float(value: Any, dtype: np.dtype[Any]) -> float | int | str:
-    """Finite ones as numbers. The bits of a NaN are lost: no other metadata can tell them."""
+    """A finite value as a number, others by name. The payload of a NaN is lost, as other formats cannot store it."""
     if isinstance(value, str) and value.startswith("0x"):
         bits = int(value, 16)  # raises ValueError
         if len(value) != 2 + 2 * dtype.itemsize:
@@ -132,9 +132,9 @@ def _float(value: Any, dtype: np.dtype[Any]) -> float | int | str:
 
 
 def chunk_encoding(data_type: str, rank: int, chain: Sequence[Named]) -> ChunkEncoding:
-    """What a chain of codecs of Zarr v3 makes of a chunk: transposes, a serializer, codecs of bytes.
+    """The encoding that a chain of Zarr v3 codecs describes: transposes, a serializer, bytes-to-bytes codecs.
 
-    Raise ValueError, with the reason, if it holds others.
+    Raise ValueError, with the reason, if the chain has other codecs.
     """
     order = tuple(range(rank))
     at = 0
@@ -155,7 +155,7 @@ def chunk_encoding(data_type: str, rank: int, chain: Sequence[Named]) -> ChunkEn
 
 
 def transposed(order: tuple[int, ...], by: Any) -> tuple[int, ...]:
-    """The order of axes after one more transposition. Raise ValueError if it is no permutation."""
+    """The order of axes after one more transposition. Raise ValueError if `by` is not a permutation."""
     axes = list(range(len(order)))
     by = {"C": axes, "F": axes[::-1]}.get(by, by) if isinstance(by, str) else by
     if not isinstance(by, list) or any(type(i) is not int for i in by) or sorted(by) != axes:

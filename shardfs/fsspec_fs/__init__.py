@@ -1,1 +1,1 @@
-"""The unsharded tree as an fsspec file system."""
+"""An fsspec file system that shows sharded datasets as one file per chunk."""

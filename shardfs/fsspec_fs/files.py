@@ -1,4 +1,4 @@
-"""Files of a tree that can be written, as Python's own file objects; and what file systems do with paths."""
+"""Writable files of a tree as Python file objects, and path operations on a tree."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MODES = {
 
 
 class WrittenFile(io.RawIOBase):
-    """A file that is open for writing; `close` raises what `close(2)` on a mount would.
+    """A file that is open for writing. `close` raises the same errors as `close(2)` on a mount.
 
-    Without `autocommit` a new file has its name from `commit` on, as in a transaction of fsspec.
+    Without `autocommit`, a new file has a temporary name until `commit`, as in a transaction of fsspec.
     """
 
     def __init__(self, tree: WriteTree, path: str, mode: str, *, autocommit: bool = True) -> None:
@@ -40,7 +40,7 @@ class WrittenFile(io.RawIOBase):
         try:
             self._number, self._handle = opened(tree, self._temporary or path, MODES[mode])
         except BaseException:
-            super().close()  # Python would close it at the end of its life, and there is nothing to close
+            super().close()  # else the finalizer would call `close`, which needs a handle
             raise
         self._position = self._size() if self._appends else 0
 
@@ -96,18 +96,18 @@ class WrittenFile(io.RawIOBase):
             self._tree.release(self._handle)
 
     def commit(self) -> None:
-        """Give it its name, whatever was called so."""
+        """Rename the temporary file to its final name, and replace any file with this name."""
         if self._temporary:
             self._tree.rename(*place(self._tree, self._temporary), *place(self._tree, self.path), noreplace=False)
 
     def discard(self) -> None:
-        """Remove it, if it has not got its name."""
+        """Remove the temporary file."""
         if self._temporary:
             self._tree.unlink(*place(self._tree, self._temporary))
 
 
 def opened(tree: WriteTree, path: str, flags: int) -> tuple[int, int]:
-    """Number and handle of a file. Directories on the way to a new one are made, as object stores have them."""
+    """Open a file; return its number and handle. Creates missing parent directories of a new file."""
     if not flags & os.O_CREAT:
         number = tree.resolve(path).number
         return number, tree.open(number, flags)
@@ -117,7 +117,7 @@ def opened(tree: WriteTree, path: str, flags: int) -> tuple[int, int]:
 
 
 def make_directories(tree: WriteTree, path: str) -> int:
-    """The number of a directory, which is made with those above it if they are not there."""
+    """Create a directory and its parents where they are missing; return the number of the directory."""
     number = ROOT
     for part in filter(None, path.split("/")):
         name = os.fsencode(part)
@@ -126,19 +126,19 @@ def make_directories(tree: WriteTree, path: str) -> int:
         except FileNotFoundError:
             try:
                 number = tree.mkdir(number, name, 0o755).number
-            except FileExistsError:  # another thread was faster
+            except FileExistsError:  # another thread has created the directory
                 number = tree.lookup(number, name).number
     return number
 
 
 def place(tree: WriteTree, path: str) -> tuple[int, bytes]:
-    """The directory that a path is in, and its name there. Raise FileNotFoundError."""
+    """The number of the parent directory and the name in it. Raises FileNotFoundError if there is no such directory."""
     parent, _, name = path.strip("/").rpartition("/")
     return tree.resolve(parent).number, os.fsencode(name)
 
 
 def remove_tree(tree: WriteTree, parent: int, name: bytes) -> None:
-    """A file, or a directory with all that is in it."""
+    """Remove a file, or a directory with all its content."""
     found = tree.lookup(parent, name)
     if not found.directory:
         tree.unlink(parent, name)

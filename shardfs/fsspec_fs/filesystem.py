@@ -1,4 +1,4 @@
-"""The unsharded tree as an fsspec file system, protocol `shardfs`: what a mount shows, without FUSE."""
+"""The fsspec file system with protocol `shardfs`. It shows the same files as a mount, without FUSE."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from shardfs.write.tree import WriteTree
 
 WHOLE = 1 << 62
-"""More bytes than any file has."""
+"""A size larger than any file, to read whole files."""
 
 _writing = threading.Lock()
 _trees: dict[str, WriteTree] = {}
-"""Those of this process that can be written, by what was asked for: nobody else may open their sources."""
+"""Writable trees of this process by the token of their arguments. A source has at most one writer."""
 
 
 def _written(asked: str, opened: Callable[[], WriteTree]) -> WriteTree:
@@ -39,7 +39,7 @@ def _written(asked: str, opened: Callable[[], WriteTree]) -> WriteTree:
 
 
 def _forget_trees() -> None:
-    """In a forked process: they are its parent's."""
+    """Drop all writable trees in a forked process: they belong to the parent process."""
     global _writing
     _writing = threading.Lock()
     _trees.clear()
@@ -49,30 +49,33 @@ os.register_at_fork(after_in_child=_forget_trees)
 
 
 class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """The chunks of sharded datasets as files. Errors are those of `Tree`; without `rw` nothing can be written.
+    """File system that shows each chunk of a sharded dataset as a file. Raises the same errors as `Tree`.
 
-    The source is given as `source`, or by chaining: `shardfs://c/0/0::s3://bucket/x.zarr`. It is opened at once,
-    and what cannot be read, or holds nothing sharded, is refused here. Usable after a fork and from any thread.
+    The source is the argument `source`, or part of a chained URL: `shardfs://c/0/0::s3://bucket/x.zarr`. The
+    constructor opens the source, and raises an error if the source is unreadable or contains no sharded dataset. A
+    file system works in any thread and after a fork.
 
     Args:
         source: a path or an fsspec URL.
-        layout: "native": what a writer of the same format leaves without sharding; or another, see docs/layouts.md.
-        unsupported: "fail" refuses a source that the layout cannot express, "skip" leaves out what it cannot.
-        chunk_codec: the codec that the layout shows chunks in, such as "raw"; None keeps that of the source.
+        layout: "native" shows the files that an unsharded dataset of the same format has. For other layouts, see
+            docs/layouts.md.
+        unsupported: "fail" refuses a source that the layout cannot express; "skip" omits the parts it cannot express.
+        chunk_codec: codec of the shown chunks, such as "raw"; None keeps the codec of the source.
         storage_options: for the file system of `source`.
-        index_cache, chunk_cache: bytes, or a text such as "256M".
-        index_ttl: seconds for which an index, or the absence of a shard, is trusted.
+        index_cache, chunk_cache: size in bytes, or a text such as "256M".
+        index_ttl: seconds for which a cached index, or the absence of a shard, is valid.
         symlinks: "inside" or "follow", for a local source.
-        rw: what is written goes to the journal, and to its shards some time later, or at `publish` and `close`. Nobody
-            else can write to the source meanwhile; not in a forked process, either. See docs/durability.md. Who asks
-            for the same in any thread of the process writes with it, and until any of them closes it.
-        write_options: what a mount would be told, such as `{"create": "zarr3", "journal": "/scratch"}`.
-        fo, target_protocol, target_options: how fsspec hands on the rest of a chained URL.
+        rw: allow writing. The journal holds written data until it is published: in the background, by `publish`, or by
+            `close`. See docs/durability.md. While the file system is open, no other process can write to the source,
+            not even a forked one. File systems with equal arguments in one process share a writer, in all threads;
+            `close` of one of them closes it for all.
+        write_options: mount options for writing, such as `{"create": "zarr3", "journal": "/scratch"}`.
+        fo, target_protocol, target_options: set by fsspec for the rest of a chained URL.
     """
 
     protocol = "shardfs"
-    # As in fsspec's own memory file system: names begin with a slash, and the root is "". zarr-python's
-    # FsspecStore strips `prefix + "/"` off what `ls` returns, and so cannot list a subdirectory without the slash.
+    # Names begin with a slash and the root is "", as in fsspec's memory file system. The FsspecStore of zarr-python
+    # removes `prefix + "/"` from the results of `ls`, so it could not list a subdirectory without the slash.
     root_marker = "/"
 
     def __init__(
@@ -130,7 +133,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @property
     def tree(self) -> Tree | WriteTree:
-        """The tree of this process: locks and connections made before a fork are of no use behind it."""
+        """The tree of this process. Opens a new tree after a fork: inherited locks and connections are unusable."""
         pid, tree = self._opened
         if pid != os.getpid():
             self._opened = pid, tree = self._open_tree()
@@ -179,12 +182,12 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 yield self._entry(f"{path}/{os.fsdecode(name)}", number, name, Attributes(*known))
 
     def _entry(self, path: str, parent: int, name: bytes, listed: Attributes) -> dict[str, Any]:
-        """A listing leaves out what is not free: then its size is -1. One bad entry must not hide the others."""
+        """The details of one listed entry. Looks up a size that the listing lacks; the size is None if this fails."""
         if listed.size >= 0:
             return _info(path, listed)
         try:
             return _info(path, self.tree.lookup(parent, name))
-        except (OSError, ShardfsError):  # a damaged chunk, or a link that leads nowhere; whoever opens it learns why
+        except (OSError, ShardfsError):  # one bad entry must not hide the others
             return {"name": path, "size": None, "type": "file", "mtime": listed.mtime_ns / 1e9}
 
     # ---- bytes ----
@@ -202,7 +205,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[bytes | Exception]:
-        """Chunks that are neighbours in a shard are fetched together, whatever `max_gap` says."""
+        """Ignores `max_gap`: adjacent chunks of a shard are always fetched together."""
         out: list[bytes | Exception] = [b""] * len(paths)
         requests: dict[int, tuple[int, int, int]] = {}
         for i, wanted in enumerate(zip(paths, _each(starts, paths), _each(ends, paths), strict=True)):
@@ -219,9 +222,9 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return out
 
     def _request(self, path: str, start: int | None, end: int | None) -> tuple[int, int, int]:
-        """(number, offset, size) of a part of a file, given as in a slice."""
+        """(number, offset, size) of a part of a file. `start` and `end` have the meaning of a slice."""
         path = self._strip_protocol(path)
-        if not start and end is None:  # all of it: no need to know how much that is
+        if not start and end is None:  # the whole file: its size may be expensive to determine
             return self.tree.number(path), 0, WHOLE
         found = self.tree.resolve(path)
         if found.directory:
@@ -310,27 +313,27 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._to_write(path).set_times(self.tree.resolve(self._strip_protocol(path)).number, None)
 
     def publish(self, path: str = "", timeout: float | None = None) -> None:
-        """Wait until what was written at and below a path is in its shards. Raise the first OSError."""
+        """Wait until all data written at and below a path is in its shards. Raises the first OSError."""
         path = self._strip_protocol(path)
         self._to_write(path).pending.publish(path.strip("/"), timeout)
 
     def close(self, timeout: float = 3600.0) -> list[str]:
-        """Publish what can be, and let others write to the source; paths of what stays in the journal.
+        """Publish the written data and release the source for other writers; return the paths left in the journal.
 
-        Nothing can be written any more (EROFS), but by a file system that is opened anew.
+        Afterwards this file system raises EROFS for writes. A new file system can write again.
         """
         tree = self._to_write("")
         with _writing:
             if _trees.get(self._asked) is tree:
                 del _trees[self._asked]
-        for token, other in list(self._cache.items()):  # fsspec has one for each thread
+        for token, other in list(self._cache.items()):  # fsspec caches one instance for each thread
             if other._opened[1] is tree:
                 self._cache.pop(token, None)
         return tree.close(timeout)
 
 
 class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]
-    """A file of the tree, read by ranges."""
+    """A read-only file of the tree, read by ranges."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = self.fs.cat_file(self.path, start, end)
@@ -338,12 +341,12 @@ class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]
 
 
 def _source(source: str | os.PathLike[str] | None, fo: str | None, protocol: str | None) -> str:
-    """One URL or path, from either of the two ways in which it can be given."""
+    """The URL or path of the source, from `source` or from a chained URL."""
     if source is not None:
         return os.fspath(source)
     if protocol is None and not fo:
         raise ValueError("shardfs needs a source: shardfs::s3://bucket/path, or source='/path'")
-    # Some file systems leave the protocol on their paths (http), most take it away.
+    # Some file systems, such as http, keep the protocol in `fo`; most remove it.
     return fo if fo and (protocol is None or "://" in fo) else f"{protocol}://{fo or ''}"
 
 
@@ -361,5 +364,5 @@ def _texts(names: Iterable[bytes]) -> Iterator[str]:
 
 
 def _each(value: Any, like: list[str]) -> Iterable[int | None]:
-    """fsspec takes one bound for all, or one for each."""
+    """One bound per path. fsspec accepts a single bound for all paths, or a list."""
     return value if isinstance(value, Iterable) else [value] * len(like)

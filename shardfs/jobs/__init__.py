@@ -1,1 +1,1 @@
-"""Work on all shards of a source, shared out over an executor: verify, compact, maps."""
+"""Jobs over all shards of a source: verify, which can run on an executor, compact, and maps."""

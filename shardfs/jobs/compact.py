@@ -1,7 +1,7 @@
-"""Shards without dead bytes: `shardfs compact`. Nobody else may write to the source meanwhile, and no mount is needed.
+"""`shardfs compact`: rewrites shards without dead bytes. Needs no mount. No other writer may use the source meanwhile.
 
-A packed shard is read once more, chunk by chunk, beside the old one before it takes its place; with what readers use,
-not with what packed it.
+Before a new shard replaces the old one, `compare` reads both chunk by chunk. It uses the code of readers, not the code
+that packed the shard.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CACHE = 64 << 20
 
 
 class Work(NamedTuple):
-    """A shard that has dead bytes. `key` is its name in the source."""
+    """A shard with dead bytes. `key` is its name in the source."""
 
     tree: ChunkDirs
     shard: int
@@ -43,7 +43,10 @@ class Work(NamedTuple):
 
 
 class CompactProblem(NamedTuple):
-    """What cannot be packed, and why; `skipped` if that is a collection of a kind that never is."""
+    """A shard or collection that cannot be packed, and why.
+
+    `skipped`: shardfs cannot rewrite shards of this kind of collection, so this is no error.
+    """
 
     where: str
     why: str
@@ -51,7 +54,7 @@ class CompactProblem(NamedTuple):
 
 
 def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
-    """All shards of a source that have dead bytes. Reads every index."""
+    """All shards of a source with dead bytes, and those that cannot be packed. Reads every index."""
     for collection in tree.collections():
         why = rewriting.unwritable(collection.collection)
         if why is not None:
@@ -70,9 +73,9 @@ def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
 
 
 class Packer:
-    """Packs shards, one at a time. `journal` is the source's own: nobody else writes to it meanwhile.
+    """Packs shards, one at a time. `journal` must be the locked journal of the source, which excludes other writers.
 
-    Raise OSError (EBUSY) if files wait in it to be published: they remember where chunks lie.
+    Raises OSError (EBUSY) if the journal contains unpublished files, because these refer to positions of chunks.
     """
 
     def __init__(self, writer: Writer, journal: Journal) -> None:
@@ -86,7 +89,7 @@ class Packer:
             writer.recover(Begun.told(begun))
 
     def pack(self, work: Work) -> int | CompactProblem:
-        """Replace a shard by one without dead bytes; how many bytes fewer it has."""
+        """Replace a shard by one without dead bytes; return the number of bytes saved, or the problem."""
         collection = work.tree.collection
         before: list[Blob] = []
 
@@ -114,7 +117,7 @@ class Packer:
 
 
 def compare(work: Work, old: Blob, new: Blob) -> None:
-    """Raise ValueError unless both have the same chunks with the same bytes."""
+    """Raise ValueError unless both shards have the same chunks with the same bytes."""
     one, other = (_chunks_in(work, blob) for blob in (old, new))
     n = sum(len(batch.sizes) for batch in other.scan(0))
     for batch in one.scan(0):
@@ -127,7 +130,7 @@ def compare(work: Work, old: Blob, new: Blob) -> None:
 
 
 def _chunks_in(work: Work, blob: Blob) -> ChunkStore:
-    """The chunks that readers find if the shard is what this blob is."""
+    """The chunks that readers find if this blob is stored as the shard."""
     collection = work.tree.collection
     inside = rewriting.key(collection, work.shard)
     directory = work.key.removesuffix(inside).rstrip("/")
@@ -136,7 +139,7 @@ def _chunks_in(work: Work, blob: Blob) -> ChunkStore:
 
 
 class _Single:
-    """A store in which there is one object."""
+    """A store with a single object."""
 
     def __init__(self, key: str, blob: Blob) -> None:
         self._key, self._blob = key, blob
@@ -148,7 +151,7 @@ class _Single:
         return self._blob
 
     def reopen(self, key: str) -> None:
-        """It stays what it is."""
+        """Does nothing: the object never changes."""
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         above = f"{key}/" if key else ""

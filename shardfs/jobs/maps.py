@@ -1,4 +1,4 @@
-"""Which chunks of a collection exist, how large they are, and how full its shards: counted into few enough bins."""
+"""Histograms of a collection: existing chunks by position, chunks by size, live and dead bytes by shard."""
 
 from __future__ import annotations
 
@@ -21,42 +21,45 @@ if TYPE_CHECKING:
 Counts = npt.NDArray[np.int64]
 
 X_FIRST = frozenset(("n5", "precomputed"))
-"""Formats whose first axis is the one that runs to the right."""
+"""Formats whose first axis is horizontal."""
 
 LEAST = 8
-"""Bins along the shorter axis, however short it is beside the other, if there are so many chunks."""
+"""Minimum number of bins along the shorter axis, unless the axis has fewer chunks."""
 
 PER_OCTAVE = 4
-"""Bins of sizes in each doubling."""
+"""Number of size bins per factor of two."""
 
 
 class Bins(NamedTuple):
-    """An axis of the grid of chunks, cut into `n` bins of about the same length."""
+    """An axis of the chunk grid, divided into `n` bins of about equal length. `axis` is -1 for a missing axis."""
 
     axis: int
     chunks: int
     n: int
 
     def of(self, coords: U64) -> npt.NDArray[np.intp]:
-        """The bin of each of these chunk numbers."""
+        """The bin of each chunk number along the axis."""
         return (coords * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
 
     def lengths(self) -> Counts:
-        """How many chunk numbers there are in each bin."""
+        """Number of chunk numbers in each bin."""
         edges = [-(-i * self.chunks // self.n) for i in range(self.n + 1)]
         return np.array([b - a for a, b in pairwise(edges)], np.int64)
 
 
 @dataclass
 class ChunkMap:
-    """All that is counted of one collection. Memory grows with shards, 24 bytes for each, and not with chunks.
+    """Counts of one collection. Memory grows by 24 bytes per shard, not with the number of chunks.
 
     Args:
-        grid: chunks along each axis; () for ids.
-        rows, columns: the two axes that are shown; None for ids. Along the others chunks are summed up.
-        chunks, nbytes: of the existing chunks in each bin (rows, columns).
-        sizes: chunks by stored size: bin i holds sizes from 2**(i / PER_OCTAVE) on; empty chunks are in bin 0, too.
-        shards: their numbers; for each, in order: bytes of chunks, dead bytes, bytes of the object.
+        grid: number of chunks along each axis; () for collections with ids.
+        rows, columns: the two axes of the map; None for collections with ids. All other axes are summed.
+        chunks, nbytes: number and stored bytes of the existing chunks in each bin (rows, columns).
+        sizes: number of chunks by stored size. Bin i starts at 2**(i / PER_OCTAVE) bytes; bin 0 includes empty chunks.
+        shards: shard numbers.
+        stored, dead, objects: bytes of chunks, dead bytes and object size of each shard, in the order of `shards`.
+        keys: names of the shards with the most dead bytes, worst first.
+        findings: number of damages found.
     """
 
     path: str
@@ -76,11 +79,11 @@ class ChunkMap:
 
     @property
     def total(self) -> int:
-        """Chunks that exist."""
+        """Number of existing chunks."""
         return int(self.sizes.sum())
 
     def shares(self) -> npt.NDArray[np.float64]:
-        """Of each bin, how many of the chunks that the grid has there exist: from 0 to 1."""
+        """Fraction of the chunks of the grid that exist, from 0 to 1, for each bin (rows, columns)."""
         if self.rows is None or self.columns is None:
             return np.zeros((0, 0))
         shown = {self.rows.axis, self.columns.axis}
@@ -93,7 +96,7 @@ MOST_KEYS = 5
 
 
 def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
-    """Read all indices of a collection, and no chunk but what tells where others lie."""
+    """Count a collection. Reads every index, and of the chunks only those that contain positions of other chunks."""
     rows, columns = (None, None) if tree.by_id else _axes(tree, most_rows, most_columns)
     shape = (rows.n, columns.n) if rows is not None and columns is not None else (0, 0)
     chunks, nbytes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -143,21 +146,21 @@ def _bins(bins: Bins, coords: U64) -> npt.NDArray[np.intp]:
 
 
 def _axes(tree: ChunkDirs, most_rows: int, most_columns: int) -> tuple[Bins, Bins]:
-    """The two longest axes of the grid, the one that varies faster to the right; -1 for an axis that is not there."""
+    """Bins of the two longest axes of the grid, vertical axis first. The faster-varying axis is horizontal."""
     grid = tuple(tree.chunks.format.grid)
     longest = sorted(sorted(range(len(grid)), key=lambda axis: (-grid[axis], -axis))[:2])
     if tree.collection.format in X_FIRST:
         longest.reverse()
     slow, fast = [-1, -1, *longest][-2:]
     high, wide = (max(grid[axis], 1) if axis >= 0 else 1 for axis in (slow, fast))
-    scale = max(high / most_rows, wide / most_columns, 1)  # the same for both, so that the map has the grid's shape
+    scale = max(high / most_rows, wide / most_columns, 1)  # one scale for both axes keeps the aspect ratio of the grid
     rows = min(max(round(high / scale), LEAST), high, most_rows)
     columns = min(max(round(wide / scale), LEAST), wide, most_columns)
     return Bins(slow, high, rows), Bins(fast, wide, columns)
 
 
 class SizeBin(NamedTuple):
-    """Chunks of sizes from `start` up to `stop`, in bytes."""
+    """Number of chunks with sizes from `start` to below `stop`, in bytes."""
 
     start: int
     stop: int
@@ -165,7 +168,7 @@ class SizeBin(NamedTuple):
 
 
 def size_bins(found: ChunkMap, most: int) -> list[SizeBin]:
-    """The histogram of sizes between the smallest and the largest, in `most` bins at most, as fine as it can be."""
+    """Histogram of chunk sizes from the smallest to the largest, with the finest bins that give at most `most` bins."""
     used = np.flatnonzero(found.sizes)
     if not len(used):
         return []

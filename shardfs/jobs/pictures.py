@@ -1,4 +1,4 @@
-"""`info --png`: which chunks exist, how large they are, what fills the shards; drawn by matplotlib (extra `plot`)."""
+"""`info --png`: pictures of existing chunks, chunk sizes and shard contents. Needs matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from shardfs.jobs.maps import ChunkMap
 
 BINS = 512
-"""Rows and columns of a map, at most."""
+"""Maximum number of rows and of columns of a map."""
 
 MOST = 8
-"""Collections in one picture."""
+"""Maximum number of collections in one picture."""
 
 SIZE_BINS, SHARD_BARS = 24, 160
 
@@ -30,7 +30,7 @@ MISSING = "#ececf0"
 
 
 def draw(maps: Sequence[ChunkMap], file: str) -> None:
-    """Write a PNG file with a row for each collection; those beyond the first few are left out."""
+    """Write a PNG file with one row for each of the first `MOST` collections."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -105,7 +105,7 @@ def _draw_maps(figure: Figure, exist: Axes, size: Axes, found: ChunkMap) -> None
 
 
 def _byte_ticks(most: float) -> list[int]:
-    """A few round numbers of bytes from 0 to `most`."""
+    """A few round numbers of bytes from 0 to at most `most`, for the ticks of an axis."""
     step = 2 ** max(int(most).bit_length() - 2, 0)
     return list(range(0, int(most) + 1, step))
 

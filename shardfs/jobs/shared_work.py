@@ -1,13 +1,13 @@
 """Work on all shards of a source, as tasks for any `concurrent.futures` executor, here or on other machines.
 
-    from shardfs import jobs
-    source = jobs.Source.of("s3://bucket/brain.zarr", {"anon": True})
+    from shardfs.jobs import shared_work
+    source = shared_work.JobSource.of("s3://bucket/brain.zarr", {"anon": True})
     with ProcessPoolExecutor(8) as pool:
-        for report in jobs.verify(source, deep=True, executor=pool, workers=8):
+        for report in shared_work.verify(source, deep=True, executor=pool, workers=8):
             print(report.findings)
 
-A task is a small value that can be pickled; whoever runs it opens the source by itself. A task that fails, or whose
-worker dies, becomes a finding, and the others go on.
+A task is a small value that can be pickled. The worker opens the source itself. If a task fails or its worker dies,
+the report has a finding for the task, and the other tasks continue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 WINDOW = 16
-"""Tasks for each worker that wait or run at a time, so that neither tasks nor reports pile up."""
+"""Maximum number of submitted tasks per worker. Bounds the memory for tasks and reports."""
 
 MOST_SHARDS = 64
 CACHE = 64 << 20
@@ -44,15 +44,15 @@ CACHE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class JobSource:
-    """What to open, in a form that travels.
+    """A source that workers can open: hashable, and can be pickled.
 
     Args:
         options: storage options as a JSON object.
-        run: tells runs apart: a worker that lives on must not trust what it has seen of the source in another.
+        run: identifies the run. A long-lived worker must not reuse a tree that it opened in an earlier run.
     """
 
     url: str = field(repr=False)
-    options: str = field(default="{}", repr=False)  # neither is for logs, and clusters log the tasks that they get
+    options: str = field(default="{}", repr=False)  # both may contain secrets, and clusters log the repr of tasks
     follow_symlinks: bool = False
     run: int = field(default_factory=time.time_ns)
 
@@ -60,11 +60,11 @@ class JobSource:
     def of(
         cls, url: str, storage_options: Mapping[str, Any] | None = None, *, follow_symlinks: bool = False
     ) -> JobSource:
-        """Of a path or fsspec URL; the storage options must be such that JSON can hold them."""
+        """The source at a path or fsspec URL. The storage options must be JSON serializable."""
         return cls(url, json.dumps(storage_options or {}), follow_symlinks)
 
     def tree(self) -> Tree:
-        """Its tree, one for each process. Raises as `open_tree`."""
+        """The tree of the source, opened once per process. Raises the errors of `open_tree`."""
         return _tree(self)
 
 
@@ -80,7 +80,7 @@ def _tree(source: JobSource) -> Tree:
 
 
 class JobPart(NamedTuple):
-    """One of `of` equal parts of the work, counted from 1."""
+    """Part `number` of `of` parts of the work, counted from 1."""
 
     number: int
     of: int
@@ -91,7 +91,7 @@ WHOLE = JobPart(1, 1)
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """Verify some shards of one collection. Called, it does so, wherever that is."""
+    """A task that verifies some shards of one collection. Calling the task runs it in the calling process."""
 
     source: JobSource
     collection: str
@@ -106,12 +106,12 @@ class VerifyTask:
         return report
 
     def split(self) -> Iterator[VerifyTask]:
-        """One for each shard."""
+        """One task for each shard."""
         for shard in self.shards:
             yield VerifyTask(self.source, self.collection, (shard,), self.deep)
 
     def failed(self, error: BaseException) -> Report:
-        """The report of a task that did not end."""
+        """The report of a task that failed with `error`."""
         finding = Damage(self.collection, self._key(), "task", f"could not be verified: {_reason(error)}")
         n = len(self.shards)
         return Report(self.collection, ShardTally(shards=n, findings=1), [finding])
@@ -124,7 +124,7 @@ class VerifyTask:
 
 
 def verify_shards(task: VerifyTask) -> Report:
-    """What workers run: clusters call a task by the name of its function."""
+    """Run a task in a worker. A module-level function, because clusters show the name of the function for each task."""
     redact.remember(task.source.url, json.loads(task.source.options))
     return task()
 
@@ -136,7 +136,7 @@ def _reason(error: BaseException) -> str:
 
 
 class Plan(NamedTuple):
-    """The shards of one collection that are to be looked into; and what is called as a shard is, but is none."""
+    """The shards of one collection to verify. `strays` are findings about objects that only have names of shards."""
 
     collection: str
     shards: U64
@@ -144,10 +144,10 @@ class Plan(NamedTuple):
 
 
 def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
-    """Of all collections; the parts with the same `of` share all shards out, each to one part.
+    """One plan for each collection, in the order of paths, with the shards of `part`.
 
-    Shards are dealt round and round, over all collections, so that each part has about as many: it is the same part
-    each time as long as no shard is added or removed.
+    Shards are assigned to parts round-robin across all collections. Each shard is in exactly one part, and the parts
+    have about the same size. The assignment is the same in every run while no shard is added or removed.
     """
     dealt = 0
     for tree in sorted(source.tree().collections(), key=lambda tree: tree.path):
@@ -162,7 +162,7 @@ def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
 
 
 def tasks(source: JobSource, plans: Iterable[Plan], *, deep: bool = False, workers: int = 1) -> Iterator[VerifyTask]:
-    """The work of these plans, in pieces that are neither too small to send around nor too few to go round."""
+    """Tasks for these plans: at most `MOST_SHARDS` shards each, and enough tasks to keep all workers busy."""
     for p in plans:
         per = min(MOST_SHARDS, max(1, len(p.shards) // (workers * WINDOW)))
         for i in range(0, len(p.shards), per):
@@ -177,11 +177,12 @@ def verify(
     executor: Executor | None = None,
     workers: int = 1,
 ) -> Iterator[Report]:
-    """Verify what is planned, by default all of a source. Reports come in the order of shards, however it is done.
+    """Verify all shards of the plans, by default of the whole source. Yields reports in the order of the shards.
 
     Args:
-        executor: does the work, of which `workers` pieces may be under way at a time. Without one the work is done
-            here if `workers` is 1, else in so many processes.
+        deep: read and decode every chunk.
+        executor: runs the tasks. None runs them in this process if `workers` is 1, else in `workers` new processes.
+        workers: number of tasks that the executor can run at a time.
     """
     plans = list(plan(source) if plans is None else plans)
     for p in plans:
@@ -201,12 +202,12 @@ def verify(
 def _run_here(task: VerifyTask) -> Report:
     try:
         return verify_shards(task)
-    except Exception as e:  # noqa: BLE001 - one broken shard must not end the run; the finding tells
+    except Exception as e:  # noqa: BLE001 - one broken shard must not end the run; the finding contains the error
         return task.failed(e)
 
 
 def unreadable(problem: Problem) -> Damage:
-    """What was not expanded, and so cannot be verified."""
+    """The finding for a part of the source that shardfs could not open and so cannot verify."""
     return Damage(problem.path, "", "metadata", problem.why)
 
 
@@ -214,18 +215,18 @@ def unreadable(problem: Problem) -> Damage:
 
 
 def processes(workers: int) -> Executor:
-    """So many processes on this machine, each started afresh: fsspec's threads survive no fork."""
+    """An executor with `workers` local processes. They are spawned, because fsspec's threads do not survive a fork."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(workers, context, initializer=_die_quietly)
 
 
 def _die_quietly() -> None:
-    """Interrupted from the keyboard, all processes of a group are; the first one tells."""
+    """Let Ctrl-C end a worker without a traceback. The main process receives the signal, too, and reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class _Slot:
-    """A task, and the future of its report."""
+    """A submitted task and the future of its report."""
 
     __slots__ = ("future", "task")
 
@@ -238,24 +239,27 @@ class _Slot:
             self.future.set_exception(e)
 
     def report(self) -> Report:
-        """What it found, or how it failed. Raise BrokenExecutor if somebody else may be to blame for that."""
+        """Wait for the report; an exception in the task becomes a finding.
+
+        Raises BrokenExecutor if a worker died, perhaps because of another task.
+        """
         try:
             return self.future.result()
         except BrokenExecutor:
             raise
-        except Exception as e:  # noqa: BLE001 - whatever a worker raised is told as a finding
+        except Exception as e:  # noqa: BLE001 - every exception of a worker becomes a finding
             return self.task.failed(e)
 
 
 class _Runner:
-    """Runs tasks, a bounded number at a time. An executor of its own is replaced when a dead worker has broken it."""
+    """Runs a bounded number of tasks at a time. Replaces its own executor after a worker died, never a given one."""
 
     def __init__(self, executor: Executor | None, workers: int) -> None:
         self._owned, self._workers = executor is None, workers
         self._executor = processes(workers) if executor is None else executor
 
     def run(self, work: Iterator[VerifyTask]) -> Iterator[Report]:
-        """Reports, in the order of tasks."""
+        """Yield reports in the order of the tasks."""
         slots: deque[_Slot] = deque()
         while True:
             for task in islice(work, self._workers * WINDOW - len(slots)):
@@ -273,7 +277,10 @@ class _Runner:
             yield report
 
     def _again(self, slots: deque[_Slot]) -> Iterator[Report]:
-        """After a worker died: any task under way may be to blame, so these are done one by one."""
+        """Report all submitted tasks after a worker died.
+
+        Any unfinished task may have killed the worker. So each of them runs again alone, then shard by shard if needed.
+        """
         self.close()
         self._executor = processes(1)
         for slot in slots:

@@ -1,4 +1,4 @@
-"""One shard looked into: its index against the format, its bytes against the index, its chunks against their codecs."""
+"""Verifies one shard: the index against the format, the bytes against the index, the chunks against their codecs."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ if TYPE_CHECKING:
     Look = Callable[[Coords, int, Buffer], None]
 
 SPAN = 1 << 20
-"""Bytes of local files are read so many at a time: few calls, and still in the processor's cache when looked at."""
+"""Bytes per read of local files: few system calls, and the data is still in the CPU cache when it is checked."""
 
 REMOTE_SPAN = 16 << 20
 ROWS = 1 << 16
 MOST = 20
-"""So many findings of one kind are told for each shard; the others are counted."""
+"""At most this many findings of one kind are listed for each shard; the others are only counted."""
 
 TURNS = 3
-"""So often a shard is looked into, if there is damage, and it has changed meanwhile: where it lies, perhaps."""
+"""Maximum number of passes over a damaged shard that changed during verification."""
 
 NAMES = 3
 PAGES = 256
 
 
 class Damage(NamedTuple):
-    """Damage.
+    """One finding.
 
     Args:
-        shard: its name in the source; a shard in a shard has the place in brackets.
-        kind: one word, see docs/verify.md.
-        files: the first few shown files that are concerned; none if that is not known.
-        times: how many findings of this kind it stands for.
+        shard: name of the shard in the source. A shard inside a shard has its position in brackets.
+        kind: one of the words in docs/verify.md.
+        why: the reason, for users.
+        files: paths of the first few affected chunks on a mount; empty if unknown.
+        times: number of findings of this kind that this entry represents.
     """
 
     collection: str
@@ -65,14 +66,17 @@ class Damage(NamedTuple):
 
 @dataclass(slots=True)
 class ShardTally:
-    """Counts, and bytes.
+    """Numbers of items and bytes in verified shards.
 
     Args:
-        dead_bytes: which no index entry leads to.
-        shared_bytes: which several entries lead to, beyond the first.
-        outside_chunks: beyond the edge of the array: what is left there after an array has shrunk does no harm.
-        looked_bytes: of chunks, which were read.
-        unchecked_chunks: whose content was not looked into in a deep run, because nothing here can decode it.
+        shard_bytes: size of the shards.
+        stored_bytes: size of the chunks, as the index states.
+        dead_bytes: bytes that no index entry refers to.
+        shared_bytes: bytes that several index entries refer to, without the first reference.
+        outside_chunks: index entries beyond the edge of the array. These remain after an array was shrunk, and are no
+            damage.
+        looked_bytes: bytes of chunks that were read.
+        unchecked_chunks: chunks that a deep run did not decode, because their decoder is missing or they are too large.
     """
 
     shards: int = 0
@@ -87,27 +91,27 @@ class ShardTally:
     findings: int = 0
 
     def add(self, other: ShardTally) -> None:
-        """Sum up."""
+        """Add the numbers of `other` to these."""
         for f in fields(self):
             setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
 @dataclass(slots=True)
 class Report:
-    """What was found in some shards of a collection."""
+    """Counts and findings of some shards of a collection."""
 
     collection: str
     tally: ShardTally = field(default_factory=ShardTally)
     findings: list[Damage] = field(default_factory=list)
 
     def add(self, other: Report) -> None:
-        """Join the other's to these."""
+        """Add the counts and findings of `other` to these."""
         self.tally.add(other.tally)
         self.findings += other.findings
 
 
 class _Entries(NamedTuple):
-    """Entries of an index page that lead to bytes in the shard, ascending by start."""
+    """Valid entries of an index page, ascending by start."""
 
     coords: U64
     starts: U64
@@ -115,12 +119,12 @@ class _Entries(NamedTuple):
 
 
 class ShardVerifier:
-    """Verifies shards of one collection, one at a time. Memory grows with the chunks of one shard, never with shards.
+    """Verifies shards of one collection, one at a time. Memory grows with the chunks per shard, not with the shards.
 
     Args:
-        deep: decode every chunk.
-        chunks: look at chunks at all; else only at indices.
-        seen: is told coordinates (n, d) and stored sizes (n,) of chunks that the index leads to.
+        deep: read and decode every chunk.
+        chunks: check chunks; otherwise check only indices.
+        seen: called with the coordinates (n, d) and stored sizes (n,) of indexed chunks.
     """
 
     def __init__(
@@ -138,20 +142,23 @@ class ShardVerifier:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def verify(self, shard: int) -> Report:
-        """Look into one of the outermost shards. What goes wrong is a finding; only bugs are raised."""
+        """Verify one outermost shard. Errors of the store and of the data become findings; only bugs raise exceptions.
+
+        Repeats the verification if a damaged local shard has changed meanwhile, at most `TURNS` times in total.
+        """
         seen = self._seen
         try:
             for _ in range(TURNS):
                 version = self._look_into(shard)
                 if not self._report.findings or not self._layers[0].is_local or version == self._version(shard):
                     break
-                self._seen = None  # it has been told
+                self._seen = None  # report each chunk to the caller once
         finally:
             self._seen = seen
         return self._report
 
     def _look_into(self, shard: int) -> Version:
-        """The version of the shard that the report is about; None if it cannot be read."""
+        """Verify a shard once; return the version that was read, or None if the shard is unreadable."""
         self._report, self._counts = Report(self._tree.path), Counter()
         self._report.tally.shards = 1
         outermost, version = self._layers[0], None
@@ -185,12 +192,12 @@ class ShardVerifier:
             self._report.findings.append(Damage(self._tree.path, shard, kind, why, files))
 
     def _more(self, shard: str, kind: str, n: int) -> None:
-        """`n` more findings that nobody has to be told one by one."""
+        """Count `n` more findings without listing them."""
         if n > 0:
             self._report.tally.findings += n
             self._counts[kind, shard] += n
 
-    # ---- a shard ----
+    # ---- shard ----
 
     def _shard(self, level: int, shard: int, stored: Blob) -> None:
         source = self._layers[level].source
@@ -204,7 +211,7 @@ class ShardVerifier:
         _Shard(self, level, shard, blob).verify()
 
     def _verify_trailer(self, level: int, stored: Blob) -> None:
-        """The checksums behind the whole shard, each of all that lies before it."""
+        """Raise ValueError if a checksum after the shard is wrong. Each checksum covers all bytes before it."""
         trailer = self._layers[level].source.layer.trailer
         if not trailer:
             return
@@ -224,7 +231,7 @@ class ShardVerifier:
 
 
 class _Shard:
-    """The state of looking into one shard of one layer."""
+    """State of the verification of one shard of one layer."""
 
     def __init__(self, owner: ShardVerifier, level: int, shard: int, blob: Blob) -> None:
         self._owner, self._level, self._shard, self._blob = owner, level, shard, blob
@@ -236,19 +243,20 @@ class _Shard:
         self._by_id = self._format.candidates(shard) is None
         self._covered: list[Coverage] = []
         self._checksum: Checksum | None = None
-        self._whole = self._format.walk is None  # else there are heads that only the format knows
+        # `walk` reads headers between chunks. Their ranges are unknown here, so dead bytes cannot be counted.
+        self._whole = self._format.walk is None
 
     def _found(self, kind: str, why: str, *coords: Coords) -> None:
         self._owner._found(self._key, kind, why, *(self._innermost_of(c) for c in coords))
 
     def _found_all(self, kind: str, coords: U64, at: npt.NDArray[np.intp], why: Callable[[int], str]) -> None:
-        """For each chunk at `at`; beyond the first few they are counted, without a Python object for each."""
+        """Add a finding for each chunk at the positions `at`. Findings after the first `MOST` are only counted."""
         for i in at[:MOST].tolist():
             self._found(kind, why(i), tuple(coords[i].tolist()))
         self._owner._more(self._key, kind, len(at) - MOST)
 
     def _innermost_of(self, coords: Coords) -> Coords:
-        """The first chunk in what may itself be a shard."""
+        """Coordinates of the first chunk in a cell of this layer. The cell is a chunk, or a shard of the next layer."""
         for level in range(self._level, len(self._owner._layers) - 1):
             number = ravel(coords, self._owner._layers[level].format.grid)
             inner, _ = self._owner._layers[level + 1].format.coords(number, 0, np.zeros(1, np.uint64))
@@ -274,10 +282,10 @@ class _Shard:
                 self._verify_inner(entries)
         self._verify_coverage()
 
-    # ---- the index ----
+    # ---- index ----
 
     def _pages(self) -> Iterator[tuple[int, ShardIndex]]:
-        """Every page that can be read; what cannot is found."""
+        """Yield every readable page of the index. Unreadable pages become findings."""
         if self._format.walk is not None:
             try:
                 yield 0, self._format.walk(self._blob)
@@ -328,8 +336,8 @@ class _Shard:
         self._covered.append(Coverage(*one, (), 0))
 
     def _found_index(self, error: ValueError, page: int | None) -> None:
-        """Names the chunks that may be in it, where they can be counted."""
-        self._whole = False  # whose bytes are dead is not known
+        """Add a finding for an unreadable index page, and name the first chunks that may be in the page."""
+        self._whole = False  # without this page, the number of dead bytes is unknown
         slots = self._format.candidates(self._shard) if page is not None else None
         if slots is None:
             self._found("index", str(error))
@@ -338,10 +346,10 @@ class _Shard:
         named = [tuple(c) for c in coords[valid][:NAMES].tolist()]
         self._found("index", str(error), *named)
 
-    # ---- its entries ----
+    # ---- index entries ----
 
     def _verify_entries(self, page: int, index: ShardIndex) -> _Entries:
-        """Those that lead to bytes; every other is found."""
+        """The valid entries of an index page. Invalid entries become findings."""
         slots = index.all_slots()
         if index.repeated is not None:
             for slot in index.repeated.tolist():
@@ -377,7 +385,7 @@ class _Shard:
         return coords[good], starts[good], sizes[good]
 
     def _found_lost(self, page: int, slots: U64, coords: U64) -> None:
-        """Entries that no reader finds."""
+        """Count or report entries that no reader finds, because they are outside the grid or in the wrong place."""
         if not self._by_id:
             self._tally.outside_chunks += len(slots)
             return
@@ -420,7 +428,7 @@ class _Shard:
             self._owner._more(self._key, "overlap", len(clashes) - MOST)
 
     def _owners(self, clashes: list[tuple[int, int]]) -> dict[tuple[int, int], list[Coords]]:
-        """The first few chunks that say that they lie there. The index is read once more: this is no common case."""
+        """For each overlap, the first chunks whose index entries cover these bytes. Reads the index again."""
         out: dict[tuple[int, int], list[Coords]] = {clash: [] for clash in clashes}
         quiet = _Shard(ShardVerifier(self._owner._tree, chunks=False), self._level, self._shard, self._blob)
         for page, index in quiet._pages():
@@ -430,7 +438,7 @@ class _Shard:
                 owners += [tuple(c) for c in entries.coords[here[:NAMES]].tolist()]
         return out
 
-    # ---- the bytes ----
+    # ---- chunk data ----
 
     def _verify_inner(self, entries: _Entries) -> None:
         layers = self._owner._layers
@@ -487,7 +495,7 @@ class _Shard:
         self._covered.append(cover(begins, entries.starts))
 
     def _look(self, entries: _Entries, looks: Sequence[tuple[str, Look]]) -> None:
-        """Read all chunks, and look at each; what is wrong at the first look gets no other."""
+        """Read all chunks and run the checks `looks` on each chunk, up to the first check that fails."""
         local = self._blob.fd >= 0
         behind = self._checksum.size if self._checksum is not None else 0
         coords, stops = entries.coords, entries.stops + np.uint64(behind)
@@ -496,7 +504,7 @@ class _Shard:
             start = int(entries.starts[first])
             alone = end == first + 1
             if alone and stop - start > (MAX_STORED if looks else SPAN):
-                self._tally.unchecked_chunks += bool(looks)  # decoding it would take too much memory
+                self._tally.unchecked_chunks += bool(looks)  # decoding this chunk would take too much memory
                 self._read_through(tuple(coords[first].tolist()), start, stop)
                 continue
             try:
@@ -516,7 +524,7 @@ class _Shard:
                 self._look_at(tuple(cell), data[a - start : b - start], behind, looks)
 
     def _look_at(self, coords: Coords, data: Buffer, behind: int, looks: Sequence[tuple[str, Look]]) -> None:
-        """`behind`: how many bytes of `data` are the checksum behind the chunk, for the first look to verify."""
+        """Run the checks on one chunk. `data` ends with a checksum of `behind` bytes that the first check verifies."""
         for kind, look in looks:
             try:
                 look(coords, len(data), data)
@@ -548,7 +556,7 @@ class _Shard:
 
 
 def _layers(chunks: ChunkStore) -> list[ChunkStore]:
-    """Outermost first."""
+    """All layers of shards, outermost first."""
     return [*(_layers(chunks.outer) if chunks.outer is not None else ()), chunks]
 
 
@@ -561,7 +569,7 @@ def _checksum_look(checksum: Checksum) -> Look:
 
 
 def _nothing(_: object) -> None:
-    """What a look returns."""
+    """Discard a value."""
 
 
 def _reason(error: Exception) -> str:
@@ -569,7 +577,7 @@ def _reason(error: Exception) -> str:
 
 
 def _read(blob: Blob, start: int, stop: int, buffer: Buffer) -> Buffer:
-    """Bytes of a blob, in `buffer` if they fit in. Raise ValueError if there are not so many."""
+    """Read a range of a blob, into `buffer` if the blob is local and the range fits. ValueError: the blob is short."""
     size = stop - start
     if blob.fd < 0:
         data = np.frombuffer(blob.read([ByteRange(start, stop)])[0], np.uint8)
@@ -588,7 +596,7 @@ def _read(blob: Blob, start: int, stop: int, buffer: Buffer) -> Buffer:
 
 
 def _stream(blob: Blob, start: int, stop: int) -> Iterator[Buffer]:
-    """The same piece by piece; each is gone with the next."""
+    """Read a range of a blob in pieces. The next piece overwrites the previous one."""
     span = SPAN if blob.fd >= 0 else REMOTE_SPAN
     buffer = np.empty(min(span, stop - start), np.uint8)
     for begin in range(start, stop, span):

@@ -1,1 +1,1 @@
-"""Byte layouts of shards, the chunk store that reads them, and rewriting."""
+"""Byte layouts of shards, the chunk store that reads shards, and the rewriting of shards."""

@@ -1,4 +1,4 @@
-"""`ChunkStore`: one collection as a key-value store. The read path: coordinates in, byte ranges and bytes out."""
+"""`ChunkStore`: a collection as a key-value store, which maps coordinates to byte ranges and reads them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DAMAGE_TTL_S = 5.0
-"""How long a page that could not be decoded is remembered as such, so that an `ls` of its chunks reads it once."""
+"""Seconds for which an undecodable page stays cached, so that an `ls` of its chunks reads the page once."""
 
 MAX_OBJECT = 1 << 50
-"""No remote object is larger; how large one is would cost a request."""
+"""Assumed maximum size of a remote object, because the actual size would cost a request."""
 
 POSITION_BITS = 22
-"""A page has fewer entries than 2**22 (`shards.MAX_INDEX_BYTES`)."""
+"""A page has fewer than 2**22 entries (`single_page.MAX_INDEX_BYTES`)."""
 
 FEW = 64
-"""Up to so many chunks are looked up one by one, faster than with arrays."""
+"""Maximum number of chunks that are looked up one by one, which is faster than arrays for so few."""
 
 
 class StoredChunk(NamedTuple):
-    """A chunk's stored bytes: `[start, start + size)` of `blob`; its checksum, if it has one, is behind them."""
+    """A chunk's stored bytes: `[start, start + size)` of `blob`. If there is a checksum, it follows these bytes."""
 
     blob: Blob
     start: int
@@ -57,7 +57,7 @@ def _as_it_is(data: bytes) -> bytes:
 
 
 class ChunkBatch(NamedTuple):
-    """Chunks that exist: coordinates (n, d), stored sizes (-1 if the entry is broken), the shard's mtime, cookies."""
+    """Existing chunks: coordinates (n, d), stored sizes (-1 if the entry is broken), the shard's mtime, and cookies."""
 
     coords: U64
     sizes: Sizes
@@ -66,7 +66,7 @@ class ChunkBatch(NamedTuple):
 
 
 class Occupancy(NamedTuple):
-    """How many shards and chunks exist, and their bytes."""
+    """Number and bytes of the existing shards and chunks."""
 
     shards: int
     chunks: int
@@ -75,18 +75,18 @@ class Occupancy(NamedTuple):
 
 
 class _Page:
-    """A decoded index page and the version of the shard it was read from; what checksums its chunks have."""
+    """A decoded index page, the version of its shard, and the type of the chunks' checksums."""
 
     __slots__ = ("blob", "checksum", "index", "version")
 
     def __init__(self, index: Index, blob: Blob, version: Version, checksum: Checksum | None = None) -> None:
         self.index, self.version, self.checksum = index, version, checksum
-        # Weak: the store's own bound decides how many descriptors stay open, not the size of the index cache.
+        # A weak reference, because the store limits the number of open descriptors, not the size of the index cache.
         self.blob = weakref.ref(blob)
 
 
 class _Absent:
-    """The page of a shard that does not exist, or that holds nothing."""
+    """The page of a shard that is empty or does not exist."""
 
 
 class _Damaged:
@@ -101,9 +101,9 @@ class ChunkStore:
     """The chunks of one layer of sharding. Thread-safe.
 
     Args:
-        path: of the collection, for messages.
-        index_ttl_s: how long a page, or the absence of a shard, is trusted.
-        outer: of which the chunks are the shards of this layer, if it is not the outermost.
+        path: the path of the collection, for messages.
+        index_ttl_s: seconds for which a page, or the absence of a shard, stays cached.
+        outer: the layer whose chunks are the shards of this layer; None for the outermost layer.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class ChunkStore:
     # ---- finding ----
 
     def locate(self, coords: Coords) -> StoredChunk | None:
-        """Where the chunk lies; None if there is none. No request if the index page is cached.
+        """Return the location of a chunk; None if the chunk is absent. Costs no request if the index page is cached.
 
-        Raise CorruptShardError if the index cannot be read, or this chunk's entry cannot be true.
+        Raise CorruptShardError if the index cannot be read or the entry of this chunk is invalid.
         """
         return self.at(self.format.place(coords), coords)
 
     def at(self, placement: Placement, coords: Coords) -> StoredChunk | None:
-        """`locate`, for who knows where the chunk is placed."""
+        """`locate` for a caller that has already computed the chunk's placement."""
         shard, number, slot = placement
         page = self._cache.peek((self._id, shard, number))
         if type(page) is not _Page:
@@ -153,20 +153,20 @@ class ChunkStore:
             blob = self._open(shard, number, page)
             if blob is None:
                 return self.at(placement, coords)
-        return _new(StoredChunk, (blob, start, size, page.checksum))  # as the constructor would, in half the time
+        return _new(StoredChunk, (blob, start, size, page.checksum))  # twice as fast as the constructor
 
     def stored(self, coords: Coords) -> StoredChunk | None:
-        """Where the stored bytes lie of which the chunk is made."""
+        """Return the location of the stored bytes from which the chunk is made; None if the chunk is absent."""
         return self.locate(coords)
 
     def _open(self, shard: int, number: int, page: _Page) -> Blob | None:
-        """The shard's blob, if it is still what the page was read from; else the page is forgotten."""
+        """Return the shard's blob if it has the version of the page. Otherwise drop the page and return None."""
         try:
             blob = self.source.open(shard)
             if page.version is None or blob.stat().version == page.version:
                 page.blob = weakref.ref(blob)
                 return blob
-        except (FileNotFoundError, ValueError):  # gone, or can no longer be decoded: reading the page again tells
+        except (FileNotFoundError, ValueError):  # removed or undecodable; the page must be read again
             pass
         self._cache.drop((self._id, shard, number))
         return None
@@ -179,12 +179,13 @@ class ChunkStore:
         if page is ABSENT:
             return None
         if type(page) is _Damaged:
-            raise page.error.with_traceback(None)  # raised many times, it must not collect the frames of all
+            # without its traceback: a cached error that is raised often would keep the frames of every raise alive
+            raise page.error.with_traceback(None)
         return page  # type: ignore[no-any-return]
 
     def _load(self, shard: int, number: int) -> tuple[object, int, float]:
         if self._ttl != math.inf:
-            self._forget_shard(shard, number)  # page, root and time must be those of one version
+            self._forget_shard(shard, number)  # page, root and modification time must have the same version
         try:
             page = self._current_page(shard, number)
         except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
@@ -203,13 +204,19 @@ class ChunkStore:
         return error
 
     def _unreadable(self, shard: int, error: OSError) -> CorruptShardError:
-        """Not for remote stores, which may refuse an object for a while only."""
+        """Return the error for an unreadable local shard.
+
+        For a remote store, raise `error`: the refusal may be temporary.
+        """
         if not self.is_local:
             raise error
         return self._damage(shard, f"should be a file that can be read, but {error.strerror}")
 
     def _current_page(self, shard: int, number: int) -> _Page | None:
-        """If a shard is changed where it lies, its index may lead beyond the end that it had when it was opened."""
+        """Read a page, and a second time if a local shard may have changed in place.
+
+        The new index may refer to bytes beyond the end that the shard had when it was opened.
+        """
         try:
             return self._read_page(shard, number)
         except ValueError:
@@ -222,7 +229,7 @@ class ChunkStore:
         blob = self.source.open(shard)
         if self.format.walk is not None:
             walked, told = self.format.walk(blob), blob.stat()
-            self.stat(shard, blob)  # which is known now, and asked for soon
+            self.stat(shard, blob)  # caches the attributes, which are known now and needed soon
             return _Page(walked.checked(told.size), blob, told.version if self.is_local else None, walked.checksum)
         root = self._root(shard, blob, self.format.block_of(number))
         request = self.format.page_request(shard, number, root)
@@ -254,7 +261,7 @@ class ChunkStore:
             return (data, version), len(data), self._ttl if whole else DAMAGE_TTL_S
 
         root, of = self._cache.get(key, load)
-        if of != version:  # somebody else looked at it before or after it was replaced
+        if of != version:  # another thread read the root before or after the shard was replaced
             self._cache.drop(key)
             root = load()[0][0]
         if root is None:
@@ -262,18 +269,19 @@ class ChunkStore:
         return root
 
     def forget(self, coords: Coords) -> None:
-        """Drop what is cached of the chunk's shard, so that the next look sees what is there now."""
+        """Drop everything cached for the chunk's shard, so that the next lookup reads the current shard."""
         shard, number, _ = self.format.place(coords)
         self._forget_shard(shard, number)
-        # The page last: who began to read it before has the old shard open, and is not believed; others open the new.
+        # The page is dropped last. A thread that began to read it earlier has the old shard open, and its version check
+        # fails.
         self._cache.drop((self._id, shard, number))
 
     def forget_existing(self) -> None:
-        """Look anew which shards there are, when somebody wants to know."""
+        """Drop the cached list of existing shards."""
         self._cache.drop((self._id, "existing"))
 
     def forget_all(self) -> None:
-        """Look anew at everything."""
+        """Drop everything cached for this collection."""
         self._id = next(_ids)
 
     def _forget_shard(self, shard: int, number: int) -> None:
@@ -282,14 +290,14 @@ class ChunkStore:
         self._cache.drop((self._id, shard, "root", self.format.block_of(number)))
 
     def shard_of(self, coords: Coords) -> int:
-        """The number of the shard in which a chunk lies, or would lie."""
+        """Return the number of the shard that a chunk belongs to, whether the chunk exists or not."""
         return self.format.place(coords)[0]
 
     def key_of(self, coords: Coords) -> str:
         return self.source.key(self.format.place(coords)[0])
 
     def stat(self, shard: int, blob: Blob | None = None) -> Stat:
-        """Of the shard object, which `blob` is, if it is open already; at most one request."""
+        """Return the attributes of a shard object, with at most one request. `blob`: the shard, if it is open."""
 
         def load() -> tuple[Stat, int, float]:
             try:
@@ -302,7 +310,10 @@ class ChunkStore:
     # ---- reading ----
 
     def read(self, coords: Coords, part: ByteRange | None = None) -> bytes | None:
-        """Stored bytes of a chunk, or `part` of them; None if there is no such chunk. Raise as `decoded`."""
+        """Return the stored bytes of a chunk, or `part` of them; None if the chunk is absent.
+
+        Raise the errors of `decoded`.
+        """
         return self.decoded(coords, _as_it_is, part)
 
     def decoded(
@@ -312,13 +323,14 @@ class ChunkStore:
         part: ByteRange | None = None,
         most: float = math.inf,
     ) -> T | None:
-        """What `decode` makes of the stored bytes of a chunk, or of `part` of them; None if there is no such chunk.
+        """Return what `decode` makes of the stored bytes of a chunk; None if the chunk is absent.
 
-        A chunk of more than `most` stored bytes counts as damage.
+        With `part`, only that part of the chunk is read and decoded. A chunk of more than `most` stored bytes counts as
+        damage.
 
-        If the bytes contradict the index (too few, or `decode` raises ValueError), index and version are looked up
-        again and the read is tried once more. Raise CorruptShardError if the shard is the same and still wrong,
-        StaleShardError if it keeps changing.
+        If the bytes contradict the index (too few, or `decode` raises ValueError), the index is read again and the read
+        is retried once. Raise CorruptShardError if the shard is unchanged and still wrong, and StaleShardError if it
+        changed between the two attempts.
         """
         before: Version = None
         for attempt in (1, 2):
@@ -360,7 +372,10 @@ class ChunkStore:
         return data
 
     def read_many(self, coords: Sequence[Coords], parts: Sequence[ByteRange]) -> list[bytes | Exception]:
-        """Stored bytes of parts of several chunks, or why not; those of one shard are fetched together."""
+        """Return the stored bytes, or the error, for parts of several chunks.
+
+        Parts in the same shard are fetched together.
+        """
         out: list[bytes | Exception] = [b""] * len(coords)
         groups: dict[int, list[tuple[int, Blob, ByteRange]]] = {}
         for i, (c, part) in enumerate(zip(coords, parts, strict=True)):
@@ -384,7 +399,8 @@ class ChunkStore:
                 continue
             for (i, _, where), data in zip(members, got, strict=True):
                 whole = len(data) == where.stop - where.start
-                out[i] = data if whole else self._read_or_error(coords[i], parts[i])  # which retries, and explains
+                # retries, and raises a detailed error
+                out[i] = data if whole else self._read_or_error(coords[i], parts[i])
         return out
 
     def _read_or_error(self, coords: Coords, part: ByteRange) -> bytes | Exception:
@@ -396,16 +412,17 @@ class ChunkStore:
     # ---- listing ----
 
     def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
-        """For (n, d) coordinates: does the chunk exist, its stored size, its shard's mtime (ns).
+        """For (n, d) coordinates, return whether each chunk exists, its stored size, and its shard's mtime in ns.
 
-        The size is -1 where something is damaged: whether the chunk exists shows when it is opened.
+        The size is -1 where an entry or page is damaged. Opening such a chunk shows whether it exists.
         """
         n = len(coords)
         exists, sizes = np.zeros(n, np.bool_), np.zeros(n, np.int64)
         mtimes = np.zeros(n, np.int64)
         places = self.format.place_many(coords)
         homes = np.stack([places.shard, places.page], axis=1)
-        for shard, number in sorted(set(map(tuple, homes.tolist()))):  # np.unique would load numpy.ma: 20 ms
+        # np.unique would import numpy.ma, which takes 20 ms
+        for shard, number in sorted(set(map(tuple, homes.tolist()))):
             at = np.flatnonzero((homes[:, 0] == shard) & (homes[:, 1] == number))
             try:
                 page = self._page(shard, number)
@@ -421,9 +438,9 @@ class ChunkStore:
         return exists, sizes, mtimes
 
     def row(self, place: Callable[[int], Placement], n: int) -> list[tuple[int, int, int]]:
-        """`present` for the first `n` chunks of a row: last coordinate, size and mtime of those that exist.
+        """Return last coordinate, size and mtime of the existing chunks among the first `n` of a row.
 
-        For short rows, where numpy's overhead would be most of the work. `place` is from `ShardFormat.row`.
+        Faster than `present` for short rows, where numpy's overhead dominates. `place` is from `ShardFormat.row`.
         """
         out: list[tuple[int, int, int]] = []
         home: tuple[int, int] | None = None
@@ -442,7 +459,7 @@ class ChunkStore:
         return out
 
     def _finder(self, shard: int, number: int) -> tuple[Callable[[int], tuple[int, int] | None], int]:
-        """What finds chunks in a page, and the shard's mtime."""
+        """Return the lookup function of a page, and the shard's mtime."""
         try:
             page = self._page(shard, number)
         except CorruptShardError:
@@ -457,11 +474,11 @@ class ChunkStore:
     def _mtime_ns(self, shard: int) -> int:
         try:
             return self.stat(shard).mtime_ns
-        except (FileNotFoundError, CorruptShardError):  # its index is still known
+        except (FileNotFoundError, CorruptShardError):  # the index is still cached
             return 0
 
     def existing_shards(self) -> U64:
-        """Numbers of the shards that exist, ascending; 8 bytes for each are kept."""
+        """Return the numbers of the existing shards, ascending. They are cached, with 8 bytes for each shard."""
 
         return self._existing()[0]
 
@@ -473,10 +490,11 @@ class ChunkStore:
         return self._cache.get((self._id, "existing"), load)
 
     def scan(self, cookie: int) -> Iterator[ChunkBatch]:
-        """All chunks, shard by shard and page by page, from behind `cookie`; at most 4,096 in a batch.
+        """Yield all chunks that follow `cookie`, shard by shard and page by page, with at most 4,096 in a batch.
 
-        Chunks of a damaged page are all there, with size -1, if they can be counted. If not, CorruptShardError is
-        raised at the very end: who copies a directory must learn that some are missing.
+        All possible chunks of a damaged page are listed with size -1, if they can be enumerated. If not,
+        CorruptShardError is raised after the last batch, so that a client that copies the directory learns of missing
+        chunks.
         """
         (shards, damage), page_bits = self._existing(), self.format.page_bits
         if len(shards).bit_length() + page_bits + POSITION_BITS > 60:
@@ -500,7 +518,7 @@ class ChunkStore:
             raise damage.with_traceback(None)
 
     def _pages(self, shard: int, first: int) -> Iterator[int]:
-        """The numbers of a shard's pages that hold entries, from `first` on."""
+        """Yield the numbers of a shard's nonempty pages, starting at `first`."""
         for block in range(self.format.block_of(first), self.format.blocks):
             try:
                 root = self._root(shard, self.source.open(shard), block)
@@ -520,7 +538,7 @@ class ChunkStore:
             slots = self.format.candidates(shard)
             if slots is None:
                 raise
-            page = None  # each may or may not be there: all are listed, and opening one tells what is wrong
+            page = None  # each chunk may exist, so all are listed; opening one raises the error
         else:
             if page is None:
                 return
@@ -536,7 +554,7 @@ class ChunkStore:
                 yield ChunkBatch(coords[valid], sizes, mtime_ns, np.uint64(base + 1) + at.astype(np.uint64))
 
     def occupancy(self) -> Occupancy:
-        """Counts over all shards; reads every index once."""
+        """Count shards and chunks and their bytes. Reads every index once."""
         shards = self.existing_shards().tolist()
         chunks = stored = 0
         try:
@@ -544,7 +562,7 @@ class ChunkStore:
                 chunks += len(batch.sizes)
                 stored += int(np.maximum(batch.sizes, 0).sum())
         except CorruptShardError:
-            pass  # logged when the page was read; `info` counts what can be read
+            pass  # logged when the page was read; `info` counts only readable chunks
         return Occupancy(len(shards), chunks, stored, sum(map(self._size, shards)))
 
     def _size(self, shard: int) -> int:
@@ -554,7 +572,7 @@ class ChunkStore:
             return 0
 
     def covering(self, key: str, offset: int) -> Coords | None:
-        """The chunk whose stored bytes cover `offset` of the shard object of this name."""
+        """Return the chunk whose stored bytes cover byte `offset` of a shard object; None if no chunk does."""
         at = np.uint64(offset)
         for shard, number, index in self._indices(key):
             starts, sizes = index.starts.astype(np.uint64), index.sizes.astype(np.uint64)
@@ -564,7 +582,7 @@ class ChunkStore:
         return None
 
     def _indices(self, key: str) -> Iterator[tuple[int, int, ShardIndex]]:
-        """The pages of the shard object of this name."""
+        """Yield the pages of the shard object with this key."""
         shard = self.source.number(key)
         if shard is None:
             return
@@ -574,7 +592,7 @@ class ChunkStore:
                 yield shard, number, page.index.arrays()
 
     def _coords(self, shard: int, number: int, index: ShardIndex, at: npt.NDArray[np.intp]) -> list[Coords]:
-        """Of the entries of a page at these positions, but for those that no reader finds."""
+        """Return the coordinates of entries at these positions in a page, without entries that readers cannot reach."""
         coords, valid = self.format.coords(shard, number, index.all_slots()[at])
         return [tuple(c) for c in coords[valid].tolist()]
 
@@ -583,11 +601,11 @@ _ids = itertools.count()
 
 
 def _no_chunk(slot: int) -> None:
-    """`Index.find` for a page that holds nothing."""
+    """`Index.find` for an empty page."""
 
 
 def _unknown_chunk(slot: int) -> None:
-    """The same for a page that cannot be read."""
+    """`Index.find` for a page that cannot be read."""
     raise ValueError(slot)
 
 
@@ -595,7 +613,7 @@ NONE = -2
 
 
 def _sizes_of(index: Index, slots: U64) -> Sizes:
-    """Stored sizes of the chunks in these slots; -1 where the entry is broken, NONE where there is no chunk."""
+    """Return the stored sizes of the chunks in these slots: -1 for a broken entry, NONE for an absent chunk."""
     if len(slots) <= FEW:
         return np.fromiter((_size_of(index, slot) for slot in slots.tolist()), np.int64, len(slots))
     arrays = index.arrays()

@@ -1,4 +1,4 @@
-"""Chunks of which each is two files, as meshes are; chunks that are objects; which `ChunkStore` a collection needs."""
+"""`open_chunks` selects the `ChunkStore` of a collection; variants for mesh fragments and for unsharded objects."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class _Manifest(NamedTuple):
-    """What a chunk says that has a lead: the decoded chunk, if it is stored otherwise, and the size of the lead.
+    """What a chunk with a lead contains: its decoded bytes, if a transform applies, and the size of the lead.
 
-    `origin` is what tells this chunk from one that takes its place, `lead` the reason if there can be none.
+    `origin` distinguishes this chunk from a later version. `lead` is an error message if the size is invalid.
     """
 
     origin: tuple[int, int, Version]
@@ -38,18 +38,18 @@ class _Manifest(NamedTuple):
 
 
 def _origin(found: StoredChunk) -> tuple[int, int, Version]:
-    # For a remote shard its version would cost a request; what is remembered of it ends with `index_ttl` at the latest.
+    # The version of a remote shard would cost a request; instead, `index_ttl` limits how long a manifest is cached.
     return found.start, found.size, found.blob.stat().version if found.blob.fd >= 0 else None
 
 
 class LeadChunks(ChunkStore):
-    """Chunks of which each is two files: the second is what lies right before the first (`model.Lead`)."""
+    """Chunks that are two files each: the second is the bytes right before the first in the shard (`Lead`)."""
 
     def __init__(self, lead: Lead, path: str, format: ShardFormat, source: ShardSource, *cache: Any) -> None:
         super().__init__(path, format, source, *cache)
         self._lead = lead
         root = format.root_request(format.blocks - 1)
-        self._floor = 0 if root is None else root.stop  # before it lies the root of the index
+        self._floor = 0 if root is None else root.stop  # the end of the index's root, before which no chunk can be
 
     def locate(self, coords: Coords) -> StoredChunk | None:
         found = super().locate(coords)
@@ -84,7 +84,7 @@ class LeadChunks(ChunkStore):
         return _Manifest(_origin(found), kept, lead), len(kept), self._ttl if isinstance(lead, int) else DAMAGE_TTL_S
 
     def _lead_of(self, data: bytes, start: int) -> int | str:
-        """The size, or the reason why there is none."""
+        """Return the size of the lead, or an error message if it is invalid."""
         try:
             size = self._lead.size(data)
         except ValueError as e:
@@ -100,7 +100,7 @@ class LeadChunks(ChunkStore):
         return super().covering(key, offset) or self._leading(key, offset)
 
     def _leading(self, key: str, offset: int) -> Coords | None:
-        """The second file of the chunk that comes next in the shard, if it begins at `offset` or before."""
+        """Return the second file of the next chunk in the shard, if that file begins at `offset` or before."""
         behind = []
         for shard, number, index in self._indices(key):
             later = np.flatnonzero(index.starts > offset)
@@ -121,7 +121,10 @@ class LeadChunks(ChunkStore):
         return CorruptShardError(self.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
 
     def scan(self, cookie: int) -> Iterator[ChunkBatch]:
-        """Both files of each chunk, one behind the other; the size of the second only its chunk can tell."""
+        """Yield both files of each chunk, one after the other.
+
+        The second has size -1: only the chunk contains its size.
+        """
         whole, skip = divmod(cookie, 2)
         for batch in super().scan(whole):
             n = len(batch.sizes)
@@ -137,8 +140,10 @@ class LeadChunks(ChunkStore):
 
 
 class ObjectChunks(ChunkStore):
-    """Chunks of a remote store that are objects by themselves: one listing tells of all in a directory, where to ask
-    for each, whether it exists or not, would cost a request."""
+    """Chunks of a remote store that are objects of their own.
+
+    One listing returns all chunks of a directory. Without it, each lookup would cost a request.
+    """
 
     def __init__(self, path: str, format: Unsharded, source: StoreShards, *cache: Any) -> None:
         super().__init__(path, format, source, *cache)
@@ -147,7 +152,7 @@ class ObjectChunks(ChunkStore):
     def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
         keys = [self.format.key(shard).rpartition("/") for shard in self.format.place_many(coords).shard.tolist()]
         parents = {parent for parent, _, _ in keys}
-        if len(parents) != 1 or parents == {""}:  # in one with all others, of which there may be any number
+        if len(parents) != 1 or parents == {""}:  # the root directory may contain any number of other chunks
             return super().present(coords)
         listed = self._objects.listed(*parents)
         found = [listed.get(name, ABSENT) for _, _, name in keys]
@@ -168,7 +173,7 @@ def open_chunks(
     chunk_cache: ByteLRU,
     index_ttl_s: float = math.inf,
 ) -> ChunkStore:
-    """The innermost chunks of a collection, whose outermost shards lie in `directory` of the store."""
+    """Return the innermost chunks of a collection whose outermost shards are in `directory` of the store."""
     layers, lead = collection.layers, collection.lead
     source: ShardSource = StoreShards(store, directory, layers[0], chunk_cache)
     if lead is not None:

@@ -1,7 +1,7 @@
-"""Shards with some chunks changed, as plans: through nested shards, codecs around shards, and what is around chunks.
+"""Plans of shards with changed chunks, through nested shards, codecs around shards, and transforms of chunks.
 
-Nothing here writes. Of an old shard only indices are read, and chunks that may be what they shall be already; all of
-it only where codecs are around the whole.
+Nothing here writes. From an old shard only indices are read, and chunks that may already have the new bytes. If codecs
+surround the shard, all of it is read.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from shardfs.shards.wrapping import read_page, unwrapped, wrapped
 T = TypeVar("T")
 
 
-# ---- where chunks lie ----
+# ---- places of chunks ----
 
 
 def unwritable(collection: Collection) -> str | None:
-    """Why chunks of the collection cannot be written; None if they can."""
+    """Return why chunks of the collection cannot be written; None if they can."""
     if collection.filler is not None or isinstance(collection.transform, Transcoder):
         return "other layouts than the stored one are shown only"
     for layer in collection.layers:
@@ -51,17 +51,23 @@ def unwritable(collection: Collection) -> str | None:
 
 
 def key(collection: Collection, shard: int) -> str:
-    """The name of an outermost shard, relative to the directory of the collection's shards."""
+    """Return the key of an outermost shard, relative to the directory of the collection's shards."""
     return collection.layers[0].format.key(shard)
 
 
 def shard_of(collection: Collection, coords: Coords) -> int:
-    """The number of the outermost shard for a chunk. Raise UnfitChunkError if there is no place for such a chunk."""
+    """Return the number of the outermost shard of a chunk.
+
+    Raise UnfitChunkError if no shard has a place for the chunk.
+    """
     return _homes_of(collection, [coords])[coords][0][0]
 
 
 def slots(collection: Collection, shard: int) -> int | None:
-    """How many chunks of the array an outermost shard can hold, to know when it is complete; None if nobody knows."""
+    """Return how many chunks of the array an outermost shard can hold; None if unknown.
+
+    A shard with so many chunks is complete.
+    """
     outer = collection.layers[0].format
     if len(collection.layers) == 1:
         return outer.capacity(shard)
@@ -76,7 +82,7 @@ def slots(collection: Collection, shard: int) -> int | None:
 
 
 def _homes(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
-    """Where chunks are placed in each layer, outermost first. Those that have a place nowhere are left out."""
+    """Return the placement of chunks in each layer, outermost first. Chunks without a place are omitted."""
     if not cells:
         return {}
     at = np.array(cells, np.uint64).reshape(len(cells), len(cells[0]))
@@ -84,7 +90,7 @@ def _homes(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list
     levels: list[list[Placement]] = []
     for n, layer in reversed(list(enumerate(collection.layers))):
         places = layer.format.place_many(at)
-        # Both files of a chunk have the same place. Beyond the edge of a grid numbers would be those of other chunks.
+        # Both files of a chunk have the same place. Coordinates beyond the grid would get the places of other chunks.
         fit &= _are_at(layer.format, places, at[:, :-1] if collection.lead is not None else at)
         levels.append(list(zip(*(column.tolist() for column in places), strict=True)))
         if n:
@@ -94,7 +100,7 @@ def _homes(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list
 
 
 def _homes_of(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
-    """The same of all. Raise UnfitChunkError."""
+    """Return the placements of all chunks. Raise UnfitChunkError if a chunk has no place."""
     homes = _homes(collection, cells)
     for c in cells if len(homes) < len(cells) else ():
         if c not in homes:
@@ -106,7 +112,7 @@ NO_PLACE = "no shard has a place for it"
 
 
 def _are_at(format: ShardFormat, places: Placements, cells: U64) -> Bool:
-    """Which of the cells are those of the chunks in these places."""
+    """Return which cells are the coordinates of the chunks at these places."""
     out = np.zeros(len(cells), np.bool_)
     pages, inverse = np.unique(np.stack(places[:2], axis=1), axis=0, return_inverse=True)
     for i, (shard, page) in enumerate(pages.tolist()):
@@ -117,12 +123,15 @@ def _are_at(format: ShardFormat, places: Placements, cells: U64) -> Bool:
 
 
 def in_place(collection: Collection) -> int:
-    """How many bytes at the beginning of its shards may be changed at a time where they lie (`Writer.update`)."""
+    """Return the size of index entries that can be overwritten in place at a shard's beginning (`Writer.update`).
+
+    0 if the shards have no such entries.
+    """
     outer = collection.layers[0]
     return 0 if len(collection.layers) > 1 or outer.codecs or outer.trailer else outer.format.in_place
 
 
-# ---- what the engine asks for ----
+# ---- functions for the publisher ----
 
 
 def plan(
@@ -136,46 +145,47 @@ def plan(
     forward: bool = False,
     unfit: dict[Coords, str] | None = None,
 ) -> Plan | None:
-    """An outermost shard with chunks written and others gone; None if it shall be gone, as no chunk is left.
+    """Return the plan of an outermost shard with `puts` written and `drops` removed; None if no chunk is left.
 
-    Chunks that lie there already with the same bytes are left alone: if nothing changes, the plan is the old object
-    (`plans.is_same`).
+    Chunks that already have the same bytes are not rewritten. If nothing changes, the plan is the old object
+    (`write_plan.is_same`).
 
     Args:
-        old: the shard as it is stored; None if there is none.
-        puts: innermost chunks by coordinates, as they are shown. All of them belong in this shard, as do `drops`.
-            Of one that is two files, the one that is neither here nor in `drops` stays what it was.
-        pack: leave out what no index leads to. Readers that remember the old index will read other bytes.
-        forward: copy chunks where an index would have differences below zero (`ShardFormat.rewrite`).
-        unfit: is told of chunks that cannot be written, and why; they stay as they are. Else the first is raised.
+        old: the stored shard; None if there is none.
+        puts: shown bytes of innermost chunks by coordinates. All of them belong to this shard, like `drops`. If a chunk
+            is two files, a file in neither `puts` nor `drops` keeps its bytes.
+        pack: omit dead bytes. Readers that have cached the old index will read wrong bytes.
+        forward: copy chunks where an index would need negative differences (`ShardFormat.rewrite`).
+        unfit: receives the chunks that cannot be written, with reasons; they keep their old bytes. If None, the first
+            such chunk raises UnfitChunkError.
 
-    Raise CorruptShardError if the old shard is so damaged that readable chunks could get lost; UnfitChunkError for a
-    chunk that cannot be written; UnsupportedError for what no such shard can be.
+    Raise CorruptShardError if the old shard is so damaged that readable chunks could be lost. Raise UnfitChunkError for
+    a chunk that cannot be written, and UnsupportedError if the format cannot express the new shard.
     """
     work = _Rewriting(collection, shard, old, forward=forward)
     return work.guarded(lambda: work.plan(puts, drops, pack, unfit))
 
 
 def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:
-    """The shard without dead bytes, `old` being what is stored. Raise CorruptShardError for a broken entry, too."""
+    """Return the plan of a stored shard without its dead bytes. Raise CorruptShardError also for a broken entry."""
     work = _Rewriting(collection, shard, old)
     return work.guarded(work.repack)
 
 
 def usage(collection: Collection, shard: int, old: Blob) -> Usage:
-    """What the bytes of a stored shard are good for; what damage hides is dead. Raise CorruptShardError.
+    """Return the use of the bytes of a stored shard. Bytes hidden by damage count as dead. Raise CorruptShardError.
 
-    Of nested shards the outermost is told; of one with codecs around it, what is inside of them.
+    For nested shards, this is the use of the outermost shard. For a shard with codecs, it is that of the decoded bytes.
     """
     work = _Rewriting(collection, shard, old)
     return work.guarded(work.usage)
 
 
 def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
-    """Start and size of chunks, as the indices of an outermost shard have them; None where there is none.
+    """Return start and size of chunks from the indices of an outermost shard; None for an absent chunk.
 
-    Each index is read once. Numbers are told even if they cannot be true; those of a chunk's second file are those
-    of the first. Within codecs around the shard they count from its decoded beginning. Raise CorruptShardError.
+    Each index is read once. Entries are returned even if they are invalid. The second file of a chunk has the entry of
+    the first. If codecs surround the shard, starts are offsets in the decoded bytes. Raise CorruptShardError.
     """
     if blob is None or not coords:
         return [None] * len(coords)
@@ -184,12 +194,12 @@ def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords])
 
 
 def entry(collection: Collection, blob: Blob | None, coords: Coords) -> tuple[int, int] | None:
-    """`entries` of one chunk."""
+    """Return start and size of one chunk; None if the chunk is absent."""
     return entries(collection, blob, [coords])[0]
 
 
 class _OldFragments(NamedTuple):
-    """An old chunk that has a lead: as it is shown, the size of the lead, and where the chunk lies."""
+    """An old chunk with a lead: its shown bytes, the size of the lead, and the chunk's start and size."""
 
     shown: bytes
     lead: int
@@ -197,7 +207,7 @@ class _OldFragments(NamedTuple):
 
 
 class _Rewriting:
-    """Work on one stored shard."""
+    """The rewriting of one stored shard."""
 
     def __init__(self, collection: Collection, shard: int, old: Blob | None, *, forward: bool = False) -> None:
         self._collection, self._shard, self._stored, self._forward = collection, shard, old, forward
@@ -207,7 +217,7 @@ class _Rewriting:
         self._pages: dict[tuple[int, int, int], ShardIndex | None] = {}
 
     def guarded(self, work: Callable[[], T]) -> T:
-        """What the formats say of bytes, as an error that names the shard."""
+        """Run `work`, and turn a ValueError of a format into a CorruptShardError that names the shard."""
         try:
             return work()
         except UnfitChunkError:
@@ -221,7 +231,7 @@ class _Rewriting:
         self, puts: Mapping[Coords, Put], drops: Set[Coords], pack: bool, unfit: dict[Coords, str] | None
     ) -> Plan | None:
         members: dict[Coords, set[Coords]] = {}
-        for c in (*puts, *drops):  # both files of a chunk have the first one's coordinates
+        for c in (*puts, *drops):  # both files of a chunk are grouped under the coordinates of the first
             members.setdefault(c if self._lead is None else (*c[:-1], 0), set()).add(c)
         self._homes = _homes(self._collection, list(members))
         for coords, files in list(members.items()):
@@ -235,7 +245,7 @@ class _Rewriting:
         return self._rewritten(0, self._shard, self._stored, list(members), pack)
 
     def _join(self, coords: Coords, puts: Mapping[Coords, Put], drops: Set[Coords]) -> None:
-        """Find out what becomes of one chunk. Raise UnfitChunkError."""
+        """Determine the new bytes of one chunk. Raise UnfitChunkError."""
         if coords not in self._homes:
             raise UnfitChunkError(coords, NO_PLACE)
         home = self._homes[coords][0][0]
@@ -255,14 +265,15 @@ class _Rewriting:
         return Put(_fit(coords, transform.store, coords, bytes_of(put.data)))
 
     def _rewritten(self, level: int, shard: int, stored: Blob | None, members: list[Coords], pack: bool) -> Plan | None:
-        """A shard of one layer with these chunks written, or gone where there is nothing to write."""
+        """Return the plan of a shard of one layer with these chunks changed; None if no chunk is left."""
         layer = self._layers[level]
         blob = unwrapped(layer, stored)
         make = self._chunks if level + 1 == len(self._layers) else self._shards
         puts, drops = make(level, shard, blob, members)
         if not puts and not drops and not pack:
             return None if stored is None else unchanged(stored.stat().size)
-        pack = pack or level > 0 or bool(layer.codecs)  # all of it is written anew in any case
+        # an inner shard, or one within codecs, is rewritten completely in any case
+        pack = pack or level > 0 or bool(layer.codecs)
         leads = self._leads()
         plan = layer.format.rewrite(shard, blob, puts, drops, pack=pack, forward=self._forward, leads=leads)
         return wrapped(layer, plan, stored, blob)
@@ -270,7 +281,7 @@ class _Rewriting:
     def _chunks(
         self, level: int, shard: int, blob: Blob | None, members: list[Coords]
     ) -> tuple[dict[tuple[int, int], Put], set[tuple[int, int]]]:
-        """The changes to an innermost shard."""
+        """Return the chunks to write to an innermost shard, and the ones to drop."""
         found = self._found(level, shard, blob, members)
         puts, drops = {}, set()
         for coords in members:
@@ -284,7 +295,7 @@ class _Rewriting:
     def _shards(
         self, level: int, shard: int, blob: Blob | None, members: list[Coords]
     ) -> tuple[dict[tuple[int, int], Put], set[tuple[int, int]]]:
-        """The same for a shard of shards: those in which something changes are written anew, without dead bytes."""
+        """Return the inner shards to write and to drop. Inner shards with changes are rewritten without dead bytes."""
         groups = self._grouped(level, members)
         found = self._found(level, shard, blob, [group[0] for group in groups.values()])
         puts, drops = {}, set()
@@ -309,9 +320,9 @@ class _Rewriting:
         puts: Mapping[Coords, Put],
         drops: Set[Coords],
     ) -> Put | None:
-        """Both files of a chunk as one; what is neither put nor dropped is the old one. None if it is to be gone.
+        """Return both files of a chunk as one `Put`. A file in neither `puts` nor `drops` keeps its old bytes.
 
-        Raise UnfitChunkError for half a chunk.
+        None if the chunk is removed. Raise UnfitChunkError if only one of the files would be left.
         """
         second, changed = (*first[:-1], 1), {*puts, *drops}
         extent = self._found(0, self._shard, self._stored, [first])[first]
@@ -337,7 +348,7 @@ class _Rewriting:
         return Put(shown if lead.transform is None else _fit(first, lead.transform.store, first, shown), before)
 
     def _told(self, lead: Lead, extent: tuple[int, int]) -> _OldFragments:
-        """Raise ValueError, with the reason."""
+        """Read an old chunk to find the size of its lead. Raise ValueError, with the reason."""
         stored = bytes_of([ByteRange(extent[0], sum(extent))], self._stored)
         shown = stored if lead.transform is None else bytes(lead.transform.show((), stored))
         size = lead.size(shown)
@@ -346,10 +357,10 @@ class _Rewriting:
         return _OldFragments(shown, size, extent)
 
     def _leads(self, *, of_damaged: int | None = None) -> Leads | None:
-        """What tells formats of them.
+        """Return the function that gives formats the sizes of leads; None for a collection without leads.
 
         Args:
-            of_damaged: what is told of those of a chunk that does not tell; by default that raises ValueError.
+            of_damaged: the size to assume for a chunk that does not contain a valid one; None: raise ValueError.
         """
         lead = self._lead
         if lead is None:
@@ -372,7 +383,10 @@ class _Rewriting:
     def _found(
         self, level: int, shard: int, blob: Blob | None, members: Sequence[Coords]
     ) -> dict[Coords, tuple[int, int] | None]:
-        """What the index of a shard says of these; each page is read once, and kept until the work is done."""
+        """Return the entries of these chunks in a shard's index.
+
+        Each page is read once and kept until the work is done.
+        """
         out: dict[Coords, tuple[int, int] | None] = dict.fromkeys(members)
         pages: dict[int, list[Coords]] = {}
         for c in members:
@@ -400,7 +414,7 @@ class _Rewriting:
     def _innermost(
         self, level: int, stored: Blob | None, start: int, members: list[Coords]
     ) -> Iterator[tuple[dict[Coords, tuple[int, int] | None], int]]:
-        """Where these chunks lie in innermost shards, each of which begins at `start` of the outermost one."""
+        """Yield the entries of these chunks in innermost shards, with each shard's start in the outermost one."""
         shard, blob = self._homes[members[0]][level][0], unwrapped(self._layers[level], stored)
         if level + 1 == len(self._layers):
             yield self._found(level, shard, blob, members), start
@@ -413,7 +427,7 @@ class _Rewriting:
             yield from self._innermost(level + 1, inner, start + (extent[0] if extent else 0), group)
 
     def _grouped(self, level: int, members: list[Coords]) -> dict[Placement, list[Coords]]:
-        """Chunks by the inner shard in which they lie."""
+        """Group chunks by the placement of their inner shard."""
         groups: dict[Placement, list[Coords]] = {}
         for c in members:
             groups.setdefault(self._homes[c][level], []).append(c)
@@ -435,7 +449,7 @@ class _Rewriting:
 
 
 def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:
-    """What the array says of new bytes."""
+    """Run `work` on new bytes, and turn its ValueError into UnfitChunkError."""
     try:
         return work(*arguments)
     except ValueError as e:
@@ -443,7 +457,7 @@ def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:
 
 
 def _lies_there(put: Put, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
-    """Whether a chunk is there already."""
+    """Return whether a chunk and its lead are already stored at `extent`."""
     if extent is None or not _lies_at(put.data, blob, extent):
         return False
     size = 0 if put.lead is None else size_of(put.lead)
@@ -451,7 +465,7 @@ def _lies_there(put: Put, blob: Blob | None, extent: tuple[int, int] | None) -> 
 
 
 def _lies_at(data: Content, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
-    """Whether these bytes are there already."""
+    """Return whether these bytes are already stored at `extent`."""
     if blob is None or extent is None or size_of(data) != extent[1]:
         return False
     position = extent[0]

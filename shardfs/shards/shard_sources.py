@@ -1,4 +1,4 @@
-"""Where the shards of a layer come from: objects of a store, or chunks of the layer outside."""
+"""Sources of the shards of a layer: objects of a store, or chunks of the outer layer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoreShards:
 
     def __init__(self, store: Store, directory: str, layer: Layer, decoded: ByteLRU) -> None:
         self._store, self.layer, self._decoded = store, layer, decoded
-        # A shard without a name is what lies in the directory's place: a file that is shown as a directory.
+        # A shard without a key is the file at the directory's path; that file is shown as a directory.
         self._prefix = f"{directory}/" if directory and layer.format.key(0) else directory
 
     @property
@@ -69,7 +69,7 @@ class StoreShards:
         return EitherBlob(blob, open_pair) if self._store.remote else blob
 
     def _open_pair(self, stem: str, pair: Pair) -> Blob:
-        """Raise FileNotFoundError if neither file is there, ValueError if one of them is."""
+        """Return the shard stored as two files. Raise FileNotFoundError if both are missing, ValueError if one is."""
         try:
             index = self._store.open(stem + pair.head)
         except FileNotFoundError:
@@ -82,7 +82,7 @@ class StoreShards:
             raise ValueError(WITHOUT_DATA) from None
 
     def is_pair(self, shard: int) -> bool:
-        """Whether the shard lies in two files, of which one may be missing, and in no single one."""
+        """Return whether the shard is stored as two files instead of one. One of the two may be missing."""
         key, pair = self.key(shard), self.layer.pair
         if pair is None or self._exists(key):
             return False
@@ -106,7 +106,7 @@ class StoreShards:
         return np.array(sorted({shard for shard in found if shard is not None}), np.uint64), None
 
     def first(self) -> str | None:
-        """The key of the shard that the store lists first; None if it lists none."""
+        """Return the key of the shard that the store lists first; None if it lists none."""
         if not self.layer.format.key(0):
             return self._prefix
         shards = (name for name, directory in self._names() if not directory and self._shard_of(name) is not None)
@@ -129,11 +129,11 @@ class StoreShards:
         return np.array(sorted(found), np.uint64), faults
 
     def _names(self) -> Iterator[tuple[str, bool]]:
-        """Where shards lie: every name, relative to the collection, and whether it is that of a directory."""
+        """Yield every name at the depth of shards, relative to the collection, and whether it is a directory."""
         return self._walk("", self.layer.format.key(0).count("/"))
 
     def listed(self, parent: str) -> dict[str, Stat | None]:
-        """The objects in a directory of shards, by name; no more is known of some."""
+        """Return the objects in a directory of shards by name; the value is None if the listing has no attributes."""
         where = f"{self._prefix}{parent}".rstrip("/")
         return {e.name: e.stat for e in self._store.scan(where) if not e.directory}
 
@@ -145,12 +145,12 @@ class StoreShards:
                 yield below + e.name, e.directory
 
     def _shard_of(self, name: str) -> int | None:
-        """The shard of which this is the file, or one of its two."""
+        """Return the shard that a file, or one of two files, belongs to; None for other names."""
         return self.layer.format.shard_of(self.layer.single_name(name))
 
 
 class OuterBatch(Protocol):
-    """Some of the outer chunks that exist."""
+    """Some of the existing chunks of the outer layer."""
 
     @property
     def coords(self) -> U64: ...
@@ -160,7 +160,7 @@ class OuterBatch(Protocol):
 
 
 class OuterChunks(Protocol):
-    """What is needed of the layer outside (`chunks.ChunkStore`, which knows this module)."""
+    """The part of the outer layer's `ChunkStore` that `NestedShards` needs."""
 
     @property
     def is_local(self) -> bool: ...
@@ -172,7 +172,7 @@ class OuterChunks(Protocol):
 
 
 class NestedShards:
-    """Shards that are chunks of an outer collection."""
+    """Shards that are chunks of an outer layer."""
 
     def __init__(self, outer: OuterChunks, outer_grid: Sequence[int], layer: Layer, decoded: ByteLRU) -> None:
         self._outer, self._grid, self.layer, self._decoded = outer, tuple(outer_grid), layer, decoded
@@ -186,10 +186,10 @@ class NestedShards:
         return f"{self._outer.key_of(coords)}[{','.join(map(str, coords))}]"
 
     def move(self, old: str, new: str) -> None:
-        pass  # as the layer outside does
+        pass  # the outer layer is renamed
 
     def number(self, key: str) -> None:
-        return None  # a place in a shard is not named by a path
+        return None  # no path names an inner shard
 
     def open(self, shard: int) -> Blob:
         return self.unwrap(shard, self.stored(shard))
@@ -239,7 +239,7 @@ class NestedShards:
 
 
 def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:
-    """The shard itself, without the codecs around it."""
+    """Return the shard without the codecs around it. Decoded bytes are cached."""
     if layer.trailer:
         return SliceBlob(blob, 0, max(0, blob.stat().size - layer.trailer))
     if not layer.codecs:

@@ -1,4 +1,4 @@
-"""Takes codecs around a whole shard off and puts them on again."""
+"""Remove and apply the codecs that surround a whole shard."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     from shardfs.model.shard_format import ShardIndex
 
 
-# ---- one layer ----
-
-
 def unwrapped(layer: Layer, stored: Blob | None) -> Blob | None:
-    """The shard itself, without the codecs around it. Raise ValueError, with the reason, if it cannot be decoded."""
+    """Return the shard without the codecs around it. Raise ValueError, with the reason, if it cannot be decoded."""
     if stored is None or not (layer.trailer or layer.codecs):
         return stored
     size = stored.stat().size
@@ -32,7 +29,7 @@ def unwrapped(layer: Layer, stored: Blob | None) -> Blob | None:
 
 
 def wrapped(layer: Layer, plan: Plan | None, stored: Blob | None, blob: Blob | None) -> Plan | None:
-    """The inverse for a new shard, of which pieces are of `blob`, which is the old one unwrapped."""
+    """Apply the layer's codecs to a new shard. `blob` is the old shard without codecs; the plan refers to its bytes."""
     if plan is None:
         return None
     if layer.codecs:
@@ -47,8 +44,10 @@ def wrapped(layer: Layer, plan: Plan | None, stored: Blob | None, blob: Blob | N
 
 
 def _trailer(size: int, plan: Plan, stored: Blob | None) -> bytes:
-    """Checksums for a new shard. Raise ValueError if those of the old one do not hold: the new ones would say that
-    its chunks are sound."""
+    """Return the checksums of a new shard.
+
+    Raise ValueError if the checksums of the old shard are wrong, because new ones would hide its damage.
+    """
 
     if stored is not None:
         n = stored.stat().size
@@ -59,7 +58,7 @@ def _trailer(size: int, plan: Plan, stored: Blob | None) -> bytes:
 
 
 def _sums(plan: Plan, stored: Blob | None, size: int) -> bytes:
-    """As many CRC-32C as are `size` bytes, each of all that lies before it."""
+    """Return `size` bytes of CRC-32C checksums, each of all bytes before it."""
     import google_crc32c
 
     crc, out = 0, b""
@@ -72,7 +71,7 @@ def _sums(plan: Plan, stored: Blob | None, size: int) -> bytes:
 
 
 def read_page(layer: Layer, shard: int, page: int, blob: Blob) -> ShardIndex | None:
-    """A page of the index of a shard; None if nothing is in it. Raise ValueError, with the reason."""
+    """Return an index page of a shard; None if the page is empty. Raise ValueError, with the reason."""
     format = layer.format
     if format.walk is not None:
         return format.walk(blob)

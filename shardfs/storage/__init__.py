@@ -1,1 +1,4 @@
-"""Objects of a store: local, remote, cached, retried, replaced; and every call that changes a local disk."""
+"""Access to stored objects, local and remote: caching, retries, atomic replacement.
+
+All calls that change a local disk are in `syscalls`.
+"""

@@ -17,7 +17,7 @@ WITHOUT_DATA = "has no file of data beside that of its index"
 
 
 def absolute(request: ByteRequest, size: int) -> ByteRange:
-    """The byte range of a request in an object of `size` bytes, clipped to the object."""
+    """Return the byte range of a request in an object of `size` bytes, clipped to the object."""
     if isinstance(request, Suffix):
         return ByteRange(max(0, size - request.size), size)
     return ByteRange(min(request.start, size), min(request.stop, size))
@@ -107,7 +107,10 @@ class PairBlob:
         return self._of_data(lambda data: data.read([request]))
 
     def _of_data(self, ask: Callable[[Blob], T]) -> T:
-        """Raise ValueError if the data file is missing: the caller has already read the index file."""
+        """Return `ask` of the data file.
+
+        Raise ValueError if the data file is missing, because the caller has already read the index file.
+        """
         try:
             return ask(self._data)
         except FileNotFoundError:
@@ -140,7 +143,7 @@ class EitherBlob:
 
 
 def crc32c_of(blob: Blob, start: int, size: int) -> int:
-    """The crc32c of a range of a blob, read in pieces to limit memory."""
+    """Return the crc32c of a range of a blob. The range is read in pieces to limit memory."""
     import google_crc32c
 
     crc = 0

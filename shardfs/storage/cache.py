@@ -39,19 +39,19 @@ class _Flight:
 
 
 OVERHEAD = 300
-"""Memory of an entry besides its payload: key, tuple, dictionary slots, small Python objects."""
+"""Bytes of memory per entry besides its payload: key, tuple, dictionary slots, small Python objects."""
 
 
 FEW_SPENT = 2
-"""Spent values that are always kept: the kernel's requests for parts of a value may arrive out of order."""
+"""Number of spent values that are always kept: the kernel's requests for parts of a value may arrive out of order."""
 
 
 class ByteLRU:
-    """Evicts the least recently used entries once all exceed `limit` bytes. Thread-safe.
+    """Evicts the least recently used entries when their total size exceeds `limit` bytes. Thread-safe.
 
     Args:
         waiting: called before a thread blocks on another thread's load. Long loads call it, too.
-        spent: the most bytes of spent values (`spend`); None for no separate limit.
+        spent: the most bytes of spent values (see `spend`); None for no separate limit.
     """
 
     def __init__(self, limit: int, waiting: Callable[[], None] = nothing, spent: int | None = None) -> None:
@@ -66,7 +66,7 @@ class ByteLRU:
         self.hits = self.misses = 0  # approximate: concurrent increments may be lost
 
     def peek(self, key: Hashable) -> Any:
-        """The value if it is cached and not expired, else None. Takes no lock: the hot path."""
+        """Return the value if it is cached and not expired, else None. Takes no lock: this is the hot path."""
         entry = self._entries.get(key)
         if entry is None or (entry[2] != math.inf and entry[2] < time.monotonic()):
             return None
@@ -78,9 +78,10 @@ class ByteLRU:
         return entry[0]
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:
-        """The value, loaded if needed. `load` returns (value, bytes, seconds to live) and runs without a lock.
+        """Return the value, loading it if needed.
 
-        An exception of `load` is raised in every thread that waited for it, and is not cached.
+        `load` returns (value, bytes, seconds to live) and runs without a lock. An exception of `load` is raised in
+        every thread that waited for the load, and is not cached.
         """
         value = self.peek(key)
         if value is not None:
@@ -113,7 +114,9 @@ class ByteLRU:
                 if self._flights.get(key) is flight:
                     del self._flights[key]
             flight.done.release()
-            del flight  # else a cycle of the error and this frame keeps the objects of all frames in its traceback
+            # Without this, a reference cycle of the error and this frame keeps all objects of the traceback's frames
+            # alive.
+            del flight
 
     def _put(self, key: Hashable, flight: _Flight, nbytes: int, seconds: float) -> None:
         nbytes += OVERHEAD

@@ -41,7 +41,10 @@ class Histogram:
         return sum(self.bins)
 
     def below(self, share: float) -> float:
-        """An upper bound in seconds for this share of the durations: the bound of a bin, infinite for the last bin."""
+        """Return an upper bound in seconds for this share of the durations.
+
+        The result is the upper bound of a bin, infinite for the last bin.
+        """
         left = share * self.count
         for bound, n in zip(BOUNDS_S, self.bins, strict=False):
             left -= n
@@ -109,7 +112,7 @@ class StoreCounters:
             self.nbytes += nbytes
 
     def told(self) -> dict[str, Any]:
-        """A snapshot of the counters, by name."""
+        """Return a snapshot of the counters, by name."""
         with self._lock:
             return {
                 "requests": dict(self.requests),

@@ -1,4 +1,4 @@
-"""Files of a local disk as a store."""
+"""A store of local files, with a cache of open descriptors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from shardfs.storage.store import LARGE, OWN, DirEntry
 MAX_DESCRIPTORS = 1024
 
 DESCRIPTORS_SHARE = 4
-"""Shards are kept open, up to so many, and at most a fourth of what the process may open: the rest is needed to write,
-and where shardfs is a library in another program, is not its own to take."""
+"""The cache of descriptors takes at most `MAX_DESCRIPTORS`, and at most 1/`DESCRIPTORS_SHARE` of the process's limit.
+
+Writing needs the other descriptors. A program that uses shardfs as a library needs them, too.
+"""
 
 
 class _Descriptor:
-    """Closes a descriptor once nobody uses it.
+    """Closes a descriptor when the last reference to this object is gone.
 
-    Apart from `LocalBlob`, to which there are weak references: while `__del__` runs, those still lead to the object,
-    and another thread would read from a descriptor that is closed, or is another file's by now.
+    `LocalBlob` must not have this `__del__` itself: weak references to a `LocalBlob` still work while its `__del__`
+    runs. Another thread could then read from a descriptor that is closed or already reused.
     """
 
     __slots__ = ("fd",)
@@ -46,7 +48,7 @@ class _Descriptor:
 
 
 class LocalBlob:
-    """An open file. Keeps the version it was opened with, also when the file is replaced by rename."""
+    """An open file. It keeps reading the opened version even after a rename has replaced the file."""
 
     __slots__ = ("__weakref__", "_owner", "_stat", "_waiting", "base", "fd")
 
@@ -67,7 +69,10 @@ class LocalBlob:
 
 
 def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> bytes:
-    """`size` bytes, fewer at the end of the file. Calls `waiting` if they are many, or not in the page cache."""
+    """Return `size` bytes, fewer at the end of the file.
+
+    Calls `waiting` first if `size` is large or the bytes are not in the page cache.
+    """
     if size >= LARGE:
         waiting()
         whole = os.pread(fd, size, position)
@@ -92,7 +97,7 @@ def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> byt
 
 
 class LocalStore:
-    """A directory or a file of this machine. Symbolic links that lead out are refused unless `follow_symlinks`."""
+    """A local directory or file. Symbolic links that lead out of the source are refused unless `follow_symlinks`."""
 
     remote = blind = False
 
@@ -104,16 +109,16 @@ class LocalStore:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         unlimited = soft == resource.RLIM_INFINITY
         self._most_open = MAX_DESCRIPTORS if unlimited else min(MAX_DESCRIPTORS, soft // DESCRIPTORS_SHARE)
-        self._reopened = 0  # how often something was forgotten
+        self._reopened = 0  # counts the calls of `reopen` and `reopen_below`
         self._lock = threading.Lock()
 
     def path(self, key: str) -> str:
-        """Of the file, as the system knows it; `confined` has not been asked."""
+        """Return the path of a file. The caller must check the opened file with `confined`."""
         return self._inside + key if key else self.root
 
     def confined(self, fd: int, key: str) -> None:
-        """Raise PermissionError if what is open lies outside the source."""
-        # Asking the kernel where the open descriptor lies leaves no moment in which a link could be swapped.
+        """Raise PermissionError if the open file is outside the source."""
+        # Check the path of the open descriptor, not the name: no link can be swapped between the check and the use.
         if self.follow_symlinks:
             return
         real = os.readlink(f"/proc/self/fd/{fd}")
@@ -137,14 +142,14 @@ class LocalStore:
             raise
         with self._lock:
             if self._reopened != before:
-                return blob  # it may be what had to be forgotten meanwhile
+                return blob  # opened before the `reopen`, so the version may be outdated
             self._blobs[key] = blob
             while len(self._blobs) > self._most_open:
                 self._blobs.popitem(last=False)
         return blob
 
     def _open(self, key: str) -> LocalBlob:
-        fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+        fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a FIFO must not block
         try:
             self.confined(fd, key)
             info = os.fstat(fd)
@@ -158,7 +163,7 @@ class LocalStore:
             raise
 
     def _dangling(self, key: str) -> str | None:
-        """Return the key of a symbolic link to nothing because of which `key` does not exist; None if there is none."""
+        """Return the key of a dangling symbolic link in the path of `key`; None if there is none."""
         while key:
             path = self.path(key)
             if os.path.lexists(path):
@@ -167,13 +172,13 @@ class LocalStore:
         return None
 
     def reopen(self, key: str) -> None:
-        """Forget the descriptor of `key`, so that the next `open` sees what is there now."""
+        """Drop the cached descriptor of `key`, so that the next `open` sees the current version."""
         with self._lock:
             self._reopened += 1
             self._blobs.pop(key, None)
 
     def reopen_below(self, key: str) -> None:
-        """Forget the descriptors of all files in a directory."""
+        """Drop the cached descriptors of all files below a directory."""
         with self._lock:
             self._reopened += 1
             for known in [k for k in self._blobs if k.startswith(f"{key}/")]:
@@ -211,7 +216,7 @@ class LocalStore:
             try:
                 return self.entry(f"{parent}/{e.name}" if parent else e.name)
             except OSError:
-                return DirEntry(e.name, False, None)  # listed; whoever opens it learns why not
+                return DirEntry(e.name, False, None)  # the name is listed, and opening it raises the error
         directory = e.is_dir(follow_symlinks=False)
         with suppress(OSError):
             info = e.stat(follow_symlinks=False)
@@ -235,5 +240,5 @@ class LocalStore:
 
 
 def stat_of(info: os.stat_result) -> Stat:
-    """What the system says of a file, as a store says it."""
+    """Convert the result of `os.stat`. The version consists of device, inode number, time and size."""
     return Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))

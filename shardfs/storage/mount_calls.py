@@ -15,20 +15,20 @@ AT_FDCWD = -100
 
 
 def detach(mountpoint: str, *, lazy: bool) -> None:
-    """Detach the topmost mount at `mountpoint`; EBUSY if programs use it, unless `lazy`."""
+    """Detach the topmost mount at `mountpoint`. Raise EBUSY if programs use the mount, unless `lazy`."""
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.umount2(os.fsencode(mountpoint), DETACH if lazy else 0), mountpoint)
 
 
 def clone(path: str) -> int:
-    """A descriptor of a copy of the mount at `path`. The copy is attached nowhere. Linux 5.2 or later, else ENOSYS."""
+    """Return a descriptor of a copy of the mount at `path`, attached nowhere. Needs Linux 5.2, else raises ENOSYS."""
     return _call(OPEN_TREE, path, AT_FDCWD, os.fsencode(path), CLONE | CLOEXEC)
 
 
 def attach(mount: int, mountpoint: str, *, beneath: bool) -> None:
-    """Attach what `clone` returned: above everything that is mounted at `mountpoint`, or beneath the topmost mount.
+    """Attach a mount from `clone` at `mountpoint`: above all mounts there, or `beneath` the topmost one.
 
-    `beneath` needs Linux 6.5, and a mount at `mountpoint`: else EINVAL.
+    `beneath` needs Linux 6.5 and a mount at `mountpoint`, else raises EINVAL.
     """
     flags = EMPTY_PATH | (BENEATH if beneath else 0)
     _call(MOVE_MOUNT, mountpoint, mount, b"", AT_FDCWD, os.fsencode(mountpoint), flags)

@@ -1,4 +1,4 @@
-"""The mounts of shardfs on this machine, and how they fare. Nothing here waits for a mount that does not answer."""
+"""The mounts of shardfs on this machine and their states. No function waits without limit for a mount."""
 
 from __future__ import annotations
 
@@ -19,21 +19,28 @@ if TYPE_CHECKING:
 FS_TYPE = "fuse.shardfs"
 
 ANSWERS, DEAD, HANGS, CLOSED, OLD = "answers", "dead", "hangs", "closed", "old"
-"""How a mount fares. A dead one has no daemon any more, a closed one is another user's, an old one tells nothing."""
+"""States of a mount.
+
+- `answers`: the daemon answers with its status.
+- `dead`: the daemon has ended.
+- `hangs`: the daemon does not answer in time.
+- `closed`: the mount belongs to another user and denies access.
+- `old`: the mount answers without a readable status file, as early versions of shardfs do.
+"""
 
 LOOK_S = 0.5
 
 PATIENCE_S = 0.7
-"""How long mounts are waited for, all together."""
+"""Seconds to wait for the answers of all mounts together."""
 
 
 class MountInfo(NamedTuple):
-    """A line of mountinfo.
+    """One line of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
 
     Args:
         owner: the user who mounted a FUSE file system.
-        root: the directory of the file system that is mounted: not `/` if a part of it is bound.
-        number: of this mount; `parent` is the number of the mount that it is attached to.
+        root: the mounted directory of the file system; not `/` for a bind mount of a part of it.
+        number: the id of this mount. `parent` is the id of the mount that it is attached to.
     """
 
     mountpoint: str
@@ -48,7 +55,7 @@ class MountInfo(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """A mount of shardfs; `told` is its `status.json`, if it answers."""
+    """A mount of shardfs. `told` is the content of its `status.json`, None if the mount does not answer."""
 
     mountpoint: str
     source: str
@@ -57,10 +64,14 @@ class Mount(NamedTuple):
 
 
 def entries(process: int | str = "self") -> Iterator[MountInfo]:
-    """Everything that is mounted for a process, in no order that says what covers what. Touches none of it."""
+    """Yield all mounts that a process sees. The order does not show which mount covers another.
+
+    Does not access the mounts.
+    """
     with open(f"/proc/{process}/mountinfo", encoding="utf8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
-            words = line.rstrip("\n").split(" ")  # other white space is not escaped in paths
+            # Split at spaces only: mountinfo does not escape all white space in paths.
+            words = line.rstrip("\n").split(" ")
             at = words.index("-", 6)
             options = frozenset(words[5].split(","))
             owner = re.search(r"\buser_id=(\d+)", words[at + 3])
@@ -70,42 +81,46 @@ def entries(process: int | str = "self") -> Iterator[MountInfo]:
 
 
 def mount_type(mountpoint: str) -> str | None:
-    """The type of the topmost file system mounted exactly there; None if there is none. Does not touch the path."""
+    """Return the type of the topmost file system at exactly this path; None if there is none.
+
+    Does not access the path.
+    """
     found = mounted_at(mountpoint)
     return None if found is None else found.type
 
 
 def mounted_at(mountpoint: str) -> MountInfo | None:
-    """What is mounted topmost exactly there. Does not touch the path."""
+    """Return the topmost mount at exactly this path; None if there is none. Does not access the path."""
     return topmost().get(mountpoint)
 
 
 def topmost() -> dict[str, MountInfo]:
-    """The mount that is seen at each mountpoint: no other mount is attached to its root."""
+    """Return the visible mount of each mountpoint: the one to whose root no other mount is attached."""
     found = list(entries())
     covered = {(e.parent, e.mountpoint) for e in found}
     return {e.mountpoint: e for e in found if (e.number, e.mountpoint) not in covered}
 
 
 def covered_by(top: MountInfo) -> MountInfo | None:
-    """The mount at the same mountpoint to whose root `top` is attached."""
+    """Return the mount at the same mountpoint that `top` covers directly; None if there is none."""
     return next((e for e in entries() if (e.number, e.mountpoint) == (top.parent, top.mountpoint)), None)
 
 
 def mount_number(fd: int) -> int:
-    """The number, as in `MountInfo`, of the mount that an open file is on."""
+    """Return the id of the mount that an open file is on, as `MountInfo.number`."""
     with open(f"/proc/self/fdinfo/{fd}") as lines:
         return next(int(line.partition(":")[2]) for line in lines if line.startswith("mnt_id:"))
 
 
 def elsewhere(mounted: MountInfo) -> tuple[int, str] | None:
-    """A process that has the same file system mounted somewhere, bound or in a namespace of its own, and where.
+    """Return a process that also has the file system mounted, with its mountpoint; None if there is none.
 
-    The number of a device is given to the next mount as soon as the one with it is gone, so the source counts, too.
+    The other mount may be a bind mount or in another mount namespace. The source is compared, too, because the kernel
+    reuses the device number of an unmounted file system at once.
     """
     same = (mounted.device, mounted.type, mounted.source)
     for process in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # the process has ended, or belongs to another user
             for e in entries(process):
                 if (e.device, e.type, e.source) == same:
                     return int(process), e.mountpoint
@@ -119,12 +134,12 @@ def _unescaped(path: str) -> str:
 
 
 def mounts(mountpoint: str | None = None) -> list[Mount]:
-    """Those on this machine, or only the one there. Takes less than a second."""
+    """Return the mounts of shardfs on this machine, or only the one at `mountpoint`. Takes less than a second."""
     wanted = [e for e in topmost().values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
     return [Mount(e.mountpoint, e.source, *answer) for e, answer in zip(wanted, _asked(wanted), strict=True)]
 
 
-# Another process asks: whoever waits for a mount that hangs may not even be killed.
+# A subprocess reads the status file: a process that waits for a hanging mount may be unkillable.
 _ASK = """\
 import os, sys
 try:
@@ -144,13 +159,13 @@ except OSError as e:
 """
 
 GRACE_S = 10.0
-"""How long a mount may take to say that the time is up."""
+"""Seconds after the time limit of a flush in which the mount may still report its time-out."""
 
 
 def flush(path: str, seconds: float, look: Callable[[], object] = lambda: None) -> None:
-    """Have a mount publish what was written at or below `path`; `look` is called every now and then.
+    """Make a mount publish all data written at or below `path`. Calls `look` regularly while waiting.
 
-    Raise OSError with what failed first, TimeoutError among it; that of a mount which does not answer at all, too.
+    Raise OSError with the first failure. Raise TimeoutError after `seconds`, also if the mount does not answer at all.
     """
     null = subprocess.DEVNULL
     command = [sys.executable, "-IS", "-c", _FLUSH, path, f"{seconds:g}"]
@@ -161,14 +176,17 @@ def flush(path: str, seconds: float, look: Callable[[], object] = lambda: None) 
             code = asking.wait(LOOK_S)
         look()
     if code is None:
-        asking.kill()  # may work
+        asking.kill()  # no effect while the process waits uninterruptibly
         raise TimeoutError(errno.ETIMEDOUT, "the mount does not answer", path)
     if code:
         raise OSError(code, os.strerror(code), path)
 
 
 def mount_of(path: str) -> str | None:
-    """The mount of shardfs that a path lies on. Touches the path only if it is not on one as it is written."""
+    """Return the mountpoint of the shardfs mount that contains a path; None if there is none.
+
+    Accesses the path, to resolve links, only if the path as written is not on a mount of shardfs.
+    """
     for candidate in (os.path.abspath, os.path.realpath):
         found = candidate(path)
         types = {e.mountpoint: e.type for e in entries()}
@@ -208,7 +226,7 @@ def _answer(process: subprocess.Popen[bytes], end: float) -> tuple[str, dict[str
     try:
         code = process.wait(max(end - time.monotonic(), 0.01))
     except subprocess.TimeoutExpired:
-        process.kill()  # may work
+        process.kill()  # no effect while the process waits uninterruptibly
         return HANGS, None
     with suppress(ValueError):
         return ANSWERS, json.loads(data)

@@ -30,18 +30,18 @@ def open_store(
     follow_symlinks: bool = False,
     patience: RetryPolicy | None = None,
 ) -> Store:
-    """The store behind a path or an fsspec URL (chained ones too). `patience` is for what is not local.
+    """Open the store of a path or an fsspec URL, including chained URLs. `patience` applies to remote stores.
 
-    Raise FileNotFoundError if there is nothing at a local path.
+    Raise FileNotFoundError if a local path does not exist.
     """
     first, separator, _ = source.partition("://" if "://" in source else "::")
     if is_path(source) or (separator == "::" and first not in fsspec.available_protocols()):
         return _open_local(source, waiting, follow_symlinks=follow_symlinks)
     patience = patience or RetryPolicy()
     try:
-        # Some file systems read when they are made: the directory of an archive, for instance.
+        # Some file systems send requests when they are created, for instance to read the directory of an archive.
         fs, path = patience.run("open", lambda: url_to_fs(source, **(storage_options or {})))
-    except TypeError as e:  # so they say that an option is missing or unknown
+    except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
         raise ValueError(str(e)) from e
     except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"
         archive, separator, url = source.partition("::http")
@@ -60,5 +60,5 @@ def open_store(
 
 
 def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:
-    os.stat(path)  # says why, if it is not there
+    os.stat(path)  # raises the exact error if the path is not accessible
     return LocalStore(path, waiting, follow_symlinks=follow_symlinks)

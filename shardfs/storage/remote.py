@@ -18,7 +18,7 @@ from shardfs.storage.store import MAX_GAP, MAX_MERGED, OWN, DirEntry, coalesce
 
 
 class FsspecBlob:
-    """One object of an fsspec file system; nothing is asked before it is needed."""
+    """One object of an fsspec file system. Creating it sends no request."""
 
     __slots__ = ("__weakref__", "_known", "_store", "base", "fd", "key")
 
@@ -37,7 +37,10 @@ class FsspecBlob:
 
 
 class FsspecStore:
-    """Any fsspec file system. fsspec's event loop stays behind this class: every call here blocks, but not for ever."""
+    """A store on any fsspec file system.
+
+    All methods block until the answer or a time-out; fsspec's event loop stays internal.
+    """
 
     remote, blind = True, False
 
@@ -49,18 +52,18 @@ class FsspecStore:
         self.patience = patience or RetryPolicy()
 
     def path(self, key: str) -> str:
-        """Of the object, as its file system knows it."""
+        """Return the object's path in its fsspec file system."""
         return f"{self.root}/{key}" if key and self.root else key or self.root
 
     def open(self, key: str) -> FsspecBlob:
         return FsspecBlob(self, key)
 
     def reopen(self, key: str) -> None:
-        """Forget what fsspec remembers of `key`."""
+        """Drop fsspec's cached listing of the directory of `key`."""
         self.fs.invalidate_cache(self.fs._parent(self.path(key)))
 
     def reopen_below(self, key: str) -> None:
-        """Forget what fsspec remembers, which is by directory."""
+        """Drop all cached listings of fsspec, which caches by directory."""
         self.fs.invalidate_cache()
 
     def stat(self, key: str) -> Stat:
@@ -125,8 +128,11 @@ class FsspecStore:
         return cast("list[bytes | Exception]", found)
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
-        """The beginning of each object, of more than `limit` bytes if it is longer; or why there is none."""
-        nothing: list[int | None] = [None] * len(paths)  # `cat` would take brackets in a path for a pattern
+        """Return the first bytes of each object, or the exception that it caused.
+
+        May return more than `limit` bytes.
+        """
+        nothing: list[int | None] = [None] * len(paths)  # `cat` would treat brackets in a path as a pattern
         found = self.patience.run("documents", self.fs.cat_ranges, list(paths), nothing, nothing, on_error="return")
         return cast("list[bytes | Exception]", found)
 
@@ -149,7 +155,7 @@ class FsspecStore:
             if info["name"].rstrip("/") == path or not name:
                 continue  # some stores list the directory's own marker object
             if info.get("type") != "directory" and info["name"] in directories:
-                continue  # in object stores there may be both, of which the directory is found
+                continue  # object stores may have both; lookups find the directory
             if name.startswith(OWN):
                 continue
             if name in (".", "..") or "/" in name or "\0" in name:
@@ -171,7 +177,7 @@ class FsspecStore:
                     out[name] = _bytes_or_raise(data)[: limit + 1]
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 continue
-            except PermissionError as e:  # what a store also says of missing names to those who may not list
+            except PermissionError as e:  # some stores deny access to missing names if listing is not permitted
                 refused = refused if "/" in name else e
         if refused is not None and not out and not directory:
             raise refused
@@ -186,7 +192,7 @@ class FsspecStore:
 
 @contextmanager
 def store_errors(path: str) -> Iterator[None]:
-    """Whatever a store's client raises leaves as an OSError: clients have exceptions of their own."""
+    """Convert the exceptions of store clients to OSError: each client library has its own exceptions."""
     try:
         yield
     except OSError as e:
@@ -200,7 +206,7 @@ def store_errors(path: str) -> Iterator[None]:
 
 def _bytes_or_raise(data: bytes | Exception) -> bytes:
     if isinstance(data, Exception):
-        if http_status(data) == 416:  # the range begins behind the end of the object
+        if http_status(data) == 416:  # the range begins after the end of the object
             return b""
         raise data
     return data
@@ -213,11 +219,14 @@ def _require_part(data: bytes, wanted: int, path: str) -> None:
 
 
 def _mtime_ns(info: Mapping[str, Any]) -> int:
-    """As fsspec's file systems tell it: seconds, a datetime, a header of HTTP, or the fields of a zip's directory."""
+    """Return the modification time from fsspec's `info`; 0 if unknown.
+
+    File systems report seconds, a datetime, an HTTP header or the fields of a zip directory.
+    """
     when = info.get("mtime") or info.get("LastModified") or info.get("last_modified") or info.get("created")
     with suppress(ValueError, TypeError):
         if when is None and "Last-Modified" in info:
-            from email.utils import parsedate_to_datetime  # takes a while to import
+            from email.utils import parsedate_to_datetime  # this import is slow
 
             when = parsedate_to_datetime(info["Last-Modified"])
         elif when is None and "date_time" in info:
@@ -227,7 +236,7 @@ def _mtime_ns(info: Mapping[str, Any]) -> int:
 
 
 def stat_of_info(info: Mapping[str, Any]) -> Stat:
-    """What one of fsspec's file systems says of an object, as a store says it."""
+    """Convert fsspec's `info` of an object to a `Stat`. Raise OSError if the size is missing."""
     ns = _mtime_ns(info)
     size = info.get("size")
     if size is None:
@@ -236,9 +245,10 @@ def stat_of_info(info: Mapping[str, Any]) -> Stat:
 
 
 def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:
-    """Of an object that its store tells versions apart of by a tag, if by anything.
+    """Return the `Stat` of an object. `tag` is the store's version tag; None if the store has none.
 
-    Then the time says no more, and a store may tell it otherwise from request to request (a weak tag says less).
+    A strong tag identifies the version without the time, which some stores report differently from request to request.
+    With a weak tag or none, the time is part of the version.
     """
     weak = tag is None or str(tag).startswith("W/")
     return Stat(size, mtime_ns, (tag, mtime_ns if weak else None, size))

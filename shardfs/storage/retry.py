@@ -57,7 +57,7 @@ class RetryPolicy:
 
     @property
     def silent(self) -> bool:
-        """Whether the last operations got no answer."""
+        """Return whether the last operations got no answer."""
         return self._silent
 
     def run(self, kind: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ class RetryPolicy:
 
     @contextmanager
     def _admitted(self) -> Iterator[int]:
-        """The number of retries that the operation has. Raise NoAnswer if the store is silent and already probed."""
+        """Yield the number of retries for an operation. Raise NoAnswer if the store is silent and already probed."""
         if not self._silent:
             yield self.retries
         elif self._probing.acquire(blocking=False):
@@ -172,7 +172,7 @@ class _Threads:
 
 
 def is_accident(error: BaseException) -> bool:
-    """Whether the error is transient: a lost connection, a time-out, throttling or a server error."""
+    """Return whether the error is transient: a lost connection, a time-out, throttling or a server error."""
     if _error_code(error) in _THROTTLED:
         return True
     status = http_status(error)
@@ -216,14 +216,14 @@ _THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExce
 
 
 def _error_code(error: BaseException) -> str | None:
-    """The S3 error code. It is usually in the cause, as s3fs raises OSErrors from botocore's exceptions."""
+    """Return the S3 error code. It is usually in the cause, as s3fs raises OSErrors from botocore's exceptions."""
     response = getattr(error.__cause__ or error, "response", None)
     details = response.get("Error") if isinstance(response, Mapping) else None
     return details.get("Code") if isinstance(details, Mapping) else None
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status of an exception of aiohttp, gcsfs, Azure (an attribute) or botocore (in its response)."""
+    """Return the HTTP status of an exception of aiohttp, gcsfs, Azure (an attribute) or botocore (in its response)."""
     for name in ("status", "status_code", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int) and 100 <= status < 600:

@@ -1,4 +1,4 @@
-"""Canonical names of sources, and the owners that journal locks, source locks and lease objects name."""
+"""Canonical names of sources, and the owner records in journal locks, source locks and lease objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SOURCE_LOCK = ".shardfs.lock"
 
 
 def canonical(source: str) -> str:
-    """One name for one source: links resolved, `file://` taken off, without credentials, options and last slash."""
+    """Return the canonical name of a source, without `file://`, credentials, query and trailing slash.
+
+    Symbolic links of local paths are resolved.
+    """
     protocol, separator, rest = source.partition("://")
     if separator and protocol not in ("file", "local"):
         host, slash, path = rest.partition("/")
@@ -29,9 +32,10 @@ def canonical(source: str) -> str:
 
 
 def names(source: str) -> list[str]:
-    """The canonical name without secrets; of a local source also `DEVICE:PATH`, the same wherever that is mounted.
+    """Return the names of a source: its canonical name without secrets and, for a local source, `DEVICE:PATH`.
 
-    Two sources overlap if a name of one is a name of the other, or of a directory above it.
+    `DEVICE:PATH` is the same wherever the device is mounted. Two sources overlap if a name of one is a name of the
+    other, or of a directory above it.
     """
     name = canonical(public_name(source))
     above = {name, *map(str, Path(name).parents)}
@@ -43,7 +47,7 @@ def names(source: str) -> list[str]:
 
 
 def read_owner(path: str) -> dict[str, Any]:
-    """What the last owner of a lock wrote of itself; nothing if that cannot be read."""
+    """Return the record that the last owner wrote into a lock file; empty if the file is unreadable."""
     try:
         told = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
@@ -52,7 +56,7 @@ def read_owner(path: str) -> dict[str, Any]:
 
 
 def busy(owner: dict[str, Any], source: str = "", other: str = "") -> BusyError:
-    """The error of a second writer; `other` is the source of the first one, if that is not the same as `source`."""
+    """Return the error for a second writer. `other` is the first writer's source if it differs from `source`."""
     why = f"already {describe(owner)}"
     if other:
         why = f"overlaps {other}, which is {why}: unmount that first, or mount read-only"
@@ -62,7 +66,7 @@ def busy(owner: dict[str, Any], source: str = "", other: str = "") -> BusyError:
 
 
 def describe(owner: dict[str, Any]) -> str:
-    """In words; ends with a statement about where and since when."""
+    """Describe an owner for messages: process, host, mountpoint and start time."""
     words = f"mounted rw by pid {owner.get('pid', '?')}"
     if owner.get("host") != socket.gethostname():
         words += f" on {owner.get('host', 'another host')}"

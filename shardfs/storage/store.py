@@ -1,7 +1,7 @@
-"""Stores: keys to bytes. Local files by `pread` on cached descriptors, everything else through fsspec.
+"""Stores: map keys to bytes. Local files are read with `pread` on cached descriptors, all other stores through fsspec.
 
-A store hands out `Blob`s (one object, opened once) and lists directories. Whatever may wait for a disk or a network
-calls the store's `waiting` hook first.
+A store opens objects as `Blob`s and lists directories. It calls its `waiting` hook before any call that may wait for a
+disk or a network.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ if TYPE_CHECKING:
 MAX_GAP = 1 << 20
 
 MAX_MERGED = 16 << 20
-"""Byte ranges of one object are fetched together across gaps of up to 1 MiB, up to 16 MiB at a time: the limits
-that zarr-python arrived at for object stores."""
+"""Byte ranges of one object are fetched together if the gap is at most 1 MiB and the total at most 16 MiB.
+
+zarr-python uses the same limits for object stores.
+"""
 
 OWN = ".shardfs"
-"""What begins so is how shardfs writes: locks, and new versions on their way. It is not listed."""
+"""Prefix of the names of shardfs's own files in a source, such as locks and temporary files. Listings omit them."""
 
 LARGE = 256 << 10
-"""To let another thread lead costs less than the copy that it takes to ask the page cache alone for so many bytes."""
+"""Bytes from which a read calls the `waiting` hook first, even if the data may be in the page cache.
+
+For so many bytes, handing over to another thread costs less than the copy.
+"""
 
 
 class DirEntry(NamedTuple):
-    """One name in a directory of the store. `stat` is None where it would cost a request, or was refused.
+    """One name in a directory of the store. `stat` is None if it would cost a request, or was refused.
 
-    `page`: a web server's answer may be the listing of a directory as well as a file.
+    `page`: the name belongs to a web server's answer that may be a file or the generated listing of a directory.
     """
 
     name: str
@@ -40,9 +45,9 @@ class DirEntry(NamedTuple):
 
 
 class Store(Protocol):
-    """What the tree needs of the source.
+    """Read access to a source.
 
-    `remote`: asking costs a request over a network. `blind`: it cannot tell directories from missing names.
+    `remote`: each call costs a network request. `blind`: the store cannot distinguish directories from missing names.
     """
 
     @property
@@ -53,34 +58,43 @@ class Store(Protocol):
 
     @property
     def name(self) -> str:
-        """What the source itself is called, without what is above it. It may be a file, of the key ""."""
+        """The last component of the source's path. The source may be a file, which then has the key ""."""
 
     def open(self, key: str) -> Blob:
-        """Raise FileNotFoundError; a remote object may show that it is missing only when it is read."""
+        """Open an object.
+
+        Raise FileNotFoundError if it does not exist; remote stores may raise it only at the first read.
+        """
 
     def reopen(self, key: str) -> None:
-        """Forget what is remembered of `key`, so that `open` sees what is there now."""
+        """Drop cached state of `key`, so that the next `open` sees the current version."""
 
     def reopen_below(self, key: str) -> None:
-        """The same of everything in a directory."""
+        """Drop cached state of all objects below a directory."""
 
     def entry(self, key: str) -> DirEntry:
-        """Raise FileNotFoundError, or PermissionError for what leaves the source."""
+        """Look up one name. Raise FileNotFoundError, or PermissionError if a symbolic link leads out of the source."""
 
     def scan(self, key: str) -> Iterator[DirEntry]:
-        """The names in a directory, in the store's own order. Nothing if there is no such directory."""
+        """Yield the entries of a directory, in the store's order; none if the directory does not exist."""
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """The bytes of those files that exist, fetched together; `limit` + 1 bytes at most of each."""
+        """Return the bytes of those files that exist, fetched together.
+
+        At most `limit` + 1 bytes of each file are returned.
+        """
 
     def require_ranges(self, keys: Iterable[str]) -> None:
-        """Raise OSError if the store sends only whole objects. `keys` of shards are tried if this is in doubt."""
+        """Raise OSError if the store ignores byte ranges. In case of doubt, request a range of the shards `keys`."""
 
     def statvfs(self) -> os.statvfs_result | None: ...
 
 
 def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list[tuple[ByteRange, list[int]]]:
-    """Merged ranges, each with the positions in `ranges` that it covers."""
+    """Merge ranges that are close to each other.
+
+    Return each merged range with the indices of its members in `ranges`.
+    """
     merged: list[tuple[ByteRange, list[int]]] = []
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
         r = ranges[i]
@@ -99,9 +113,9 @@ PACKAGES = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "adl": "adlfs", "http": "aiohttp", "https": "aiohttp",
 }  # fmt: skip
-"""Protocol -> the optional package that it needs."""
+"""Protocol -> the optional package that the protocol's fsspec file system needs."""
 
 
 def package_for(source: str) -> str | None:
-    """The optional package that the file system of this source needs; None if it is not known."""
+    """Return the optional package that the source's protocol needs; None for other protocols."""
     return PACKAGES.get(source.rpartition("::")[2].partition("://")[0])

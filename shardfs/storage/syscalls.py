@@ -1,6 +1,6 @@
-"""Every call that changes a local disk: one place where tests count, fail, shorten, delay, record or kill it.
+"""All calls that change a local disk, in one place, so that tests can count, fail, shorten, delay or record them.
 
-Paths may be relative to a directory that is open (`at`, a descriptor). Errors are the system's own OSErrors.
+Paths may be relative to an open directory, whose descriptor is `at`. Errors are the system's own OSErrors.
 """
 
 from __future__ import annotations
@@ -19,47 +19,46 @@ Data: TypeAlias = bytes | bytearray | memoryview
 Hook: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 
 hook: Hook | None = None
-"""Only for tests: called as `hook(name, function, args)` in place of `function(*args)`.
+"""For tests only: called as `hook(name, function, args)` instead of `function(*args)`; returns the call's result.
 
-It calls the function itself, or does not; with other arguments (fewer bytes to `pwrite`), later, or twice; it may note
-the arguments, raise, or end the process before or after. Its result is the call's. Changing calls of stores come here,
-too.
+The hook may call the function with other arguments, later, twice or not at all. It may also record the arguments,
+raise, or end the process. Changing requests to remote stores pass through it, too.
 """
 
 BLOCK = 4096
-"""Bytes; what is cloned is aligned to it."""
+"""Bytes. Cloned ranges are aligned to this size."""
 
 MIN_CLONE = 64 * 1024
-"""Bytes. Fewer are copied: an extent of its own costs more than it saves."""
+"""Bytes. Smaller ranges are copied: a separate extent costs more than it saves."""
 
 MAX_COPY = 64 * 1024 * 1024
-"""Bytes that one call copies, so that no thread is in the kernel for long."""
+"""Most bytes that one call copies, so that no thread stays in the kernel for long."""
 
 
 _FICLONERANGE = 0x4020940D
 _NOREPLACE, _EXCHANGE = 1, 2
 _AT_FDCWD = -100
 _NOT_HERE = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM}
-"""What a file system says that does not clone, or not from another one; then the bytes are copied otherwise."""
+"""Errors of file systems that cannot clone, or not from another file system. The bytes are then copied."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, function: Callable[..., Any], *args: Any) -> Any:
-    """`function(*args)`, or whatever a test makes of it."""
+    """Return `function(*args)`, or the result of the test hook."""
     if hook is None:
         return function(*args)
     return hook(name, function, args)
 
 
 def open(path: str, flags: int, mode: int = 0o600, at: int | None = None) -> int:
-    """A descriptor; a child process does not inherit it."""
+    """Open a file and return its descriptor, which child processes do not inherit."""
     fd: int = call("open", lambda p, f, m, d: os.open(p, f, m, dir_fd=d), path, flags | os.O_CLOEXEC, mode, at)
     return fd
 
 
 def open_unnamed(directory: str) -> int:
-    """A file without a name, which goes with its descriptor."""
+    """Return a descriptor of a new unnamed file. The file is deleted when the descriptor is closed."""
     try:
         return open(directory, os.O_TMPFILE | os.O_RDWR)
     except OSError as e:
@@ -72,19 +71,19 @@ def open_unnamed(directory: str) -> int:
 
 
 def close(fd: int) -> None:
-    """It is closed even if this raises; never try again."""
+    """Close a descriptor. It is closed even if this raises, so never retry."""
     call("close", os.close, fd)
 
 
 def write_all(fd: int, data: Data) -> None:
-    """At the descriptor's position."""
+    """Write all bytes at the descriptor's position."""
     view = memoryview(data).cast("B")
     while view:
         view = view[call("write", os.write, fd, view) :]
 
 
 def pwrite_all(fd: int, data: Data, offset: int) -> None:
-    """At `offset`; the descriptor's position stays."""
+    """Write all bytes at `offset`, without moving the descriptor's position."""
     view = memoryview(data).cast("B")
     while view:
         n = call("pwrite", os.pwrite, fd, view, offset)
@@ -92,17 +91,17 @@ def pwrite_all(fd: int, data: Data, offset: int) -> None:
 
 
 def ftruncate(fd: int, size: int) -> None:
-    """Cut, or extend by zeros."""
+    """Set the file's size: truncate it, or extend it with zeros."""
     call("ftruncate", os.ftruncate, fd, size)
 
 
 def fallocate(fd: int, start: int, size: int) -> None:
-    """Have room for `[start, start + size)`; the file becomes as long as that."""
+    """Allocate disk space for `[start, start + size)`, extending the file if needed."""
     call("fallocate", os.posix_fallocate, fd, start, size)
 
 
 def allocate(fd: int, start: int, size: int, mode: int) -> None:
-    """What fallocate(2) does of itself. Raise OSError (EOPNOTSUPP) if this disk does not."""
+    """Call fallocate(2) without emulation. Raise OSError (EOPNOTSUPP) if the file system does not support `mode`."""
     call("allocate", _fallocate, fd, start, size, mode)
 
 
@@ -115,17 +114,20 @@ def _fallocate(fd: int, start: int, size: int, mode: int) -> None:
 
 
 def fsync(fd: int) -> None:
-    """After an error the kernel believes the pages clean: another fsync of the same file proves nothing."""
+    """Flush a file to disk.
+
+    Do not retry: after an error the kernel marks the pages clean, so a second fsync may succeed falsely.
+    """
     call("fsync", os.fsync, fd)
 
 
 def fdatasync(fd: int) -> None:
-    """As `fsync`, without the times."""
+    """Flush a file's data to disk without its times. Do not retry, as for `fsync`."""
     call("fdatasync", os.fdatasync, fd)
 
 
 def fsync_directory(directory: str | int) -> None:
-    """Make the names in a directory (path or descriptor) last."""
+    """Flush the names in a directory (path or descriptor) to disk."""
     if isinstance(directory, int):
         call("fsync_directory", os.fsync, directory)
         return
@@ -137,17 +139,20 @@ def fsync_directory(directory: str | int) -> None:
 
 
 def rename(old: str, new: str, at: int | None = None, new_at: int | None = None) -> None:
-    """Replaces what is called `new`."""
+    """Rename a file; an existing `new` is replaced."""
     call("rename", lambda o, n, a, b: os.rename(o, n, src_dir_fd=a, dst_dir_fd=b), old, new, at, new_at)
 
 
 def rename_new(old: str, new: str, at: int | None = None, new_at: int | None = None) -> None:
-    """As `rename`, but raise FileExistsError if there is something called `new`; EINVAL, ENOSYS: not on this disk."""
+    """Rename a file without replacing.
+
+    Raise FileExistsError if `new` exists; EINVAL or ENOSYS if the disk cannot do this.
+    """
     call("rename_new", _renameat2, old, new, at, new_at, _NOREPLACE)
 
 
 def exchange(a: str, b: str, at: int | None = None, b_at: int | None = None) -> None:
-    """Both exist before and after. EINVAL, ENOSYS: not on this disk."""
+    """Exchange two names atomically. Raise EINVAL or ENOSYS if the file system does not support this."""
     call("exchange", _renameat2, a, b, at, b_at, _EXCHANGE)
 
 
@@ -162,7 +167,7 @@ def _renameat2(old: str, new: str, at: int | None, new_at: int | None, flags: in
 
 
 def link(old: str, new: str, at: int | None = None, new_at: int | None = None) -> None:
-    """Raise FileExistsError if there is something called `new`."""
+    """Make a hard link `new` to `old`. Raise FileExistsError if `new` exists."""
     call(
         "link",
         lambda o, n, a, b: os.link(o, n, src_dir_fd=a, dst_dir_fd=b, follow_symlinks=False),
@@ -174,61 +179,62 @@ def link(old: str, new: str, at: int | None = None, new_at: int | None = None) -
 
 
 def symlink(target: str, path: str, at: int | None = None) -> None:
-    """Raise FileExistsError if there is something."""
+    """Create a symbolic link. Raise FileExistsError if the name exists."""
     call("symlink", lambda t, p, d: os.symlink(t, p, dir_fd=d), target, path, at)
 
 
 def unlink(path: str, at: int | None = None) -> None:
-    """The name only; who has the file open keeps it."""
+    """Remove a name. Open descriptors of the file stay valid."""
     call("unlink", lambda p, d: os.unlink(p, dir_fd=d), path, at)
 
 
 def mkdir(path: str, mode: int = 0o777, at: int | None = None) -> None:
-    """Raise FileExistsError if there is something."""
+    """Create a directory. Raise FileExistsError if the name exists."""
     call("mkdir", lambda p, m, d: os.mkdir(p, m, dir_fd=d), path, mode, at)
 
 
 def rmdir(path: str, at: int | None = None) -> None:
-    """Raise OSError (ENOTEMPTY) if something is in it."""
+    """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
     call("rmdir", lambda p, d: os.rmdir(p, dir_fd=d), path, at)
 
 
 def chmod(path: str | int, mode: int) -> None:
-    """Of a path or descriptor."""
+    """Set the mode of a path or descriptor."""
     call("chmod", os.chmod, path, mode)
 
 
 def chown(path: str | int, user: int, group: int) -> None:
-    """Of a path or descriptor; -1 leaves one as it is."""
+    """Change the owner of a path or descriptor; -1 keeps the user or the group."""
     call("chown", os.chown, path, user, group)
 
 
 def utime(path: str | int, atime_ns: int, mtime_ns: int) -> None:
-    """Of a path or descriptor."""
+    """Set the access and modification times of a path or descriptor."""
     call("utime", lambda p, a, m: os.utime(p, ns=(a, m)), path, atime_ns, mtime_ns)
 
 
 def setxattr(path: str | int, name: str, value: bytes, flags: int = 0) -> None:
-    """Of a path or descriptor. `flags`: `os.XATTR_CREATE` or `os.XATTR_REPLACE`."""
+    """Set an extended attribute of a path or descriptor. `flags`: `os.XATTR_CREATE` or `os.XATTR_REPLACE`."""
     call("setxattr", os.setxattr, path, name, value, flags)
 
 
 def removexattr(path: str | int, name: str) -> None:
-    """Of a path or descriptor. Raise OSError (ENODATA) if there is none."""
+    """Remove an extended attribute of a path or descriptor. Raise OSError (ENODATA) if it does not exist."""
     call("removexattr", os.removexattr, path, name)
 
 
 def lock(fd: int, *, exclusive: bool = True, wait: float = 0.0) -> None:
-    """Lock the whole open file (OFD: against other opens of it, also of this process; ends with the last descriptor).
+    """Lock a whole file with an open file description lock (fcntl(2), F_OFD_SETLK).
 
-    Raise BlockingIOError if others still hold it after `wait` seconds.
+    The lock conflicts with other opens of the file, also in this process. It ends when the last descriptor of this open
+    is closed. Raise BlockingIOError if the file is still locked after `wait` seconds.
     """
     deadline, pause = time.monotonic() + wait, 0.0005
     while True:
         try:
             call("lock", _ofd_lock, fd, fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK)
             return
-        except (BlockingIOError, PermissionError) as e:  # either is allowed to say "somebody has it"
+        except (BlockingIOError, PermissionError) as e:  # POSIX allows EAGAIN and EACCES for a conflicting lock
             if time.monotonic() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "locked by another program") from e
         time.sleep(pause * random.uniform(0.5, 1.0))
@@ -236,12 +242,15 @@ def lock(fd: int, *, exclusive: bool = True, wait: float = 0.0) -> None:
 
 
 def unlock(fd: int) -> None:
-    """What `lock` has locked."""
+    """Release the lock that `lock` acquired."""
     call("unlock", _ofd_lock, fd, fcntl.F_UNLCK)
 
 
 def is_locked(fd: int) -> bool:
-    """Whether others hold an exclusive lock. Nobody who takes one in this moment is refused for it."""
+    """Return whether another open of the file holds an exclusive lock.
+
+    Only queries the lock, so that a concurrent `lock` call does not fail because of this check.
+    """
     told = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole(fcntl.F_RDLCK))
     kind: int = struct.unpack_from("h", told)[0]
     return kind != fcntl.F_UNLCK
@@ -256,9 +265,9 @@ def _whole(kind: int) -> bytes:
 
 
 def copy_range(source: int, target: int, start: int, size: int, at: int) -> None:
-    """Bytes `[start, start + size)` of one open file to position `at` of another: shared if the disk can, else copied.
+    """Copy bytes `[start, start + size)` of one open file to position `at` of another; share extents if possible.
 
-    Raise OSError (EIO) if the source ends before.
+    Raise OSError (EIO) if the source ends early.
     """
     head = -start % BLOCK
     aligned = (size - head) // BLOCK * BLOCK
@@ -290,7 +299,7 @@ def _copy(source: int, target: int, start: int, size: int, at: int) -> None:
                 raise
             in_kernel = False
             continue
-        if not n and in_kernel:  # the end; or a file of a kind that has no copies, and says so this way
+        if not n and in_kernel:  # either the end of the file, or a file type for which copy_file_range returns 0
             in_kernel = False
         elif not n:
             raise OSError(errno.EIO, f"it ends at {start}, where {size} further bytes were expected")

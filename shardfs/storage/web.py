@@ -1,5 +1,7 @@
-"""A source behind a web server, of which HTTP says little: whether it honours byte ranges, whether a name is that of a
-directory, and what is in one, follows from its answers.
+"""A source behind a web server.
+
+HTTP has no requests for some properties of a source, so this module derives them from the server's answers: whether
+byte ranges are honoured, whether a name is a directory, and what a directory contains.
 """
 
 from __future__ import annotations
@@ -29,33 +31,42 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRIED = 16
-"""How many shards are asked for at the same time to find one that exists."""
+"""Shards requested at the same time to find one that exists."""
 
 DRAINED = 1 << 16
-"""Bytes of an answer that are read though nothing needs them: if those are all, the connection can be used again."""
+"""Most bytes of an unneeded answer that are read and discarded.
+
+If the answer ends within them, its connection is reused.
+"""
 
 ADVICE = "serve the source with a server that supports Range requests, such as nginx, or mount a copy of it"
 
 Page: TypeAlias = tuple[str | None, str | None, int | None]
-"""What tells one HTML page from others: its ETag, its Last-Modified and its length."""
+"""Identifies an HTML page by its ETag, Last-Modified and length."""
 
 
 class IgnoredRangeError(ConnectionError):
-    """The server did not answer with the byte range that was asked for. Another try may reach a server that does."""
+    """The server did not answer with the requested byte range.
+
+    A retry may reach another server, which honours ranges.
+    """
 
     def __init__(self, answer: str, url: str) -> None:
         super().__init__(errno.EIO, f"the web server does not send byte ranges (it answers {answer}); {ADVICE}", url)
 
 
 class _Document(NamedTuple):
-    """The beginning of an object. `page` is None unless the object is an HTML page, which no document is."""
+    """The beginning of an object. `page` is set only if the object is an HTML page, and so not a metadata document."""
 
     data: bytes
     page: Page | None
 
 
 class WebStore(FsspecStore):
-    """fsspec's HTTP file system makes the connections; this class asks the server, as coroutines of its event loop."""
+    """A store on a web server. fsspec's HTTP file system makes the connections.
+
+    This class sends its own requests, as coroutines in the event loop of that file system.
+    """
 
     blind = True
 
@@ -63,14 +74,14 @@ class WebStore(FsspecStore):
         super().__init__(*args)
         self.loop = self.fs.loop
         self._lists = False
-        self._ignored = False  # whether a byte range of a document was ignored
+        self._ignored = False  # whether the server ignored the byte range of a document
         self._missing_page: Page | None = None  # the page that the server sends in place of 404 Not Found
 
     def path(self, key: str) -> str:
         """The URL of a key, in which `?` and `#` do not end the path."""
         return super().path(quote(key, errors="surrogateescape"))
 
-    # ---- what a store does ----
+    # ---- the store's methods ----
 
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
@@ -79,7 +90,7 @@ class WebStore(FsspecStore):
             return cast("Mapping[str, Any]", self.patience.run("stat", self._head, url))
 
     def entry(self, key: str) -> DirEntry:
-        """A page may be the listing of a directory. Its size is known if the server says so."""
+        """Look up one name. An HTML page may be the listing of a directory; its size may be unknown."""
         info = self._info(key)
         directory = info["type"] == "directory"
         unknown = directory or (info["page"] and info["size"] is None)
@@ -95,9 +106,9 @@ class WebStore(FsspecStore):
         got = self.patience.run("documents", self._documents, paths, limit)
         pages = [found.page for found in got if isinstance(found, _Document) and found.page is not None]
         proven = any(isinstance(found, _Document) and found.page is None for found in got)
-        if proven and pages:  # the server sends pages for missing names, not to make the user log in
+        if proven and pages:  # pages beside documents stand for missing names; they are not login pages
             self._missing_page = pages[0]
-        elif pages and directory != self.root:  # some servers ignore what follows the name of a file
+        elif pages and directory != self.root:  # some servers ignore the rest of a path after the name of a file
             proven = self.patience.run("stat", self._head, directory).get("identity") in pages
         out: list[bytes | Exception] = []
         for url, found in zip(paths, got, strict=True):
@@ -117,8 +128,9 @@ class WebStore(FsspecStore):
             self._lists = True
             yield entry
         if empty and not self._lists and not (key and any(True for _ in self.scan(""))):
-            # The source has a document at least. Servers that do not say 403 call a directory missing, or answer with
-            # a page of their own: what is in the directory is not known, which must not look as if nothing were.
+            # The source has at least one document, so an empty listing is wrong. Servers that do not list directories
+            # may answer 404 or a page of their own instead of 403. The content is unknown then, and must not look
+            # empty.
             raise PermissionError(errno.EACCES, "the web server does not list directories", self.path(key))
 
     def _scan(self, key: str) -> Iterator[DirEntry]:
@@ -134,8 +146,11 @@ class WebStore(FsspecStore):
                 yield DirEntry(name, directory, None)
 
     def require_ranges(self, keys: Iterable[str]) -> None:
-        """No request if ranges of documents were honoured. Documents may be made by a program that ignores ranges, so
-        shards decide; without shards the source is served, as far as whole objects do."""
+        """Raise OSError if the server sends shards only as a whole. No request if it honoured ranges for documents.
+
+        A program that ignores ranges may generate the documents, so requests for shards decide. Without any shard the
+        source is accepted, but large objects may be unreadable.
+        """
         rest = iter(keys)
         while self._ignored and (some := [self.path(key) for key in itertools.islice(rest, TRIED)]):
             with store_errors(some[0]):
@@ -154,13 +169,14 @@ class WebStore(FsspecStore):
 
     @asynccontextmanager
     async def _asked(self, method: str, url: str, **headers: str) -> AsyncIterator[Any]:
-        """The answer, of which the body is not read yet.
+        """Send a request and yield the answer, whose body is not read yet.
 
-        Raise FileNotFoundError, and IsADirectoryError if the server redirects to the address with a slash.
+        Raise FileNotFoundError if the object is missing, IsADirectoryError if the server redirects to the URL with a
+        slash.
         """
         session, asked = await self.fs.set_session(), self.fs.encode_url(url)
         options = {"allow_redirects": True, **self.fs.kwargs}
-        # Not compressed: a range of what is compressed on the way is none of the object.
+        # Request no compression: a range of the compressed form is not a range of the object.
         options["headers"] = {**options.get("headers", {}), "Accept-Encoding": "identity", **headers}
         async with session.request(method, asked, **options) as answer:
             if (failure := self._failure(answer, asked, url)) is None:
@@ -170,13 +186,13 @@ class WebStore(FsspecStore):
                 raise failure
 
     def _failure(self, answer: Any, asked: Any, url: str) -> OSError | None:
-        """What an answer comes to that has nothing of an object."""
+        """Return the error for an answer that contains nothing of the object; None for any other answer."""
         if answer.status in (404, 410) or (self._missing_page and _page_of(answer) == self._missing_page):
             return _missing(url)
         if not answer.history or not (answer.ok or answer.status in (401, 403)):
             return None
         name = asked.path.rstrip("/").rpartition("/")[2]
-        if answer.url.parent.name == name:  # to the same address with a slash, or to a page in it
+        if answer.url.parent.name == name:  # redirected to the same URL with a slash, or to a page below it
             is_asked = asked.path.endswith("/")
             return None if is_asked else IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
         if answer.ok and _is_html(answer) and answer.url.name != name:
@@ -185,16 +201,17 @@ class WebStore(FsspecStore):
         return None
 
     async def _head(self, url: str) -> Mapping[str, Any]:
-        """What is known of an object without its bytes, named as in fsspec."""
+        """Return the metadata of an object with fsspec's field names, without reading the object."""
         try:
             async with self._asked("HEAD", url) as answer:
                 if answer.ok and _total(answer) is not None:
                     return _info_of(url, answer)
                 if answer.status not in (400, 401, 403, 405, 501):
                     answer.raise_for_status()
-            async with self._asked("GET", url, Range="bytes=0-0") as answer:  # HEAD is not allowed, or does not help
+            # HEAD is refused, or its answer lacks the size.
+            async with self._asked("GET", url, Range="bytes=0-0") as answer:
                 if answer.status in (401, 403):
-                    raise _missing(url)  # which some servers also say of missing names
+                    raise _missing(url)  # some servers also answer this for missing names
                 if answer.status != 416:
                     answer.raise_for_status()
                 return _info_of(url, answer)
@@ -202,8 +219,10 @@ class WebStore(FsspecStore):
             return {"name": url, "type": "directory", "size": None, "page": False}
 
     async def _part(self, url: str, request: ByteRequest) -> bytes:
-        """A byte range, shorter at the end of the object. A whole object is sent back as the range if that is near its
-        beginning. Never holds more than the range in memory."""
+        """Return a byte range, shorter at the end of the object. Holds no more than the range in memory.
+
+        If the server sends the whole object, the range is cut out, provided that it is near the beginning.
+        """
         async with self._asked("GET", url, Range=_header(request)) as answer:
             if answer.status == 416:
                 total = _total(answer)
@@ -221,7 +240,10 @@ class WebStore(FsspecStore):
         return await asyncio.gather(*(self._part(url, r) for r in ranges), return_exceptions=True)
 
     async def _document(self, url: str, limit: int) -> _Document:
-        """Asked for as a range, which shows whether the server honours ranges without a request for that."""
+        """Return the beginning of a document.
+
+        It is requested as a range, which also shows whether the server honours ranges.
+        """
         async with self._asked("GET", url, Range=_header(ByteRange(0, limit + 1))) as answer:
             if answer.ok:
                 found = await _document_of(answer, limit)
@@ -243,8 +265,10 @@ class WebStore(FsspecStore):
         return await asyncio.gather(*map(self._probe, urls), return_exceptions=True)
 
     async def _probe(self, url: str) -> str | None:
-        """What the server answers instead of a byte range; None if it sends the range. Raise if the object is missing
-        or too short to tell."""
+        """Return the server's answer to a range request if it is not the range; None if the server sends the range.
+
+        Raise if the object is missing, or too short for the test.
+        """
         async with self._asked("GET", url, Range="bytes=0-0") as answer:
             total = _total(answer)
             if answer.status == 206:
@@ -256,7 +280,7 @@ class WebStore(FsspecStore):
             return f"{answer.status} {answer.reason}" + (" with the whole object" if answer.ok else "")
 
     async def _listing(self, url: str) -> dict[str, bool]:
-        """The names in a directory, in the server's order, and whether they are those of directories."""
+        """Return the names in a directory, in the server's order, each with whether it is a directory."""
         async with self._asked("GET", url) as answer:
             answer.raise_for_status()
             links, decoder = _Links(), codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -286,7 +310,7 @@ def _is_encoded(answer: Any) -> bool:
 
 
 def _total(answer: Any) -> int | None:
-    """The size of the object, if the answer says so."""
+    """Return the size of the object; None if the answer does not contain it."""
     if answer.status in (206, 416):
         found = _content_range(answer)
         return int(found[3]) if found is not None and found[3] != "*" else None
@@ -295,7 +319,10 @@ def _total(answer: Any) -> int | None:
 
 
 def _size_sent(answer: Any, request: ByteRequest, url: str) -> int:
-    """How many bytes a 206 Partial Content has. Raise IgnoredRangeError unless they are those asked for."""
+    """Return the number of bytes in a 206 Partial Content answer.
+
+    Raise IgnoredRangeError if its range is not the requested one.
+    """
     found = _content_range(answer)
     told = f"206 and the Content-Range {answer.headers.get('Content-Range')!r} for {_header(request)!r}"
     if found is None or found[1] is None:
@@ -310,7 +337,10 @@ def _size_sent(answer: Any, request: ByteRequest, url: str) -> int:
 
 
 async def _cut_out(answer: Any, request: ByteRequest, url: str) -> bytes:
-    """The range of an object that is sent as a whole. Raise IgnoredRangeError if too much comes before the range."""
+    """Return a range from an answer with the whole object.
+
+    Raise IgnoredRangeError if too many bytes precede the range.
+    """
     total = _total(answer)
     if total is None and isinstance(request, Suffix):
         raise IgnoredRangeError(f"{answer.status} {answer.reason} with the whole object, of unknown size", url)
@@ -321,7 +351,7 @@ async def _cut_out(answer: Any, request: ByteRequest, url: str) -> bytes:
 
 
 async def _body(answer: Any, skip: int, size: int) -> bytes:
-    """`size` bytes behind the first `skip`, fewer at the end. The connection is closed if more would come."""
+    """Return `size` bytes after the first `skip`, fewer at the end. The connection is closed if the body is longer."""
     data, position = bytearray(), 0
     async for piece in answer.content.iter_any():
         data += piece[max(skip - position, 0) :][: size - len(data)]
@@ -343,7 +373,7 @@ def _is_html(answer: Any) -> bool:
 
 
 def _page_of(answer: Any) -> Page | None:
-    """Which page an answer is, or is a part of; None if it is none."""
+    """Return the identity of the HTML page in an answer; None if the answer is not HTML."""
     if not answer.ok or not _is_html(answer):
         return None
     return answer.headers.get("ETag"), answer.headers.get("Last-Modified"), _total(answer)
@@ -351,13 +381,13 @@ def _page_of(answer: Any) -> Page | None:
 
 def _info_of(url: str, answer: Any) -> dict[str, Any]:
     told = {name: answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers}
-    # Listings are HTML, and made anew for each request, so that servers say nothing of their age.
+    # Listings are HTML or generated for each request, so servers send no validators (ETag, Last-Modified) with them.
     page, identity = _is_html(answer) or not told, _page_of(answer)
     return {"name": url, "type": "file", "size": _total(answer), "page": page, "identity": identity, **told}
 
 
 class _Links(HTMLParser):
-    """Where the links of a page lead."""
+    """Collects the link targets of an HTML page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,17 +399,17 @@ class _Links(HTMLParser):
 
 
 def _names_in(links: Iterable[str], url: str) -> dict[str, bool]:
-    """The links of a page that lead to something right below it. Names of directories end with a slash."""
+    """Return the names directly below `url` to which links of the page lead, each with whether it ends with a slash."""
     here = urlsplit(url.rstrip("/") + "/")
     above = [unquote(part, errors="surrogateescape") for part in here.path.split("/")[:-1]]
     names: dict[str, bool] = {}
     for link in links:
         try:
-            target = urlsplit(urljoin(here.geturl(), link.replace(";", "%3B")))  # else a `;` at the end is lost
-        except ValueError:  # an address that is none
+            target = urlsplit(urljoin(here.geturl(), link.replace(";", "%3B")))  # otherwise a `;` at the end is lost
+        except ValueError:  # an invalid URL
             continue
         if target.query or target.fragment or target.netloc != here.netloc:
-            continue  # to sort the page otherwise, for instance
+            continue  # such as a link that sorts the listing
         path = [unquote(part, errors="surrogateescape") for part in target.path.split("/")]
         name, below = path[len(above)] if len(path) > len(above) else "", path[len(above) + 1 :]
         if (

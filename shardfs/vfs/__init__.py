@@ -1,1 +1,1 @@
-"""The unsharded tree to be read: discovery, directories, inodes, attributes."""
+"""The unsharded tree for reading: datasets, directories, inode numbers and attributes."""

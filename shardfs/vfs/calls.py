@@ -1,8 +1,8 @@
 """The calls of a file system, answered for the unsharded tree of a source.
 
-Every file and directory has a number, which is its inode number as well. Directories and files of the store have
-numbers below `TABLE_END`, made from their path, and stand in a table for as long as the kernel knows them. Chunks and
-their virtual directories have arithmetic numbers from there on (`ChunkDirs`); nothing is kept for them.
+Every file and directory has an inode number. Directories and files of the store have numbers below `TABLE_END`,
+computed from their paths; a table keeps them while the kernel refers to them. Chunks and their virtual directories have
+numbers from `TABLE_END` on, computed from coordinates (`ChunkDirs`); nothing is stored for them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REST = 1 << 61
-"""Cookies from here on stand for the names in a directory that are no chunks."""
+"""Cookies from here on stand for the names in a directory that are not chunks."""
 
 MAX_FOREIGN = 1000
-"""Up to so many names that are no chunks are kept for a directory of chunks, so that missing ones cost no request."""
+"""Maximum number of non-chunk names cached for a directory of chunks.
+
+The cache saves a request for each missing name.
+"""
 
 MAX_CONSOLIDATED = 50_000
-"""Directories below a group of which the documents are gathered in one."""
+"""Maximum number of directories whose documents are consolidated in one document."""
 
 
 class Calls:
-    """Thread-safe. Every method may block on the store, after calling the `waiting` hook."""
+    """The calls of a file system. Thread-safe.
+
+    Every method may block on the store; before that, the tree calls the `waiting` hook.
+    """
 
     def __init__(
         self,
@@ -80,19 +86,19 @@ class Calls:
     # ---- numbers ----
 
     def remember(self, number: int) -> None:
-        """The kernel (or a handle) was given this number once more and counts on it until `forget`."""
+        """Count one more reference from the kernel or a handle to an inode number, until `forget`."""
         if number < TABLE_END:
             self._nodes.remember(number)
 
     def forget(self, number: int, count: int) -> None:
-        """`count` times less."""
+        """Drop `count` references to an inode number."""
         if number < TABLE_END:
             self._nodes.forget(number, count)
 
     # ---- the calls of a file system ----
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """The child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
+        """Return the child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
         if parent >= TABLE_END:
             chunks = self._chunks_of(parent)
             return chunks.lookup(parent, name) or self._lookup_foreign(chunks, parent, os.fsdecode(name))
@@ -102,9 +108,13 @@ class Calls:
         return self._lookup_in(node, name)
 
     def _lookup_foreign(self, chunks: ChunkDirs, parent: int, name: str) -> Attributes:
-        """Something that is no chunk, in a directory of chunks. Hardly ever there, and often asked for."""
+        """Look up a non-chunk name in a directory of chunks.
+
+        Such names rarely exist, but clients often look for them.
+        """
         names = self._index_cache.peek(("foreign", parent))
-        if names is not None and not names:  # the rule: nothing else is here, so nothing else needs a look
+        # the usual case: the directory has only chunks, so no further check is needed
+        if names is not None and not names:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         place = chunks.place(parent)
         if chunks.reserved(place.level, name):
@@ -116,7 +126,10 @@ class Calls:
         return self._listed(path, self._entry(path, Inherited()), Inherited())
 
     def _foreign_names(self, chunks: ChunkDirs, directory: int) -> frozenset[str] | None:
-        """The names in a directory of chunks that are no chunks and no shards; None if too many, or not told."""
+        """Return the names in a directory of chunks that are neither chunks nor shards.
+
+        None if there are more than `MAX_FOREIGN` names, or if the server does not list the directory.
+        """
 
         def load() -> tuple[frozenset[str], int, float]:
             place = chunks.place(directory)
@@ -163,7 +176,10 @@ class Calls:
     def _rewritten(
         self, directory: DirectoryNode, content: Content, name: str, *, anew: bool = False
     ) -> Attributes | None:
-        """A document whose name the dataset did not foresee, or that is made of others; `anew`: read it again."""
+        """Return a consolidated or rewritten document; None for any other name.
+
+        `anew`: read the stored document again.
+        """
         consolidation = content.dataset.consolidation if content.dataset is not None else None
         if consolidation is not None and name == consolidation.name:
             return self._consolidated(directory, consolidation)
@@ -184,8 +200,9 @@ class Calls:
         found, key = {}, ("too much", directory.number)
         is_known = self._index_cache.peek(key)
         for count, below in enumerate(self._directories(start=directory)):
-            if is_known or count == MAX_CONSOLIDATED:  # nobody must have it, and it would be kept
-                self._index_cache.get(key, lambda: (True, 100, self._ttl))  # nor be looked for at every opening
+            # clients can do without this document, which would occupy much memory
+            if is_known or count == MAX_CONSOLIDATED:
+                self._index_cache.get(key, lambda: (True, 100, self._ttl))  # prevents a search at each lookup
                 raise FileNotFoundError(errno.ENOENT, "too much lies below to be told in one file", directory.shown)
             inside = below.shown.removeprefix(directory.shown).lstrip("/")
             for name, data in (below.content or Content()).documents.items():
@@ -197,24 +214,27 @@ class Calls:
         if content.hides(name):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         if self.store.blind and (name in content.below or inherited.cells is not None):
-            # As the documents say: what a web server answers differs, and some know of no directories at all.
+            # The documents decide, because web servers give different answers, and some know no directories.
             return self._listed(path, DirEntry(name, True, None), inherited)
         known = self._nodes.known(path) if self.store.remote else None
         if isinstance(known, DirectoryNode) and known.content is not None:
-            return Attributes(known.number, True, 0, 0)  # seen before; a remote store would be asked once more
+            # already opened; a second check would cost a request to the remote store
+            return Attributes(known.number, True, 0, 0)
         try:
             entry = self._entry(path, inherited)
         except (FileNotFoundError, NotADirectoryError):
-            # A volume's directory may have no shard yet; and some stores know no directories, only objects.
+            # A volume's directory may have no shard yet. Some stores have objects only, and no directories.
             if name not in content.below and not (self.store.blind and self._datasets.is_described(path, inherited)):
-                # In a file that is shown as a directory the store says ENOTDIR, which it is for nobody else.
+                # In a file shown as a directory, the store raises NotADirectoryError, which would be wrong here.
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path) from None
             entry = DirEntry(name, True, None)
         return self._listed(path, entry, inherited)
 
     def _entry(self, path: str, inherited: Inherited) -> DirEntry:
-        """What the store has at a path. Metadata documents say that a web server's page is that of a directory; if
-        there are none, the listing of the directory around it does."""
+        """Return the entry of the store at a path.
+
+        A page of a web server counts as a directory if metadata documents or the parent's listing prove that it is one.
+        """
         entry = self.store.entry(path)
         if not entry.page or entry.directory:
             return entry
@@ -222,7 +242,7 @@ class Calls:
         return entry._replace(directory=is_directory)
 
     def _directories_in(self, path: str) -> frozenset[str]:
-        """The names of directories in the directory around a path of the store; none if it is not listed."""
+        """Return the names of the directories beside a stored path; none if the parent directory is not listed."""
         parent = path.rpartition("/")[0]
 
         def load() -> tuple[frozenset[str], int, float]:
@@ -240,7 +260,7 @@ class Calls:
         return self._file_attributes(self._nodes.intern(path, lambda number: FileNode(number, path), FileNode))
 
     def _is_dataset(self, path: str, name: str, inherited: Inherited) -> bool:
-        """Whether a file is shown as a directory."""
+        """Return whether a file is shown as a directory."""
         candidates = [f for f in self._datasets.formats if f.may_hold(name)] if not inherited.closed else []
         if not candidates:
             return False
@@ -278,7 +298,10 @@ class Calls:
         return Attributes(node.number, False, stat.size, stat.mtime_ns, extent)
 
     def _stat(self, path: str, blob: Blob) -> Stat:
-        """Of a file that is shown as it is stored; a remote store is not asked for each piece that is read."""
+        """Return size and modification time of a file that is shown unchanged.
+
+        For a remote store they are cached, so that reading pieces costs no further requests.
+        """
         if blob.fd >= 0:
             return blob.stat()
         return self._chunk_cache.get((path, "stat"), lambda: (blob.stat(), 100, self._ttl))
@@ -296,7 +319,7 @@ class Calls:
         return self._file_attributes(node)
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
-        """Bytes of a file; fewer than `size` only at its end."""
+        """Return bytes of a file; fewer than `size` only at its end."""
         if number >= TABLE_END:
             return self._chunks_of(number).read(number, offset, size)
         node = self._nodes.get(number)
@@ -318,7 +341,7 @@ class Calls:
         return windowed(self._chunk_cache, node.path, self._ttl, fetch, offset, size)
 
     def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
-        """(number, offset, size) of several files; chunks that are neighbours in a shard are fetched together."""
+        """Read several files, given as (number, offset, size). Neighboring chunks of a shard are fetched together."""
         out: list[bytes | Exception] = [b""] * len(requests)
         groups: dict[ChunkDirs, list[int]] = {}
         for i, (number, offset, size) in enumerate(requests):
@@ -338,7 +361,7 @@ class Calls:
         return out
 
     def few(self, number: int, most: int) -> list[EntryRow] | None:
-        """What `scan` gives for a directory of at most so many chunks and nothing else; None for any other."""
+        """Return the entries of a directory that has at most `most` chunks and nothing else; None for any other."""
         if number < TABLE_END:
             return None
         chunks = self._chunks_of(number)
@@ -347,12 +370,12 @@ class Calls:
             return None
         try:
             alone = next(self._foreign(chunks, chunks.place(number)), None) is None
-        except OSError:  # `scan` gives the chunks before it says so
+        except OSError:  # `scan` yields the chunks first and then raises this error
             return None
         return found if alone else None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
-        """The entries of a directory, without . and .., from behind `cookie` on; in constant memory."""
+        """Yield the entries of a directory that follow `cookie`, without `.` and `..`. Needs constant memory."""
         if number >= TABLE_END:
             chunks = self._chunks_of(number)
             place = chunks.place(number)
@@ -380,9 +403,9 @@ class Calls:
     def _damaged_entry(
         self, chunks: ChunkDirs, place: TreePosition, damage: CorruptShardError
     ) -> tuple[str, Attributes]:
-        """The name of a shard whose chunks cannot be listed; opening it gives the error.
+        """Return an entry for a shard whose chunks cannot be listed. Opening the entry raises the error.
 
-        An error of the listing itself would tell too, but then `cp -r` copies nothing of the whole directory.
+        An error of the listing itself would make `cp -r` skip the whole directory.
         """
         name = damage.key.rsplit("/", 1)[-1].partition("[")[0]
         number = number_of(f"{chunks.directory_path(place)}/{name}")
@@ -404,9 +427,10 @@ class Calls:
             self._index_cache.get(key, lambda: (frozenset(names), 100 * len(names), self._ttl))
 
     def _is_stored(self, chunks: ChunkDirs, place: TreePosition) -> bool:
-        """Whether the store may have a directory of chunks, too; most exist only as chunks of shards elsewhere.
+        """Return whether the store may have a directory for these chunks.
 
-        Known without asking if the directory around it was listed before.
+        Most directories of chunks exist only in shards elsewhere. If the parent directory was listed before, this costs
+        no request.
         """
         if not place.level:
             return True
@@ -415,7 +439,7 @@ class Calls:
         return around is None or str(value) in around
 
     def _others(self, directory: DirectoryNode, content: Content) -> Iterator[tuple[str, Attributes]]:
-        """What a directory shows besides chunks; with a size of -1 where it cannot be had for nothing."""
+        """Yield the entries of a directory that are not chunks; the size is -1 where it would cost a request."""
         chunks, documents = content.chunks, content.documents
         rewriter = content.dataset.rewriter if content.dataset is not None else None
         made = set(documents)
@@ -424,7 +448,7 @@ class Calls:
         if content.dataset is not None and content.dataset.consolidation is not None:
             name = content.dataset.consolidation.name
             made.add(name)
-            yield name, Attributes(number_of(directory.child_path(name)), False, -1, 0)  # made when asked for
+            yield name, Attributes(number_of(directory.child_path(name)), False, -1, 0)  # built when it is opened
         if chunks is not None and chunks.root is not None:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
         if content.dataset is not None and content.dataset.blank:
@@ -437,7 +461,7 @@ class Calls:
                 continue
             path = directory.child_path(name)
             if rewriter is not None and rewriter.applies(name):
-                yield name, Attributes(number_of(path), False, -1, 0)  # by name alone
+                yield name, Attributes(number_of(path), False, -1, 0)  # listed by name only
                 continue
             if name in content.below:
                 seen.add(name)
@@ -450,7 +474,7 @@ class Calls:
         if entry.directory or self._is_dataset(path, entry.name, inherited):
             return self._listed(path, entry, inherited)
         if entry.stat is None:
-            return Attributes(number_of(path), False, -1, 0)  # by name alone
+            return Attributes(number_of(path), False, -1, 0)  # listed by name only
         node = self._nodes.intern(path, lambda number: FileNode(number, path), FileNode)
         return Attributes(node.number, False, entry.stat.size, entry.stat.mtime_ns)
 
@@ -463,13 +487,16 @@ class Calls:
             position += len(part)
 
     def statvfs(self) -> os.statvfs_result | None:
-        """Of a local source."""
+        """Return the file system statistics of a local source; None for a remote one."""
         return self.store.statvfs()
 
     # ---- paths ----
 
     def resolve(self, path: str) -> Attributes:
-        """Walk from the root. Raise FileNotFoundError or NotADirectoryError as `stat` would."""
+        """Walk a path from the root and return its attributes.
+
+        Raise FileNotFoundError or NotADirectoryError like `stat`.
+        """
         found = Attributes(ROOT, True, 0, 0)
         parts = [p for p in path.split("/") if p and p != "."]
         if ".." in parts:
@@ -477,16 +504,17 @@ class Calls:
         for part in parts:
             try:
                 found = self.lookup(found.number, os.fsencode(part))
-            except FileNotFoundError as e:  # the whole path says more than its last part
+            except FileNotFoundError as e:  # the error names the whole path instead of its last component
                 raise FileNotFoundError(errno.ENOENT, e.strerror or os.strerror(errno.ENOENT), path) from e
         if path.endswith("/") and not found.directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return found if parts else self.attributes(ROOT)
 
     def number(self, path: str) -> int:
-        """The number of a file to read; a chunk's without a look whether it exists, which reading it tells.
+        """Return the inode number of a file to read.
 
-        A request less than `resolve` on a remote store, whose time for a shard must be asked for.
+        A chunk gets its number without a check that it exists; reading it raises the error. On a remote store, this
+        saves a request for the modification time of the shard.
         """
         parent, _, name = path.rstrip("/").rpartition("/")
         directory = self.resolve(parent).number
@@ -500,7 +528,7 @@ class Calls:
         return self.resolve(path).number if number is None else number
 
     def shown_path(self, number: int) -> str:
-        """The path of a number that is known; empty for others."""
+        """Return the path of a known inode number; empty for any other number."""
         try:
             if number < TABLE_END:
                 return self._nodes.get(number).path
@@ -514,7 +542,7 @@ class Calls:
         except FileNotFoundError:
             return ""
 
-    # ---- what is below ----
+    # ---- directories below ----
 
     def _directory(self, number: int) -> DirectoryNode:
         node = self._nodes.get(number)
@@ -523,7 +551,10 @@ class Calls:
         return node
 
     def _directories(self, limit: int | None = None, start: DirectoryNode | None = None) -> Iterator[DirectoryNode]:
-        """Directories that may hold datasets, opened, breadth first; damaged ones are reported and passed over."""
+        """Open and yield, breadth first, the directories that may hold datasets.
+
+        Damaged ones are reported and skipped.
+        """
         queue, count = deque([start or self._root]), 0
         while queue:
             directory = queue.popleft()
@@ -546,7 +577,8 @@ class Calls:
 
         def add(name: str, found: Attributes) -> None:
             node = self._nodes.get(found.number) if found.directory else None
-            seen.add(name)  # node by node: of very many the first are forgotten before the last is seen
+            # one node at a time: with very many nodes, the first would be evicted before the last is seen
+            seen.add(name)
             if isinstance(node, DirectoryNode):
                 out.append(node)
 

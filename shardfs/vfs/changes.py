@@ -1,4 +1,4 @@
-"""What a tree is asked and told by `WriteTree`, on top of it: what names stand for, and what is not as it was."""
+"""The interface of a tree for `WriteTree`: the kind of each name, and the invalidation of changed files."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 
 def is_in(path: str, directory: str) -> bool:
-    """Whether a path is a directory, or lies below it."""
+    """Return whether a path is `directory` or below it."""
     return path == directory or path.startswith(f"{directory}/")
 
 
 class Changes(Survey):
-    """The tree itself changes nothing in the source."""
+    """The part of a tree that `WriteTree` uses. The tree itself changes nothing in the source."""
 
     def spot(self, directory: int, name: bytes) -> Spot:
-        """What a name in a directory stands for, whether there is such a file or not."""
+        """Return the kind of a name in a directory, whether the file exists or not."""
         text = os.fsdecode(name)
         if directory >= TABLE_END:
             here = self._chunks_of(directory)
@@ -49,7 +49,7 @@ class Changes(Survey):
         return self._no_chunk(text, chunks.root is None and chunks.reserved(0, text))
 
     def has_chunks(self, directory: int) -> bool:
-        """Whether it is the directory of a sharded array, or one of its chunks."""
+        """Return whether an inode number is that of a sharded array's directory or of a directory of its chunks."""
         return directory >= TABLE_END or self._datasets.open(self._directory(directory)).chunks is not None
 
     def _no_chunk(self, name: str, like_one: bool) -> Spot:
@@ -66,7 +66,10 @@ class Changes(Survey):
         return dataset.rewriter is not None and dataset.rewriter.applies(name)
 
     def is_implied(self, directory: int, name: str) -> bool:
-        """Whether a directory is shown only because documents name it: the store has none, or no shard in it."""
+        """Return whether a directory is shown only because documents name it.
+
+        Then the store has no such directory, or the directory contains no shard.
+        """
         if directory >= TABLE_END:
             return False
         node = self._directory(directory)
@@ -74,7 +77,7 @@ class Changes(Survey):
         placed = [what for _, what in below or () if what is not None]
         if below is None or not all(isinstance(what, CollectionAt) and is_in(what.shards, path) for what in placed):
             return False
-        if self.store.remote and placed:  # which has no directories
+        if self.store.remote and placed:  # a remote store has no directories
             chunks = self._datasets.open(self._directory(self.lookup(directory, os.fsencode(name)).number)).chunks
             return chunks is not None and chunks.is_empty()
         try:
@@ -86,15 +89,18 @@ class Changes(Survey):
         return False
 
     def stored_documents(self, path: str) -> dict[str, bytes]:
-        """What describes a directory, as it is stored."""
+        """Return the stored metadata documents of a directory by name."""
         return self._datasets.documents(path)
 
     def may_be_old(self, age_s: float) -> bool:
-        """Whether documents that were read so long ago may be others by now: asking a local store costs little."""
+        """Return whether documents read `age_s` seconds ago may be outdated.
+
+        For a local store always: a check costs little.
+        """
         return not self.store.remote or (math.isfinite(self._ttl) and age_s >= self._ttl)
 
     def is_closed(self, path: str) -> bool:
-        """Whether a directory, which need not exist, lies where no dataset is looked for: inside of an array."""
+        """Return whether a path, which need not exist, is inside an array, where shardfs looks for no datasets."""
         while path:
             path = path.rpartition("/")[0]
             with suppress(OSError, CorruptShardError):
@@ -102,7 +108,7 @@ class Changes(Survey):
         return False
 
     def renew(self, path: str) -> list[str]:
-        """Look anew at what is in a directory and below: documents there were changed. The paths of the collections."""
+        """Read the metadata of a directory and everything below again. Return the paths of the collections there."""
         self.changed(path)
         nodes = self._nodes.below(path)
         forgotten = self._datasets.forget(path)
@@ -123,14 +129,14 @@ class Changes(Survey):
         return forgotten
 
     def changed(self, path: str) -> None:
-        """A file or directory was made, removed or written in the store."""
+        """Invalidate caches after a file or directory was created, removed or written in the store."""
         self.store.reopen(path)
         stat = self._chunk_cache.peek((path, "stat"))
         for window in range(-(-stat.size // WINDOW) if stat is not None else 0):
             self._chunk_cache.drop((path, window))
         self._chunk_cache.drop((path, "stat"))
         above = path
-        while above:  # directories may have come with it
+        while above:  # parent directories may be new, too
             above = above.rpartition("/")[0]
             with suppress(OSError, CorruptShardError):
                 number = self.resolve(above).number
@@ -140,16 +146,16 @@ class Changes(Survey):
                     self._index_cache.drop(("stored", chunks.first, chunks.place(number)))
 
     def is_virtual(self, number: int) -> bool:
-        """Whether it is a directory or a chunk of a sharded collection."""
+        """Return whether an inode number is that of a directory or a chunk of a sharded collection."""
         return number >= TABLE_END
 
     def chunk_tree(self, number: int) -> ChunkDirs | None:
-        """The collection of which a number is one of the directories; None if it is something else."""
+        """Return the collection that has a directory with this inode number; None for any other number."""
         chunks = self._chunks_of(number) if number >= TABLE_END else None
         return chunks if chunks is not None and number - chunks.first < chunks.directories else None
 
     def target_of(self, number: int) -> Target | None:
-        """The chunk that has this number; None if none has."""
+        """Return the chunk with this inode number; None if there is none."""
         if number >= TABLE_END:
             chunks = self._chunks_of(number)
             return Target(chunks, chunks.coords(number)) if chunks.place(number).level >= chunks.depth else None
@@ -160,11 +166,11 @@ class Changes(Survey):
         return Target(node.chunks, node.coords) if isinstance(node, ChunkNode) else None
 
     def moved(self, old: str, new: str) -> None:
-        """A directory has another name in the store. What is in it keeps its numbers."""
+        """Update all nodes of a directory that was renamed in the store. They keep their inode numbers."""
         for node in self._nodes.move(old, new):
             if isinstance(node, DirectoryNode):
                 node.inside, node.content = node.path, None
         self._datasets.move(old, new)
-        for directory in (old, new):  # others may come to lie there, with the same names
+        for directory in (old, new):  # other files with the same names may be created at both paths
             self.store.reopen_below(directory)
         self.renew(new)

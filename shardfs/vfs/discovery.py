@@ -1,5 +1,7 @@
-"""What the documents of a source describe, directory by directory: formats are asked, the layout's view applied, and
-collections get their trees and numbers.
+"""Find the datasets of a source, directory by directory.
+
+Each directory is opened with the formats, converted by the view of the chosen layout, and given a `ChunkDirs` tree with
+inode numbers for each sharded collection.
 """
 
 from __future__ import annotations
@@ -40,23 +42,26 @@ log = logging.getLogger(__name__)
 NATIVE = "native"
 
 FORMAT_NAMES = {"zarr2": "Zarr v2", "zarr3": "Zarr v3", "zarr3-draft": "Zarr v3 (2022 draft)", "n5": "N5"}
-"""How messages name formats, where the name differs."""
+"""Display names of formats in messages, where they differ from the internal names."""
 
 LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
-"""How many directories below a plain one are looked into before it is taken to lead to a dataset."""
+"""Number of subdirectories searched before a plain directory is assumed to lead to a dataset (local, remote stores)."""
 
 MAX_NODES = 1 << 56
-"""Numbers that one collection may use: more than any real array needs, and never all that there are."""
+"""Maximum number of inode numbers for one collection.
+
+No real array needs as many, and one collection cannot use up all numbers.
+"""
 
 
 class Datasets:
-    """Thread-safe.
+    """The datasets of a source and their inode numbers. Thread-safe.
 
     Args:
-        index_cache: for shard indices, and for what is known to be damaged.
+        index_cache: holds shard indices and known damage.
         layout: the name of a view, or `NATIVE`.
-        chunk_codec: the codec that the view shows chunks in; None leaves it to the view.
-        skip_unsupported: what the view cannot express becomes a problem instead of an error.
+        chunk_codec: the codec in which the view shows chunks; None: the view chooses.
+        skip_unsupported: report directories that the view cannot express as problems instead of raising an error.
     """
 
     def __init__(
@@ -84,7 +89,7 @@ class Datasets:
         self.problems: dict[Problem, None] = {}
 
     def chunks_of(self, number: int) -> ChunkDirs:
-        """The tree to which a number belongs. Raise FileNotFoundError if there is none."""
+        """Return the tree that owns an inode number. Raise FileNotFoundError if there is none."""
         i = bisect_right(self._firsts, number) - 1
         if i < 0:
             raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
@@ -92,22 +97,28 @@ class Datasets:
 
     @property
     def document_names(self) -> dict[str, None]:
-        """What documents that describe a directory are called."""
+        """Names of the metadata documents that the formats read, in order and without duplicates."""
         return dict.fromkeys(name for f in self.formats for name in f.documents)
 
     def documents(self, path: str) -> dict[str, bytes]:
-        """Those of a directory, as they are stored."""
+        """Return the stored metadata documents of a directory by name."""
         return self.store.documents(path, list(self.document_names), MAX_DOCUMENT_BYTES)
 
     def forget(self, path: str) -> list[str]:
-        """Chunks at a path and below are described anew: those that are still alike keep their numbers. Their paths."""
+        """Detach the chunk trees at `path` and below, because their metadata changed. Return their paths.
+
+        A tree keeps its inode numbers if the new metadata describes the same chunks.
+        """
         found = [at for at in self._tree_at if at == path or at.startswith(f"{path}/") or not path]
         for at in found:
             self._former[at] = self._tree_at.pop(at)
         return found
 
     def open(self, directory: DirectoryNode) -> Content:
-        """What the directory holds; looked up once. Raise CorruptShardError if its documents are damaged."""
+        """Return the content of a directory, read at the first call only.
+
+        Raise CorruptShardError if a metadata document is damaged. The error is cached for `DAMAGE_TTL_S` seconds.
+        """
         if directory.content is None:
             damage = self._index_cache.peek(("damage", directory.number))
             if damage is not None:
@@ -115,7 +126,7 @@ class Datasets:
             try:
                 directory.content = self._content_of(directory, self._described(directory))
             except CorruptShardError as e:
-                known = e  # large documents are not parsed again for every name that is looked up
+                known = e  # without the cache, each name lookup would parse large documents again
                 self._index_cache.get(("damage", directory.number), lambda: (known, 1000, DAMAGE_TTL_S))
                 raise
         return directory.content
@@ -128,11 +139,11 @@ class Datasets:
             directory.move(dataset.scope)
             dataset = self._stored_dataset(directory.inside, directory.inherited)
         if dataset is None and (directory.inherited.below or self.view is None or not self._leads_on(directory)):
-            return None  # what the layout shows here, it has said above, or there is nothing
+            return None  # a parent directory already provides the content of this one, or there is no content
         return self._viewed(directory, dataset)
 
     def plain_array(self, path: str) -> tuple[str, list[str]] | None:
-        """The format of an unsharded array in a directory, and the layouts that can show it; None if there is none."""
+        """Return the format of a directory's unsharded array and the layouts that can show it; None if absent."""
         names = dict.fromkeys(name for f in sources() for name in f.documents)
         documents = self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
         dataset = next(filter(None, (f.open(path, documents) for f in sources())), None)
@@ -146,7 +157,10 @@ class Datasets:
         return FORMAT_NAMES.get(dataset.format, dataset.format), layouts
 
     def _leads_on(self, directory: DirectoryNode) -> bool:
-        """Whether a dataset lies somewhere below a directory that is none, as far as a bounded look can tell."""
+        """Return whether a plain directory may lead to a dataset.
+
+        The search is bounded; True if it reaches the limit.
+        """
         if next(self._members(directory), None) is not None:
             return True
         queue, looked = deque([directory.inside]), 0
@@ -166,7 +180,10 @@ class Datasets:
         return False
 
     def _members(self, directory: DirectoryNode) -> Iterator[str]:
-        """The datasets right below a directory of a scope's data, whether the store has a directory for them or not."""
+        """Yield the names of datasets directly below a directory of a scope.
+
+        The store need not have directories for these datasets.
+        """
         if directory.inherited.scope is None:
             return
         scope, base = directory.inherited.scope
@@ -185,7 +202,10 @@ class Datasets:
             return True
 
     def listed_by_store(self, path: str) -> Iterator[DirEntry]:
-        """Of a directory of which the metadata names all that matters: a web server need not list it, too."""
+        """Yield the entries of a directory; none if a web server does not list it.
+
+        The metadata names all that matters.
+        """
         try:
             yield from self.store.scan(path)
         except PermissionError:
@@ -193,7 +213,7 @@ class Datasets:
                 raise
 
     def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
-        """What the documents say of a directory, and the user of its chunks."""
+        """Return the dataset described by the documents or the inherited scope, with the chunk codec applied."""
         documents = self.documents(path)
         found = next((d for f in self.formats if (d := f.open(path, documents)) is not None), None)
         if found is None and inherited.scope is not None:
@@ -207,7 +227,7 @@ class Datasets:
         return self.store.documents(base, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
 
     def is_described(self, path: str, inherited: Inherited) -> bool:
-        """Whether there are documents for a directory, which proves that it is there."""
+        """Return whether a directory has metadata documents, which proves that it exists."""
         if inherited.closed:
             return False
         if self.documents(path):
@@ -215,7 +235,7 @@ class Datasets:
         return inherited.scope is not None and bool(self._scope_documents(path, inherited.scope))
 
     def _viewed(self, directory: DirectoryNode, dataset: Dataset | None) -> Dataset | None:
-        """What is in a directory in the layout that is shown. Raise UnsupportedError for what it cannot express."""
+        """Return the dataset as the view shows it. Raise UnsupportedError if the view cannot express it."""
         if self.view is None:
             return dataset
         if dataset is not None and dataset.levels is not None:
@@ -239,7 +259,7 @@ class Datasets:
             return Dataset("unsupported", blank=True, closed=True)
 
     def _require_codec(self, dataset: Dataset | None) -> None:
-        """Raise UnsupportedError for chunks that the view would show as they are stored, in any codec."""
+        """Raise UnsupportedError if a chunk codec is requested but the view would show the stored chunks unchanged."""
         if self._codec is None or dataset is None or self.view is None or dataset.format != self.view.name:
             return
         if dataset.collections or dataset.unsharded or dataset.closed:
@@ -247,7 +267,10 @@ class Datasets:
             raise UnsupportedError(f"{why}: choose another layout, or leave out chunk_codec={self._codec}")
 
     def _situated(self, directory: DirectoryNode, dataset: Dataset) -> Dataset:
-        """The dataset with what is known of it from around: what lies beside an image, which image an array is of."""
+        """Return the dataset with its context.
+
+        An image gets the names beside it; an array gets the image of which it is a level.
+        """
         if dataset.multiscales and self.view is not None and self.view.renames:
             beside = frozenset(entry.name for entry in self.listed_by_store(directory.inside))
             return replace(dataset, beside=beside.union(self._members(directory)))
@@ -259,7 +282,7 @@ class Datasets:
         try:
             return self._stored_dataset(path, directory.inherited)
         except CorruptShardError:
-            return None  # who opens it is told
+            return None  # opening that directory raises the error
 
     def _levels(self, directory: DirectoryNode, levels: Levels) -> dict[str, Array]:
         out = {}
@@ -272,14 +295,15 @@ class Datasets:
         return out
 
     def _content_of(self, directory: DirectoryNode, dataset: Dataset | None) -> Content:
-        """What a directory holds in which there is this dataset, with what it inherits."""
+        """Combine a directory's own dataset with the items inherited from its parents."""
         path, here = directory.inside, None
         documents: dict[str, bytes] = {}
         below: dict[str, list[tuple[tuple[str, ...], Told]]] = {}
         items = [*directory.inherited.below, *self._own(path, dataset)]
         for parts, what in items:
             if len(parts) == 1 and isinstance(what, bytes):
-                documents.setdefault(parts[0], what)  # what is said above is said of the whole
+                # a document from a parent directory describes the whole, so it takes precedence
+                documents.setdefault(parts[0], what)
             elif parts:
                 below.setdefault(parts[0], []).append((parts[1:], what))
             elif here is None and isinstance(what, CollectionAt):
@@ -289,7 +313,8 @@ class Datasets:
         for problem in dataset.problems if dataset else ():
             self.report(problem)
         if dataset is None or not (dataset.closed or dataset.blank):
-            for name in self._members(directory):  # each proves a dataset to layouts, but no shards natively
+            # each member is a dataset for layouts; natively, a member need not have shards
+            for name in self._members(directory):
                 below.setdefault(name, [((), None)] if self.view is None else [])
         scope = directory.inherited.scope
         if dataset is not None and dataset.scope is not None:
@@ -306,7 +331,7 @@ class Datasets:
         return Content(dataset, chunks, documents, below, scope, shards, moved, closed, cells)
 
     def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Told]]:
-        """What a dataset shows in its directory and below."""
+        """Yield the collections, documents and images of a dataset with their paths relative to its directory."""
         if dataset is None:
             return
         for c in dataset.collections:
@@ -315,14 +340,14 @@ class Datasets:
             yield _parts(name), data
         for at, image in dataset.images.items():
             yield _parts(at), image
-        if dataset.scope is not None and not self.store.blind:  # the store may have no directory of it yet
+        if dataset.scope is not None and not self.store.blind:  # the store may not have this directory yet
             yield _parts(dataset.scope.data), None
         if self.store.blind:
             for name in (*dataset.named, *(c.path for c in dataset.unsharded)):
                 yield _parts(name), None
 
     def move(self, old: str, new: str) -> None:
-        """A directory has another name."""
+        """Update the paths of all trees in a directory that was renamed."""
         for trees in (self._tree_at, self._former):
             for path in [p for p in trees if p == old or p.startswith(f"{old}/")]:
                 tree = trees.pop(path)
@@ -330,13 +355,13 @@ class Datasets:
                 trees[new + path[len(old) :]] = tree
 
     def report(self, problem: Problem) -> None:
-        """Remember, and log once, what is not expanded."""
+        """Record why a directory is not expanded, and log each problem once."""
         if problem not in self.problems:
             self.problems[problem] = None
             log.warning("%s: %s: %s", problem.path or "/", problem.instead, problem.why)
 
     def _chunk_tree(self, path: str, shown: str, placed: CollectionAt) -> ChunkDirs:
-        """The collection's tree; the same one, with the same numbers, for as long as the mount lives."""
+        """Return the tree of the collection in a directory. Its inode numbers stay the same until the daemon exits."""
         known = self._tree_at.get(path)
         if known is not None:
             return known
@@ -364,7 +389,7 @@ class Datasets:
         return tree
 
     def mtime(self, path: str) -> int:
-        """Of a file of the store, in ns; 0 if it cannot be had."""
+        """Return the modification time of a stored file in ns; 0 if it is unknown."""
         try:
             stat = self.store.entry(path).stat
         except OSError:
@@ -372,22 +397,22 @@ class Datasets:
         return stat.mtime_ns if stat else 0
 
     def document_mtime(self, path: str) -> int:
-        """Of a document that is shown otherwise than stored, or that is not stored at all."""
+        """Return the modification time, in ns, of a generated or rewritten document."""
         if self.view is None and self.store.remote:
             return self.mtime(path)
         return self.directory_mtime(path)
 
     def directory_mtime(self, path: str) -> int:
-        """Of a directory of the store; of one that is shown only, that of what it is shown in."""
+        """Return the modification time of a directory in ns: its own, or that of its nearest parent in the store."""
         if self.store.remote:
-            return 0  # object stores have no directories to ask for
+            return 0  # object stores have no directories
         while not (found := self.mtime(path)) and path:
             path = path.rpartition("/")[0]
         return found
 
 
 def _in_codec(dataset: Dataset, codec: str) -> Dataset:
-    """The dataset, asking layouts to show all its arrays in this codec."""
+    """Return the dataset with a request to layouts to show all its arrays in this codec."""
 
     def asking(found: Iterable[Collection]) -> tuple[Collection, ...]:
         return tuple(replace(c, array=c.array and replace(c.array, codec=codec)) for c in found)
@@ -396,7 +421,7 @@ def _in_codec(dataset: Dataset, codec: str) -> Dataset:
 
 
 def _below(path: str, base: str) -> str:
-    """The path relative to that of a directory above."""
+    """Return the path relative to its ancestor `base`."""
     return path.removeprefix(base).lstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""What lies in the store as it is: files, directories, rewritten documents; their numbers, and how long they stay."""
+"""Nodes of the store: files, directories and rewritten documents, with their inode numbers and lifetime."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import ChunkDirs
 
 RECENT_NODES = 65_536
-"""Nodes that were handed out without the kernel (yet) counting on them."""
+"""Maximum number of nodes kept without a lookup count, because the kernel does not refer to them (yet)."""
 
 
 class Node:
-    """A file or directory of the store."""
+    """A file or directory of the store. `lookups` is the kernel's lookup count."""
 
     __slots__ = ("lookups", "number", "path")
 
@@ -35,13 +35,13 @@ class Node:
 
 
 class FileNode(Node):
-    """Shown as it is stored."""
+    """A file whose bytes are shown unchanged."""
 
     __slots__ = ()
 
 
 class DocumentNode(Node):
-    """A metadata document that is shown otherwise than stored."""
+    """A metadata document whose shown bytes differ from the stored ones."""
 
     __slots__ = ("data",)
 
@@ -51,7 +51,7 @@ class DocumentNode(Node):
 
 
 class ChunkNode(Node):
-    """A chunk whose id is too large for a number by arithmetic."""
+    """A chunk whose id is too large for a computed inode number."""
 
     __slots__ = ("chunks", "coords")
 
@@ -64,7 +64,7 @@ N = TypeVar("N", bound=Node)
 
 
 class CollectionAt(NamedTuple):
-    """A collection, and the directory of the store in which its shards lie."""
+    """A collection and the directory of the store that contains its shards."""
 
     collection: Collection
     shards: str
@@ -74,16 +74,16 @@ Told: TypeAlias = "CollectionAt | bytes | Multiscale | None"
 
 
 class Inherited(NamedTuple):
-    """What a directory is told by those above.
+    """Properties that a directory inherits from its parents.
 
     Args:
-        below: collections, documents, images of which an array is a level, and directories (None) that belong here or
-            further down: the path there, in components.
-        scope: describes datasets here and further down; and the path of its own directory.
-        moved: what lies below the first path in the store is shown below the second.
-        closed: nothing that lies in the store here or further down is a dataset.
-        cells: chunks lie here or further down as files: what they are called, and the level of names here, -1 for that
-            of their prefix.
+        below: collections, documents, images of which an array is a level, and directories (None) at this directory or
+            below. Each has its relative path, split into components.
+        scope: describes datasets at this directory and below; with the path of the directory that has the scope.
+        moved: paths below the first path in the store are shown below the second path.
+        closed: neither this directory nor any below contains a dataset.
+        cells: chunks are stored as files at this directory or below: their names, and the level of the names in this
+            directory (-1 for the prefix).
     """
 
     below: Sequence[tuple[tuple[str, ...], Told]] = ()
@@ -93,17 +93,17 @@ class Inherited(NamedTuple):
     cells: tuple[ChunkNames, int] | None = None
 
     def shown(self, path: str) -> str:
-        """The path under which something in the store is shown."""
+        """Return the shown path of a path in the store."""
         above, instead = self.moved
         return "/".join(filter(None, [instead, path.removeprefix(above).lstrip("/")]))
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a directory turned out to hold. `documents` are shown in place of what is stored.
+    """The content of an opened directory.
 
-    `shards` are the formats of shards in it of which the chunks are shown in another form. `closed`, `cells`: see
-    `Inherited`.
+    `documents` replace stored files of the same name. `shards` are the formats of the shards in the directory whose
+    chunks are shown in another form. `closed` and `cells` are those of `Inherited`.
     """
 
     dataset: Dataset | None = None
@@ -117,14 +117,14 @@ class Content:
     cells: tuple[ChunkNames, int] | None = None
 
     def hides(self, name: str) -> bool:
-        """Whether something of this name in the store is not shown."""
+        """Return whether a stored file or directory of this name is hidden."""
         if self.dataset is not None and (self.dataset.blank or name in self.dataset.hidden):
             return name not in self.below
         return name not in self.below and any(_leads_to_shard(format, name) for format in self.shards)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether chunks are shown here or further down, as is told here; a name proves nothing."""
+        """Whether chunks are shown in this directory or below, according to metadata. A name alone proves nothing."""
         told = (
             not listed or any(isinstance(what, CollectionAt | bytes) for _, what in listed)
             for listed in self.below.values()
@@ -132,11 +132,11 @@ class Content:
         return self.chunks is not None or any(told)
 
     def inherited(self, name: str) -> Inherited:
-        """What the directory `name` in this one is told."""
+        """Return the properties that the subdirectory `name` inherits."""
         return Inherited(self.below.get(name, ()), self.scope, self.moved, self.closed, self._cells_in(name))
 
     def _cells_in(self, name: str) -> tuple[ChunkNames, int] | None:
-        """For the directory `name`, if chunks lie below it."""
+        """Return `cells` of the subdirectory `name`; None if no chunks are below it."""
         if self.cells is None:
             return None
         names, level = self.cells
@@ -146,16 +146,16 @@ class Content:
 
 
 def _leads_to_shard(format: ShardFormat, name: str) -> bool:
-    """Whether a shard is called so, or shards lie in a directory called so."""
+    """Return whether a name is that of a shard or of a directory of shards."""
     _, slash, rest = format.key(0).partition("/")
     return bool(format.key(0)) and format.shard_of(name + slash + rest) is not None
 
 
 class DirectoryNode(Node):
-    """A directory of the store, or one that exists because something is shown in it or below.
+    """A directory of the store, or a virtual directory on the way to shown content.
 
-    `content` is known once it is opened; `inside` is the path in the store of what it shows; `file` is what a file
-    describes that is shown as a directory.
+    `content` is set when the directory is opened. `inside` is the path in the store of the shown content. `file` is the
+    dataset of a file that is shown as a directory.
     """
 
     __slots__ = ("content", "file", "inherited", "inside")
@@ -166,33 +166,36 @@ class DirectoryNode(Node):
         self.content: Content | None = None
 
     def child_path(self, name: str) -> str:
-        """The path in the store of something in this directory."""
+        """Return the path in the store of an entry of this directory."""
         return f"{self.inside}/{name}" if self.inside else name
 
     @property
     def shown(self) -> str:
-        """The path under which it is shown."""
+        """The path under which the directory is shown."""
         return self.inherited.shown(self.inside)
 
     def move(self, scope: Scope) -> None:
-        """Show what the scope says holds its data, instead of what is here. Several threads may say so at once."""
+        """Show the data directory of the scope in place of this one. Concurrent calls are safe."""
         inherited, inside = self.inherited, "/".join(filter(None, [self.path, scope.data]))
         if inherited.scope != (scope, self.path):
             self.inherited = Inherited(inherited.below, (scope, self.path), (inside, inherited.shown(self.path)))
-        self.inside = inside  # last: who sees it sees the other, too
+        self.inside = inside  # assigned last: a thread that sees the new path also sees the new scope
 
 
 class NodeTable:
-    """Nodes by number. A node is kept for as long as somebody counts on it, and for a while after it was handed out."""
+    """Nodes by inode number.
+
+    A node is kept while the kernel or a handle refers to it. Of the other nodes, the last `RECENT_NODES` are kept.
+    """
 
     def __init__(self, root: DirectoryNode) -> None:
         self._kept: dict[int, Node] = {root.number: root}
         self._recent: OrderedDict[int, Node] = OrderedDict()
-        self._moved: dict[str, int] = {}  # numbers that were made from the path that a node had before
+        self._moved: dict[str, int] = {}  # inode numbers of renamed nodes, which were computed from their old paths
         self._lock = threading.Lock()
 
     def get(self, number: int) -> Node:
-        """Raise FileNotFoundError for a number nobody counts on any more."""
+        """Return the node of an inode number. Raise FileNotFoundError if the node was forgotten."""
         node = self._kept.get(number) or self._recent.get(number)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
@@ -202,8 +205,7 @@ class NodeTable:
         return self._moved.get(path) or number_of(path)
 
     def move(self, old: str, new: str) -> list[Node]:
-        """All nodes of a directory that has another name now, and of what is in it, have other paths, and keep their
-        numbers."""
+        """Rename a directory and all nodes below; they keep their inode numbers. Return the renamed nodes."""
         found = self.below(old)
         with self._lock:
             for node in found:
@@ -213,14 +215,15 @@ class NodeTable:
         return found
 
     def known(self, path: str) -> Node | None:
-        """The node for a path, if there is one."""
+        """Return the node of a path; None if there is none."""
         number = self._number(path)
         node = self._kept.get(number) or self._recent.get(number)
         return node if node is not None and node.path == path else None
 
     def intern(self, path: str, make: Callable[[int], N], kind: type[N], number: int | None = None) -> N:
-        """The node of this kind for a path: the known one, or a new one. Its number follows from the path, unless it
-        is given; and what becomes something else keeps its number.
+        """Return the node of this kind for a path; create the node if it is missing.
+
+        The inode number is computed from the path unless it is given. A node that changes its kind keeps its number.
         """
         number = self._number(path) if number is None else number
         while True:
@@ -229,7 +232,7 @@ class NodeTable:
                 return node
             if node is None or node.path == path:
                 return self._put(make(number), node)
-            number = number % (TABLE_END - 1) + 2  # two paths with one hash: about never
+            number = number % (TABLE_END - 1) + 2  # a hash collision of two paths, which is very rare
 
     def _put(self, node: N, before: Node | None) -> N:
         with self._lock:
@@ -241,14 +244,14 @@ class NodeTable:
         return node
 
     def _keep_recent(self, node: Node) -> None:
-        """The lock is held."""
+        """Keep a node without references, and evict the oldest ones. The caller holds the lock."""
         self._recent[node.number] = node
         while len(self._recent) > RECENT_NODES:
             _, gone = self._recent.popitem(last=False)
             self._moved.pop(gone.path, None)
 
     def below(self, path: str) -> list[Node]:
-        """All nodes that are known of a directory and what is in it, those above first."""
+        """Return the known nodes of a directory and everything below, parents first."""
         inside = f"{path}/" if path else ""
         found = [
             n
@@ -258,7 +261,7 @@ class NodeTable:
         return sorted(found, key=lambda n: n.path.count("/") if n.path else -1)
 
     def remember(self, number: int) -> None:
-        """One more counts on the node."""
+        """Increase the lookup count of a node."""
         with self._lock:
             node = self._kept.get(number) or self._recent.pop(number, None)
             if node is not None:
@@ -266,15 +269,17 @@ class NodeTable:
                 node.lookups += 1
 
     def forget(self, number: int, count: int) -> None:
-        """`count` less."""
+        """Decrease the lookup count of a node by `count`."""
         with self._lock:
             node = self._kept.get(number)
             if node is None or number == ROOT:
                 return
             node.lookups -= count
-            if node.lookups <= 0:  # who is being given it this moment is about to count on it again
+            # A concurrent lookup that returns this node increases the count again; until then, the node is kept as
+            # recent.
+            if node.lookups <= 0:
                 del self._kept[number]
                 node.lookups = 0
                 if isinstance(node, DirectoryNode):
-                    node.content = None  # what is described there may be another thing by then
+                    node.content = None  # the metadata may change before the next lookup
                 self._keep_recent(node)

@@ -1,4 +1,4 @@
-"""Looks into a source: what is in it, where chunks lie, whether there is anything to show at all."""
+"""Queries about a source: the datasets in it, the locations of chunks, and whether there is anything to show."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ log = logging.getLogger(__name__)
 LOOKED_FOR = "Zarr v3, precomputed, N5, bcolz, Blosc2"
 
 SEARCH_DIRECTORIES = 2_000
-"""How many directories are looked into before a source is mounted on trust."""
+"""Number of directories searched before a source without a known dataset is mounted anyway."""
 
 SPREAD = 16
-"""How many places of a grid are looked at for a shard that exists."""
+"""Number of grid positions probed for an existing shard."""
 
 
 class Survey(Calls):
-    """What `info`, `locate`, `verify` and the start of a mount ask of a tree."""
+    """The queries of `info`, `locate`, `verify` and the start of a mount."""
 
     def _located(self, number: int) -> Located | None:
-        """Where the chunk of this number lies; None for anything else."""
+        """Return the location of the chunk with this inode number; None for any other number."""
         if number >= TABLE_END:
             chunks = self._chunks_of(number)
             if chunks.place(number).level < chunks.depth:
@@ -53,39 +53,39 @@ class Survey(Calls):
                 return None
             chunks, coords = node.chunks, node.coords
         if chunks.collection.filler is not None and chunks.chunks.locate(coords) is None:
-            return None  # it is shown, and lies nowhere
+            return None  # the chunk is shown with the fill value and is not stored
         found, transform = chunks.stored(coords), chunks.transform_of(coords)
         codecs = chunks.collection.codecs if transform is None else (*chunks.collection.codecs, transform.name)
         offset = found.start + max(found.blob.base, 0)
         return Located(chunks.path, coords, chunks.chunks.key_of(coords), offset, found.size, codecs)
 
     def described(self, directory: int) -> tuple[Dataset | None, ChunkDirs | None]:
-        """What a directory of the store turned out to be, and the chunks shown in it."""
+        """Return the dataset and the chunk tree of a directory; None for each that the directory does not have."""
         content = self._datasets.open(self._directory(directory))
         return content.dataset, content.chunks
 
     def locate(self, path: str) -> Located:
-        """Where a shown chunk lies. Raise FileNotFoundError for what is no chunk."""
+        """Return the location of a shown chunk. Raise FileNotFoundError if the path is not a chunk."""
         found = self._located(self.resolve(path).number)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "is not a chunk", path)
         return found
 
     def chunk_at(self, shard: str, offset: int) -> str | None:
-        """The shown path of the chunk that covers byte `offset` of a shard object; None if none does."""
+        """Return the shown path of the chunk that covers byte `offset` of a shard object; None if no chunk does."""
         for tree in self.collections():
             if (coords := tree.chunks.covering(shard, offset)) is not None:
                 return tree.chunk_path(coords)
         return None
 
     def collections(self) -> Iterator[ChunkDirs]:
-        """All sharded collections; looks into every directory that may hold some."""
+        """Yield all sharded collections. Opens every directory that may hold one."""
         for directory in self._directories():
             if directory.content is not None and directory.content.chunks is not None:
                 yield directory.content.chunks
 
     def collection(self, path: str) -> ChunkDirs:
-        """The collection shown in this directory. Raise FileNotFoundError if there is none."""
+        """Return the collection shown in a directory. Raise FileNotFoundError if there is none."""
         number = self.resolve(path).number
         node = self._nodes.get(number) if number < TABLE_END else None
         content = self._datasets.open(node) if isinstance(node, DirectoryNode) else None
@@ -94,11 +94,11 @@ class Survey(Calls):
         return content.chunks
 
     def problems(self) -> list[Problem]:
-        """What was not expanded so far, and why."""
+        """Return the problems found so far: directories that were not expanded, with reasons."""
         return list(self._datasets.problems)
 
     def summaries(self) -> Iterator[Summary]:
-        """One for each collection; reads every shard index."""
+        """Yield a summary of each collection. Reads every shard index."""
         for tree in self.collections():
             facts, occupancy = tree.collection.facts, tree.chunks.occupancy()
             yield Summary(
@@ -115,7 +115,7 @@ class Survey(Calls):
             )
 
     def unsharded(self) -> Iterator[tuple[str, str, Facts]]:
-        """The path, format and facts of each array whose chunks are shown as they are stored."""
+        """Yield path, format and facts of each array whose chunks are shown as stored."""
         for directory in self._directories():
             dataset = directory.content.dataset if directory.content is not None else None
             if dataset is None:
@@ -126,7 +126,7 @@ class Survey(Calls):
                 yield directory.shown, dataset.format, Facts((), (), None, f"unknown ({dataset.indescribable})", "none")
 
     def xattrs(self, number: int) -> dict[str, bytes]:
-        """`user.shardfs.*` of a chunk: where it lies."""
+        """Return the `user.shardfs.*` attributes with the location of a chunk; none for other files."""
         where = self._located(number)
         if where is None:
             return {}
@@ -138,12 +138,15 @@ class Survey(Calls):
         }
 
     def is_array(self, number: int) -> bool:
-        """Whether it is the directory of something sharded."""
+        """Return whether an inode number is that of a sharded array's directory."""
         node = self._nodes.get(number) if number < TABLE_END else None
         return isinstance(node, DirectoryNode) and self._datasets.open(node).chunks is not None
 
     def usage(self, number: int) -> dict[str, bytes]:
-        """`user.shardfs.*` of the directory of an array that cost a look at each of its indices."""
+        """Return the `user.shardfs.*` attributes with the live and dead bytes of an array.
+
+        Reads each of its indices.
+        """
         if not self.is_array(number):
             return {}
         chunks = self.described(number)[1]
@@ -151,17 +154,18 @@ class Survey(Calls):
         return {"user.shardfs.live": b"%d" % live, "user.shardfs.dead": b"%d" % dead}
 
     def require_dataset(self) -> None:
-        """Raise NotADatasetError if a bounded look around finds nothing sharded, another error if the source is not
-        there or its server sends only whole objects.
+        """Check that the source can be mounted.
 
-        If the source is a file, it must be one that is shown as a directory.
+        Raise NotADatasetError if a bounded search finds nothing sharded. Raise another error if the source does not
+        exist or its server sends only whole objects. If the source is a file, it must be one that is shown as a
+        directory.
         """
         self._find_dataset()
         self.store.require_ranges(self._some_shards())
 
     def _some_shards(self) -> Iterator[str]:
-        """Keys of shards that may exist: of each array the one listed first, and others spread over its grid."""
-        with suppress(PermissionError):  # the members of a group are not listed
+        """Yield keys of shards that may exist: for each array the first one listed, and others spread over its grid."""
+        with suppress(PermissionError):  # some servers do not list the members of a group
             for tree in self.collections():
                 shards, source = tree.outermost, tree.outermost.source
                 if isinstance(shards.format, Unsharded) or not isinstance(source, StoreShards):
@@ -184,13 +188,13 @@ class Survey(Calls):
                 if content is not None and content.is_sharded:
                     if self._datasets.view is None:
                         return
-                    found = True  # look on: what the layout cannot express must be told now
+                    found = True  # continue, because the mount must report now what the layout cannot express
         except PermissionError as e:
             root = self._root.content
             if not self.store.blind or root is None:
                 raise
             if root.dataset is None:
-                self.store.entry("")  # says so if it does not exist
+                self.store.entry("")  # raises the right error if the source does not exist
                 raise
             log.warning("a group whose members are not listed; mounted all the same: %s", e)
             return
@@ -204,11 +208,11 @@ class Survey(Calls):
             raise NotADatasetError(f"{problem.path or 'the source'} cannot be shown unsharded: {problem.why}")
         root = self._root.content
         if root is not None and root.dataset is None and next(self.store.scan(""), None) is None:
-            self.store.entry("")  # says so if it does not exist
+            self.store.entry("")  # raises the right error if the source does not exist
         raise NotADatasetError(f"no sharded dataset found (looked for {LOOKED_FOR}).{self._found_instead()}")
 
     def _found_instead(self) -> str:
-        """A sentence on the first unsharded array in the source and the layouts that can show it; empty if none."""
+        """Return a sentence about the first unsharded array and the layouts that can show it; empty without one."""
         for directory in self._directories(LOOK_AHEAD_REMOTE if self.store.remote else LOOK_AHEAD):
             with suppress(ShardfsError, OSError):
                 if (found := self._datasets.plain_array(directory.inside)) is not None:
@@ -220,7 +224,10 @@ class Survey(Calls):
         return ""
 
     def _open_source_file(self) -> None:
-        """A remote source is asked what it is only if its name may be that of such a file."""
+        """Open the source as a file that is shown as a directory.
+
+        For a remote source, this costs a request only if the source has a name that such a file may have.
+        """
         candidates = [f for f in self._datasets.formats if f.may_hold(self.store.name)]
         if (self.store.remote and not candidates) or self._entry("", Inherited()).directory:
             return

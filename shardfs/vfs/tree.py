@@ -1,4 +1,4 @@
-"""The unsharded tree: what the mount, fsspec and the command line all show."""
+"""The unsharded tree that the mount, fsspec and the command line show."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 class Tree(Changes):
-    """Thread-safe. Every method may block on the store, after calling the `waiting` hook."""
+    """The unsharded tree of a source. Thread-safe.
+
+    Every method may block on the store; before that, the tree calls the `waiting` hook.
+    """
 
     def caches(self) -> dict[str, dict[str, int]]:
-        """Of each cache, what was found in it, what was not, and its bytes."""
+        """Return hits, misses, bytes and limit of each cache."""
         return {
             name: {"hits": cache.hits, "misses": cache.misses, "bytes": cache.nbytes, "limit": cache.limit}
             for name, cache in (("index", self._index_cache), ("chunk", self._chunk_cache))
@@ -27,7 +30,7 @@ class Tree(Changes):
 
     @property
     def patience(self) -> retry.RetryPolicy | None:
-        """What makes the calls of the store, if that lies behind a network."""
+        """The retry policy of a remote store; None for a local store."""
         return getattr(self.store, "patience", None)
 
 
@@ -48,13 +51,13 @@ def open_tree(
     may_be_empty: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> Tree:
-    """The unsharded tree of a path or fsspec URL.
+    """Return the unsharded tree of a path or fsspec URL.
 
-    `spent_bytes` of the chunk cache are for chunks that were read to their end, if who reads keeps them himself.
+    `spent_bytes` of the chunk cache are for chunks that were read to their end, if the reader caches them itself.
 
-    Raise FileNotFoundError or another OSError if the source cannot be read, NotADatasetError if it holds nothing
-    sharded (unless it may be empty so far), UnsupportedError if the layout cannot express something in it that is not
-    to be skipped.
+    Raise FileNotFoundError or another OSError if the source cannot be read. Raise NotADatasetError if the source holds
+    nothing sharded, unless `may_be_empty` is set. Raise UnsupportedError if the layout cannot express a dataset, unless
+    `skip_unsupported` is set.
     """
     patient = retry.RetryPolicy(store_timeout_s, store_retries)
     store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks, patience=patient)
@@ -62,6 +65,6 @@ def open_tree(
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
     if not may_be_empty:
         tree.require_dataset()
-    elif not store.remote:  # a directory of an object store is not there before it holds something
+    elif not store.remote:  # a directory of an object store does not exist before it holds an object
         store.entry("")
     return tree

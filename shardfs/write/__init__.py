@@ -1,1 +1,1 @@
-"""Sources that are written: the tree with what was changed on top, and how that gets into shards."""
+"""Writing to sources: the overlay of changes on the unsharded tree, the journal, and publishing into shards."""

@@ -1,4 +1,4 @@
-"""Pages of a listing on a writable mount: what was changed, and the others without some names, or told otherwise."""
+"""Pages of a directory listing on a writable mount: changed entries, and the filtered entries of the source."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def batch_of(entries: list[tuple[bytes, Attributes]], cookie: int) -> Batch:
-    """Those behind a position."""
+    """Return the entries behind the position `cookie` as one page."""
     entries, end = entries[cookie:], len(entries)
     rows = [a for _, a in entries]
     return Batch(
         np.array([name for name, _ in entries], "S"),
         np.array([a.number for a in rows], np.uint64),
         np.array([a.directory for a in rows], np.bool_),
-        np.array([-1 if a.mode else a.size for a in rows], np.int64),  # such are asked for one by one
+        np.array([-1 if a.mode else a.size for a in rows], np.int64),  # a listing has no mode: ask for each
         np.array([a.mtime_ns for a in rows], np.int64),
         np.arange(cookie + 1, end + 1, dtype=np.uint64),
         links=np.array([stat.S_ISLNK(a.mode) for a in rows], np.bool_),
@@ -33,20 +33,27 @@ def batch_of(entries: list[tuple[bytes, Attributes]], cookie: int) -> Batch:
 
 
 def with_links(batch: Batch, names: list[bytes]) -> Batch:
-    """The same, with the symbolic links of these names as what they are, not as what they lead to."""
+    """Return the batch with these names marked as symbolic links, instead of as the files that they lead to."""
     links = np.isin(batch.names, np.array(names, "S")) & (batch.cookies >= np.uint64(REST))
     return batch._replace(links=links, directories=batch.directories & ~links, sizes=np.where(links, -1, batch.sizes))
 
 
 def asked_singly(batch: Batch, numbers: set[int]) -> Batch:
-    """The same, with these by name alone: a listing has no room for what was set of them."""
+    """Return the batch without the sizes of these inode numbers.
+
+    A listing cannot carry a mode or a time that was set on the mount. Size -1 makes the caller fetch the attributes of
+    the entry.
+    """
     found = np.isin(batch.numbers, np.array([*numbers], np.uint64))
     return batch._replace(sizes=np.where(found, -1, batch.sizes)) if found.any() else batch
 
 
 def without(batch: Batch, names: dict[bytes, WritableFile | None], *, has_scratch: bool) -> Batch:
-    """What is left of a batch without these names, and without those of shardfs's own and, where they are kept from the
-    store, temporary ones."""
+    """Return the batch without hidden entries.
+
+    Hidden entries are the given names, the names of shardfs's own files and, with `has_scratch`, temporary files of
+    other programs in the source.
+    """
     listed = batch.names.tolist()
     keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in listed], np.bool_)
     if has_scratch:

@@ -1,4 +1,4 @@
-"""The bytes of files that are being written: in memory, or in an unnamed file if they are many."""
+"""Buffers for files open for writing: in memory, or in an unnamed file once they are large."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Bytes
 
 SPILL = 8 << 20
-"""Bytes of one file that are kept in memory at most."""
+"""Maximum bytes of one file in memory. A larger file moves to an unnamed file on the disk."""
 
 
 class Budget:
-    """Memory for all buffers together. `make_file` gives the descriptor of a new unnamed file."""
+    """Memory limit shared by all buffers. `make_file` returns the descriptor of a new unnamed file."""
 
     def __init__(self, limit: int, make_file: Callable[[], int]) -> None:
         self.limit, self.make_file = limit, make_file
@@ -28,20 +28,20 @@ class Budget:
         self._lock = threading.Lock()
 
     def change(self, nbytes: int) -> None:
-        """So many more, or less, are in use."""
+        """Add `nbytes` to the memory in use; a negative number releases memory."""
         with self._lock:
             self.used += nbytes
 
     def is_short(self, more: int) -> bool:
-        """Whether so many more would be too many."""
+        """Return whether `more` bytes would exceed the limit."""
         return self.used + more > self.limit
 
 
 class Buffer:
-    """A file's bytes, to be changed at any place. One thread at a time.
+    """Contents of one file, readable and writable at any offset. Not thread-safe.
 
     Args:
-        most: bytes that the file may have; more raise OSError (EFBIG).
+        most: maximum size of the file in bytes. Beyond it, calls raise OSError (EFBIG).
     """
 
     def __init__(self, budget: Budget, most: int, data: bytes = b"") -> None:
@@ -55,7 +55,7 @@ class Buffer:
         return self._size if self._fd >= 0 else len(self._memory)
 
     def _grow(self, size: int) -> None:
-        """Make room for a file of so many bytes; it may end in memory or in a file."""
+        """Make room for a file of `size` bytes. Move the contents to an unnamed file if memory is short."""
         if size > self._most:
             raise OSError(errno.EFBIG, f"{self._most} bytes is the limit")
         more = size - len(self._memory)
@@ -67,7 +67,7 @@ class Buffer:
             self._memory = bytearray()
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Put `data` at `offset`; a gap before it is zeros."""
+        """Write `data` at `offset`. A gap before `offset` is filled with zeros."""
         end = offset + len(data)
         if end > self.size:
             self._grow(end)
@@ -86,7 +86,7 @@ class Buffer:
             self._budget.change(len(memory) - before)
 
     def truncate(self, size: int) -> None:
-        """Cut, or extend with zeros."""
+        """Shorten the file, or extend it with zeros."""
         if size > self.size:
             self._grow(size)
         if self._fd >= 0:
@@ -106,11 +106,14 @@ class Buffer:
         return bytes(memoryview(self._memory)[offset : offset + size])
 
     def content(self) -> Bytes:
-        """All of it, as it is now; a part of a file changes with the buffer."""
+        """Return all bytes of the file.
+
+        Bytes in memory are copied. For a file on the disk, the result refers to the disk and changes with the buffer.
+        """
         return FilePart(self._fd, 0, self._size) if self._fd >= 0 else bytes(self._memory)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release the memory and the unnamed file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self._size = -1, 0

@@ -1,4 +1,4 @@
-"""What documents say of the files that are there: a new one makes chunks of some, and plain files of others."""
+"""Effects of metadata documents on names: a new document turns some files into chunks, and others into plain files."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_DOCUMENT = 16 << 20
-"""Bytes of a document; more are refused."""
+"""Maximum bytes of a document; a larger one is refused."""
 
 
 class Descriptions(Overlay):
-    """See `WriteTree`."""
+    """The part of `WriteTree` that writes documents and updates the tree for them."""
 
     writer: Writer
     pending: WriteBuffer
     documents: Documents
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """As `Overlay.lookup`; a program that is told that there is no document may go on to write one."""
+        """Return the attributes of a child, as `Overlay.lookup` does.
+
+        The absence of a document is recorded: the program may create the document next.
+        """
         try:
             return super().lookup(parent, name)
         except FileNotFoundError:
@@ -47,7 +50,7 @@ class Descriptions(Overlay):
             raise
 
     def _recover(self) -> None:
-        """As `Overlay._recover`, after the documents that `shardfs recover --ours` has decided about."""
+        """Publish the documents chosen with `shardfs recover --ours`, then show the contents of the journal."""
         for path, version in self.pending.versions().items():
             if version.is_document and not version.conflict and version.data is not None:
                 self._publish_decided(path, version, self.pending.read(version.data, 0, MAX_DOCUMENT))
@@ -59,7 +62,7 @@ class Descriptions(Overlay):
             written = self.documents.write(directory, name, data, decided=True)
         except OSError as e:
             log.warning("%s: stays in the journal: %s", path, e.strerror)
-            if e.errno == errno.EINVAL:  # it does not fit what the source has by now
+            if e.errno == errno.EINVAL:  # the document contradicts the source: a user decides
                 self.pending.keep(path, data, str(e), version.mtime_ns, version.mode)
             return
         self.pending.drop(path, None)
@@ -67,7 +70,12 @@ class Descriptions(Overlay):
             self._renewed(changed)
 
     def _write_document(self, file: WritableFile, directory: str, name: str, data: bytes) -> bool:
-        """Nobody makes a file meanwhile that the document might describe."""
+        """Write a document to the store and look up its datasets anew. Return False if the format is unknown.
+
+        The name-space lock is held exclusively, so that no other thread creates a file that the document might
+        describe. A document in conflict with another program's version stays in the journal for `shardfs recover`;
+        raise Overlap.
+        """
         try:
             with self._gate.alone():
                 written = self.documents.write(directory, name, data)
@@ -86,10 +94,10 @@ class Descriptions(Overlay):
         return True
 
     def _look_at(self, file: WritableFile | None, number: int) -> None:
-        """Note the version of a document that a program is about to read.
+        """Record the version of a document that a program is about to read.
 
-        Raise OSError (ESTALE) if the source has another version than is shown. The kernel then looks for the name
-        anew, and gets that version.
+        Raise OSError (ESTALE) if the source has another version than the mount shows. The kernel then looks up the name
+        again and gets the new version.
         """
         if file is not None and (file.kind is not NameKind.DOCUMENT or file.writers or file.parent is None):
             return
@@ -112,7 +120,7 @@ class Descriptions(Overlay):
         self.documents.seen.note(path, shown)
 
     def _show_stored(self, directory: str, name: str) -> None:
-        """Show the source's version of a document, which another program has changed."""
+        """Show the source's version of a document that another program has changed."""
         path, found, data = join(directory, name), None, None
         with suppress(OSError, CorruptShardError):
             self._keep(self.resolve(path).number)
@@ -134,16 +142,18 @@ class Descriptions(Overlay):
                 shown.mode, shown.mtime_ns = found.mode, found.mtime_ns
 
     def _show_merged(self, file: WritableFile) -> None:
-        """Show what the source has instead of what was written, if no program writes to the document any more.
+        """Show the source's document instead of the one written here, unless a program still writes to the document.
 
-        The lock is held.
+        The caller holds the lock.
         """
         if file.merged and not file.writers and file.parent is not None:
             self._show_anew(file.parent, os.fsdecode(file.name), file, file.frozen)
 
     def _show_anew(self, directory: str, name: str, old: WritableFile | None, data: bytes | None) -> None:
-        """Show these bytes under a name, None: no file. The file gets another number, since the kernel may keep the
-        size and bytes of the old one. The lock is held."""
+        """Show the bytes `data` under a name; None shows no file. The caller holds the lock.
+
+        The file gets a new inode number, because the kernel may have cached size and bytes of the old file.
+        """
         raw = os.fsencode(name)
         if old is not None:
             old.merged = old.dirty = False
@@ -161,7 +171,7 @@ class Descriptions(Overlay):
             self.invalidate(self._numbers[directory], raw)
 
     def _described_anew(self, directory: str) -> None:
-        """Documents of a directory were changed: names in it may stand for something else now."""
+        """Update the files in a directory whose documents have changed: their names may now have another kind."""
         former, strays = self._former(self._renewed(directory)), list[WritableFile]()
         with self._lock:
             for parent, name, file in self._files.below(directory):
@@ -171,7 +181,7 @@ class Descriptions(Overlay):
                 path = join(parent, name)
                 known = self.pending.target(path) if file is None else file.target
                 if spot.target is None and known is not None and known.tree in former:
-                    continue  # it lies outside now: it can still be read, and deleted
+                    continue  # outside of the new shape, but still readable and deletable
                 if file is not None and spot.kind in (NameKind.CHUNK, NameKind.ORPHAN):
                     file.kind, file.target = spot.kind, spot.target
                     self._make_parents(parent)
@@ -182,7 +192,7 @@ class Descriptions(Overlay):
             self._pass_through(file)
 
     def _pass_through(self, file: WritableFile) -> None:
-        """What looked like a chunk of an array to come is none, and goes where it would have gone at once."""
+        """Write a file to the store under its own name: it was kept as a chunk of a future array, but is no chunk."""
         path = file.path
         if path is None:
             return
@@ -202,9 +212,10 @@ class Descriptions(Overlay):
         self.base.changed(path)
 
     def _pass_strays_through(self) -> None:
-        """At the end: nothing has come that would describe them, and no shards have names that these could take.
+        """Write orphaned chunks and temporary files to the store under their own names, at unmount.
 
-        Nor is there a sharded dataset beside what is called as temporary files are: it may be somebody's own.
+        This applies to names that no metadata document describes and that no shard can have. Such temporary files have
+        no sharded dataset beside them, so they may be files of the user.
         """
         for parent, name, file in list(self._files.below("")):
             if (
@@ -220,7 +231,10 @@ class Descriptions(Overlay):
                     self._pass_through(file)
 
     def _former(self, paths: Iterable[str]) -> set[ChunkDirs]:
-        """How arrays were described while they had other shapes."""
+        """Return how the arrays at these paths were described while they had other shapes.
+
+        Also records which of the arrays have such former shapes.
+        """
         every: set[ChunkDirs] = set()
         for path in paths:
             found: set[ChunkDirs] = set()
@@ -231,7 +245,10 @@ class Descriptions(Overlay):
         return every
 
     def _store_directory(self, path: str) -> None:
-        """A virtual directory, or one outside the grid, is to have something in it that is the store's."""
+        """Create a directory and its parents in a local store, if missing.
+
+        A file of the store is about to be created in the directory, which was so far virtual or outside of the grid.
+        """
         if not path or not self.writer.local:
             return
         number = self._base_number(path)

@@ -1,8 +1,8 @@
 """Which virtual directories of chunks a writable mount shows.
 
-A tree that is only read shows all that could hold chunks, by arithmetic. Programs that copy or delete trees want
-directories that can be made and removed; and a new array has none. A bit for each directory, and only where somebody
-made or removed one, or where there was no shard yet.
+A read-only mount shows every directory that could hold chunks, by arithmetic. Programs that copy or delete trees need
+directories that can be created and removed, and a new array has no directories yet. A writable mount therefore keeps
+one bit for each directory, but only in collections that were empty at first or where a directory was removed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import ChunkDirs
 
 MAX_DIRECTORIES = 1 << 27
-"""Of one collection. Those of a larger one are all shown, and cannot be removed: its bits would take over 16 MiB."""
+"""Maximum directories of one collection with bits (16 MiB). A larger one shows all of them, and none can be removed."""
 
 
 class Directories:
-    """Its users hold one lock."""
+    """Shown directories of all collections. Not thread-safe: callers hold one common lock."""
 
     def __init__(self) -> None:
         self._bits: dict[int, bytearray | None] = {}
 
     def _of(self, tree: ChunkDirs, *, change: bool = False) -> bytearray | None:
-        """The bits of a collection; None if all of its directories are shown."""
+        """Return the bits of a collection; None if all its directories are shown."""
         size = (tree.directories + 7) // 8
         if tree.first not in self._bits:
             small = tree.directories <= MAX_DIRECTORIES
@@ -38,16 +38,16 @@ class Directories:
         return self._bits[tree.first]
 
     def _showed_root(self, former: ChunkDirs | None) -> bool:
-        """Whether somebody has seen the top directory of an array before that got another shape: it outlives that."""
+        """Return whether an array's top directory was shown before its shape changed. It then stays shown."""
         return former is not None and former.first in self._bits and self.shows(former, former.first)
 
     def shows(self, tree: ChunkDirs, number: int) -> bool:
-        """Whether a directory of this number is shown."""
+        """Return whether the directory with this number is shown."""
         bits, at = self._of(tree), number - tree.first
         return bits is None or bool(bits[at >> 3] >> (at & 7) & 1)
 
     def shows_many(self, tree: ChunkDirs, numbers: U64) -> Bool:
-        """The same of many; what is none of its directories is shown."""
+        """Return for each number whether it is shown. Numbers outside of the collection count as shown."""
         bits, shown = self._of(tree), np.ones(len(numbers), np.bool_)
         first = np.uint64(tree.first)
         mine = (numbers >= first) & (numbers < first + np.uint64(tree.directories))
@@ -57,7 +57,7 @@ class Directories:
         return shown
 
     def show(self, tree: ChunkDirs, number: int, *, shown: bool = True) -> None:
-        """Show a directory from now on, or do not."""
+        """Show a directory from now on, or with `shown=False` hide it."""
         bits, at = self._of(tree, change=not shown), number - tree.first
         if bits is not None:
             bits[at >> 3] = bits[at >> 3] & ~(1 << (at & 7)) | shown << (at & 7)

@@ -1,4 +1,4 @@
-"""Documents that are written on a mount: what becomes of those in the store, and what new arrays are sharded by."""
+"""Metadata documents written on a mount: merging them into the store, and sharding new arrays."""
 
 from __future__ import annotations
 
@@ -35,31 +35,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ALWAYS = ".json"
-"""How documents end that are looked at wherever they are written: nobody may describe shards that he then writes as
-chunks, nor repeat what others describe otherwise than it is stored. One called `info` may be of anything."""
+"""Suffix of names that are treated as documents wherever they are written. Otherwise a client could describe shards and
+then write chunks in their place, or contradict another document. A file named `info` is not among them: any program
+may use that name."""
 
 _TO_COME = re.compile(r"\.?(?:zarr|attributes|.+\.array)\.", re.DOTALL)
-"""How temporary files begin that will be renamed to such a document. Some are called as the locks of the writer are."""
+"""Prefix of temporary files that their writer renames to a document. Some have names like the lock files of shardfs's
+own writer."""
 
 FOREIGN = ".zarray"
-"""Zarr v2's."""
+"""Document name of Zarr v2 arrays, which have no shards."""
 
 MAX_ABOVE = 8
-"""A chunk's name has at most so many components that are looked at before there is a document."""
+"""Maximum path components of a chunk name that is recognized before its array has a document."""
 
 
 COMPRESSED = "cbytes"
-"""Of bcolz: bytes of all chunks, as they are compressed."""
+"""bcolz's member for the total compressed size of all chunks."""
 
 
 MAX_LOOKED = 65_536
-"""Documents of which is kept what the source had when it was last compared with what is shown."""
+"""Maximum number of documents with a remembered result of the last comparison against the source."""
 
 
 class Overlap(OSError):
     """ESTALE: another program has changed the same members of a document in the source.
 
-    `ours` is the document as the writer wants it, with what the other program has changed besides.
+    `ours` is the writer's version, plus the changes of the other program to other members.
     """
 
     def __init__(self, path: str, why: str, ours: bytes) -> None:
@@ -68,19 +70,24 @@ class Overlap(OSError):
 
 
 class Written(NamedTuple):
-    """What became of a document: as it is shown now, and the directories about which documents say something else."""
+    """Result of writing a document.
+
+    `shown` is the document as the mount now shows it; `changed` are the directories with a new description.
+    """
 
     shown: bytes
     changed: set[str]
 
 
 class Documents:
-    """Thread-safe, as far as no two threads write to the same directory.
+    """Writes and removes documents, and finds the kinds of names.
+
+    Thread-safe, as long as no two threads write to the same directory.
 
     Args:
-        rules: by which new arrays are sharded.
-        remembers: an array of which the document is deleted is sharded as before when a fitting one is written.
-        wins: members that another program has changed, too, become what is written here (`conflict=ours`).
+        rules: sharding of new arrays.
+        remembers: keep the sharding of an array whose document is deleted, for a new document that fits.
+        wins: if another program has changed the same members, keep those written here (`conflict=ours`).
     """
 
     def __init__(
@@ -89,15 +96,15 @@ class Documents:
         self._base, self._writer, self._rules, self._remembers = base, writer, rules or Rules(), remembers
         self.wins, self._formats = wins, formats()
         self._deleted: dict[str, Sharding] = {}
-        self._looked: dict[str, tuple[int, float]] = {}  # by path: a hash of what the source had, and when
+        self._looked: dict[str, tuple[int, float]] = {}  # by path: a hash of the stored documents, and when
         self.seen = Seen()
 
     def is_document(self, name: str) -> bool:
-        """Whether a file of this name may describe what is in its directory."""
+        """Return whether a file with this name may describe the contents of its directory."""
         return any(f.describes(name) or name in f.documents for f in self._formats)
 
     def kind(self, directory: str, name: str) -> NameKind:
-        """What a name stands for that is nothing of a sharded dataset's, as far as can be seen now."""
+        """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
         if name.endswith(ALWAYS) and self._placed(directory, name) is not None:
             return NameKind.DOCUMENT
         if _TO_COME.match(name) and is_scratch(name):
@@ -112,7 +119,7 @@ class Documents:
         return NameKind.SCRATCH if here and is_scratch(name) else NameKind.PLAIN
 
     def _candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
-        """By what a new document may be sharded."""
+        """Return the formats and shardings that may apply to a new document."""
         known = self._deleted.get(directory)
         found: list[tuple[Format, Sharding | Rule]] = [(format_of(known.format), known)] if known is not None else []
         rules = (rule for rule in self._rules.rules if self._rules.match(directory, rule.format) is rule)
@@ -121,7 +128,7 @@ class Documents:
         return fitting if fitting and not self._base.is_closed(directory) else []
 
     def _may_be_chunk(self, directory: str, name: str) -> bool:
-        """Whether it may be a chunk of an array whose document is yet to come."""
+        """Return whether a name may be a chunk of an array whose document is not written yet."""
         path, above = join(directory, name), directory
         for _ in range(MAX_ABOVE):
             below = path[len(above) :].lstrip("/")
@@ -133,7 +140,7 @@ class Documents:
         return False
 
     def _formats_to_come(self, directory: str) -> Iterator[Format]:
-        """Of which a new document in a directory might be that of a sharded dataset."""
+        """Yield the formats of which a new document in the directory might describe a sharded dataset."""
         known = self._deleted.get(directory)
         if known is not None:
             yield format_of(known.format)
@@ -142,14 +149,14 @@ class Documents:
                 yield format_of(rule.format)
 
     def _is_deleted(self, directory: str) -> bool:
-        """Whether it is that of a dataset whose document is deleted, or below."""
+        """Return whether the directory is, or is below, that of a dataset whose document is deleted."""
         while directory and directory not in self._deleted:
             directory = directory.rpartition("/")[0]
         return directory in self._deleted
 
     @staticmethod
     def is_foreign(name: str) -> bool:
-        """Whether a file of this name describes an array that has no shards, whatever its chunks are called."""
+        """Return whether a file with this name describes an array without shards, whatever the names of its chunks."""
         return name == FOREIGN
 
     def _is_in_foreign(self, directory: str) -> bool:
@@ -165,7 +172,10 @@ class Documents:
             return False
 
     def _placed(self, directory: str, name: str) -> tuple[Format, str, str] | None:
-        """Which format a document may be of, the directory of its dataset, and its path below that; None if of none."""
+        """Return the format of a document, its dataset's directory and its path below that directory.
+
+        None for other files.
+        """
         above, _, last = directory.rpartition("/")
         for path, below in ((directory, name), (above, join(last, name))):
             known = next((f for f in self._formats if f.describes(below)), None)
@@ -174,24 +184,25 @@ class Documents:
         return None
 
     def described_by(self, directory: str, name: str) -> str:
-        """The directory that a document tells about; it may be another than its own."""
+        """Return the directory that a document describes; it may differ from the document's own directory."""
         placed = self._placed(directory, name)
         return directory if placed is None else placed[0].described_by(*placed[1:])
 
     def stored(self, form: Format, directory: str, name: str, data: bytes) -> Mapping[str, bytes]:
-        """All documents of the source that `Format.edit` wants to see."""
+        """Return the documents of the source that `Format.edit` needs, by name."""
         others = {posixpath.normpath(join(directory, n)): n for n in form.references(directory, name, data)}
         wanted = [path for path in others if path.split("/")[0] != ".."]
         found = self._base.store.documents("", wanted, MAX_DOCUMENT_BYTES) if wanted else {}
         return {**self._base.stored_documents(directory), **{others[path]: raw for path, raw in found.items()}}
 
     def write(self, directory: str, name: str, data: bytes, *, decided: bool = False) -> Written | None:
-        """Put a document into the store that was written as it is shown; None if it is none.
+        """Write a document to the store, merged with changes of other programs. Return None if the format is unknown.
 
-        What another program has changed in the source since the writer read the document stays, member by member. If
-        `decided`, all of it is as it was written, whatever is there. Raise Overlap if both have changed a member,
-        OSError (EINVAL), with the reason in the log, if the document contradicts what is stored. Then nothing is
-        changed.
+        Members changed in the source since the writer read the document keep their new values. With `decided`, the
+        whole document replaces the stored one.
+
+        Raise Overlap if both programs have changed the same member. Raise OSError (EINVAL), with the reason in the log,
+        if the document contradicts the stored data. In both cases nothing is changed.
         """
         placed = self._placed(directory, name)
         if placed is None:
@@ -216,7 +227,7 @@ class Documents:
         return Written(edit.shown, {directory, described, *repeated})
 
     def _put(self, edit: _Edit) -> None:
-        """Replace what the edit changes; if something else is there by then, begin anew with that."""
+        """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""
         for below in edit.made:
 
             def make(old: Blob | None, below: str = below) -> Plan | None:
@@ -228,9 +239,9 @@ class Documents:
                 self._writer.update(join(edit.directory, below), make)
 
     def is_changed(self, directory: str, name: str, shown: bytes | None) -> bool:
-        """Whether the source has another version of a document than is shown, by another program's doing.
+        """Return whether another program has given the source a version that the mount does not show.
 
-        Said once for each version. A remote store is asked every `index_ttl` seconds at most.
+        Each version is reported once. A remote store is queried at most every `index_ttl` seconds.
         """
         placed, path = self._placed(directory, name), join(directory, name)
         now = time.monotonic()
@@ -248,7 +259,7 @@ class Documents:
         return found != known and not same_document(form.shown(directory, stored, name), shown)
 
     def shown(self, path: str) -> bytes | None:
-        """A document as the tree shows it by itself; None if there is none."""
+        """Return a document as the unmodified tree shows it; None if there is none."""
         try:
             number = self._base.resolve(path).number
             return bytes(self._base.read(number, 0, MAX_DOCUMENT_BYTES))
@@ -256,17 +267,20 @@ class Documents:
             return None
 
     def base(self, path: str, theirs: bytes | None, data: bytes | None = None) -> bytes | None:
-        """The version of a document that `data` is an edit of, or that was read last; the source has `theirs` now."""
+        """Return the version from which `data` was made, or without `data` the version read last.
+
+        `theirs` is the version in the source now, used if the shown version is damaged.
+        """
         known = self.seen.versions(path)
         if known:
             return known[-1] if data is None else nearest(known, data)
         try:
             return self.shown(path)
-        except (OSError, CorruptShardError):  # it is damaged, and may be mended
+        except (OSError, CorruptShardError):  # the stored document is damaged; a write may repair it
             return theirs
 
     def _is_in_a_file(self, directory: str) -> bool:
-        """Whether a dataset is one file, whose documents are made from its header."""
+        """Return whether the dataset is one file, whose documents are generated from its header."""
         name = directory.rpartition("/")[2]
         if not any(f.may_hold(name) for f in self._formats):
             return False
@@ -275,7 +289,7 @@ class Documents:
         return False
 
     def _require_alike(self, directory: str, name: str, data: bytes) -> None:
-        """Raise OSError (EINVAL) if a document says something else than before, but for how well it was compressed."""
+        """Raise OSError (EINVAL) if a document differs from the shown one in more than its compressed size."""
         path = join(directory, name)
         try:
             before = json.loads(bytes(self._base.read(self._base.resolve(path).number, 0, MAX_DOCUMENT_BYTES)))
@@ -287,7 +301,10 @@ class Documents:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
     def _repeated(self, form: Format, directory: str, name: str, made: bytes | None) -> Iterator[str]:
-        """Put it into documents of groups above, too, that repeated it before it was there to be sharded."""
+        """Update documents of parent groups that repeat this document. Yield the directories of those changed.
+
+        Such a group may have repeated the document before the array was sharded.
+        """
         above = directory
         while above and made is not None:
             above = above.rpartition("/")[0]
@@ -300,7 +317,7 @@ class Documents:
                 now = None if old is None else _whole(old)
                 return None if now is None else [form.edit(above, {name: now, below: made}, name, now)[name]]
 
-            with suppress(ValueError):  # it was none to begin with
+            with suppress(ValueError):  # the document above is invalid, so there is nothing to update
                 if form.edit(above, {name: raw, below: made}, name, raw)[name] != raw:
                     self._writer.update(join(above, name), repeat)
                     yield above
@@ -308,14 +325,14 @@ class Documents:
     def made(
         self, form: Format, directory: str, stored: Mapping[str, bytes], name: str, data: bytes
     ) -> Mapping[str, bytes]:
-        """The source's documents. Raise ValueError, with the reason."""
+        """Return the documents to store for a written one, by path below the directory. Raise ValueError."""
         if name in stored:
             rules = (r for f, r in self._candidates(directory, name) if f is form and isinstance(r, Rule))
             return form.edit(directory, stored, name, data, next(rules, None))
         return self._sharded(directory, name, data) or form.edit(directory, stored, name, data)
 
     def _sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:
-        """What becomes of a document for which there is a rule, or shards from before; None if it stays as it is."""
+        """Return the documents that a rule or a remembered sharding makes of a new one; None if no sharding applies."""
         refused: list[ValueError] = []
         for form, sharding in self._candidates(directory, name):
             try:
@@ -334,7 +351,7 @@ class Documents:
         return None
 
     def _has_chunks(self, form: Format, directory: str, below: str = "") -> bool:
-        """Whether the store has files there that would be taken for shards."""
+        """Return whether the store has files in the directory that would be mistaken for shards."""
         for entry in self._base.store.scan(join(directory, below)):
             name = join(below, entry.name)
             if form.chunk_like(name) if not entry.directory else self._may_hold_chunks(form, directory, name):
@@ -361,10 +378,10 @@ class Documents:
             raise OSError(errno.ESTALE, why, path)
 
     def remove(self, directory: str, name: str) -> None:
-        """Delete a document; how its array was sharded is remembered. Raise as `require_known`."""
+        """Delete a document. Remember the sharding of its array if `remembers` is set. Raise as `require_known`."""
         placed = self._placed(directory, name)
         if placed is None or self._is_in_a_file(placed[1]):
-            with suppress(FileNotFoundError):  # it is shown, and made of other documents
+            with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
             return
         form, directory, name = placed
@@ -391,22 +408,29 @@ class Documents:
             self._deleted[directory] = Sharding(before.format, rest)
 
     def removed(self, path: str) -> None:
-        """A directory is gone; what was deleted in it is remembered, as tools delete an array to write it anew."""
+        """Forget the documents read in a removed directory.
+
+        The sharding of a deleted array is kept, because tools delete an array in order to write it anew.
+        """
         self._base.store.reopen(path)
         self.seen.forget(path)
 
 
 class _Edit:
-    """A document that is written, on top of what the source has: `look` has it made anew if that is something else.
+    """A document being written, merged with the version in the source.
 
-    `base` is the version that the writer has read, `shown` the document as it will be shown, `made` the documents of
-    the source that come of it, by path below the directory.
+    Attributes:
+        base: the version that the writer has read.
+        shown: the document as the mount will show it.
+        made: the documents to store, by path below the directory.
+
+    `look` redoes the edit if the source has changed.
     """
 
     def __init__(
         self, documents: Documents, form: Format, directory: str, name: str, data: bytes, *, decided: bool
     ) -> None:
-        """Raise as `Documents.write`."""
+        """Make the edit. Raise as `Documents.write`."""
         self._documents, self._form, self.directory, self._name = documents, form, directory, name
         self._data, self._decided, self._path = data, decided, join(directory, name)
         self.base: bytes | None = None
@@ -414,7 +438,7 @@ class _Edit:
         self._make()
 
     def look(self, below: str, found: bytes | None) -> None:
-        """The source has this document now. Raise as `Documents.write`."""
+        """Note the stored document; redo the edit if it has changed. Raise as `Documents.write`."""
         if found != self.stored.get(below):
             self.stored = {n: raw for n, raw in self.stored.items() if n != below}
             self.stored |= {} if found is None else {below: found}
@@ -430,7 +454,7 @@ class _Edit:
             self._require_wins(overlaps)
 
     def _merge(self, theirs: bytes | None) -> list[Path]:
-        """Have `shown` say what both programs have changed; the members about which they disagree."""
+        """Set `shown` to the merge of both versions. Return the paths of members that both have changed differently."""
         if theirs is None:
             return [()]
         try:
@@ -454,7 +478,7 @@ def _whole(blob: Blob) -> bytes:
 
 
 def _says_something(data: bytes) -> bool:
-    """Whether it is a document, and not what some program tries names with."""
+    """Return whether the bytes are a document with contents, not a probe of a name by some program."""
     try:
         return bool(parse_written("", data))
     except ValueError:

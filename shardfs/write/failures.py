@@ -1,6 +1,7 @@
-"""Errors that nobody waited for: each is told once to all who have the file open, and to one who opens it later.
+"""Errors to report to programs later: errors of publishing, and errors of `close` that the program may have ignored.
 
-And errors of `close` that the program may have ignored: they are reported until the file is written again.
+An error of publishing is reported once to each handle open at that time, and to later handles until one of them has
+received it. An error of `close` is reported until the file is written again.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import threading
 from itertools import islice
 
 MOST_REFUSED = 10_000
-"""Files of which the error of `close` is kept. Beyond that, an entry for the whole mount stands for all others."""
+"""Maximum number of files with a remembered error of `close`. One entry for the whole mount covers the rest."""
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Return whether a path is a directory, or in it."""
+    """Return whether `path` is `directory` itself or a path below it."""
     return not directory or path == directory or path.startswith(f"{directory}/")
 
 
 class Refused:
-    """Files whose last version was refused when a program closed or synced them, so that it is lost.
+    """Files whose last version was refused at `close` or `fsync`, so that it is lost.
 
     The system call returned the error. Some programs (z5py) ignore it.
     """
@@ -28,27 +29,27 @@ class Refused:
         self._whys: dict[str, OSError] = {}
 
     def note(self, path: str, failure: OSError) -> None:
-        """Remember a file. If there are too many, the root stands for it."""
+        """Remember the error of a file. Beyond `MOST_REFUSED` files, store it for the root."""
         self._whys[path if len(self._whys) < MOST_REFUSED else ""] = failure
 
     def forget(self, path: str) -> None:
-        """The file has a newer version, or is removed."""
+        """Forget the error of a file that has a newer version or is removed."""
         self._whys.pop(path, None)
 
     def forget_below(self, path: str) -> None:
-        """The directory is removed."""
+        """Forget the errors of all files in a removed directory."""
         for known in [known for known in self._whys if known and is_below(known, path)]:
             self.forget(known)
 
     def first(self, path: str) -> OSError | None:
-        """Return the error of one file at or below a path."""
+        """Return the error of one file at or below `path`; None if there is none."""
         for known, why in list(self._whys.items()):
             if is_below(known, path) or not known:
                 return OSError(why.errno or errno.EIO, f"was refused when it was closed: {why.strerror or why}", known)
         return None
 
     def state(self, most: int) -> dict[str, str]:
-        """Return why, by path; of so many files at most."""
+        """Return the reasons by path, for at most `most` files."""
         return {path: str(why.strerror or why) for path, why in islice(list(self._whys.items()), most)}
 
     def __len__(self) -> int:
@@ -56,10 +57,10 @@ class Refused:
 
 
 class Failures:
-    """By path, of a file or of the array around it. Thread-safe.
+    """Errors of publishing, by the path of a file or of the array around it. Thread-safe.
 
-    As Linux does it for its own page cache: errors are counted, and a handle knows how many there were when it was
-    opened; one that nobody has seen yet is told to a handle that is opened afterwards, too.
+    Works like error reporting of the Linux page cache (errseq_t): errors are numbered, and each handle remembers the
+    newest number at its opening. The next handle also gets an error that no handle has received yet.
     """
 
     def __init__(self) -> None:
@@ -69,14 +70,14 @@ class Failures:
         self._count = 0
 
     def note(self, path: str, failure: OSError) -> None:
-        """Remember an error until it was told."""
+        """Store an error for handles to get. A newer error of the same path replaces it."""
         with self._lock:
             self._count += 1
             self._errors[path] = self._count, failure
             self._unseen.add(path)
 
     def _newest(self, path: str) -> tuple[int, OSError, str] | None:
-        """Of a path, or of the array around it."""
+        """Return the newest error of `path` and of the directories above it: its number, the error and its path."""
         found = None
         while True:
             known = self._errors.get(path)
@@ -87,7 +88,11 @@ class Failures:
             path = path.rpartition("/")[0]
 
     def seen(self, path: str) -> int:
-        """The number of the newest error that somebody was told, for one who opens the file now."""
+        """Return the number that a new handle passes to `since`.
+
+        This is the number of the newest error. If no handle has received that error yet, it is one less, so the new
+        handle gets the error.
+        """
         if not self._errors:
             return 0
         with self._lock:
@@ -95,7 +100,7 @@ class Failures:
             return 0 if found is None else found[0] - (found[2] in self._unseen)
 
     def since(self, path: str, seen: int) -> tuple[int, OSError | None]:
-        """The error that came up since; and its number."""
+        """Return the number of the newest error, and the error if it is newer than `seen`, else None."""
         if not self._errors:
             return seen, None
         with self._lock:

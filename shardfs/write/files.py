@@ -1,4 +1,4 @@
-"""Files that were made or changed on a mount: where their bytes are, who has them open, what they are called."""
+"""Inodes and names of files that were created or changed on a writable mount."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ if TYPE_CHECKING:
     from shardfs.write.pending import Version
 
 MAX_SETTLED = 65_536
-"""Files that are as the source has them by now, of which number, times and mode are kept all the same."""
+"""Maximum number of files whose inode number, times and mode are kept although the source shows the same contents."""
 
 
 class WritableFile:
-    """An inode. It has at most one name; without one it lives for as long as somebody has it open.
+    """An inode. It has at most one name. Without a name it lives until no handle or kernel reference is left.
 
-    `twin`: the file with the compressed bytes of this chunk, which can be read, but is not listed, and has no name.
-    `is_link`: a symbolic link of the source, which is passed through; it is never open.
-    `dirty`: something was written that nobody has put in a safe place; `refused`: and its writer was told that it
-    cannot be. `merged`: the source has another document by now than was written, or than the kernel knows: `frozen`,
-    None if there is none.
+    Attributes:
+        twin: the file with the compressed bytes of this chunk. The file with a twin is readable, but unlisted and
+            unnamed.
+        is_link: a symbolic link in the source, passed through; it is never open.
+        dirty: the buffer has bytes that are neither in the journal nor in the store.
+        refused: these bytes could not be saved, and the writer got the error.
+        merged: the source's document differs from the one written here or cached by the kernel; `frozen` has the
+            former.
 
-    Its bytes are, in this order: in `buffer`, being written; `frozen`, as they were; in the journal, `version`; on
-    `fd`; or those that the tree shows of `target`, or of the number `base`.
+    The contents are in the first of these places that is set: `buffer` (being written), `frozen` (a fixed copy), the
+    journal (`version`), `fd`, or the tree, as chunk `target` or as inode number `base`.
     """
 
     __slots__ = (
@@ -56,27 +59,27 @@ class WritableFile:
 
     @property
     def path(self) -> str | None:
-        """Where it is shown; None once it has no name any more."""
+        """Path on the mount; None if the file has no name any more."""
         return None if self.parent is None else join(self.parent, self.name)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the source shows the same file by itself."""
+        """Whether the tree shows the same contents without this file."""
         return self.version is None and self.buffer is None and not self.writers
 
     @property
     def is_lost(self) -> bool:
-        """Whether its name was given away, and its bytes are nowhere."""
+        """Whether the file has neither a name nor contents anywhere."""
         version = self.version is not None and self.version.data is not None
         held = self.buffer is not None or self.frozen is not None or self.fd >= 0 or self.twin is not None
         return self.parent is None and not held and not version
 
     def unsaved(self) -> tuple[Buffer, str] | None:
-        """What was written and nobody has put in a safe place yet, and the path; None if there is no such thing."""
+        """Return the buffer and path of a dirty file; None if all bytes are saved or the file has no name."""
         return (self.buffer, self.path) if self.dirty and self.buffer is not None and self.path is not None else None
 
     def size(self) -> int:
-        """Its bytes, if they need no look at the source."""
+        """Return the size in bytes, without a look at the source; `known_size` if nothing newer is known."""
         if self.buffer is not None:
             return self.buffer.size
         if self.frozen is not None:
@@ -86,14 +89,14 @@ class WritableFile:
         return os.fstat(self.fd).st_size if self.fd >= 0 else self.known_size
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release the buffer and the descriptors."""
         if self.buffer is not None:
             self.buffer.close()
             self.buffer = None
         self.leave_disk()
 
     def leave_disk(self) -> None:
-        """`fd` is not where its bytes are any more. It is closed as soon as nobody can be using it."""
+        """Stop using `fd` for the contents. Descriptors are closed once no handle is open: a read may still use one."""
         if self.fd >= 0:
             self.spent.append(self.fd)
             self.fd = -1
@@ -102,22 +105,22 @@ class WritableFile:
 
 
 def shown_mode(mode: int, directory: bool = False) -> int:
-    """What `Attributes` say of permission bits: 0 if they are the usual ones, else all of the mode."""
+    """Return the mode for `Attributes`: 0 for the usual 0644 (directories 0755), else file type and bits."""
     usual, kind = (0o755, stat.S_IFDIR) if directory else (0o644, stat.S_IFREG)
     bits = stat.S_IMODE(mode)
     return 0 if bits == usual else kind | bits
 
 
 def join(directory: str, name: bytes | str) -> str:
-    """The path of a name in a directory."""
+    """Return the path of a name in a directory."""
     text = os.fsdecode(name)
     return f"{directory}/{text}" if directory else text
 
 
 class Files:
-    """All of them, by number and by name. Names that the tree has, and the mount has not any more, are None here.
+    """All files by inode number and by name. Callers hold one common lock.
 
-    Its users hold one lock.
+    A name with the value None is hidden: the tree has an entry of that name, and the mount does not show the entry.
     """
 
     def __init__(self) -> None:
@@ -129,13 +132,13 @@ class Files:
     def new(
         self, parent: str, name: bytes, kind: NameKind, target: Target | None = None, number: int = 0
     ) -> WritableFile:
-        """A file by that name, which takes the place of what was called so. Its number was never used before."""
+        """Create a file with a name, in place of any file with that name. By default the inode number is a new one."""
         file = self.unnamed(kind, target, number)
         self.name(file, parent, name)
         return file
 
     def unnamed(self, kind: NameKind, target: Target | None = None, number: int = 0) -> WritableFile:
-        """A file that is to get a name."""
+        """Create a file without a name; call `name` next."""
         return WritableFile(number or next(self._numbers), kind, target)
 
     def name(self, file: WritableFile, parent: str, name: bytes) -> None:
@@ -145,24 +148,24 @@ class Files:
         self.names(parent)[name] = file
 
     def directory(self, path: str) -> dict[bytes, WritableFile | None] | None:
-        """What is known of the names in a directory; None if nothing is."""
+        """Return the changed names in a directory; None if there are none."""
         return self._directories.get(path)
 
     def names(self, path: str) -> dict[bytes, WritableFile | None]:
-        """The same, to be changed."""
+        """Return the changed names in a directory, to be modified by the caller."""
         return self._directories.setdefault(path, {})
 
     def at(self, path: str) -> WritableFile | None:
-        """The file of this name."""
+        """Return the file at a path; None if there is none or the name is hidden."""
         parent, _, name = path.rpartition("/")
         return self._directories.get(parent, {}).get(os.fsencode(name))
 
     def hide(self, parent: str, name: bytes) -> None:
-        """The tree shows something of this name, and the mount shall not."""
+        """Hide a name that the tree has."""
         self.names(parent)[name] = None
 
     def unname(self, file: WritableFile) -> None:
-        """Take its name from a file. It goes if nobody has it open."""
+        """Remove the name of a file. The file is freed unless a handle or the kernel still uses it."""
         if file.parent is not None:
             names = self._directories.get(file.parent, {})
             if names.get(file.name) is file:
@@ -174,7 +177,7 @@ class Files:
         self.let_go(file)
 
     def reveal(self, parent: str, name: bytes) -> None:
-        """The tree's own file of this name, if there is one, is shown again."""
+        """Show the tree's own entry of a hidden name again."""
         names = self._directories.get(parent)
         if names is not None and name in names and names[name] is None:
             del names[name]
@@ -182,7 +185,7 @@ class Files:
                 del self._directories[parent]
 
     def rename(self, file: WritableFile, parent: str, name: bytes) -> None:
-        """Another name for a file, which takes the place of what was called so."""
+        """Move a file to another name, in place of any file with that name."""
         if file.parent is not None:
             old = self._directories[file.parent]
             del old[file.name]
@@ -192,19 +195,22 @@ class Files:
         self.names(parent)[name] = file
 
     def unname_all(self) -> None:
-        """All names are as the tree has them. Who knows a number goes on with its file."""
+        """Remove all names. Open files stay readable by inode number."""
         for file in self.by_number.values():
             file.parent = None
         self._directories.clear()
 
     def let_go(self, file: WritableFile) -> None:
-        """Forget a file that has neither a name nor anybody who knows it."""
+        """Free a file that has no name, no open handle and no kernel reference."""
         if file.parent is None and not file.handles and not file.lookups:
             file.close()
             self.by_number.pop(file.number, None)
 
     def settle(self, file: WritableFile) -> list[WritableFile]:
-        """The source shows the file by itself; which files are forgotten for that, as there are too many."""
+        """Record that the source shows the same contents as this file.
+
+        Return the least recently settled files beyond `MAX_SETTLED`, for the caller to forget.
+        """
         self._settled[file.number] = file
         self._settled.move_to_end(file.number)
         gone: list[WritableFile] = []
@@ -215,7 +221,7 @@ class Files:
         return gone
 
     def below(self, path: str) -> Iterator[tuple[str, bytes, WritableFile | None]]:
-        """All names at and below a path: directory, name, file."""
+        """Yield directory, name and file (None: hidden) of all names at and below a path."""
         inside = f"{path}/" if path else ""
         for directory, names in list(self._directories.items()):
             if directory == path or directory.startswith(inside):
@@ -226,7 +232,7 @@ class Files:
             yield file.parent, file.name, file
 
     def move_below(self, old: str, new: str) -> None:
-        """A directory has another name: what is in it keeps its files."""
+        """Move all names below a directory to its new path. The files keep their inode numbers."""
         for directory in [d for d in self._directories if d == old or d.startswith(f"{old}/")]:
             moved = new + directory[len(old) :]
             names = self._directories[moved] = self._directories.pop(directory)
@@ -235,7 +241,7 @@ class Files:
                     file.parent = moved
 
     def forget_below(self, path: str) -> None:
-        """Nothing is known any more of the names below a path."""
+        """Forget all changed names below a path, but not the path itself."""
         for directory, name, file in self.below(path):
             if join(directory, name) == path:
                 continue

@@ -1,12 +1,13 @@
-"""Symbolic links of a source, where a mount shows them as such: which those are."""
+"""Symbolic links of a source: the rule that decides which links a mount may show."""
 
 from __future__ import annotations
 
 
 def stays_inside(directory: str, target: str) -> bool:
-    """Whether who follows a link in a directory stays below the root, whatever other links are on the way.
+    """Return whether a symbolic link in `directory` resolves inside the source.
 
-    Those are followed from where they lie, and this holds for each; but a `..` behind one of them could lead anywhere.
+    The kernel follows a link relative to the directory of that link. A chain of links therefore stays inside if each
+    link does. A `..` after a name is refused, because the name may itself be a link to any directory.
     """
     if target.startswith("/"):
         return False

@@ -1,4 +1,4 @@
-"""Files of a writable mount that are open: from the first byte that is written to the version in the journal."""
+"""Open files of a writable mount: reading, writing and closing, until a version is in the journal or the store."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CHUNK = 2 << 30
-"""Bytes of one file; more are refused."""
+"""Maximum bytes of one file; a larger one is refused."""
 
 
 PIECE = 8 << 20
-"""Bytes that are copied at once."""
+"""Bytes copied at a time."""
 
 
 class Handle(NamedTuple):
-    """Who has a file open. `seen`: errors of publishing that were there before."""
+    """An open file. `seen` is the number of the newest publishing error already reported (`Failures.seen`).
+
+    `file` is None for a file of the tree that is open for reading only and was not changed.
+    """
 
     number: int
     file: WritableFile | None
@@ -52,7 +55,7 @@ class Handle(NamedTuple):
 
 
 class OpenFiles(Descriptions):
-    """Opens, writes and closes files. Thread-safe."""
+    """The part of `WriteTree` that opens, reads, writes and closes files. Thread-safe."""
 
     def __init__(
         self,
@@ -63,17 +66,17 @@ class OpenFiles(Descriptions):
         budget: Budget,
         waiting: Callable[[], None] = nothing,
     ) -> None:
-        """`budget` is the memory for what is being written."""
+        """`budget` limits the memory for files open for writing."""
         super().__init__(base, writer, pending, documents, waiting)
         self._budget = budget
         self._handles: dict[int, Handle] = {}
         self._next_handle = count(1)
-        self._opened: dict[int, int] = {}  # numbers of the tree that are open for reading: how often
+        self._opened: dict[int, int] = {}  # inode numbers of the tree: handles open for reading
 
     # ---- open files ----
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
-        """Make a file, or open the one that is there; its attributes, and a handle."""
+        """Create a file, or open an existing one. Return its attributes and a handle."""
         directory = self._directory(parent)
         found = self._find(directory, parent, name)
         if found is not None:
@@ -107,7 +110,7 @@ class OpenFiles(Descriptions):
             return file, self._handle(file, flags)
 
     def _directory(self, number: int) -> str:
-        """The path of a directory, in which something is to be changed."""
+        """Return the path of a directory in which the caller is about to change a name."""
         path = self.path_of(number)
         self._numbers[path] = number
         self._times.pop(number, None)
@@ -117,7 +120,7 @@ class OpenFiles(Descriptions):
         return path
 
     def _spot_to_write(self, directory: str, name: bytes) -> Spot:
-        """What a name stands for. Raise OSError if nothing of this name may be made or written."""
+        """Return the kind and target of a name. Raise OSError if files with this name cannot be created or written."""
         if len(name) > MAX_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
         spot = self.spot(directory, name)
@@ -140,7 +143,7 @@ class OpenFiles(Descriptions):
         if file.twin is not None:
             file.frozen, file.version = self._plain_bytes(file), file.twin.version
         if file.parent is None and not file.handles and file.fd < 0 and file.frozen is None:
-            self._load(file)  # its name was given away just now: the journal may not keep it for long
+            self._load(file)  # its name was just replaced: the journal may soon release the bytes
         handle = next(self._next_handle)
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         seen = self.pending.failures.seen(file.path or "")
@@ -150,12 +153,12 @@ class OpenFiles(Descriptions):
         return handle
 
     def open(self, number: int, flags: int) -> int:
-        """A handle. O_TRUNC and the access mode are looked at."""
+        """Open a file and return a handle. Of `flags`, the access mode and O_TRUNC count."""
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         gone = self._files.by_number.get(number)
         if (
             gone is not None and gone.parent is None and gone.twin is None and not gone.handles
-        ):  # the kernel will look for the name anew
+        ):  # the kernel looks up the name again
             raise stale(number)
         if flags & (os.O_ACCMODE | os.O_TRUNC) in (os.O_RDONLY, os.O_RDWR) and (gone is not None or number < TABLE_END):
             self._look_at(gone, number)
@@ -182,7 +185,7 @@ class OpenFiles(Descriptions):
         return handle
 
     def _require_shown(self, number: int) -> None:
-        """Raise OSError (ESTALE) if a number of the tree stands for a name that was removed, or given away, since."""
+        """Raise OSError (ESTALE) if the name of an inode number of the tree was removed or reused."""
         if number >= CREATED:
             raise stale(number)
         parent, _, name = self.path_of(number).rpartition("/")
@@ -191,7 +194,7 @@ class OpenFiles(Descriptions):
             raise stale(number)
 
     def _open_known(self, number: int, flags: int) -> tuple[WritableFile, int]:
-        """A file that was changed or is to be, and a handle of it; one that is passed through is open on the disk."""
+        """Return a file ready for changes, and a handle. A passed-through file is open on the disk."""
         how = os.O_RDWR if flags & (os.O_ACCMODE | os.O_TRUNC) else os.O_RDONLY
         while True:
             file = self._adopt(number, how)
@@ -200,7 +203,10 @@ class OpenFiles(Descriptions):
                     return file, self._handle(file, flags)
 
     def _adopt(self, number: int, flags: int | None = os.O_RDWR) -> WritableFile:
-        """The file of a number, to be changed; `flags`: how it is opened if it is passed through, None: not at all."""
+        """Return the file of an inode number, for a change.
+
+        A passed-through file is opened on the disk with `flags`; None does not open it.
+        """
         known = self._files.by_number.get(number)
         if known is None:
             self._require_shown(number)
@@ -211,7 +217,7 @@ class OpenFiles(Descriptions):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             spot = self._spot_to_write(parent, raw)
             former = self.base.target_of(number) if spot.kind is NameKind.ORPHAN else None
-            if former is not None:  # outside since its array was cut, but in its shard
+            if former is not None:  # outside of the new shape, but still in its shard
                 spot = Spot(NameKind.CHUNK, former)
             with self._lock:
                 known = self._files.by_number.get(number)
@@ -243,7 +249,10 @@ class OpenFiles(Descriptions):
                 file.fd = fd
 
     def _promote(self, file: WritableFile) -> None:
-        """A chunk of which the compressed bytes are pending is to be changed: it takes its place."""
+        """Make an uncompressed view of a chunk (`twin`) the chunk itself, before the view is written.
+
+        Its contents replace the pending compressed version.
+        """
         with self._lock:
             twin = file.twin
             if twin is None or twin.target is None or twin.parent is None:
@@ -255,7 +264,7 @@ class OpenFiles(Descriptions):
             self._files.name(file, twin.parent, twin.name.removesuffix(twin.target.suffix.encode()))
 
     def _load(self, file: WritableFile) -> Buffer:
-        """Have the bytes of a file at hand, to change them."""
+        """Return the buffer of a file with all its bytes, read from where they are now."""
         if file.buffer is not None:
             return file.buffer
         buffer, size, at = self._new_buffer(file), self._attributes(file).size, 0
@@ -268,14 +277,15 @@ class OpenFiles(Descriptions):
             return file.buffer
 
     def _keep(self, number: int, *, replaced: bool = False) -> None:
-        """Who has a file open goes on with its bytes: before its name is taken away, with no lock held.
+        """Keep an open file's bytes readable before its name is unlinked or replaced. Called without the lock held.
 
-        If another file is to get the name, also who may be about to open this one, since he has looked for it before.
+        With `replaced`, another file gets the name. A process that has looked up the old file may then be about to open
+        it, so a passed-through file is kept open for it, too.
         """
         file = self._files.by_number.get(number)
-        if number in self._opened:  # also if it was renamed since
+        if number in self._opened:  # also if the file was renamed since
             file = self._adopt(number, None)
-            with self._lock:  # they know it by the number the tree gave it
+            with self._lock:  # handles refer to it by the inode number of the tree
                 file.handles += self._opened.pop(number, 0)
                 for handle, opened in list(self._handles.items()):
                     if opened.number == number and opened.file is None:
@@ -289,7 +299,7 @@ class OpenFiles(Descriptions):
             self._load(file)
 
     def write(self, handle: int, offset: int, data: bytes | memoryview) -> int:
-        """Put bytes at `offset` of an open file; how many."""
+        """Write bytes at `offset` of an open file. Return how many."""
         opened = self._writable(handle)
         file = opened.file
         if file is None:
@@ -311,13 +321,13 @@ class OpenFiles(Descriptions):
         return opened
 
     def truncate(self, number: int, size: int, handle: int | None) -> None:
-        """Cut a file, or extend it by zeros; with a handle, that of one who has it open."""
+        """Shorten a file, or extend it with zeros. `handle` is given if the caller has the file open."""
         file = self._writable(handle).file if handle is not None else self._adopt(number)
         if file is not None:
             if not file.writers:
                 self._waiting()
             self._resize(file, size)
-            if not file.writers:  # nobody will close it
+            if not file.writers:  # no close follows that would save it
                 try:
                     self._settle(file)
                 finally:
@@ -336,7 +346,7 @@ class OpenFiles(Descriptions):
             file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
 
     def set_mode(self, number: int, mode: int) -> None:
-        """Permission bits; those of chunks are kept until the end of the mount."""
+        """Set permission bits. Those of chunks are kept until the end of the mount."""
         file, mode = self._files.by_number.get(number), stat.S_IMODE(mode)
         if file is not None and file.twin is not None:
             file = file.twin
@@ -353,7 +363,7 @@ class OpenFiles(Descriptions):
                 self.writer.set_mode(self.path_of(number), mode)
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
-        """The time of the last change (None: now); that of chunks is kept until the end of the mount."""
+        """Set the modification time (None: now). That of a chunk is kept until the end of the mount."""
         when = time.time_ns() if mtime_ns is None else mtime_ns
         file = self._files.by_number.get(number)
         if file is not None and file.twin is not None:
@@ -387,7 +397,7 @@ class OpenFiles(Descriptions):
         return self.spot(parent, os.fsencode(name)).kind is NameKind.DOCUMENT
 
     def _stored_path(self, number: int) -> str | None:
-        """Where a file or directory lies in a local store that has a mode and times of its own there."""
+        """Return the path of a file or directory whose mode and times a local store keeps; else None."""
         file = self._files.by_number.get(number)
         if not self.writer.local or (file is not None and (file.kind is not NameKind.PLAIN or file.path is None)):
             return None
@@ -402,7 +412,11 @@ class OpenFiles(Descriptions):
         return path
 
     def flush(self, handle: int) -> None:
-        """A close: what was written is in the journal, or the store, when this returns. Old errors come up here."""
+        """Save the data written through this handle, in the journal or the store, at each close of a descriptor.
+
+        With `close=sync` or `close=publish`, also sync or publish. Raise OSError for this version, or an earlier error
+        of publishing that this handle has not received.
+        """
         opened = self._handles[handle]
         if opened.file is None or not opened.writes or self._is_left_to_others(opened.file):
             return
@@ -416,14 +430,17 @@ class OpenFiles(Descriptions):
             self.pending.flush(opened.file.path)
 
     def _is_left_to_others(self, file: WritableFile) -> bool:
-        """Whether nothing is in it yet, and another one that may write has it open: tensorstore opens a file for each
-        chunk twice, to see that its lock is on the file of that name, and closes one of the two before it writes."""
+        """Return whether a temporary file is still empty and another handle may write to it.
+
+        tensorstore opens two handles for each chunk, to verify that its lock belongs to the file of that name, and
+        closes one of them before it writes.
+        """
         if file.kind is not NameKind.SCRATCH or file.writers < 2 or file.version is not None:
             return False
         return file.buffer is not None and not file.buffer.size
 
     def _is_quick(self, file: WritableFile) -> bool:
-        """Whether what was written to it, if anything, is in the journal at once."""
+        """Return whether saving the file, if it is dirty, needs no more than a quick journal write."""
         if file.kind not in JOURNALED:
             return False
         return not file.dirty or (file.buffer is not None and self.pending.is_quick(file.target, file.buffer.size))
@@ -438,8 +455,11 @@ class OpenFiles(Descriptions):
             raise failure.with_traceback(None)
 
     def fsync(self, handle: int) -> None:
-        """What was written survives a power failure when this returns; what was written to a lock, when it has the
-        name that it is for, and that is synced: nobody looks for it before (docs/decisions/0018)."""
+        """Make the data written survive a power failure.
+
+        For a `*.__lock` file, this only reports earlier errors. The data become durable once the file is renamed to its
+        target and the target or its directory is synced; no client reads the lock file before (docs/decisions/0018).
+        """
         opened = self._handles[handle]
         file = opened.file
         if file is None:
@@ -458,7 +478,7 @@ class OpenFiles(Descriptions):
         self.pending.sync()
 
     def release(self, handle: int) -> None:
-        """The last close of an open file. What was stored through a mapping since the flush is dealt with here."""
+        """Close a handle for good. Data written through a memory mapping since the last flush are saved here."""
         file = self._handles[handle].file
         if file is not None and self._handles[handle].writes and file.dirty:
             self._waiting()
@@ -488,13 +508,16 @@ class OpenFiles(Descriptions):
                     self._rest(file)
 
     def _rest(self, file: WritableFile) -> None:
-        """The source has it as it is, or under its plain name. The lock is held."""
+        """The source now shows the same contents, or shows them under the plain name. The caller holds the lock."""
         compressed = file.target is not None and file.target.suffix
         for number, name in self._let_out([file] if compressed else self._files.settle(file)):
             self.invalidate(number, name)
 
     def _let_out(self, files: Iterable[WritableFile]) -> list[tuple[int, bytes]]:
-        """Files of which nothing is kept any more, as the source shows them: what the kernel is to be told."""
+        """Remove the names of files that the source now shows.
+
+        Return the parents' inode numbers and the names, for the kernel to invalidate.
+        """
         out = []
         for file in files:
             number = self._numbers.get(file.parent or "")
@@ -506,7 +529,10 @@ class OpenFiles(Descriptions):
         return out
 
     def _drop_buffer(self, file: WritableFile) -> None:
-        """If nobody writes to it any more: its bytes are in a safe place."""
+        """Free the buffer of a file once no handle writes to it.
+
+        Data still unsaved at that point were refused, and are dropped.
+        """
         with self._lock:
             path = file.path
             if file.writers or path is None:
@@ -520,7 +546,7 @@ class OpenFiles(Descriptions):
             if file.buffer is not None:
                 file.buffer.close()
                 file.buffer = None
-            if file.dirty:  # its writer was told that it was refused: it is as it was before
+            if file.dirty:  # refused, and the writer got the error: restore the old contents
                 file.dirty = False
                 file.mtime_ns = time.time_ns()
                 self.invalidate_content(file.number)
@@ -531,19 +557,19 @@ class OpenFiles(Descriptions):
                         self.invalidate(directory, file.name)
 
     def _was_there(self, file: WritableFile, path: str) -> bool:
-        """Whether there was such a file before what was written to it was refused."""
+        """Return whether the file existed before the refused write."""
         if file.version is not None or file.frozen is not None or file.base:
             return True
         target = file.target
         return target is not None and not target.suffix and self.pending.is_stored(path, target)
 
     def _settle(self, file: WritableFile) -> None:
-        """Put what was written where it is safe."""
+        """Save a dirty file in the journal or the store. Record the error if the file is refused."""
         try:
             self._save(file)
         except OSError as e:
             file.refused = True
-            if file.path is not None and file.kind is not NameKind.SCRATCH:  # of which the rename fails then
+            if file.path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
                 self.pending.refuse(file.path, e)
             raise
 
@@ -555,7 +581,7 @@ class OpenFiles(Descriptions):
             if file.target is not None:
                 self.pending.require_valid(file.target, unsaved[0])
             self.pending.make_room(unsaved[0].size)
-        with self._gate.shared():  # its shard is not moved between a look at it and the record
+        with self._gate.shared():  # keeps the shard in place until the record is written
             if file.kind in JOURNALED:
                 self.pending.look(unsaved[1], file.target)
             rest = self._save_to_journal(file)
@@ -568,7 +594,7 @@ class OpenFiles(Descriptions):
             raise
 
     def _save_to_journal(self, file: WritableFile) -> tuple[str, bytes] | None:
-        """Where its bytes go, and they, if that is not the journal."""
+        """Write a dirty file to the journal. Return path and bytes instead if its kind is not journaled."""
         with self._lock:
             unsaved = file.unsaved()
             if unsaved is None:
@@ -585,19 +611,19 @@ class OpenFiles(Descriptions):
             return None
 
     def _reveal(self, directory: str, name: bytes, target: Target | None) -> None:
-        """The chunk is shown as it is stored again. The lock is held."""
+        """Show the stored chunk of a name again. The caller holds the lock."""
         self._files.reveal(directory, name)
         for other in target.tree.other_names(name) if target is not None else []:
             self._files.reveal(directory, other)
 
     def _write_through(self, file: WritableFile, path: str, data: bytes) -> None:
-        """A document, or a file of a store that is not local."""
+        """Write a document, or a file of a remote store, to the store."""
         self._write_to_store(file, path, data)
         self.pending.refused.forget(path)
 
     def _write_to_store(self, file: WritableFile, path: str, data: bytes) -> None:
         directory, _, name = path.rpartition("/")
-        if file.kind is NameKind.DOCUMENT:  # chunks were written for the one that was there before
+        if file.kind is NameKind.DOCUMENT:  # chunks written under the old document are published first
             self.pending.drain(self.documents.described_by(directory, name))
         if file.kind is NameKind.DOCUMENT and self._write_document(file, directory, name, data):
             return

@@ -1,4 +1,4 @@
-"""A source opened to be written: its locks, its journal, what publishes, and the tree on top of it all."""
+"""Opening a source for writing: its lock, its journal, publishing, and the writable tree."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMMAND_S = 60.0
-"""How long a command that is told of errors may take."""
+"""Timeout of the `on_error` command, in seconds."""
 
 ENDING_S = 30.0
-"""How long a mount of the source is waited for that is gone, and still publishes."""
+"""Seconds to wait for the daemon of an unmounted file system that still publishes."""
 
 LOOKED_AFTER_S = 1.0
-"""How long another process is waited for: `shardfs recover` may be about to remove a journal that is not needed."""
+"""Seconds to wait for other owners of the lock: `shardfs recover` may be about to remove an unused journal."""
 
 LOOK_S = 0.2
 
 MOST_BYTES = 10 << 30
-"""Of a journal for which nothing is said; but never more than half of what is free."""
+"""Default limit of a journal in bytes, and at most half of the free space."""
 
 
 def open_journal(
@@ -55,10 +55,13 @@ def open_journal(
     mountpoint: str = "",
     waiting: Callable[[], None] = nothing,
 ) -> Journal:
-    """The journal of a source, which nobody else may write to from now on; what is wrong with it is logged.
+    """Open and lock the journal of a source, and log the problems found in it.
 
-    It lies where the options say, if no `directory` is given. A mount that was taken away and still publishes is waited
-    for. Raise BusyError, or OSError if it cannot lie there; both are told before anything is changed.
+    The options choose the directory of the journal if `directory` is None. If the lock belongs to a daemon whose mount
+    is gone, wait for the daemon to finish publishing.
+
+    Raise BusyError if another process writes to the source, or OSError if the directory is unsuitable. Both are raised
+    before anything is changed.
     """
     directory = directory or directory_for(source, found.journal)
     opened = partial(
@@ -78,18 +81,19 @@ def open_journal(
         except BusyError as e:
             if time.monotonic() > (end if _is_ending(e.owner, mountpoint) else soon):
                 raise
-        time.sleep(LOOK_S * random.uniform(0.5, 1.5))  # two that refuse each other must not stay in step
+        time.sleep(LOOK_S * random.uniform(0.5, 1.5))  # jitter, so that two processes do not block each other
     for problem in journal.problems:
         log.warning("%s", problem)
     return journal
 
 
 def _is_ending(owner: Mapping[str, Any], mountpoint: str) -> bool:
-    """Whether the owner of a lock is a mount of this machine that is not mounted any more, or not yet.
+    """Return whether the owner of the lock has ended, or is on this host and not mounted.
 
-    At our own `mountpoint` there is a dead mount at most.
+    The second means that the owner's mount is gone or not yet there. At our own `mountpoint` there can only be a dead
+    mount.
     """
-    if not owner:  # the owner has ended since, and removed the journal
+    if not owner:  # the owner has ended in the meantime and removed the journal
         return True
     theirs = owner.get("mountpoint")
     here = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
@@ -112,10 +116,10 @@ def open_writable(
     mountpoint: str = "",
     waiting: Callable[[], None] = nothing,
 ) -> WriteTree:
-    """The tree of a source, to be written; with what the journal has of it, which begins to be published.
+    """Return the writable tree of a source, and start publishing the versions in its journal.
 
-    Raise UnsupportedError if the store is none that can be written safely, OSError (EROFS) if it can only be read, and
-    as `open_journal`.
+    Raise UnsupportedError if the store cannot be written safely, OSError (EROFS) if the store is read-only, and the
+    errors of `open_journal`.
     """
     stored = tree.store.statvfs()
     if stored is not None and stored.f_flag & os.ST_RDONLY:
@@ -153,7 +157,7 @@ def open_writable(
 
 
 def _run(command: str, path: str, failure: OSError) -> None:
-    """Have a command of the user's told of an error, without waiting for it."""
+    """Start the user's `on_error` command with the path and the error in its environment, without waiting for it."""
     told = {"SHARDFS_PATH": path, "SHARDFS_ERROR": message(failure)}
 
     def run() -> None:

@@ -1,6 +1,6 @@
-"""What the mount shows of a source: the unsharded tree, with what was changed on top.
+"""The writable mount's view of a source: the unsharded tree with the changes of the mount on top.
 
-Paths are shown paths; numbers are inode numbers, as in `Tree`. What a name stands for is said in `Tree.spot`.
+Paths are paths on the mount; numbers are inode numbers, as in `Tree`. `Tree.spot` documents the kinds of names.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 MAX_NAME = 255
 KNOWN_PATHS = 65_536
-JOURNALED = (NameKind.CHUNK, NameKind.ORPHAN, NameKind.SCRATCH)  # no set: the hash of an enum's member is a call
+JOURNALED = (NameKind.CHUNK, NameKind.ORPHAN, NameKind.SCRATCH)  # a tuple: hashing an enum member is a Python call
 
 
 class PendingWrites(Protocol):
-    """What is needed of a `WriteBuffer` to look at what it holds; said there."""
+    """The part of `WriteBuffer` that the overlay reads from; documented there."""
 
     def versions(self) -> dict[str, Version]: ...
     def holds(self, path: str) -> bool: ...
@@ -61,7 +61,7 @@ class PendingWrites(Protocol):
 
 
 class Stored(Protocol):
-    """The same of a `Writer`."""
+    """The part of `Writer` that the overlay reads from; documented there."""
 
     @property
     def local(self) -> bool: ...
@@ -70,13 +70,13 @@ class Stored(Protocol):
 
 
 class Described(Protocol):
-    """The same of `Documents`."""
+    """The part of `Documents` that the overlay reads from; documented there."""
 
     def kind(self, directory: str, name: str) -> NameKind: ...
 
 
 class Overlay:
-    """Looks at the tree and at what was changed. Thread-safe. What it has in common with `Tree` is said there."""
+    """The read side of a writable mount. Thread-safe. It has the methods of `Tree`, which are documented there."""
 
     def __init__(
         self,
@@ -99,18 +99,18 @@ class Overlay:
         self._paths: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
         self._base_numbers: dict[str, int | None] = {}
-        self._modes: dict[int, int] = {}  # of numbers of the tree, as they were set; kept until the end of the mount
-        self._times: dict[int, int] = {}  # the same of directories, until something in them changes
-        self._twins: dict[int, WritableFile] = {}  # see `_uncompressed`; by the number of the compressed file
-        self._inhabited: set[str] = set()  # directories that documents name, to be shown whatever the store has there
-        self._cut: set[str] = set()  # arrays whose shape was changed
+        self._modes: dict[int, int] = {}  # by inode number of the tree; kept until the end of the mount
+        self._times: dict[int, int] = {}  # of directories, until an entry changes
+        self._twins: dict[int, WritableFile] = {}  # by inode number of the compressed file
+        self._inhabited: set[str] = set()  # named by documents; shown even if missing in the store
+        self._cut: set[str] = set()  # arrays that had another shape before
         self._directories = Directories()
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Of files that are passed through, what the mount calls them and what the disk calls them changes together.
+        """Hold the lock under which a passed-through file is renamed on the mount and on the disk as one step.
 
-        While this is held a disk may be waited for. `_lock` may be taken inside, never around it.
+        The holder may wait for a disk. `_lock` may be acquired inside, never the other way round.
         """
         if not self._names_lock.acquire(blocking=False):
             self._waiting()
@@ -123,7 +123,7 @@ class Overlay:
     # ---- what the journal holds ----
 
     def _recover(self) -> None:
-        """Show what the journal holds; of the names of one chunk the last one that was given to it."""
+        """Show the versions in the journal. Of several names for one chunk, the one journaled last is shown."""
         for path, version in sorted(self.pending.versions().items(), key=lambda item: item[1].lsn):
             if version.is_document:
                 continue
@@ -143,7 +143,10 @@ class Overlay:
             self._make_parents(parent)
 
     def _supersede(self, file: WritableFile) -> None:
-        """A chunk has one name: what else it may be called stands for nothing any more. The lock is held."""
+        """Remove the other names of a chunk, with and without a compression suffix: a chunk has one name.
+
+        The caller holds the lock.
+        """
         directory, target = file.parent or "", file.target
         others = target.tree.other_names(file.name) if target is not None else []
         for name in others:
@@ -163,23 +166,23 @@ class Overlay:
                 self.invalidate(self._numbers[directory], others[0])
 
     def _hide(self, directory: str, name: bytes, target: Target | None) -> None:
-        """The source has it, and the mount shall not, whatever it may be called. The lock is held."""
+        """Hide a chunk of the source under all its names. The caller holds the lock."""
         self._files.hide(directory, name)
         if target is not None and target.suffix:
             self._files.hide(directory, target.tree.other_names(name)[0])
 
     def _load(self, file: WritableFile) -> Buffer:
-        """Have the bytes of a file at hand that somebody has open (`OpenFiles`)."""
+        """Return the buffer of an open file with all its bytes (`OpenFiles`)."""
         raise NotImplementedError
 
     def _keep(self, number: int, *, replaced: bool = False) -> None:
-        """Keep the bytes of a file for the programs that have it open (`OpenFiles`)."""
+        """Keep the bytes of an open file readable (`OpenFiles`)."""
         raise NotImplementedError
 
     # ---- numbers and paths ----
 
     def path_of(self, number: int) -> str:
-        """The path that a number stands for. Raise FileNotFoundError for one that stands for nothing."""
+        """Return the path of an inode number. Raise FileNotFoundError if the number has no path."""
         if number == ROOT:
             return ""
         file = self._files.by_number.get(number)
@@ -195,7 +198,7 @@ class Overlay:
         return path
 
     def _base_number(self, path: str) -> int | None:
-        """What the tree calls this directory by itself; None if it has none there."""
+        """Return the inode number of this directory in the tree; None if the tree has no such directory."""
         if path in self._base_numbers:
             return self._base_numbers[path]
         try:
@@ -205,19 +208,19 @@ class Overlay:
         if len(self._base_numbers) >= KNOWN_PATHS:
             self._base_numbers.clear()
         number = found.number if found is not None and found.directory else None
-        if number is not None:  # what is not there may come any moment
+        if number is not None:  # a missing directory may appear at any time
             self._base_numbers[path] = number
         return number
 
     def _renewed(self, path: str) -> list[str]:
-        """The documents of a directory were changed, or it was renamed. The paths of the collections there."""
+        """Look up a directory anew, after a rename or a change of documents. Return the paths of its collections."""
         found = self.base.renew(path)
         self._paths.clear()
         self._base_numbers.clear()
         return found
 
     def spot(self, directory: str, name: bytes) -> Spot:
-        """What a name stands for, in a directory of this path."""
+        """Return the kind of a name in a directory, and its target if the name is a chunk."""
         if name.startswith(OWN.encode()):
             return Spot(NameKind.HIDDEN)
         number = self._base_number(directory)
@@ -226,41 +229,44 @@ class Overlay:
             return Spot(self._kind_in_made(directory, text))
         try:
             spot = self.base.spot(number, name)
-        except CorruptShardError:  # its documents: they may be mended
+        except CorruptShardError:  # damaged documents may be repaired
             return Spot(NameKind.PLAIN)
         return Spot(self.documents.kind(directory, text)) if spot.kind is NameKind.PLAIN else spot
 
     def _kind_in_made(self, directory: str, name: str) -> NameKind:
-        """In a directory that exists on the mount alone."""
+        """Return the kind of a name in a directory that exists only on the mount."""
         above, number = self._nearest(directory)
         below = directory[len(above) :].strip("/").split("/")
         temporary = any(map(is_scratch, below)) and self._has_scratch(above)
         if temporary or (any(n.startswith(".") for n in below) and self._keeps_hidden(above)):
             return NameKind.SCRATCH
         first = self.base.spot(number, os.fsencode(below[0])).kind
-        if first is NameKind.PLAIN:  # of a store that has no directories
+        if first is NameKind.PLAIN:  # an object store has no directories
             return self.documents.kind(directory, name)
         return NameKind.SCRATCH if first is NameKind.SCRATCH or is_scratch(name) else NameKind.ORPHAN
 
     def _nearest(self, path: str) -> tuple[str, int]:
-        """The directory itself, or the next one above it, that the tree has, too; and what that calls it."""
+        """Return path and inode number of the closest directory in the tree: the path itself or one above it."""
         while (number := self._base_number(path)) is None:
             path = path.rpartition("/")[0]
         return path, number
 
     def _has_scratch(self, directory: str) -> bool:
-        """Whether temporary names are kept from the store there: it is part of a sharded dataset."""
+        """Return whether temporary files in the directory are kept from the store, as in a sharded dataset."""
         return self.spot(directory, b"x.partial").kind is NameKind.SCRATCH
 
     def _keeps_hidden(self, directory: str) -> bool:
-        """Whether hidden directories are kept from the store there. Elsewhere they may be groups, or a user's own."""
+        """Return whether hidden directories in the directory are kept from the store.
+
+        Outside of sharded datasets, a hidden directory may be a group or a directory of the user.
+        """
         number = self._base_number(directory)
         with suppress(CorruptShardError):
             return number is not None and self.base.has_chunks(number)
         return False
 
     def remember(self, number: int) -> None:
-        """As `Tree.remember`; files that were made here are counted, too."""
+        """Count one kernel reference to an inode number, also for files created on the mount."""
         file = self._files.by_number.get(number)
         if file is not None:
             with self._lock:
@@ -268,7 +274,7 @@ class Overlay:
         self.base.remember(number)
 
     def forget(self, number: int, times: int) -> None:
-        """As `Tree.forget`."""
+        """Release `times` kernel references. A file without references or handles is freed."""
         file = self._files.by_number.get(number)
         if file is not None:
             with self._lock:
@@ -282,7 +288,7 @@ class Overlay:
     # ---- looking ----
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """The child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
+        """Return the attributes of a child. Raise FileNotFoundError, another OSError or CorruptShardError."""
         directory = self.path_of(parent)
         self._numbers[directory] = parent
         found = self._find(directory, parent, name)
@@ -295,7 +301,7 @@ class Overlay:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
         before: WritableFile | None = None
         while True:
-            with self._lock:  # a name may be going from one file to another
+            with self._lock:  # a name may be moving between files
                 names = self._files.directory(directory) or {}
                 known = name in names
                 file = (names[name] or self._uncompressed(names, name)) if known else None
@@ -308,7 +314,7 @@ class Overlay:
             except OSError as e:
                 if e.errno != errno.ESTALE:
                     raise
-            before = file  # it was published this moment, or replaced
+            before = file  # it was just published or replaced
         if name.startswith(OWN.encode()):
             return None
         number = self._base_number(directory)
@@ -326,17 +332,17 @@ class Overlay:
         return self._outside(directory, name)
 
     def _stored(self, _directory: str, number: int, name: bytes) -> Attributes:
-        """What the source has of this name."""
+        """Return the attributes of a name in the source."""
         return self.base.lookup(number, name)
 
     def _links_in(self, _directory: str, _number: int) -> list[bytes]:
-        """The names of the symbolic links in a directory that are shown as such."""
+        """Return the names of symbolic links in a directory that are shown as links."""
         return []
 
     def _uncompressed(self, names: Mapping[bytes, WritableFile | None], name: bytes) -> WritableFile | None:
-        """A chunk that waits under a compressed name can be read by its plain one, too.
+        """Return a file that shows a pending compressed chunk under its plain name; None if there is none.
 
-        Programs try one name after the other. Without this those that do so while it is published would find none.
+        Clients try the names one after another. During publishing, a client could otherwise find none of them.
         """
         twins = (names.get(name + suffix.encode()) for suffix in COMPRESSIONS)
         twin = next((t for t in twins if t is not None and t.target is not None and t.target.suffix), None)
@@ -344,14 +350,17 @@ class Overlay:
             return None
         with self._lock:
             file = self._twins.get(twin.number)
-            if file is None or file.number not in self._files.by_number:  # the kernel has forgotten it
+            if file is None or file.number not in self._files.by_number:  # the kernel has released it
                 file = self._twins[twin.number] = self._files.unnamed(NameKind.CHUNK, twin.target._replace(suffix=""))
                 file.twin = twin
                 self._files.by_number[file.number] = file
         return file
 
     def _plain_bytes(self, file: WritableFile) -> bytes:
-        """Of one that has a twin: of the version that was closed last. Raise OSError (ESTALE) if that has gone."""
+        """Return the decompressed bytes of the last closed version of a file's twin.
+
+        Raise OSError (ESTALE) if that version is gone.
+        """
         twin = file.twin
         version = twin.version if twin is not None else None
         if file.frozen is not None and file.version is version:
@@ -361,14 +370,17 @@ class Overlay:
         return decompressed(self.pending.read(version.data, 0, version.data.size), twin.target.suffix)
 
     def _part_from_twin(self, twin: WritableFile) -> None:
-        """It is not what it was: its chunk is stored, removed, or has another name. The lock is held."""
+        """Detach the uncompressed view of a chunk that was stored, removed or renamed. The caller holds the lock."""
         file = self._twins.pop(twin.number, None)
-        if file is not None:  # who has it open goes on with its bytes; the kernel looks the name up once more
+        if file is not None:  # open handles keep their bytes; the kernel looks up the name again
             file.twin, file.lookups = None, 0
             self._files.let_go(file)
 
     def _is_implied(self, number: int, directory: str, name: bytes) -> bool:
-        """As `Tree.is_implied`. Of an object store, one that was shown is not gone with what was in it."""
+        """Return whether only documents name a directory, so the mount does not show it.
+
+        In an object store, a directory that was shown once stays shown when its last object goes.
+        """
         path = join(directory, name)
         if path in self._inhabited:
             return False
@@ -379,12 +391,15 @@ class Overlay:
         return False
 
     def _is_foreign_scratch(self, found: Attributes, directory: str, name: bytes) -> bool:
-        """Whether it is a temporary file of a program that works on the source itself; or a lock of our own."""
+        """Return whether a name is a temporary file of another program in the source, or a lock of our own."""
         plain = found.number < TABLE_END and not found.directory
         return plain and is_scratch(os.fsdecode(name)) and self.spot(directory, name).kind is NameKind.SCRATCH
 
     def _numbered_anew(self, found: Attributes, directory: str, parent: int, name: bytes) -> Attributes | None:
-        """Who has an earlier file of this name open knows that by its number still: this one gets another."""
+        """Return attributes under a new inode number if an older file of this name still uses the number.
+
+        Handles of that older file refer to it by the number.
+        """
         if found.number not in self._files.by_number:
             return found
         spot = self.spot(directory, name)
@@ -393,10 +408,10 @@ class Overlay:
                 file = self._files.new(directory, name, spot.kind, spot.target)
                 file.known_size, file.mtime_ns, file.mode = found.size, found.mtime_ns, found.mode
                 return self._attributes(file)
-        return self._find(directory, parent, name)  # it was written, or hidden, meanwhile
+        return self._find(directory, parent, name)  # written or hidden in the meantime
 
     def _outside(self, directory: str, name: bytes) -> Attributes | None:
-        """What lies outside of an array since that was cut: it can still be read, and deleted."""
+        """Return a chunk outside of an array whose shape was cut; it can still be read and deleted. None for others."""
         array = directory if self._cut else ""
         while array and array not in self._cut:
             array = array.rpartition("/")[0]
@@ -412,7 +427,7 @@ class Overlay:
         return None
 
     def _if_shown(self, found: Attributes) -> Attributes | None:
-        """Virtual directories are shown if somebody made them, or the source had chunks before."""
+        """Return the attributes; None for a virtual directory that the mount does not show."""
         tree = self.base.chunk_tree(found.number) if found.directory else None
         if tree is None:
             return found
@@ -420,7 +435,7 @@ class Overlay:
             return found if self._directories.shows(tree, found.number) else None
 
     def _with_mode(self, found: Attributes, path: str) -> Attributes:
-        """With mode and time as they were set here, or as a local store has them."""
+        """Return the attributes with the mode and time that were set on the mount, or that a local store has."""
         mode, when = self._modes.get(found.number, 0), self._times.get(found.number)
         if not mode and path and self.writer.local and found.number < TABLE_END:
             with suppress(OSError):
@@ -430,7 +445,7 @@ class Overlay:
         return found._replace(mode=mode, mtime_ns=found.mtime_ns if when is None else when)
 
     def attributes(self, number: int) -> Attributes:
-        """As `Tree.attributes`."""
+        """Return the attributes of an inode number. Raise OSError (ESTALE) if the number has been freed."""
         file = self._files.by_number.get(number)
         if file is not None:
             return self._attributes(file)
@@ -457,25 +472,25 @@ class Overlay:
         return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, shown_mode(info.st_mode))
 
     def resolve(self, path: str) -> Attributes:
-        """As `Tree.resolve`."""
+        """Walk a path from the root and return its attributes. Raise FileNotFoundError or NotADirectoryError."""
         found = Attributes(ROOT, True, 0, 0)
         for part in filter(None, path.split("/")):
             found = self.lookup(found.number, os.fsencode(part))
         return found if found.number != ROOT else self.attributes(ROOT)
 
     def number(self, path: str) -> int:
-        """The number of a file to read."""
+        """Return the inode number of a file to read."""
         return self.resolve(path).number
 
     def shown_path(self, number: int) -> str:
-        """As `Tree.shown_path`."""
+        """Return the path of an inode number; empty if the number has none."""
         try:
             return self.path_of(number)
         except FileNotFoundError:
             return ""
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
-        """As `Tree.read`."""
+        """Return bytes of a file; fewer than `size` only at its end."""
         file = self._files.by_number.get(number)
         if file is None:
             if number >= CREATED:
@@ -508,7 +523,7 @@ class Overlay:
                     replaced = file.parent is None
                 if changed:
                     return self._read(file, offset, size)
-                if replaced or target is None:  # else it was published this moment
+                if replaced or target is None:  # else it was just published
                     raise
         if file.fd >= 0:
             return os.pread(file.fd, size, offset)
@@ -516,11 +531,11 @@ class Overlay:
             return target.tree.read_chunk(target.tree.cached_as(target.coords), target.coords, offset, size)
         if file.path is None:
             raise stale(file.number)
-        # By its name: the tree may have forgotten the number by which the kernel knew it.
+        # Look up by path: the tree may have forgotten the kernel's inode number.
         return self.base.read(self.base.resolve(file.path).number, offset, size)
 
     def read_many(self, requests: list[tuple[int, int, int]]) -> list[bytes | Exception]:
-        """As `Tree.read_many`."""
+        """Return the bytes of several (number, offset, size) requests; for a failed request, its exception."""
         out: list[bytes | Exception] = []
         for number, offset, size in requests:
             try:
@@ -530,17 +545,20 @@ class Overlay:
         return out
 
     def few(self, number: int, most: int) -> list[EntryRow] | None:
-        """As `Tree.few`; None where something was changed."""
+        """Return all rows of a small unchanged directory, as `scan` would; None for any other."""
         path = self.path_of(number)
         if number >= CREATED or self._files.directory(path) is not None or self._base_number(path) != number:
             return None
         found = self.base.few(number, most)
-        if found is None or (found and found[0][2]):  # directories that are not shown may be among them
+        if found is None or (found and found[0][2]):  # entries may be directories that are not shown
             return None
-        return [(*entry[:-1], entry[-1] + OVERLAID) for entry in found]  # as `scan` has them
+        return [(*entry[:-1], entry[-1] + OVERLAID) for entry in found]  # cookies of `scan`
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
-        """As `Tree.scan`: first what was changed, as it is at the first call; then the others."""
+        """Yield the entries of a directory behind `cookie`, in pages.
+
+        Changed entries come first, as of the call; entries of the source follow.
+        """
         path = self.path_of(number)
         with self._lock:
             names = dict(self._files.directory(path) or {})
@@ -557,7 +575,7 @@ class Overlay:
         has_scratch, links = self._has_scratch(path), self._links_in(path, base)
         for batch in self.base.scan(base, max(cookie - OVERLAID, 0)):
             others = batch.cookies >= np.uint64(REST)
-            if self.writer.local and others.any():  # each has a mode of its own
+            if self.writer.local and others.any():  # files on a disk have a mode each
                 batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
             if links:
                 batch = with_links(batch, links)
@@ -568,7 +586,7 @@ class Overlay:
                 yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
 
     def _only_shown(self, batch: Batch, directory: int) -> Batch:
-        """Without the virtual directories that are not shown."""
+        """Return the batch without virtual directories that the mount does not show."""
         if directory < TABLE_END and batch.directories.any():
             names, made = batch.names.tolist(), ~batch.directories
             for i in np.flatnonzero(batch.directories).tolist():
@@ -582,7 +600,11 @@ class Overlay:
             return batch.only(self._directories.shows_many(tree, batch.numbers))
 
     def xattrs(self, number: int) -> dict[str, bytes]:
-        """As `Tree.xattrs`; and how far a changed file has come."""
+        """Return the extended attributes `user.shardfs.*`.
+
+        A changed file has its state, the LSN of its version and the error of publishing; an array has the number of
+        pending versions.
+        """
         file = self._files.by_number.get(number)
         if file is None:
             out = self.base.xattrs(number) if number < CREATED else {}
@@ -598,7 +620,7 @@ class Overlay:
         return out
 
     def usage(self, number: int) -> dict[str, bytes]:
-        """As `Tree.usage`; of what is published."""
+        """Return how many bytes of an array's shards are used and unused by published chunks. Reads every index."""
         return self.base.usage(number) if number < CREATED else {}
 
     def _state(self, file: WritableFile) -> bytes:
@@ -609,18 +631,18 @@ class Overlay:
         return b"published" if file.version is None else b"journaled"
 
     def statvfs(self) -> os.statvfs_result | None:
-        """The smaller of what the journal and the store have room for."""
+        """Return the smaller of the free space of the journal and of the store."""
         mine, stored = self.pending.statvfs(), self.base.statvfs()
         return mine if stored is None or mine.f_bavail * mine.f_frsize < stored.f_bavail * stored.f_frsize else stored
 
     def _make_parents(self, path: str) -> None:
-        """Directories that the tree does not show by itself, around something that is in the journal."""
+        """Create the directories that the tree lacks above a file in the journal."""
         while path and self._files.at(path) is None:
             parent, _, name = path.rpartition("/")
             if self._base_number(path) is None:
                 self._files.new(parent, os.fsencode(name), NameKind.DIRECTORY).mtime_ns = time.time_ns()
             else:
-                self._inhabited.add(path)  # a crash may have left nothing of it in the store
+                self._inhabited.add(path)  # after a crash the store may lack it
                 self._show(path)
             path = parent
 
@@ -633,19 +655,19 @@ class Overlay:
             self._directories.show(tree, number, shown=shown)
 
     def caches(self) -> dict[str, dict[str, int]]:
-        """As `Tree.caches`."""
+        """Return hits, misses, bytes and limit of each cache."""
         return self.base.caches()
 
     @property
     def patience(self) -> RetryPolicy | None:
-        """As `Tree.patience`."""
+        """Retry policy of the store; None for a store without network access."""
         return self.base.patience
 
 
 def stale(number: int) -> OSError:
-    """Of a number that stands for nothing any more: the kernel shall look for the name anew."""
+    """Return an OSError (ESTALE) for an inode number without a file. The kernel then looks up the name again."""
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
 
 
 OVERLAID = 1 << 61
-"""Added to the cookies of the tree, behind those of what was changed."""
+"""Added to cookies of the tree, so that they follow the cookies of changed entries."""

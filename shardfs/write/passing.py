@@ -1,4 +1,4 @@
-"""Files of a local source that are passed through: what they have, and files in the formats have not."""
+"""Files of a local source that are passed through: extended attributes, allocation, copies and symbolic links."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import Spot
 
 USER, OURS = "user.", "user.shardfs."
-"""What names of extended attributes begin with: those that programs may set, and among them those that we make up."""
+"""Prefix of extended attributes that programs may set, and the prefix within it that shardfs generates."""
 
 
 class PassedThrough(OpenFiles):
-    """Extended attributes, room on the disk, links. Thread-safe."""
+    """The part of `WriteTree` for extended attributes, fallocate and symbolic links. Thread-safe."""
 
     shows_links = False
 
     def xattrs(self, number: int) -> dict[str, bytes]:
-        """As `Overlay.xattrs`; of a file or directory of the source, those that it has there."""
+        """Return the extended attributes; for a passed-through file or directory, those stored on the disk."""
         file = self._files.by_number.get(number)
         if file is not None and file.is_link:
             return {}
@@ -41,21 +41,27 @@ class PassedThrough(OpenFiles):
             return super().xattrs(number) if path is None else {**_stored(path), **self._told(number)}
 
     def _told(self, number: int) -> dict[str, bytes]:
-        """What we tell of a directory of the source: nothing of a file, so that its attributes can be copied."""
+        """Return the attributes that shardfs adds to a directory of the source.
+
+        A file gets none, so that programs can copy all its attributes.
+        """
         return {} if number in self._files.by_number else super().xattrs(number)
 
     def set_xattr(self, number: int, name: str, value: bytes, flags: int = 0) -> None:
-        """An attribute `user.*` of a file or directory of a local source; `flags` as those of setxattr(2)."""
+        """Set a `user.*` attribute on a file or directory of a local source; `flags` as for setxattr(2)."""
         with self._to_change(number, name) as path:
             syscalls.setxattr(path, name, value, flags)
 
     def remove_xattr(self, number: int, name: str) -> None:
-        """The same, away with it."""
+        """Remove a `user.*` attribute from a file or directory of a local source."""
         with self._to_change(number, name) as path:
             syscalls.removexattr(path, name)
 
     def copy_on_disk(self, number: int, path: str) -> bool:
-        """Make a file as this one is, if it is one of a local source; whether it is. No byte of it comes to us."""
+        """Copy a file of a local source to `path` inside the store. Return False if the file is not stored as such.
+
+        The kernel copies the bytes; no byte passes through shardfs.
+        """
         with self._passed(number) as there:
             if there is None:
                 return False
@@ -68,7 +74,7 @@ class PassedThrough(OpenFiles):
         return True
 
     def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
-        """Have room for these bytes, or what else the mode of fallocate(2) says."""
+        """Reserve or change a byte range of a passed-through file; `mode` as for fallocate(2)."""
         file = self._writable(handle).file
         if file is None or file.fd < 0:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -78,7 +84,7 @@ class PassedThrough(OpenFiles):
     # ---- symbolic links ----
 
     def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
-        """Make a symbolic link, to something else in the source. EPERM where it could not be shown as one."""
+        """Create a symbolic link to a path in the source. Raise OSError (EPERM) where links cannot be shown."""
         directory = self._directory(parent)
         path, leads_to = join(directory, name), os.fsdecode(target)
         if self._find(directory, parent, name) is not None:
@@ -93,7 +99,10 @@ class PassedThrough(OpenFiles):
         return self._attributes(file)
 
     def read_link(self, number: int) -> bytes:
-        """Where a symbolic link leads. Who follows it stays in the source, whoever has changed it meanwhile."""
+        """Return the target of a symbolic link.
+
+        Raise OSError (EACCES) if the target is outside of the source; another program may have changed the link.
+        """
         file = self._files.by_number.get(number)
         if file is None or not file.is_link:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(number))
@@ -105,7 +114,7 @@ class PassedThrough(OpenFiles):
         return os.fsencode(target)
 
     def _stored(self, directory: str, number: int, name: bytes) -> Attributes:
-        """As `Overlay._stored`, or a symbolic link, also one that leads nowhere or in a circle."""
+        """Return the attributes of a name in the source, including symbolic links that are dangling or circular."""
         failure: OSError | None = None
         try:
             found = super()._stored(directory, number, name)
@@ -123,7 +132,10 @@ class PassedThrough(OpenFiles):
         return found
 
     def _link_at(self, directory: str, number: int, name: bytes) -> WritableFile | None:
-        """A symbolic link that is shown as one: who follows it finds the file by its own name, and its one number."""
+        """Return the file for a symbolic link that the mount shows as one, else None.
+
+        The target keeps its own name and inode number.
+        """
         if not self.shows_links or not self.writer.local or self.base.is_virtual(number):
             return None
         path = join(directory, name)
@@ -161,7 +173,10 @@ class PassedThrough(OpenFiles):
         return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, info.st_mode)
 
     def _require_link(self, directory: str, name: bytes, spot: Spot, target: str) -> None:
-        """Raise OSError unless a symbolic link may have this name: not beside chunks or documents, nor to elsewhere."""
+        """Raise OSError (EPERM) if a symbolic link may not have this name or target.
+
+        A link is refused beside sharded data, under the name of a document, and if it leads out of the source.
+        """
         text, number = os.fsdecode(name), self._base_number(directory)
         described = self.documents.is_document(text) or self.documents.is_foreign(text)
         stored = self.writer.local and number is not None and not self.base.is_virtual(number)
@@ -177,7 +192,7 @@ class PassedThrough(OpenFiles):
             raise PermissionError(errno.EPERM, "a symbolic link would lead out of the source", join(directory, name))
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
-        """As `OpenFiles.set_times`; of a symbolic link itself."""
+        """Set the modification time (None: now). For a symbolic link, set the time of the link itself."""
         file = self._files.by_number.get(number)
         if file is None or not file.is_link:
             super().set_times(number, mtime_ns)
@@ -195,37 +210,43 @@ class PassedThrough(OpenFiles):
 
     @contextmanager
     def _passed(self, number: int) -> Iterator[str | None]:
-        """A path that leads to a file or directory of a local source, and to no other, whatever it is called by now.
+        """Yield a path to a file or directory of a local source; None if the source has no such file.
 
-        None if the source has no such file.
+        The path goes through a descriptor, so it stays valid if the file is renamed.
         """
         with ExitStack() as opened:
             fd = self._open_copy(number)
             if fd is not None:
                 opened.callback(os.close, fd)
             elif (path := self._stored_path(number)) is not None:
-                with suppress(FileNotFoundError):  # a directory that is shown, since documents tell of it
+                with suppress(FileNotFoundError):  # a directory may be shown for its documents but be absent on disk
                     fd = opened.enter_context(self.writer.named(path))
             yield None if fd is None else f"/proc/self/fd/{fd}"
 
     def _open_copy(self, number: int) -> int | None:
-        """Another descriptor of a file that is open on the disk: who closes it last must not take this one away."""
+        """Return a duplicate of the descriptor of an open file, else None.
+
+        The duplicate stays valid after the last close of the file.
+        """
         with self._lock:
             file = self._files.by_number.get(number)
             return os.dup(file.fd) if file is not None and file.fd >= 0 else None
 
 
 def _stored(path: str) -> dict[str, bytes]:
-    """What programs have set of a file. What somebody has called as we call ours would be taken for it."""
+    """Return the `user.*` attributes of a file.
+
+    Attributes with shardfs's own prefix are omitted, because programs would take them for generated ones.
+    """
     found = {}
     try:
         names = os.listxattr(path)
     except OSError as e:
-        if e.errno != errno.EOPNOTSUPP:  # this disk has none
+        if e.errno != errno.EOPNOTSUPP:  # the file system has no extended attributes
             raise
         return {}
     for name in names:
         if name.startswith(USER) and not name.startswith(OURS):
-            with suppress(OSError):  # somebody was faster, or may read it and we may not
+            with suppress(OSError):  # removed since the listing, or unreadable for this user
                 found[name] = os.getxattr(path, name)
     return found

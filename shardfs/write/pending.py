@@ -1,24 +1,25 @@
-"""What the records of a journal come to: for each path the version that is not in the store yet.
+"""Replay journal records: compute for each path the version that is not yet in the store.
 
-The one place that knows what records mean, for the live mount as for recovery. `apply` is called with the records in
-the order of their LSNs. Meta of each kind, paths as shown:
+Only this module knows the meaning of records. Both the live mount and recovery use it. The caller passes the records to
+`Pending.apply` in LSN order. Meta of each kind (paths are relative to the mount, as the mount shows them):
 
-    PUT       path, mtime_ns, mode, scratch, base; the data are the whole file. conflict: as `why` of CONFLICT.
-              document: it is a metadata document, which goes to the source by itself if ours is to win
-    DEL       path, base
-    MOVE      from, to; lsn of the version at `from`, or the whole file as data; gone: `from` must become a tombstone;
-              base of `to` and from_base, where nothing is pending there; mtime_ns, mode, scratch, if they change
-    BEGIN     key, base, temp, temp_ino, lsns, entries: versions are about to be published; what recovery needs if it
-              never ends. `entries` are their paths, and where each will lie then
-    DONE      key, lsns, entries: they are published. `entries` has all their paths, and where each lies now; versions
-              of these paths with an LSN above all of theirs are newer, and not published
-    CONFLICT  path, lsn, why: somebody else has published another version. why "": ours is to win, whatever is there
-    DROP      path, lsn: the version is given up
-    CLEAN     everything is published
+    PUT       path, mtime_ns, mode, scratch, base: a new version of a file; the data are the whole file.
+              conflict: like `why` of CONFLICT. document: the file is a metadata document; if the user decides the
+              conflict for the local version, the document is written to the source directly
+    DEL       path, base: the file was removed
+    MOVE      from, to: the file was renamed. lsn: of the version at `from`; or the data are the whole file.
+              gone: `from` becomes a tombstone. base: of `to`; from_base: of `from`; each if nothing is pending there.
+              mtime_ns, mode, scratch: if they change
+    BEGIN     key, base, temp, temp_ino, lsns, entries: versions are about to be published. Recovery uses this record if
+              the publish never ends. `entries` maps their paths to their future extents in the shard
+    DONE      key, lsns, entries: versions are published. `entries` maps their paths to their extents. A version of such
+              a path with an LSN above all `lsns` is newer and not published
+    CONFLICT  path, lsn, why: another writer has published a different version. why "": the local version replaces it
+    DROP      path, lsn: the version is discarded
+    CLEAN     all versions are published
 
-`base` is what the store had for the path: `[start, size]` and perhaps its crc32c, null for nothing, "?" if nobody has
-looked. Other members of
-PUT, DEL and MOVE are kept as `Version.extra`.
+`base` is the chunk's extent in the store before the write: `[start, size]`, perhaps followed by its crc32c; null if the
+store had no such chunk; "?" if unknown. Other members of PUT, DEL and MOVE are kept as `Version.extra`.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ _KNOWN = frozenset(
 
 
 class Version(NamedTuple):
-    """What a path holds. Tombstones have no data. `conflict` says why it cannot be published, "" if it can.
+    """The unpublished version of a path. A tombstone (a deleted file) has no data.
 
-    `lsn` is that of the record that brought it to its path; `records` are all that it takes to make it out.
+    `conflict` is why the version cannot be published; "" if it can. `lsn` is that of the record that gave the path this
+    version. `records` are the LSNs of all records that a replay needs to compute this version.
     """
 
     lsn: int
@@ -57,15 +59,20 @@ class Version(NamedTuple):
 
     @property
     def is_document(self) -> bool:
-        """Whether it is a document that another program has changed, too; the mount shows the source's."""
+        """Whether this is a metadata document in conflict: another program has changed the document in the source.
+
+        The mount shows the source's document.
+        """
         return self.extra is not None and bool(self.extra.get("document"))
 
 
 class Pending:
-    """All versions by path. Not thread-safe.
+    """All unpublished versions by path. Not thread-safe.
 
-    `begun` are BEGINs without DONE, by LSN; `lost` paths to which something was moved that is not there, by which
-    record; `clean` whether the last record is CLEAN.
+    Attributes:
+        begun: the meta of each BEGIN without a DONE, by LSN.
+        lost: the target path of each MOVE whose source version is missing, with the LSN of the MOVE.
+        clean: whether the last record is CLEAN.
     """
 
     def __init__(self) -> None:
@@ -73,11 +80,11 @@ class Pending:
         self.begun: dict[int, dict[str, Any]] = {}
         self.lost: dict[str, int] = {}
         self.clean = True
-        self._uses: dict[int, int] = {}  # of records
+        self._uses: dict[int, int] = {}  # LSN to the number of versions and BEGINs that need the record
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> tuple[Pending, list[int]]:
-        """What they come to, and which of them may be released."""
+        """Replay records in LSN order. Return the pending versions, and the LSNs of the records to release."""
         pending = cls()
         free: dict[int, None] = {}
         for record in records:
@@ -85,7 +92,7 @@ class Pending:
         return pending, list(free)
 
     def apply(self, record: Record) -> list[int]:
-        """Take a record into account. The records that are not needed any more are returned (`Journal.release`)."""
+        """Replay one record. Return the LSNs of the records that are not needed any more, for `Journal.release`."""
         self.clean = record.kind == RecordKind.CLEAN
         self._uses[record.lsn] = 1
         free = _APPLY[record.kind](self, record)
@@ -95,7 +102,7 @@ class Pending:
     # -------------------------------------------------------------------------------------- versions and records
 
     def _set(self, path: str, version: Version | None, free: list[int]) -> None:
-        """The version takes the place of what was there."""
+        """Replace the version of a path; None: remove it. Append the records that are not needed any more to `free`."""
         self.lost.pop(path, None)
         for lsn in version.records if version else ():
             self._uses[lsn] = self._uses.get(lsn, 0) + 1
@@ -137,7 +144,8 @@ class Pending:
         source, path = meta.get("from", ""), meta["to"]
         old = self.versions.get(source) if source else self._version(meta.get("lsn", 0))
         if record.data is None and (old is None or old.lsn != meta.get("lsn") or old.data is None):
-            # It may have been done with since, and what it moved unlinked. Else what was there before is the best left.
+            # The moved version is missing: it may have been published and its segment unlinked. A later DONE then
+            # clears `lost`. Else data are lost, and the previous version of the target path stays.
             if source in self.lost:
                 self._set(source, None, free)
             self.lost[path] = lsn
@@ -173,7 +181,7 @@ class Pending:
             self._let_go(lsn, free)
         for path, entry in record.meta.get("entries", {}).items():
             version = self.versions.get(path)
-            if version is not None and version.lsn > last:  # it replaces what was published here
+            if version is not None and version.lsn > last:  # a newer version, which replaces the published one
                 records = (*version.records, record.lsn)
                 self._set(path, version._replace(base=_as_base(entry), records=records), free)
             elif version is not None or self.lost.get(path, last + 1) <= last:

@@ -1,4 +1,4 @@
-"""One publish: a shard of which chunks are pending, and what it is to become."""
+"""Publish one shard: compute its new content from the pending chunks, detect conflicts, and verify the result."""
 
 from __future__ import annotations
 
@@ -26,30 +26,34 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LIMIT = 64 << 20
-"""Dead bytes of a shard, if they are also three times those that live, for which it is compacted."""
+"""Dead bytes. A shard with more is compacted if its dead bytes also exceed three times its live bytes."""
 
 RETRY_S, MAX_RETRY_S = 0.1, 60.0
 
 UNLOOKED = object()
-"""The version of a shard that nobody has looked at since chunks were written for it: before a crash."""
+"""Marks a shard whose version at the time of the writes is unknown, for example after a crash."""
 
 Extent: TypeAlias = "tuple[int, ...] | None"
-"""Start, size and perhaps checksum of a chunk as it is stored; None: there is none."""
+"""Start, size and perhaps crc32c of a chunk as stored in the shard; None: the shard does not have the chunk."""
 
 
 @dataclass(frozen=True)
 class Publishing:
-    """When shards are published, and how.
+    """Settings for publishing shards.
 
     Args:
-        idle_s, age_s: a shard is published when no chunk of it was closed for `idle_s`, or the first one `age_s` ago.
-        stall_s: how long writers wait for room in the journal while nothing is published.
-        close: what a close waits for: "journal", "sync" (the disk) or "publish".
-        conflict: what becomes of a chunk that somebody else changed, too: "fail" or "ours".
-        compact: when dead bytes are left out: "limit", "never" or "eager".
-        u64: whether differences in a minishard index may "wrap", or "nowrap", which copies chunks.
-        inplace: which shards are changed where they lie: "never" any, or those of "uint64".
-        dirty_bytes: shards are published at once when more than this waits for it.
+        idle_s, age_s: a shard is published `idle_s` seconds after the last close of one of its chunks, but at most
+            `age_s` seconds after the first one.
+        stall_s: seconds that a writer waits for room in the journal while nothing is published.
+        close: what a close waits for: "journal" (the page cache), "sync" (the disk) or "publish" (the store).
+        conflict: what happens to a chunk that another writer has changed too: "fail" reports a conflict, "ours"
+            overwrites the other version.
+        compact: when dead bytes are removed from shards: "limit" (see `LIMIT`), "never", or "eager" (more than half as
+            many dead bytes as live ones).
+        u64: "wrap": offset differences in a minishard index may wrap around at 64 bits; "nowrap": chunks are copied to
+            avoid that.
+        inplace: which shards are updated in place: "never" (none) or "uint64".
+        dirty_bytes: shards are published at once while the journal has more bytes than this.
         workers: shards that are published at the same time.
     """
 
@@ -67,7 +71,12 @@ class Publishing:
 
 @dataclass(eq=False)
 class DirtyShard:
-    """A shard of which chunks are pending."""
+    """A shard with pending chunks, and the state of publishing it.
+
+    `first` and `last` are the times of the first and last pending write, `retry_at` the earliest time of the next
+    attempt, all by the monotonic clock. `due`: publish now. `busy`: a thread publishes the shard. `publishing`: the
+    paths of the chunks being published.
+    """
 
     tree: ChunkDirs
     number: int
@@ -76,21 +85,21 @@ class DirtyShard:
     first: float = 0.0
     last: float = 0.0
     slots: int | None = None
-    """Chunks of the array that it can hold."""
+    """The number of the array's chunks that the shard can hold; None if unknown."""
     due: bool = False
     busy: bool = False
     publishing: frozenset[str] = frozenset()
     unfit: dict[str, str] = field(default_factory=dict)
-    """Chunks that cannot be written as they are, and why; another one that is written may mend that."""
+    """Chunks that do not fit into the shard, and why. A later write of another chunk may make them fit."""
     failure: BaseException | None = None
     retry_at: float = 0.0
     pause: float = RETRY_S
     version: Any = None
-    """Of the shard object as it was when the first of these was written, or as we left it; or `UNLOOKED`."""
+    """Version of the shard object before the first pending write, or after our last publish; or `UNLOOKED`."""
 
 
 class Job:
-    """One publish: what goes into the shard, and what came of it."""
+    """One attempt to publish a shard: its input (`taken`) and its result (`conflicts`, `unfit`, `done`)."""
 
     def __init__(
         self,
@@ -100,7 +109,10 @@ class Job:
         taken: dict[str, tuple[Target, Version]],
         begun: Callable[[Begun, list[int], Mapping[str, Extent]], None],
     ) -> None:
-        """`begun` notes that the versions of these records are about to be published, and where they will lie."""
+        """Prepare a publish of the versions `taken`.
+
+        `begun` is called before the shard is replaced, with the LSNs of the versions and the new extents by path.
+        """
         self._journal, self._settings, self._shard, self.taken, self._begun = journal, settings, shard, taken, begun
         self.conflicts: dict[str, str] = {}
         self.unfit: dict[str, str] = {}
@@ -110,10 +122,13 @@ class Job:
         self._pinned: list[FilePart] = []
         self._planned: dict[str, Extent] = {}
         self.published: list[Mapping[str, Any]] = []
-        """Where chunks lie by now, perhaps, that we were about to publish before: a crash or an error came between."""
+        """Extents by path from earlier attempts that a crash or an error interrupted. They may be in the shard."""
 
     def make(self, old: Blob | None) -> Plan | None:
-        """What the shard shall be, given what it is now."""
+        """Return the plan of the shard's new content, given the present object; None removes the shard.
+
+        Sets `conflicts` and `unfit`; their chunks are not part of the plan.
+        """
         shard, collection = self._shard, self._shard.tree.collection
         self.conflicts = self._conflicts(old)
         puts: dict[Coords, Put] = {}
@@ -137,8 +152,11 @@ class Job:
         return plan
 
     def check(self, new: Blob) -> None:
-        """Note where the chunks lie in the new object, which is read again. Raise ValueError if one is not there that
-        should be, or is there that should not, or has other bytes."""
+        """Verify the new object by reading its index, and note the extents of the published chunks.
+
+        Raise ValueError if a chunk is missing, was not removed, or has the wrong checksum; CorruptShardError if the
+        journal's own bytes of that chunk are damaged.
+        """
         done, lead = self.done(), self._shard.tree.collection.lead
         coords = [self.taken[path][0].coords for path in done]
         entries = rewriting.entries(self._shard.tree.collection, new, coords)
@@ -146,7 +164,7 @@ class Job:
             target = self.taken[path][0]
             summed = self._sum(new, entry)
             plain = summed is not None and target.tree.transform_of(target.coords) is None and not target.suffix
-            plain &= lead is None or target.coords[-1] == 0  # else the entry is that of the chunk it goes before
+            plain &= lead is None or target.coords[-1] == 0  # else a lead: the entry is that of the next chunk
             wrong = plain and version.data is not None and version.data.crc != summed
             if wrong and version.data is not None:
                 self._require_sound(path, version.data)
@@ -155,21 +173,24 @@ class Job:
             self._planned[path] = entry if entry is None or summed is None else (*entry, summed)
 
     def _require_sound(self, path: str, data: Position) -> None:
-        """Raise CorruptShardError if the journal has other bytes by now than were written to it."""
+        """Raise CorruptShardError if the journal's bytes are damaged or unreadable."""
         try:
             self._journal.read(data)
         except OSError as e:
             raise CorruptShardError(self._shard.tree.path, path, e.strerror or str(e)) from e
 
     def _sum(self, blob: Blob | None, entry: tuple[int, int] | None) -> int | None:
-        """The checksum of a chunk in the shard; None if it does not lie there as it is."""
+        """Return the crc32c of a chunk's stored bytes; None if the shard has codecs, or no local file to read."""
         layers = self._shard.tree.collection.layers
         if blob is None or entry is None or blob.fd < 0 or any(layer.codecs for layer in layers):
             return None
         return crc32c_of(blob, *entry)
 
     def _packs(self, old: Blob | None) -> bool:
-        """Whether dead bytes are left out this time: readers that remember the old index read other bytes then."""
+        """Return whether this publish removes dead bytes.
+
+        That moves chunks: a reader that has cached the old index then reads wrong bytes.
+        """
         compact = self._settings.compact
         if old is None or compact == "never" or (compact == "limit" and old.stat().size <= LIMIT):
             return False
@@ -187,12 +208,12 @@ class Job:
         return decompressed(self._journal.read(version.data), target.suffix) if target.suffix else part
 
     def close(self) -> None:
-        """Bytes in the journal may go where it likes again."""
+        """Unpin the chunks' bytes in the journal."""
         for part in self._pinned:
             self._journal.unpin(part)
 
     def _conflicts(self, old: Blob | None) -> dict[str, str]:
-        """Chunks that somebody else changed since they were written here."""
+        """Return the chunks that another writer has changed since they were written here, and why each conflicts."""
         shard = self._shard
         version = None if old is None else old.stat().version
         if version == shard.version:
@@ -212,8 +233,11 @@ class Job:
         return found
 
     def _is_at(self, expected: Any, entry: tuple[int, int] | None, old: Blob | None) -> bool:
-        """Whether a chunk is what is expected, wherever it lies: others may have moved it to write its neighbours.
-        Where that does not show, whether it is where it is expected."""
+        """Return whether a chunk is unchanged.
+
+        If checksums are known, size and checksum are compared, because another writer may have moved the chunk to write
+        its neighbours. Otherwise start and size are compared.
+        """
         if expected is None or entry is None:
             return expected is entry
         summed = None if len(expected) == 2 else self._sum(old, entry)
@@ -222,23 +246,25 @@ class Job:
         return tuple(expected[1:]) == (entry[1], summed)
 
     def _expected(self, path: str) -> list[Any]:
-        """Where the chunk lies if nobody else has changed it: where it was when it was written here, or where we have
-        put it ourselves since."""
+        """Return all extents that the chunk can have if no other writer has changed it.
+
+        These are the extent before the local write and the extents of earlier attempts to publish.
+        """
         version = self.taken[path][1]
         ours = [entries[path] for entries in self.published if path in entries]
         return [version.base, *ours, *([None] if version.data is None else [])]
 
     def begun(self, note: Begun) -> None:
-        """All is prepared: what recovery needs is on disk before the switch."""
+        """Record the publish in the journal, so that recovery finds it on disk, before the shard is replaced."""
         if note.head:
             self.written -= self._old_size
         self._begun(note, [version.lsn for version in self.done().values()], self._planned)
 
     def extent(self, path: str) -> Extent:
-        """Where a chunk that is published by it lies from now on."""
+        """Return the new extent of a published chunk."""
         return self._planned[path]
 
     def done(self) -> dict[str, Version]:
-        """What is published by it."""
+        """Return the versions that this job publishes: all taken ones except conflicts and chunks that do not fit."""
         left = {*self.conflicts, *self.unfit}
         return {path: version for path, (_, version) in self.taken.items() if path not in left}

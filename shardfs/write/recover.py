@@ -1,7 +1,7 @@
-"""Journals that a mount has left: what is in them, and what can be done with them without a mount.
+"""Inspect, export, decide, salvage and discard the journals that mounts have left behind.
 
-Nothing here needs the source; a journal may be another user's copy, or that of a source that is gone. What changes a
-journal locks it first, and raises BusyError while somebody writes to it.
+No function needs the source: a journal may be a copy of another user's journal, or its source may be gone. Functions
+that change a journal lock it first, and raise BusyError if another process has locked it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("shardfs")
 
 MAINTENANCE_BYTES = 1 << 40
-"""Limit of a journal that is only looked after: what is in it was let in before."""
+"""Size limit of a journal that is opened for maintenance: large enough for any existing journal."""
 
 OURS = re.compile(r"[0-9a-f]{32}")
-"""Names of the directories that `directory_for` gives."""
+"""Matches the directory names that `directory_for` returns."""
 
 LOOK_S = 5.0
-"""Where what waits in a journal is shown over the source, somebody may begin to publish it: for so long, at most, is
-taken to be true what was seen of either."""
+"""Seconds between two checks whether another process has begun to publish a journal that a read-only mount shows."""
 
 
 class PendingFile(NamedTuple):
-    """A path in a journal. `state`: pending, deleted, scratch, conflict. `why` it is in conflict."""
+    """A path in a journal.
+
+    `state` is "pending", "deleted", "scratch" (a program's temporary file) or "conflict". `why` is the reason of the
+    conflict; "" without one.
+    """
 
     path: str
     state: str
@@ -55,7 +58,11 @@ class PendingFile(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a journal holds. `source` is without credentials; `owner` says who is writing to it (`places.describe`)."""
+    """The content of a journal.
+
+    `source` has no credentials. `owner` describes the process that holds the lock (see `source_locks.describe`); None
+    if no process does. `unfinished` are the shards whose publishing was interrupted.
+    """
 
     directory: Path
     source: str
@@ -68,19 +75,19 @@ class Left(NamedTuple):
 
     @property
     def waiting(self) -> list[PendingFile]:
-        """What is to be published; temporary files of programs are not."""
+        """The entries to publish: all but the temporary files of programs."""
         return [entry for entry in self.entries if entry.state != "scratch"]
 
     @property
     def undecided(self) -> bool:
-        """Whether something stays as it is unless the user does something: no mount publishes it, or it cannot."""
+        """Whether the user must act: no mount publishes the entries, or there is a conflict."""
         if self.owner is None:
             return bool(self.waiting or self.unfinished or self.problems)
         return any(entry.state == "conflict" for entry in self.entries)
 
 
 class Exported(NamedTuple):
-    """How many files were written; the paths that were deleted, and why others could not be written."""
+    """The result of an export: the number of files written, the deleted paths, and the errors by path."""
 
     files: int
     deleted: list[str]
@@ -88,19 +95,22 @@ class Exported(NamedTuple):
 
 
 class Readable(Protocol):
-    """A journal, or one that is looked into."""
+    """A `Journal` or a `Peek`."""
 
     def using(self, position: Position) -> AbstractContextManager[FilePart]: ...
 
 
 def journals(base: str | Path | None = None) -> list[Path]:
-    """The directories of all journals, below `base` or where they lie by default."""
+    """Return the directories of all journals below `base` (default: `state_directory()`)."""
     top = state_directory() if base is None else Path(base)
     return sorted(path for path in top.glob("*") if _is_journal(path))
 
 
 def find(source: str, base: str | Path | None = None) -> Path:
-    """The directory of a journal, given its source or itself. Raise FileNotFoundError if there is none."""
+    """Return a journal's directory, given its source or the directory itself.
+
+    Raise FileNotFoundError if there is no journal.
+    """
     for path in (Path(source), directory_for(source, base)):
         if "://" not in str(path) and _is_journal(path):
             return path
@@ -108,18 +118,19 @@ def find(source: str, base: str | Path | None = None) -> Path:
 
 
 def unpublished(source: str, base: str | Path | None = None, *, shown: bool = False) -> str | None:
-    """What somebody who reads a source should be told: that it has a journal; is what waits there `shown`?
+    """Return a warning for the user of a read-only mount that the source has unpublished writes, or None.
 
-    None if nothing waits to be published, or a mount sees to it.
+    `shown`: the mount shows the unpublished writes. None if nothing is unpublished, or another process has the lock and
+    publishes.
     """
     directory = directory_for(source, base)
     try:
         if not _is_journal(directory) or is_locked(str(directory / LOCK)):
             return None
         if shown:
-            own_directory(directory)  # what others can write to is not shown
+            own_directory(directory)  # a journal that other users can change is not shown
         left = look(directory)
-    except FileNotFoundError:  # a mount has just published all and removed it
+    except FileNotFoundError:  # a mount has just published all writes and removed the journal
         return None
     except (OSError, UnsupportedError) as e:
         return unreadable_words(e)
@@ -130,7 +141,7 @@ def unpublished(source: str, base: str | Path | None = None, *, shown: bool = Fa
 
 
 def unpublished_words(count: int, *, shown: bool, damaged: bool) -> str:
-    """Of so many files that wait in a journal."""
+    """Return the warning about `count` unpublished files."""
     damage = ", and some of it is damaged" if damaged else ""
     here = "are shown here all the same" if shown else "are not shown here"
     how = "shardfs recover --apply publishes them, and so does a writable mount"
@@ -138,12 +149,12 @@ def unpublished_words(count: int, *, shown: bool, damaged: bool) -> str:
 
 
 def unreadable_words(error: BaseException) -> str:
-    """Of a journal."""
+    """Return the warning about a journal that cannot be read."""
     return f"its journal cannot be read, and what waits in it is not shown: {message(error)}"
 
 
 def sweep(base: str | Path | None = None) -> None:
-    """Remove journals in which nothing waits and nothing is kept aside, and on which no process works."""
+    """Remove journals that have no unpublished writes, no damage and no kept files, and that no process has locked."""
     top = state_directory() if base is None else Path(base)
     for path in top.glob("*"):
         if OURS.fullmatch(path.name) and not is_locked(str(path / LOCK)):
@@ -162,7 +173,7 @@ def _is_journal(path: Path) -> bool:
 
 
 def look(directory: str | Path) -> Left:
-    """What is in a journal. All of it is read and verified; nothing is changed, also while a mount writes to it."""
+    """Read and verify a whole journal, and return its content. Works while a mount writes to it; changes nothing."""
     with Journal.peek(directory) as peek:
         pending, _ = Pending.of(peek.recovered)
         entries = [_entry(path, version) for path, version in sorted(pending.versions.items())]
@@ -174,7 +185,7 @@ def look(directory: str | Path) -> Left:
 
 
 def look_if_there(directory: str | Path) -> Left | None:
-    """`look`; None if there is no journal, as a mount removes it when all is published."""
+    """Return a journal's content; None if it does not exist. A mount removes its journal once all is published."""
     try:
         return look(directory)
     except FileNotFoundError:
@@ -182,7 +193,7 @@ def look_if_there(directory: str | Path) -> Left | None:
 
 
 def losses(pending: Pending) -> list[str]:
-    """What a user should be told of paths that cannot be made out."""
+    """Return a message for each path whose content is lost because its moved version is missing."""
     return [f"what was moved to {path} is lost" for path in pending.lost]
 
 
@@ -202,16 +213,16 @@ def _entry(path: str, version: Version) -> PendingFile:
 
 
 def export(directory: str | Path, out: str | Path) -> Exported:
-    """Write what is pending to plain files below `out`, which must not exist or be empty; scratch files are left out.
+    """Write the pending versions to plain files below `out`, except temporary files of programs.
 
-    Raise OSError if `out` is in use. What cannot be written is told at the end.
+    Raise OSError if `out` exists and is not empty. Errors of single files are collected in the result.
     """
     with Journal.peek(directory) as peek:
         return export_from(peek, Pending.of(peek.recovered)[0], Path(out))
 
 
 def export_from(peek: Peek, pending: Pending, out: Path) -> Exported:
-    """As `export`."""
+    """Export an open journal; see `export`."""
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(out))
@@ -232,7 +243,7 @@ def export_from(peek: Peek, pending: Pending, out: Path) -> Exported:
 
 
 def _write_file(journal: Readable, position: Position, out: Path, path: str) -> None:
-    """The names in a journal are not trusted: nothing is written outside of `out`, or through a link."""
+    """Write one file below `out`. Names in a journal are not trusted: symbolic links and ".." are refused."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in path:
         raise ValueError("this cannot be the name of a file")
@@ -259,7 +270,7 @@ def _write_file(journal: Readable, position: Position, out: Path, path: str) -> 
 
 @contextmanager
 def opened(directory: str | Path) -> Iterator[tuple[Journal, Pending]]:
-    """A journal to be changed, of whatever source. Raise FileNotFoundError if there is none."""
+    """Lock and open the journal of any source for changes. Raise FileNotFoundError if there is no journal."""
     if not _is_journal(Path(directory)):
         raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
     with _held(directory) as held:
@@ -280,10 +291,10 @@ def _held(directory: str | Path) -> Iterator[tuple[Journal, Pending]]:
 
 
 def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str] = ()) -> None:
-    """Decide conflicts: what was written here is published by the next mount, whatever is there, or given up.
+    """Decide conflicts: the next mount publishes `ours` over any other version, and `theirs` are discarded here.
 
-    A directory stands for all conflicts in it, "." for all. Raise FileNotFoundError, and decide nothing, if there is no
-    conflict at one of the paths; OSError (EINVAL) if one is to be decided both ways.
+    A directory stands for all conflicts in it, "." for all conflicts. Decide nothing and raise FileNotFoundError if a
+    path has no conflict, or OSError (EINVAL) if a conflict is in both lists.
     """
     with opened(directory) as (journal, pending):
         kinds: dict[str, RecordKind] = {}
@@ -297,7 +308,7 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
 
 
 def _conflicts(pending: Pending, given: str) -> list[str]:
-    """At a path or, if it is a directory's, below it."""
+    """Return the paths of the conflicts at or below a path. Raise FileNotFoundError if there are none."""
     at = os.path.normpath(given)
     conflicts = [path for path, version in pending.versions.items() if version.conflict]
     found = [path for path in conflicts if at == "." or path == at or path.startswith(f"{at}/")]
@@ -307,9 +318,9 @@ def _conflicts(pending: Pending, given: str) -> list[str]:
 
 
 def salvage(directory: str | Path) -> list[str]:
-    """Accept the loss of what is damaged: it is put aside, and the next mount goes on with the rest.
+    """Accept the loss of damaged records: keep damaged files for a week, and let the next mount use all other records.
 
-    What is lost is returned: the problems that there were.
+    Return a description of each loss.
     """
     with opened(directory) as (journal, pending):
         journal.renew()
@@ -317,9 +328,10 @@ def salvage(directory: str | Path) -> list[str]:
 
 
 def discard(directory: str | Path) -> Path | None:
-    """Put aside all that is in a journal. It is kept for seven days, in the directory that is returned.
+    """Discard a journal's content: move all segments to a directory inside, where they are kept for seven days.
 
-    Raise UnsupportedError if a newer shardfs has written it.
+    Return that directory; None if there are no segments. Raise BusyError if another process has locked the journal;
+    UnsupportedError if a newer shardfs wrote it.
     """
     directory = Path(directory)
     own_directory(directory)
@@ -331,7 +343,9 @@ def discard(directory: str | Path) -> Path | None:
             return None
         aside = directory / f"{DISCARDED}{time.time_ns()}"
         syscalls.mkdir(str(aside), 0o700)
-        for name in sorted(names):  # oldest first: should this end early, what is left is noticed to be incomplete
+        for name in sorted(
+            names
+        ):  # oldest first: after a crash here, the next reader notices that segments are missing
             syscalls.rename(str(directory / name), str(aside / name))
         syscalls.fsync_directory(str(aside))
         syscalls.fsync_directory(str(directory))
@@ -341,7 +355,10 @@ def discard(directory: str | Path) -> Path | None:
 
 
 def park_scratch(journal: Journal, pending: Pending) -> list[str]:
-    """After a crash: put files that programs had not finished aside, for seven days. Their paths."""
+    """After a crash, move unfinished temporary files of programs out of the journal. Return their paths.
+
+    The files are kept for seven days in the `LOST` directory of the journal.
+    """
     parked = []
     for path in [path for path, version in pending.versions.items() if version.scratch]:
         version = pending.versions[path]
@@ -361,6 +378,6 @@ def _park(journal: Journal, position: Position, name: str) -> None:
     lost = journal.directory / LOST
     lost.mkdir(mode=0o700, exist_ok=True)
     file = os.fsdecode(os.fsencode(name.replace("%", "%25").replace("/", "%2f"))[:255])
-    with suppress(FileNotFoundError):  # of a recovery that ended early
+    with suppress(FileNotFoundError):  # left by an interrupted recovery
         syscalls.unlink(str(lost / file))
     _write_file(journal, position, lost, file)

@@ -1,4 +1,4 @@
-"""Who makes files, and who changes what names stand for, keep out of each other's way."""
+"""Reader-writer lock of the name space: file creation holds it shared, changes of what names stand for exclusively."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class RWLock:
-    """Many at a time pass it, or one alone, before whom all others are let out and none in.
+    """Reader-writer lock in which writers take precedence. Reentrant.
 
-    Who has passed may pass again. `hook` is called before a thread waits to pass together with others.
+    An exclusive holder waits for all shared holders to leave; new shared holders wait behind it. `hook` is called
+    before a thread waits for a shared hold.
     """
 
     def __init__(self, hook: Callable[[], None] = nothing) -> None:
@@ -27,7 +28,7 @@ class RWLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Together with others."""
+        """Hold the lock together with other shared holders."""
         depth = getattr(self._mine, "depth", 0)
         if not depth:
             if self._alone or self._waiting:
@@ -49,7 +50,10 @@ class RWLock:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Without anybody else. Who has passed with others is out meanwhile, and in again behind it."""
+        """Hold the lock exclusively.
+
+        A thread that holds the lock shared gives up that hold for the duration, and has it back on leaving.
+        """
         if self._owner == threading.get_ident():
             yield
             return
@@ -62,7 +66,7 @@ class RWLock:
                 self._condition.wait()
             self._waiting -= 1
             self._alone, self._owner = True, threading.get_ident()
-        self._mine.depth = depth + 1  # what it calls may make files
+        self._mine.depth = depth + 1  # the exclusive holder may create files, which takes a shared hold
         try:
             yield
         finally:

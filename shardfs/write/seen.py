@@ -1,4 +1,4 @@
-"""The versions of documents on which programs base what they write."""
+"""The versions of metadata documents that programs have read or written on the mount."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_BYTES = 64 << 20
-"""Documents kept in memory. The ones used least recently go first; their next writer is taken to know what is shown."""
+"""Maximum bytes of documents in memory. The least recently used documents are evicted first; a later write to an
+evicted document counts as an edit of the version shown by the mount."""
 
 MAX_VERSIONS = 4
-"""Of one document."""
+"""Maximum number of versions kept of one document."""
 
 
 class Seen:
-    """For each document, the versions that programs have read or written here, oldest first. Thread-safe.
+    """Versions of each document that programs have read or written here, oldest first. Thread-safe.
 
-    Several versions of a document are kept only if another program changed it in the source in between. A writer then
-    may have either in mind (`nearest`).
+    A document has several versions only if another program changed the document in the source in between. A later write
+    may then be an edit of any of them (`nearest`).
     """
 
     def __init__(self) -> None:
@@ -32,23 +33,23 @@ class Seen:
         self._lock = threading.Lock()
 
     def note(self, path: str, shown: bytes | None) -> None:
-        """A program has read the document, or (None) has seen that there is none."""
+        """Record that a program has read `shown`, or (None) has found no document."""
         known = self._versions.get(path)
         if known is None or known[-1] != shown:
             kept = [] if shown is None else [v for v in known or () if v is not None]
             self._keep(path, [*kept, shown])
 
     def versions(self, path: str) -> Sequence[bytes | None]:
-        """Those of a document; none if no program has read or written it here."""
+        """Return the known versions, oldest first; empty if no program has read or written the document here."""
         return self._versions.get(path, ())
 
     def wrote(self, path: str, base: bytes | None, new: bytes) -> None:
-        """The program that had `base` in mind knows its own document from now on."""
+        """Record that a program has replaced the version `base` with its own version `new`."""
         known = self._versions.get(path, [])
         self._keep(path, [*(v for v in known if v is not None and v != base), new])
 
     def forget(self, directory: str) -> None:
-        """The documents in a directory and below are others from now on."""
+        """Forget all documents in a directory and below, after the directory was removed or renamed."""
         with self._lock:
             for path in [p for p in self._versions if not directory or p.startswith(f"{directory}/")]:
                 self._nbytes -= _size(self._versions.pop(path))
@@ -67,9 +68,9 @@ def _size(versions: Sequence[bytes | None]) -> int:
 
 
 def nearest(versions: Sequence[bytes | None], new: bytes) -> bytes | None:
-    """The version that `new` is an edit of.
+    """Return the version from which `new` was made: the one with the fewest differences, the newest of equals.
 
-    A program that writes an old version again, exactly, has the newest in mind: it takes the changes back.
+    If `new` equals any version exactly, return the newest version: the program wants to undo the later changes.
     """
     if len(versions) == 1:
         return versions[0]
@@ -86,7 +87,7 @@ def _distance(old: bytes, new: bytes) -> int:
 
 
 def same_document(a: bytes | None, b: bytes | None) -> bool:
-    """Whether two documents say the same, whatever they look like."""
+    """Return whether two documents have the same JSON values, whatever their formatting."""
     if a == b or a is None or b is None:
         return a == b
     try:

@@ -1,7 +1,6 @@
-"""The unsharded tree, to be written: names that are made, changed and removed, and what becomes of them.
+"""The writable tree: creating, renaming and removing names.
 
-A chunk that is written goes to the journal as a whole when it is closed (`OpenFiles`), and from there to its shard
-(`WriteBuffer`).
+A closed chunk goes to the journal as a whole (`OpenFiles`), and from there to its shard (`WriteBuffer`).
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class WriteTree(PassedThrough):
-    """Thread-safe. Begins with what the journal holds."""
+    """A writable mount of a source. Thread-safe. It starts with the versions in the journal."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
-        """The arguments of `OpenFiles`."""
+        """Takes the arguments of `OpenFiles`."""
         super().__init__(*parts, **more)
         self._recover()
         self.pending.attach(self._published, self._is_held)
@@ -55,7 +54,7 @@ class WriteTree(PassedThrough):
     # ---- names ----
 
     def unlink(self, parent: int, name: bytes) -> None:
-        """Remove a file. A chunk is gone from its shard once that is published."""
+        """Remove a file. A chunk is removed from its shard at the next publishing."""
         directory = self._directory(parent)
         found = self._find(directory, parent, name)
         path = join(directory, name)
@@ -77,7 +76,7 @@ class WriteTree(PassedThrough):
             self._keep(found.number)
             if spot.kind is NameKind.DOCUMENT:
                 self.documents.remove(directory, os.fsdecode(name))
-            with self._gate.shared():  # the directory may have been moved
+            with self._gate.shared():  # another thread may have renamed the directory
                 self._remove(self._directory(parent), name, found.number, spot)
         else:
             with self._naming():
@@ -89,18 +88,18 @@ class WriteTree(PassedThrough):
                 self._described_anew(directory)
 
     def _spot_of(self, directory: str, name: bytes, found: Attributes) -> Spot:
-        """What a file is, which is there."""
+        """Return the kind and target of an existing file."""
         file = self._files.by_number.get(found.number)
         if file is not None:
             return Spot(file.kind, file.target)
         spot = self.spot(directory, name)
-        if spot.kind is NameKind.ORPHAN:  # a chunk that is outside since its array was cut
+        if spot.kind is NameKind.ORPHAN:  # a chunk outside of the array's new shape
             former = self.base.target_of(found.number)
             return spot if former is None else Spot(NameKind.CHUNK, former)
         return spot
 
     def _remove(self, directory: str, name: bytes, number: int, spot: Spot) -> None:
-        """Take a name away; who has the file open goes on with its bytes."""
+        """Remove a name. Open handles keep the bytes of the file."""
         path = join(directory, name)
         self.pending.refused.forget(path)
         with self._lock:
@@ -117,7 +116,10 @@ class WriteTree(PassedThrough):
                 self._reveal(directory, name, spot.target)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
-        """Give a file another name; what was called so is gone, in one step for whoever looks."""
+        """Rename a file or directory, atomically for all readers. An existing target is replaced unless `noreplace`.
+
+        A directory is renamed in the store, after the pending versions in it are published.
+        """
         source, directory = self._directory(parent), self._directory(new_parent)
         found = self._find(source, parent, name)
         old, new = join(source, name), join(directory, new_name)
@@ -151,7 +153,7 @@ class WriteTree(PassedThrough):
                     return
 
     def _moves_quickly(self, file: WritableFile, spot: Spot) -> bool:
-        """Whether nothing but a record of the journal is needed to give it a name that stands for this."""
+        """Return whether the rename needs no more than a quick journal record."""
         if file.kind not in JOURNALED or spot.kind not in JOURNALED:
             return False
         carried = self._carried(file, spot)
@@ -160,13 +162,19 @@ class WriteTree(PassedThrough):
         return self.pending.is_quick(spot.target, 0 if carried is None else carried.size)
 
     def _carried(self, file: WritableFile, spot: Spot) -> Buffer | None:
-        """What was written to a temporary name, if it goes to the journal together with its new name: one record."""
+        """Return the buffer of a dirty temporary file that is renamed to a journaled name; else None.
+
+        Its data go to the journal together with the new name, as one record.
+        """
         unsaved = file.unsaved()
         carries = unsaved is not None and file.kind is NameKind.SCRATCH and spot.kind in JOURNALED
         return unsaved[0] if unsaved is not None and carries else None
 
     def _prepare(self, found: Attributes, file: WritableFile | None, spot: Spot) -> None:
-        """What was written to it is where it belongs; nobody waits for the journal to have room after that."""
+        """Save the data of a file before its rename, and make room in the journal.
+
+        The rename itself, which holds locks, then waits for neither.
+        """
         carried = file is not None and self._carried(file, spot) is not None
         if file is not None and file.kind in JOURNALED and not carried:
             self._settle(file)
@@ -210,7 +218,7 @@ class WriteTree(PassedThrough):
             self.base.changed(path)
 
     def _replace(self, file: WritableFile, old: str, directory: str, name: bytes, spot: Spot) -> None:
-        """Rename of a file where the bytes move, from the journal, from a shard, to one or to a document."""
+        """Rename a file whose bytes move between the journal, a shard, a document and the store."""
         new = join(directory, name)
         was, had = file.kind, file.target
         source = file.parent or ""
@@ -231,7 +239,7 @@ class WriteTree(PassedThrough):
                 scratch, carried = spot.kind is NameKind.SCRATCH, self._carried(file, spot)
                 data: Bytes | None = whole if carried is None else carried.content()
                 if data is None and file.version is None and had is None:
-                    raise stale(file.number)  # its writer was told that it is refused, and has closed it
+                    raise stale(file.number)  # refused at `close`; the writer got the error
                 file.version = self.pending.move(
                     old, new, spot.target, had if stored else None, data, file.mtime_ns, file.mode, scratch=scratch,
                     had=had,
@@ -256,7 +264,7 @@ class WriteTree(PassedThrough):
         if was is NameKind.DOCUMENT:
             self.documents.remove(source, old.rpartition("/")[2])
         elif was is NameKind.PLAIN:
-            with suppress(FileNotFoundError):  # one that is called as a lock is, the writer has removed
+            with suppress(FileNotFoundError):  # the writer has already removed a file named like a lock
                 self.writer.delete(old)
             self.base.changed(old)
 
@@ -275,15 +283,15 @@ class WriteTree(PassedThrough):
                 file.buffer = None
 
     def _dress(self, file: WritableFile, path: str) -> None:
-        """Give a file of a local store the mode and time that it was given here."""
+        """Set the mode and time of a file in a local store to those set on the mount."""
         if self.writer.local:
-            with suppress(FileNotFoundError):  # a document of which the source has another
+            with suppress(FileNotFoundError):  # a document may be stored under another name
                 self.writer.set_mode(path, stat.S_IMODE(file.mode) or 0o644)
                 self.writer.set_times(path, file.mtime_ns)
             self.base.changed(path)
 
     def _rename_directory(self, found: Attributes, old: str, new: str, there: Attributes | None) -> None:
-        """Whole trees are renamed in the store; what is pending in them is published before."""
+        """Publish the pending versions in a directory, then rename it in the store."""
         if there is not None and not there.directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), new)
         parents = (self._base_number(old.rpartition("/")[0]), self._base_number(new.rpartition("/")[0]))
@@ -295,12 +303,12 @@ class WriteTree(PassedThrough):
         kind = self.spot(above, os.fsencode(name)).kind
         if kind is NameKind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), new)
-        if kind in (NameKind.DIRECTORY, NameKind.CHUNK):  # the source has shards there
+        if kind in (NameKind.DIRECTORY, NameKind.CHUNK):  # the source has shards at that path
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
         if there is not None:
             self._remove_directory(there.number, new)
         self.pending.flush(old)
-        with self._gate.alone():  # what is closed meanwhile goes where the shards are then
+        with self._gate.alone():  # a concurrent close waits, then uses the new path
             self.pending.flush(old)
             if any(path.startswith(f"{old}/") for path in self.pending.versions()):
                 raise OSError(errno.EBUSY, "something in it is not published", old)
@@ -317,7 +325,7 @@ class WriteTree(PassedThrough):
         self._described_anew(new)
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
-        """A file of its own with the same bytes: names do not share files here."""
+        """Create a copy of a file under another name: files here have one name each."""
         directory, source = self._directory(new_parent), self._files.by_number.get(number)
         if source is not None and source.is_link:
             return self.symlink(new_parent, new_name, self.read_link(number))
@@ -332,7 +340,7 @@ class WriteTree(PassedThrough):
         return self._link_to_bytes(number, directory, new_name, spot)
 
     def _linked(self, path: str) -> Attributes:
-        """What was made on the disk: a file that is new, so that its number is."""
+        """Return the attributes of a file copied on the disk, with an inode number of its own."""
         directory, _, name = path.rpartition("/")
         with self._lock:
             file = self._files.new(directory, os.fsencode(name), NameKind.PLAIN)
@@ -341,7 +349,7 @@ class WriteTree(PassedThrough):
         return self._attributes(file)
 
     def _link_to_bytes(self, number: int, directory: str, new_name: bytes, spot: Spot) -> Attributes:
-        """The same of a file that is none of the disk, or to be none."""
+        """Copy a file by its bytes, if the source or the copy is not a plain file of a local store."""
         source = self._files.by_number.get(number)
         if source is not None:
             self._settle(source)
@@ -366,7 +374,10 @@ class WriteTree(PassedThrough):
         return self._attributes(file)
 
     def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
-        """Make a directory: of the store, or in a tree of chunks one that is kept until the end of the mount."""
+        """Create a directory.
+
+        In a tree of chunks and over a remote store, the directory exists only until the end of the mount.
+        """
         directory = self._directory(parent)
         path = join(directory, name)
         if self._find(directory, parent, name) is not None:
@@ -390,7 +401,7 @@ class WriteTree(PassedThrough):
         return self.lookup(parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        """Remove a directory in which nothing is shown any more."""
+        """Remove a directory that shows no entries."""
         directory = self._directory(parent)
         found = self._find(directory, parent, name)
         path = join(directory, name)
@@ -418,7 +429,7 @@ class WriteTree(PassedThrough):
             self._show(path, shown=False)
             tree = self.base.chunk_tree(base)
             if tree is not None and base == tree.root and self.writer.local:
-                with suppress(OSError):  # shards of another array, perhaps of other axes, may be called as they are
+                with suppress(OSError):  # another array, perhaps with other axes, may have shards of the same names
                     self.pending.flush(path)
                     self._remove_stored(path)
             return
@@ -430,7 +441,10 @@ class WriteTree(PassedThrough):
         self._renewed(path)
 
     def _remove_stored(self, path: str) -> None:
-        """A directory of which nothing is shown any more: what is left are the empty ones of its shards."""
+        """Remove a directory and its empty subdirectories from the store.
+
+        Raise OSError (ENOTEMPTY) if a file is in any of them.
+        """
         for entry in list(self.store.scan(path)):
             if not entry.directory:
                 raise OSError(errno.ENOTEMPTY, f"{entry.name} is in it, which is not shown", path)
@@ -439,31 +453,35 @@ class WriteTree(PassedThrough):
             self.writer.remove_directory(path)
 
     def sync_directory(self, number: int) -> None:
-        """The names in a directory survive a power failure when this returns."""
+        """Make the names in a directory survive a power failure."""
         self._waiting()
         self.pending.sync()
         path = self.path_of(number)
         if self.writer.local and number < CREATED and not self.base.is_virtual(number):
-            with suppress(FileNotFoundError):  # it is shown since it is described, and nothing is in it yet
+            with suppress(FileNotFoundError):  # documents describe it, but the store does not have it yet
                 self.writer.sync_directory(path)
 
     def set_xattr(self, number: int, name: str, value: bytes, flags: int = 0) -> None:
-        """`user.shardfs.flush`: publish what is at or below, within so many seconds. Others are those of a file."""
+        """Set an extended attribute; `user.shardfs.flush` publishes pending versions instead.
+
+        Its value is the timeout in seconds; empty or 0 waits without limit. Versions at and below the path are
+        published.
+        """
         if name != "user.shardfs.flush":
             super().set_xattr(number, name, value, flags)
             return
         self._waiting()
         self.pending.publish(self.path_of(number), float(value or b"0") or None)
 
-    # ---- what was published ----
+    # ---- publishing ----
 
     def _is_held(self, path: str) -> bool:
-        """Whether somebody has it open for writing."""
+        """Return whether a handle has the file open for writing."""
         file = self._files.at(path)
         return file is not None and file.writers > 0
 
     def _published(self, done: Mapping[str, Version]) -> None:
-        """These versions are in their shards now; called without any lock."""
+        """Update the files whose versions are now in their shards. Called without any lock."""
         gone: list[tuple[int, bytes]] = []
         for path in done:
             self._forget_plain(path)
@@ -482,8 +500,10 @@ class WriteTree(PassedThrough):
             self.invalidate(number, raw)
 
     def _forget_plain(self, path: str) -> None:
-        """A chunk that was written under a compressed name is about to be shown by its plain one: the kernel may know
-        it by that from before, and would go on with the bytes that it had then."""
+        """Make the kernel drop cached bytes of a chunk that was written under a compressed name.
+
+        The chunk is about to be shown under its plain name, which the kernel may have cached with older bytes.
+        """
         file = self._files.at(path)
         if file is None or file.target is None or not file.target.suffix:
             return
@@ -494,10 +514,10 @@ class WriteTree(PassedThrough):
                 self.forget_content(self.base.lookup(number, os.fsencode(name)).number)
 
     def _has_arrived(self, file: WritableFile, version: Version) -> list[tuple[int, bytes]]:
-        if file.target is not None and file.target.suffix:  # shown by its plain name from now on
+        if file.target is not None and file.target.suffix:  # the plain name is shown from now on
             self._part_from_twin(file)
             self._reveal(file.parent or "", file.name, file.target)
-            if file.writers:  # what they write is the next version
+            if file.writers:  # open writers make the next version
                 self._load(file)
                 file.version = None
                 return []
@@ -511,15 +531,18 @@ class WriteTree(PassedThrough):
     # ---- the end ----
 
     def state(self) -> dict[str, Any]:
-        """As `WriteBuffer.state`."""
+        """Return the figures of the write buffer for `status.json`."""
         return self.pending.state()
 
     def left(self) -> list[str]:
-        """As `WriteBuffer.left`."""
+        """Return the paths of versions that are not yet published, or cannot be published."""
         return self.pending.left()
 
     def close(self, timeout: float) -> list[str]:
-        """As `WriteBuffer.close`, after what is still open is closed: the kernel may not say so any more."""
+        """Close all open files, publish within `timeout` seconds, and close the journal. Return the paths left over.
+
+        The kernel may no longer report the last closes, so open handles are closed here first.
+        """
         for handle in list(self._handles):
             try:
                 self.flush(handle)
@@ -545,13 +568,14 @@ def open_write_tree(
     replace_links: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> WriteTree:
-    """A tree on top of one that is shown as it is stored; what the journal holds is pending.
+    """Return a writable tree on top of a read-only one. The versions in the journal are pending.
 
     Args:
-        dirty_bytes: memory for files that are open for writing.
-        cas_none: the store may be one in which others could lose what they write.
-        replace_links: see `LocalWriter`.
-        rules, remembers: see `Documents`.
+        dirty_bytes: memory limit of files open for writing.
+        cas_none: accept a store without conditional writes, where concurrent writers could overwrite each other.
+        replace_links: passed to `LocalWriter`.
+        rules: passed to `Documents`.
+        remembers: passed to `Documents`.
 
     Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
     """

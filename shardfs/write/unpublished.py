@@ -1,7 +1,7 @@
-"""A tree that is only read, with what waits in a journal on which nobody works: as the next writable mount shows it.
+"""Read-only view of a source and the unpublished writes of its journal, as the next writable mount would show them.
 
-Nothing is locked or changed. As soon as somebody works on the journal the source alone is shown: from then on only he
-knows what of it is published, superseded or given up.
+The view locks and changes nothing. When another process locks the journal, the view shows the source alone, because
+only that process knows which writes are published, superseded or discarded.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE_S = 60.0
-"""How long who has a file open goes on reading it then. Its bytes take room on the disk of the journal for so long."""
+"""Seconds for which open files stay readable after the view switches to the source alone.
+
+The open descriptors keep the journal's disk space occupied for as long.
+"""
 
 
 class UnpublishedWrites:
-    """What waits in a journal, with the methods of `WriteBuffer` that an `Overlay` needs."""
+    """The unpublished writes of a journal, with the methods of `WriteBuffer` that an `Overlay` calls."""
 
     def __init__(self, peek: Peek) -> None:
         self._peek: Peek | None = peek
@@ -59,14 +62,14 @@ class UnpublishedWrites:
         return path in self._versions
 
     def drop(self, path: str, _target: Target | None) -> None:
-        """Another name has taken the chunk since."""
+        """Hide a path, because another name has replaced its chunk."""
         self._versions.pop(path, None)
 
     def retarget(self, path: str, target: Target | None) -> None:
-        """Nothing is published here."""
+        """Do nothing, because a read-only view publishes nothing."""
 
     def read(self, data: Position, offset: int, size: int) -> bytes:
-        peek = self._peek  # whose descriptors are closed when nobody reads from them any more
+        peek = self._peek  # a reference: the descriptors stay open until this read ends
         if peek is None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return peek.read(data, offset, size)
@@ -82,16 +85,16 @@ class UnpublishedWrites:
         return os.statvfs(self._directory)
 
     def forget(self) -> None:
-        """Nothing waits any more, as far as is known. What was shown can be read until `close`."""
+        """Show no unpublished writes any more. Their bytes stay readable until `close`."""
         self._versions.clear()
 
     def close(self) -> None:
-        """Let go of the journal's files."""
+        """Release the journal's files. They are closed after the last read."""
         self._peek = None
 
 
 class _Reader:
-    """In the places of the writer and the documents: modes are those of all files, and documents the source's."""
+    """Stands in for the writer and the documents of a writable mount: no modes of its own, and no written documents."""
 
     local = False
 
@@ -103,13 +106,15 @@ class _Reader:
 
 
 class Unpublished(Overlay):
-    """Thread-safe. What is common with `Tree` is said there; all methods that change something are missing.
+    """A `Tree` with unpublished writes shown over it. Thread-safe. It has no methods that change files.
 
     Args:
-        held: what is shown over the tree.
-        state: tells, whenever it is asked, what changes if somebody works on the journal.
-        was: what it told before the journal was read.
-        look_s: how often it is asked at most.
+        base: the tree of the source.
+        held: the unpublished writes.
+        state: returns a value that changes as soon as another process works on the journal.
+        was: the value of `state()` before the journal was read.
+        look_s: seconds between two calls of `state`, at least.
+        waiting: called before a thread waits.
     """
 
     def __init__(
@@ -128,7 +133,7 @@ class Unpublished(Overlay):
         self._close_at: float | None = None
         self._recover()
 
-    # ---- whether it is still true ----
+    # ---- detecting a writer ----
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -148,24 +153,24 @@ class Unpublished(Overlay):
                 self._next_look = float("inf")
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """As `Tree.lookup`."""
+        """Look up a name like `Tree.lookup`, after a check for a writer."""
         self._look()
         return super().lookup(parent, name)
 
     def few(self, number: int, most: int) -> list[EntryRow] | None:
-        """As `Tree.few`."""
+        """List a small directory like `Tree.few`, after a check for a writer."""
         self._look()
         return super().few(number, most)
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
-        """As `Tree.scan`."""
+        """List a directory like `Tree.scan`, after a check for a writer."""
         self._look()
         return super().scan(number, cookie)
 
-    # ---- what a mount that is only read shows otherwise than one that is written ----
+    # ---- differences from a writable mount ----
 
     def _if_shown(self, found: Attributes) -> Attributes:
-        """All directories that can hold chunks are shown, also those that others make."""
+        """Return the entry unchanged: a read-only mount shows all directories that can hold chunks."""
         return found
 
     def _is_implied(self, number: int, directory: str, name: bytes) -> bool:
@@ -175,7 +180,7 @@ class Unpublished(Overlay):
         return batch
 
     def statvfs(self) -> os.statvfs_result | None:
-        """As `Tree.statvfs`."""
+        """Return the statistics of the source's file system, like `Tree.statvfs`."""
         return self.base.statvfs()
 
 
@@ -183,16 +188,17 @@ def with_unpublished(
     tree: Tree, source: str, base: str | Path | None = None, *, look_s: float = LOOK_S,
     waiting: Callable[[], None] = nothing,
 ) -> Tree | Unpublished:  # fmt: skip
-    """The tree of a source, with what waits in its journal if nobody works on that; else the tree itself.
+    """Return the tree of a source with the unpublished writes of its journal.
 
-    Whatever is wrong with the journal is logged, and never raised. `base` is as in `directory_for`.
+    Return `tree` itself if there are none, or another process has locked the journal. Problems of the journal are
+    logged, not raised. `base` is the directory of all journals, as in `directory_for`.
     """
     directory = directory_for(source, base)
     try:
         was = _state(directory)
         if was is None:
             return tree
-        own_directory(directory)  # what others can write to is not shown
+        own_directory(directory)  # a journal that other users can change is not shown
         peek = Journal.peek(directory, source)
         if peek.owner is not None:
             return tree
@@ -204,7 +210,7 @@ def with_unpublished(
         if not count:
             return tree
         return Unpublished(tree, held, lambda: _state(directory), was, look_s=look_s, waiting=waiting)
-    except FileNotFoundError:  # a mount has just published all and removed it
+    except FileNotFoundError:  # a mount has just published all writes and removed the journal
         return tree
     except (OSError, ShardfsError, ValueError) as e:
         log.warning("%s: %s", public_name(source), unreadable_words(e))
@@ -212,7 +218,7 @@ def with_unpublished(
 
 
 def _state(directory: Path) -> tuple[int, ...] | None:
-    """What is different after somebody has locked the journal, or removed or added a segment; None without one."""
+    """Return a value that changes when a process locks the journal or changes its segments; None without a journal."""
     try:
         here = os.stat(directory)
     except OSError:

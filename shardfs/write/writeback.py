@@ -1,7 +1,7 @@
-"""What was written and is not published yet: in the journal, and from there to its shards, batch by batch.
+"""Write-back: put new versions of files into the journal, and publish them to their shards in batches.
 
-One lock guards what is pending; nothing waits while it is held but a copy to the page cache. Publishing runs in threads
-of its own, one shard at a time in each.
+One lock guards the pending versions. The only slow operation under the lock is a copy to the page cache. Worker threads
+publish the shards; each worker publishes one shard at a time.
 """
 
 from __future__ import annotations
@@ -40,37 +40,38 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EARLY, SLOW, FULL = 0.5, 0.8, 0.95
-"""How full the journal is when shards are published early, writers are slowed down, and have to wait."""
+"""Fill levels of the journal: shards are published early, writers are slowed down, writers wait."""
 
 EVERYTHING = 1 << 62
-"""Bytes: more than a file has."""
+"""Bytes. Larger than any file; reads a whole file."""
 
 LASTING = {
     errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ENOTDIR,
     errno.EISDIR,
 }  # fmt: skip
-"""Errors that do not go away by trying again soon: it is tried when somebody asks, or after `LASTING_RETRY_S`."""
+"""Errors that a quick retry does not fix. The next attempt is after `LASTING_RETRY_S`, or when a flush asks for it."""
 
 LASTING_RETRY_S = 30.0
 
 LOOK_S = 0.5
 
 QUICK_S, QUICK_BYTES = 0.002, 1 << 20
-"""A record of the journal that took no longer, and one that has no more bytes, are nothing to wait for."""
+"""Limits in seconds and bytes below which writing a journal record counts as quick (see `WriteBuffer.is_quick`)."""
 
 NAMED = 100
-"""So many orphans and errors are told by name: there may be as many as chunks."""
+"""Upper limit of the orphans and errors that the status lists by name. There may be as many as chunks."""
 
 EMPTY_NS = 60 * 10**9
-"""How old an empty chunk is when it counts as an error."""
+"""Age in nanoseconds from which an empty chunk counts as an error."""
 
 
 class WriteBuffer:
-    """Thread-safe.
+    """The pending versions of a mount, and the threads that publish them. Thread-safe.
 
     Args:
-        journal: opened, and read: what it holds is pending.
-        writer: of the store.
+        journal: an open journal. Its recovered records become pending versions.
+        writer: writes to the store.
+        settings: when and how shards are published.
         waiting: called before a thread waits.
     """
 
@@ -106,35 +107,39 @@ class WriteBuffer:
         writer.recovered()
 
     def attach(self, published: Callable[[Mapping[str, Version]], None], is_held: Callable[[str], bool]) -> None:
-        """Begin to publish. `published` is told what has arrived; paths that are `is_held` are open for writing."""
+        """Start the publishing threads.
+
+        `published` is called after each publish, with the published versions by path. `is_held` returns whether a path
+        is open for writing; such a path is published only on request.
+        """
         self.published, self.is_held = published, is_held
         for n in range(self.settings.workers):
             thread = threading.Thread(target=self._work, name=f"shardfs-publish-{n}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    # ---- what is pending ----
+    # ---- pending versions ----
 
     def versions(self) -> dict[str, Version]:
-        """By path; `data` is None for what was deleted."""
+        """Return all pending versions by path. A deleted file has `data` None."""
         with self._lock:
             return dict(self._pending.versions)
 
     def holds(self, path: str) -> bool:
-        """Whether something is pending for a path."""
+        """Return whether a version is pending for a path."""
         return path in self._pending.versions
 
     def target(self, path: str) -> Target | None:
-        """Of which chunk a version is pending for a path."""
+        """Return the chunk that the pending version of a path replaces; None if there is none."""
         with self._lock:
             shard = self._shard_at.get(path)
             return None if shard is None else shard.targets[path]
 
     def is_stored(self, path: str, target: Target | None) -> bool:
-        """Whether the chunk's shard has it, or is just being given it."""
+        """Return whether the chunk's shard has the chunk, or a publish of the chunk is in progress."""
         if target is None:
             return False
-        with self._lock:  # before the look at the shard: it is complete by the time it is not being published
+        with self._lock:  # first: a shard that is no longer being published has the chunk
             shard = self._shard_at.get(path)
             if shard is not None and path in shard.publishing:
                 return True
@@ -143,7 +148,7 @@ class WriteBuffer:
     def put(
         self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False
     ) -> Version:
-        """A whole version of a file. It survives the end of this process when this returns."""
+        """Add a new version of a whole file. When this returns, the version survives a crash of this process."""
         meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
         with self._based(path, target) as base:
             self._apply(Record.PUT, {**meta, "base": base}, data)
@@ -152,7 +157,7 @@ class WriteBuffer:
             return self._pending.versions[path]
 
     def keep(self, path: str, data: bytes, why: str, mtime_ns: int, mode: int) -> None:
-        """Keep a document that cannot be written, as another program has changed it, too, until a user decides."""
+        """Keep a metadata document as a conflict until a user decides, because another program has changed it too."""
         self.make_room(len(data))
         meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "document": True, "conflict": why}
         with self._lock:
@@ -161,7 +166,7 @@ class WriteBuffer:
         self.failed(path, OSError(errno.ESTALE, why, path))
 
     def drop(self, path: str, target: Target | None) -> None:
-        """The file is gone; `target` is given if its shard must be told."""
+        """Remove a file. With `target`, its shard loses the chunk too; without, only the pending version is dropped."""
         with self._based(path, target) as base:
             known = self._pending.versions.get(path)
             if target is not None:
@@ -174,8 +179,15 @@ class WriteBuffer:
         self, old: str, new: str, target: Target | None, gone: Target | None, data: Bytes | None, mtime_ns: int,
         mode: int, *, scratch: bool = False, had: Target | None = None,
     ) -> Version:  # fmt: skip
-        """Another name for a version; `data` if it is not pending so far. `gone` is given if the shard of the old name
-        must be told, `had` if it was a chunk: it may have been published since the caller looked."""
+        """Rename a file and return its version.
+
+        Args:
+            target: the chunk that the new name stands for, if any.
+            gone: the chunk of the old name, to be deleted from its shard.
+            data: the whole file, if no version is pending for the old name.
+            had: the chunk of the old name, if a version was pending. Its bytes are read from the shard if the version
+                was published after the caller looked.
+        """
         with self._based(new, target) as base:
             version = self._pending.versions.get(old)
             if data is None and version is None and had is not None:
@@ -201,30 +213,35 @@ class WriteBuffer:
 
     @contextmanager
     def _based(self, path: str, target: Target | None) -> Iterator[Base]:
-        """Hold the lock, and know which chunk a new version of a path is to replace: whoever changes that, too, is
-        noticed. The shard is looked at before, without the lock."""
+        """Hold the lock, and give the extent of the stored chunk that a new version of the path replaces.
+
+        A later publish compares this extent with the shard to detect changes by other writers. The shard is read before
+        the lock is taken.
+        """
         while True:
             known = self._pending.versions.get(path)
             base = known.base if known is not None else "?" if target is None else self._found(target)
             with self._lock:
-                if self._pending.versions.get(path) is known:  # else it was published meanwhile, and lies elsewhere
+                if self._pending.versions.get(path) is known:  # else a publish has moved the chunk meanwhile
                     yield base
                     return
 
     def look(self, path: str, target: Target | None) -> None:
-        """Have at hand where the chunk lies that a new version is to replace: before a lock is taken around `put`."""
+        """Load the index entry of the chunk into the cache, so that a `put` under the caller's lock need not wait."""
         if target is not None and path not in self._pending.versions:
             target.tree.base(target.coords)
 
     def _found(self, target: Target) -> tuple[int, ...] | None:
-        """Where a chunk lies in its shard, and, as that takes no request, its checksum: others may put theirs at the
-        same place."""
+        """Return the chunk's extent in its shard; None if absent.
+
+        In a local store, the extent includes the crc32c: another writer may store a different chunk in the same place.
+        """
         found = target.tree.base(target.coords)
         summed = None if found is None or not self._writer.local else target.tree.stored_sum(target.coords)
         return found if found is None or summed is None else (*found, summed)
 
     def retarget(self, path: str, target: Target | None) -> None:
-        """Say of which shard a path is a chunk; None: of none, as far as is known now."""
+        """Assign the pending version of a path to the shard of `target`; None: to no shard for now."""
         with self._lock:
             before = self._shard_at.pop(path, None)
             shard = None
@@ -234,20 +251,20 @@ class WriteBuffer:
                 before.targets.pop(path, None)
                 if not before.targets and not before.busy:
                     self._shards.pop((before.tree.first, before.number), None)
-                self._lock.notify_all()  # somebody may wait for it
+                self._lock.notify_all()  # `drain` may wait for this shard
             if target is None or shard is None:
                 return
             if before not in (None, shard) or self._pending.versions[path].lsn <= self._recovered:
-                shard.version = UNLOOKED  # the version that it replaces was noted for another shard, or before a crash
+                shard.version = UNLOOKED  # the base was noted for another shard, or before a crash
             shard.targets[path], shard.last = target, time.monotonic()
             shard.unfit.clear()
             if shard.failure is None:
                 shard.retry_at = 0.0
-            if self._is_complete(shard) or self._journal.nbytes > self._early:  # others are due in a while
+            if self._is_complete(shard) or self._journal.nbytes > self._early:  # other shards are due later
                 self._lock.notify_all()
 
     def _dirty(self, target: Target) -> DirtyShard:
-        """The shard of a chunk, of which something is pending from now on."""
+        """Return the shard of a chunk, created and added to the pending shards if necessary."""
         number = target.tree.outermost_shard(target.coords)
         shard = self._shards.get((target.tree.first, number))
         if shard is None:
@@ -261,20 +278,23 @@ class WriteBuffer:
         return shard
 
     def require_writable(self, target: Target) -> None:
-        """Raise OSError (EROFS as a rule) if the chunk cannot be written: because of its collection, because earlier
-        versions are lost, or because its shard cannot be replaced."""
+        """Raise OSError (usually EROFS) if the chunk cannot be written.
+
+        Reasons: its collection is not writable, earlier versions are damaged in the journal, or its shard cannot be
+        replaced.
+        """
         path = target.tree.path
         if any(not damaged or is_below(damaged, path) for damaged in self._damaged):
             told = "what was written to it before is damaged in the journal (shardfs recover --salvage)"
             raise OSError(errno.EROFS, told, path)
         why = rewriting.unwritable(target.tree.collection)
         if why is None and target.tree.is_pair(target.coords):
-            why = "shards in two files are shown only"  # a single file would take their place
+            why = "shards in two files are shown only"  # publishing would replace both by a single file
         if why is not None:
             raise OSError(errno.EROFS, why, path)
         number = target.tree.outermost_shard(target.coords)
         if (target.tree.first, number) in self._shards:
-            return  # it was looked at when the first chunk that waits for it was opened
+            return  # checked when the shard's first pending chunk was opened
         key = target.tree.outermost_key(number)
         try:
             self._writer.require_writable(key)
@@ -283,13 +303,15 @@ class WriteBuffer:
             raise
 
     def is_quick(self, target: Target | None, size: int) -> bool:
-        """Whether to take a version of so many bytes is a copy to the page cache and no more, as far as can be known:
-        to let another thread take over before it would cost as much again."""
+        """Return whether a `put` of this many bytes probably costs no more than a copy to the page cache.
+
+        The caller then need not call `waiting`, because switching to another thread would cost as much.
+        """
         plain = target is None or (not target.suffix and target.tree.transform_of(target.coords) is None)
         return plain and size <= QUICK_BYTES and not self._slow and self.settings.close == "journal"
 
     def require_valid(self, target: Target, buffer: Buffer) -> None:
-        """Raise OSError (EINVAL) if the array cannot hold a chunk of these bytes."""
+        """Raise OSError (EINVAL) if the bytes are no valid chunk of the array."""
         transform = target.tree.transform_of(target.coords)
         if not buffer.size or (transform is None and not target.suffix):
             return
@@ -303,24 +325,25 @@ class WriteBuffer:
             raise OSError(errno.EINVAL, str(e)) from e
 
     def read(self, data: Position, offset: int, size: int) -> bytes:
-        """Bytes of a version."""
+        """Return bytes of a pending version, like `Journal.read`."""
         return self._journal.read(data, offset, size)
 
     def sync(self) -> None:
-        """All that was written survives a power failure when this returns."""
+        """Sync the journal. When this returns, all pending versions survive a power failure."""
         self._waiting()
         self._journal.sync()
 
     def statvfs(self) -> os.statvfs_result:
-        """Of the journal's disk."""
+        """Return the statistics of the journal's file system."""
         return os.statvfs(self._journal.directory)
 
     # ---- room ----
 
     def make_room(self, size: int) -> None:
-        """Wait while the journal is full and something is being published: before `put`, with no lock held.
+        """Wait for room in the journal. Call this before `put`, without a lock.
 
-        Raise OSError (ENOSPC).
+        Raise OSError (ENOSPC) if the journal is full and no shard can be published, or none has been for `stall_s`
+        seconds.
         """
         journal = self._journal
         fullness = (journal.nbytes + size) / journal.limit_bytes
@@ -359,7 +382,7 @@ class WriteBuffer:
         while (shard := self._next()) is not None:
             try:
                 self._publish(shard)
-            except BaseException as e:  # noqa: BLE001 - told to who writes, and logged
+            except BaseException as e:  # noqa: BLE001 - logged, and reported to the writing program
                 self._failed(shard, e)
             finally:
                 with self._lock:
@@ -369,12 +392,12 @@ class WriteBuffer:
                     self._lock.notify_all()
 
     def _next(self) -> DirtyShard | None:
-        """A shard that is due; waits for one. None at the end."""
+        """Wait for a shard that is due, mark it busy and return it. None if the buffer is closing."""
         with self._lock:
             while not self._stopping:
                 now = time.monotonic()
-                wait = max(self.settings.idle_s, LOOK_S)  # new ones are not due before
-                # A document that is written makes new shards of its array's, of the same objects.
+                wait = max(self.settings.idle_s, LOOK_S)  # a new shard is not due earlier
+                # A new metadata document replaces the shards of its array by new ones with the same keys.
                 busy = {shard.key for shard in self._shards.values() if shard.busy}
                 for shard in (s for s in self._shards.values() if s.key not in busy):
                     when = self._due_at(shard, now)
@@ -386,7 +409,7 @@ class WriteBuffer:
         return None
 
     def _due_at(self, shard: DirtyShard, now: float) -> float:
-        """When a shard is to be published, by the monotonic clock."""
+        """Return when to publish a shard, by the monotonic clock."""
         if shard.busy or not shard.targets:
             return float("inf")
         if shard.due:
@@ -397,7 +420,7 @@ class WriteBuffer:
         when = max(min(shard.last + self.settings.idle_s, shard.first + self.settings.age_s), soon)
         if not self._is_complete(shard):
             when = soon if self._journal.nbytes > self._early else when
-        elif any(map(self.is_held, shard.targets)):  # that the last ones are closed is known in a moment
+        elif any(map(self.is_held, shard.targets)):  # the last files may just be closing
             when = min(when, now + 0.05)
         else:
             when = now
@@ -407,7 +430,10 @@ class WriteBuffer:
         return shard.slots is not None and len(shard.targets) >= shard.slots
 
     def _taken(self, shard: DirtyShard) -> dict[str, tuple[Target, Version]]:
-        """What of a shard is published now: not what is open for writing, unless somebody asks; nor what is empty."""
+        """Return the chunks of a shard to publish now.
+
+        Omits empty chunks, conflicts, chunks that do not fit, and (unless a flush asks for the shard) open files.
+        """
         out = {}
         for path, target in shard.targets.items():
             version = self._pending.versions[path]
@@ -421,7 +447,7 @@ class WriteBuffer:
             taken = self._taken(shard)
             shard.publishing, shard.due = frozenset(taken), False
         if not taken:
-            with self._lock:  # they are conflicts, do not fit, or are open: however full it is, it can wait
+            with self._lock:  # nothing can be published now: look again in a second, even if the journal is full
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
             return
         job = Job(self._journal, self.settings, shard, taken, self._begun)
@@ -430,7 +456,7 @@ class WriteBuffer:
         try:
             stat = self._writer.update(shard.key, job.make, job.begun, job.check, job.in_place)
             self._arrived(shard, job, stat)
-        finally:  # by now nobody reads from the journal what is in the shard
+        finally:  # the pinned data are not read any more
             job.close()
 
     def _begun(self, note: Begun, lsns: list[int], entries: Mapping[str, Extent]) -> None:
@@ -439,8 +465,10 @@ class WriteBuffer:
         self._journal.sync()
 
     def _entries(self, job: Job, done: Mapping[str, Version]) -> dict[str, Extent]:
-        """All that was published; and where it lies now, if a newer version is pending already. The lock is held: one
-        that came behind this look would be taken for a conflict."""
+        """Return the entries of a DONE record: all published paths, with the new extent if a newer version is pending.
+
+        The lock is held until the record is written. Otherwise a version added in between would look like a conflict.
+        """
         out: dict[str, Extent] = dict.fromkeys(done)
         for path, version in done.items():
             target, (directory, _, name) = job.taken[path][0], path.rpartition("/")
@@ -462,7 +490,7 @@ class WriteBuffer:
             for path in done:
                 if path not in self._pending.versions:
                     shard.targets.pop(path, None)
-                    self.retarget(path, None)  # a document may have made it another shard's meanwhile
+                    self.retarget(path, None)  # a new document may have assigned it to another shard meanwhile
             self._set_aside(shard, job)
             self.counts["published_chunks"] += len(done)
             self.counts["published_shards"] += 1
@@ -472,7 +500,7 @@ class WriteBuffer:
         self.published(done)
 
     def _set_aside(self, shard: DirtyShard, job: Job) -> None:
-        """Chunks that do not fit. Half a mesh is no error: the other file may come."""
+        """Note the chunks that do not fit. Half of a mesh is no error, because its other file may still be written."""
         for path, why in job.unfit.items():
             known = self._pending.versions.get(path)
             if known is not None and known.lsn == job.taken[path][1].lsn:
@@ -503,24 +531,24 @@ class WriteBuffer:
     # ---- errors ----
 
     def note_failure(self, path: str, failure: OSError) -> None:
-        """As `Failures.note`; and whoever wants to know is told at once."""
+        """Note an error for the handles of a path (see `Failures`), and report it to the `failed` callback at once."""
         self.failures.note(path, failure)
         self.failed(path, failure)
 
     def refuse(self, path: str, failure: OSError) -> None:
-        """A program closes or syncs a file, and its new version cannot be kept. The caller raises the error."""
+        """Note that a close or sync failed and the new version is lost. The caller raises the error."""
         if not self.refused:
             log.warning("%s: was refused when it was closed: %s", path, failure)
             self.failed(path, failure)
         self.refused.note(path, failure)
 
     def count(self, path: str) -> int:
-        """How much is pending at and below a path."""
+        """Return the number of pending chunks at and below a path."""
         with self._lock:
             return sum(is_below(p, path) for p in self._shard_at)
 
     def failure(self, path: str) -> BaseException | None:
-        """Why a path is not published; None if nothing is known to be wrong."""
+        """Return the error that prevents publishing a path; None if there is none."""
         with self._lock:
             shard = self._shard_at.get(path)
             if shard is not None and shard.failure is not None:
@@ -533,19 +561,22 @@ class WriteBuffer:
     # ---- the end ----
 
     def flush(self, path: str = "", timeout: float | None = None) -> None:
-        """Publish what is pending at and below a path. Raise OSError if something of it cannot be, or not in time."""
+        """Publish the pending chunks at and below a path.
+
+        Raise OSError if a chunk cannot be published, including conflicts; TimeoutError after `timeout` seconds.
+        """
         self.drain(path, timeout)
         with self._lock:
             self._raise_conflicts(path)
 
     def publish(self, path: str, timeout: float | None = None) -> None:
-        """As `flush`, for a user: raise also what programs were told when they closed files, and may have ignored."""
+        """Flush on a user's request. Also raise errors of earlier closes, because programs may have ignored them."""
         self.flush(path, timeout)
         if (failure := self.refused.first(path)) is not None:
             raise failure
 
     def drain(self, path: str, timeout: float | None = None) -> None:
-        """As `flush`, but what waits for somebody to decide (conflicts, chunks that do not fit) is passed over."""
+        """Flush, but ignore chunks that need a user's decision: conflicts and chunks that do not fit."""
         self._waiting()
         end = time.monotonic() + (timeout if timeout is not None else 1e9)
         with self._lock:
@@ -565,7 +596,7 @@ class WriteBuffer:
                 self._lock.wait(min(end - time.monotonic(), 1.0))
 
     def _waits_for(self, shard: DirtyShard, lsns: Mapping[str, int]) -> bool:
-        """Whether versions are pending that could be published."""
+        """Return whether a flush must still wait for the shard. `lsns` are the versions to publish, by path."""
         if shard.busy:
             return True
         if shard.failure is not None:
@@ -576,7 +607,7 @@ class WriteBuffer:
         return shard.due
 
     def _may_arrive(self, shard: DirtyShard) -> bool:
-        """Whether something of it is published soon, if nobody does anything about what is wrong."""
+        """Return whether the shard is being published, or can be published without a user's help."""
         return shard.busy or (bool(self._taken(shard)) and (shard.failure is None or _passes(shard.failure)))
 
     def _raise_conflicts(self, path: str) -> None:
@@ -589,12 +620,12 @@ class WriteBuffer:
                 raise OSError(errno.ESTALE, version.conflict, p)
 
     def left(self) -> list[str]:
-        """Paths of what is not published yet, or cannot be; temporary names of tools are not among them."""
+        """Return the paths of all unpublished versions, except temporary files of programs."""
         with self._lock:
             return [path for path, version in self._pending.versions.items() if not version.scratch]
 
     def state(self) -> dict[str, Any]:
-        """For `status.json`."""
+        """Return counters, orphans and errors for `status.json`."""
         with self._lock:
             failing = {s.key: str(s.failure) for s in self._shards.values() if s.failure is not None}
             failing |= {path: why for s in self._shards.values() for path, why in s.unfit.items()}
@@ -620,18 +651,18 @@ class WriteBuffer:
             }
 
     def _long_empty(self) -> list[str]:
-        """Chunks that were left empty, maybe by a program that ended in the middle of writing."""
+        """Return the chunks that have been empty for long, perhaps because a program ended in the middle of a write."""
         before = time.time_ns() - EMPTY_NS
         empty = (path for path in self._shard_at if (v := self._pending.versions[path]).data and not v.data.size)
         return [path for path in empty if self._pending.versions[path].mtime_ns < before]
 
     def close(self, timeout: float) -> list[str]:
-        """Publish what can be, within so many seconds, and close the journal. What is left."""
-        if self._stopping:  # nobody publishes any more
+        """Publish as much as possible within `timeout` seconds, and close the journal. Return the unpublished paths."""
+        if self._stopping:  # closed before
             return self.left()
         try:
             self._journal.sync()
-        except OSError:  # raised once by a journal that another program has removed, and that was begun anew
+        except OSError:  # raised once if another program removed the journal and it was restored
             self._journal.sync()
         end = time.monotonic() + timeout
         with self._lock:
@@ -651,5 +682,5 @@ class WriteBuffer:
 
 
 def _passes(failure: BaseException) -> bool:
-    """Whether what went wrong may be right again by itself, soon."""
+    """Return whether a quick retry may succeed."""
     return isinstance(failure, OSError) and errno_of(failure) not in LASTING

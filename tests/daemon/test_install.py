@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SYSTEM = [
     "sbin/mount.shardfs",
     "sbin/mount.fuse.shardfs",
-    "etc/systemd/system/shardfs..service",
+    "etc/systemd/system/shardfs@.service",
     "usr/local/share/man/man1/shardfs.1",
     "usr/local/share/man/man8/mount.shardfs.8",
     "usr/local/share/bash-completion/completions/shardfs",
@@ -61,7 +61,7 @@ def test_what_is_placed_is_told_found_again_and_removed(programs: Path, tmp_path
     code, told = shardfs(*install)
     assert (code, told.count(": installed\n"), placed(root)) == (0, len(SYSTEM), sorted(SYSTEM))
     assert [os.readlink(root / "sbin" / name) for name in HELPERS] == [str(programs / name) for name in HELPERS]
-    unit = (root / "etc/systemd/system/shardfs..service").read_text()
+    unit = (root / "etc/systemd/system/shardfs@.service").read_text()
     assert f"ExecStart={programs}/shardfs mount" in unit
     assert "/usr/bin/shardfs" not in unit
     code, told = shardfs(*install)
@@ -78,7 +78,7 @@ def test_what_others_have_placed_stays(programs: Path, tmp_path: Path) -> None:
     (root / "sbin").mkdir(parents=True)
     (root / "sbin/mount.shardfs").write_text("#!/bin/sh\n")
     (root / "etc/systemd/system").mkdir(parents=True)
-    (root / "etc/systemd/system/shardfs..service").write_text("[Service]\n")
+    (root / "etc/systemd/system/shardfs@.service").write_text("[Service]\n")
     install = ("install", "--root", root, "--programs", programs)
     code, told = shardfs(*install)
     assert (code, told.count("was not installed by shardfs"), len(placed(root))) == (1, 2, 2)
@@ -120,8 +120,8 @@ def test_a_user_gets_no_helpers(programs: Path, tmp_path: Path, monkeypatch: pyt
     assert shardfs("install", "--user", "--programs", programs)[0] == 0
     share = [f".local/{path[len('usr/local/') :]}" for path in SYSTEM if "share" in path]
     shutil.rmtree(programs)
-    assert placed(tmp_path) == sorted([*share, "conf/systemd/user/shardfs..service"])
-    assert "default.target" in (tmp_path / "conf/systemd/user/shardfs..service").read_text()
+    assert placed(tmp_path) == sorted([*share, "conf/systemd/user/shardfs@.service"])
+    assert "default.target" in (tmp_path / "conf/systemd/user/shardfs@.service").read_text()
 
 
 def test_the_manual_pages_are_current(tmp_path: Path) -> None:

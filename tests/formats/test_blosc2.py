@@ -137,8 +137,8 @@ def test_a_frame_that_ends_early() -> None:
         ({"index": b""}, "no Blosc2 chunk"),
         ({"index": b"\x05\x01\x17\x08" + b"\xff" * 12 + bytes(16)}, "no Blosc2 chunk"),
         ({"index": struct.pack("<BBBBIII16x", 5, 1, 0x17, 8, 2**32 - 8, 8, 40) + bytes(8)}, "index of"),
-        ({"index": struct.pack("<BBBBIII16x", 5, 1, 0xD7, 8, 40, 40, 72) + bytes(40)}, "of a kind"),
-        ({"index": struct.pack("<BBBBIIIB15x", 5, 1, 0x17, 8, 40, 40, 72, 160) + bytes(40)}, "of a kind"),
+        ({"index": struct.pack("<BBBBIII16x", 5, 1, 0xD7, 8, 40, 40, 72) + bytes(40)}, "built-in codec"),
+        ({"index": struct.pack("<BBBBIIIB15x", 5, 1, 0x17, 8, 40, 40, 72, 160) + bytes(40)}, "built-in codec"),
         ({"index": struct.pack("<BBBBIII16x", 5, 1, 0x15, 8, 40, 40, 72) + b"\xff" * 40}, "decoded"),
     ],
 )

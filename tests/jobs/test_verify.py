@@ -365,11 +365,11 @@ def test_much_damage_of_one_kind_is_counted(tmp_path: Path) -> None:
 
 _MEMORY = """
 import resource, sys
-from shardfs import jobs
+from shardfs.jobs import shared_work
 def used(shards):
-    source = jobs.Source.of(sys.argv[1])
-    plans = [p._replace(shards=p.shards[:shards]) for p in jobs.plan(source)]
-    for report in jobs.verify(source, plans, deep=True):
+    source = shared_work.JobSource.of(sys.argv[1])
+    plans = [p._replace(shards=p.shards[:shards]) for p in shared_work.plan(source)]
+    for report in shared_work.verify(source, plans, deep=True):
         pass
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 few = used(2)
@@ -522,7 +522,7 @@ def test_tasks_are_values_that_travel(source: str) -> None:
 
 _DYING = """
 import os, sys
-from shardfs import jobs, verify
+from shardfs.jobs import shared_work, verify
 original = verify.ShardVerifier.verify
 def deadly(self, shard):
     if self._tree.path == "many" and shard in (4, 11):
@@ -530,7 +530,7 @@ def deadly(self, shard):
     return original(self, shard)
 verify.ShardVerifier.verify = deadly
 if __name__ == "__main__":
-    found = [f for r in jobs.verify(jobs.Source.of(sys.argv[1]), workers=2) for f in r.findings]
+    found = [f for r in shared_work.verify(shared_work.JobSource.of(sys.argv[1]), workers=2) for f in r.findings]
     for f in found:
         print(f.collection, f.shard, f.kind, f.why)
 """

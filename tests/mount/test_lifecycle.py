@@ -327,10 +327,10 @@ def test_a_signal_ends_a_mount_in_use(source: Path, mountpoint: Path) -> None:
 
 MOUNT = """
 import os, signal, sys, time
-from shardfs.fuse.lowlevel import Session
+from shardfs.fuse.libfuse import Session
 from shardfs.fuse.settings import FuseSettings
-from shardfs.mount import mount
-from shardfs.tree import open_tree
+from shardfs.daemon.mount import mount
+from shardfs.vfs.tree import open_tree
 
 def followed_by(call, number):
     def called(*args):

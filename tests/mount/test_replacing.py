@@ -70,7 +70,7 @@ def mounts_there(mountpoint: Path) -> int:
 
 _START = """\
 import sys
-from shardfs import mount_calls
+from shardfs.storage import mount_calls
 if sys.argv.pop(1) == "False":
     mount_calls.BENEATH = 1 << 30  # a flag that the kernel does not know
 from shardfs.cli import run
@@ -179,13 +179,13 @@ def test_a_mount_that_fails_leaves_the_dead_one(
 
 _NOT_ROOT = """\
 import errno, os, sys
-from shardfs.fuse import lowlevel
+from shardfs.fuse import libfuse
 
 def refuse(path):
     raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
 
-lowlevel.clone = refuse
-from shardfs import mount
+libfuse.clone = refuse
+from shardfs.daemon import mount
 unmount = mount.unmount
 
 def unmounted(mountpoint, *, lazy):
@@ -244,7 +244,7 @@ def test_the_topmost_mount_is_not_always_the_last_one(tmp_path: Path) -> None:
             attempt("umount", path)
 
 
-@pytest.mark.parametrize("unit", ["shardfs..service", "user/shardfs..service"])
+@pytest.mark.parametrize("unit", ["shardfs@.service", "user/shardfs@.service"])
 def test_a_unit_whose_daemon_crashed_leaves_the_dead_mount(source: Path, mountpoint: Path, unit: str) -> None:
     lines = (ROOT / "systemd" / unit).read_text().splitlines()
     assert not [line for line in lines if line.startswith("ExecStopPost=")]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 
-UNIT = "shardfs.brain.service"
+UNIT = "shardfs@brain.service"
 
 GENERATOR = "/lib/systemd/system-generators/systemd-fstab-generator"
 
@@ -65,7 +65,7 @@ def write_profile(inside: Namespace, source: Path | str, mountpoint: Path, *line
 
 
 def drop_in(inside: Namespace, *lines: str) -> None:
-    directory = inside.config / "systemd/user/shardfs..service.d"
+    directory = inside.config / "systemd/user/shardfs@.service.d"
     directory.mkdir(parents=True, exist_ok=True)
     log = f"StandardError=append:{inside.scratch}/unit.log"  # there is no journal in there
     (directory / "test.conf").write_text("\n".join(["[Service]", log, *lines, ""]))
@@ -249,9 +249,9 @@ def test_the_watchdog_ends_a_daemon_that_is_stopped(inside: Namespace, mountpoin
 def test_the_system_unit_serves_with_its_hardening(inside: Namespace, source: Path, mountpoint: Path) -> None:
     """None of it hides the mount from others."""
     inside.run("shardfs", "install", "--programs", inside.programs)
-    unit = inside.config / "systemd/user/shardfs..service"
+    unit = inside.config / "systemd/user/shardfs@.service"
     unit.write_text(Path(unit).read_text())  # as it was placed by the fixture
-    text = inside.run("cat", "/etc/systemd/system/shardfs..service")
+    text = inside.run("cat", "/etc/systemd/system/shardfs@.service")
     assert "CapabilityBoundingSet" in text
     unit.write_text(text)
     inside.systemctl("daemon-reload")
@@ -263,7 +263,7 @@ def test_the_system_unit_serves_with_its_hardening(inside: Namespace, source: Pa
     assert inside.mounts(mountpoint) == []
 
 
-@pytest.mark.parametrize("unit", ["shardfs..service", "user/shardfs..service"])
+@pytest.mark.parametrize("unit", ["shardfs@.service", "user/shardfs@.service"])
 def test_no_unit_hides_the_mount(unit: str) -> None:
     """By a mount namespace of its own, or by keeping fusermount3 from working."""
     lines = (ROOT / "systemd" / unit).read_text().splitlines()
@@ -271,7 +271,7 @@ def test_no_unit_hides_the_mount(unit: str) -> None:
     assert not {name for name in names if name.startswith(("Private", "Protect", "Bind", "Root", "Inaccessible"))}
     assert not names & {"ReadOnlyPaths", "ReadWritePaths", "DynamicUser", "LogNamespace", "MountFlags"}
     assert "MemoryDenyWriteExecute" not in names
-    assert unit == "shardfs..service" or "NoNewPrivileges" not in names
+    assert unit == "shardfs@.service" or "NoNewPrivileges" not in names
 
 
 @pytest.mark.parametrize("kind", ["system", "user"])
@@ -280,8 +280,8 @@ def test_the_units_are_sound(kind: str, inside: Namespace, tmp_path: Path) -> No
     placed.mkdir()
     words = ["--user"] if kind == "user" else []
     inside.run("shardfs", "install", *words, "--root", tmp_path / "root", "--programs", inside.programs)
-    (unit,) = (tmp_path / "root").rglob("shardfs..service")
-    shutil.copy(unit, placed / "shardfs.brain.service")
+    (unit,) = (tmp_path / "root").rglob("shardfs@.service")
+    shutil.copy(unit, placed / "shardfs@brain.service")
     for example in ("mnt-brain.mount", "mnt-brain.automount"):
         shutil.copy(ROOT / "systemd" / example, placed / example)
     told = inside.attempt("systemd-analyze", f"--{kind}", "--man=no", "verify", *placed.iterdir())

@@ -309,14 +309,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, data)
             return
         first, last = part.groups()
-        wanted = data[-int(last) :] if not first else data[int(first) : int(last) + 1 if last else None]
-        self._answer(206, wanted)
+        start = max(len(data) - int(last), 0) if not first else int(first)
+        wanted = data[start : int(last) + 1 if first and last else None]
+        self._answer(206, wanted, f"bytes {start}-{start + len(wanted) - 1}/{len(data)}")
 
     do_HEAD = do_GET
 
-    def _answer(self, status: int, body: bytes) -> None:
+    def _answer(self, status: int, body: bytes, content_range: str | None = None) -> None:
         with suppress(ConnectionError):
             self.send_response(status)
+            if content_range is not None:
+                self.send_header("Content-Range", content_range)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command == "GET":

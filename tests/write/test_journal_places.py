@@ -22,9 +22,9 @@ from tests.write.journals import SOURCE, content, kill, open_journal, put
 
 HOLD = """\
 import sys, time
-from shardfs.journal import Journal, Kind
+from shardfs.write.journal import Journal, RecordKind
 journal = Journal.open(sys.argv[1], sys.argv[2], limit_bytes=1 << 30, commit_s=0, mountpoint="/mnt/x")
-journal.append(Kind.PUT, {"path": "a"}, b"data")
+journal.append(RecordKind.PUT, {"path": "a"}, b"data")
 print("ready", flush=True)
 time.sleep(60)
 """

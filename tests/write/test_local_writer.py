@@ -473,9 +473,9 @@ def test_another_s_lock_is_waited_for(writer: LocalWriter, tmp_path: Path) -> No
 
 COUNT = """
 import json, sys
-from shardfs.model import Suffix
-from shardfs.store import LocalStore
-from shardfs.writers.local import LocalWriter
+from shardfs.model.blobs import Suffix
+from shardfs.storage.local import LocalStore
+from shardfs.storage.writers.local import LocalWriter
 writer = LocalWriter(LocalStore(sys.argv[1]))
 def make(old):
     n = json.loads(old.read([Suffix(99)])[0])["n"] if old is not None else 0

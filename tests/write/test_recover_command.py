@@ -143,7 +143,7 @@ def test_when_all_is_published_or_given_up_the_journal_is_gone(source: Path, sta
         done = shardfs("recover", *words, source)
         assert (done.returncode, "nothing to be published" in done.stdout) == (0, True)
     assert shardfs("recover", "--theirs", ".", source).returncode == 3
-    assert shardfs("status", source).stdout == f"{source}: all is published\n"
+    assert shardfs("status", source).stdout == f"{source}: all data is published\n"
 
 
 @pytest.mark.interop

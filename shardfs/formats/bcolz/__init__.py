@@ -1,5 +1,6 @@
-"""bcolz: superchunks, and bloscpack files, shown as the directories that bcolz 1.x writes, a file for each chunk; and
-any arrays that it could have written, in the layout `bcolz`.
+"""bcolz: the format of superchunks and bloscpack files, and the layout `bcolz`.
+
+Both show arrays as the directories that bcolz 1.x writes, with a file for each chunk.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _CHUNK = re.compile(r"(?:.*/)?data/__(?:0|[1-9][0-9]{0,18})\.blp", re.DOTALL)
 
 
 class Bcolz(Fixed):
-    """See `formats.Format` and `formats.View`.
+    """The format and the layout `bcolz`.
 
     Args:
-        documents: those that it looks at; the native layout needs fewer.
+        documents: the names of the documents that `open` needs. The native layout needs fewer than other layouts.
     """
 
     name = "bcolz"
@@ -84,7 +85,7 @@ class Bcolz(Fixed):
             return Dataset(self.name, problems=(problem_of(path, e),), closed=True)
 
     def may_hold(self, name: str) -> bool:
-        # Those in a `data` directory of bcolz's are single chunks; there may be very many of them.
+        # bcolz names single chunks like this. They are not opened, because a `data` directory may have very many.
         return name.endswith((".blp", ".bp")) and not re.fullmatch(r"__\d+\.blp", name)
 
     def open_file(self, path: str, blob: Blob) -> Dataset | None:
@@ -112,7 +113,7 @@ class Bcolz(Fixed):
 
 
 def _open_table(path: str, documents: Mapping[str, bytes]) -> Dataset:
-    """A table of bcolz 1.x, of which each column is an array in a directory of its own."""
+    """The dataset of a bcolz 1.x table, whose columns are arrays in subdirectories."""
     table = Dataset("bcolz", form=frozenset((ATTRS, COLUMNS)))
     try:
         return replace(table, attributes=attributes_of(path, documents.get(ATTRS, b"{}")))
@@ -122,4 +123,4 @@ def _open_table(path: str, documents: Mapping[str, bytes]) -> Dataset:
 
 BCOLZ = Bcolz(SIZES, STORAGE, ATTRIBUTES, ATTRS)
 BCOLZ_SOURCE = Bcolz(SIZES, STORAGE, ATTRIBUTES, ATTRS, COLUMNS)
-"""It tells other layouts of what bcolz 1.x wrote, too, which the native one shows as it is."""
+"""The format for other layouts: also detects tables of bcolz 1.x, which the native layout shows unchanged."""

@@ -1,6 +1,7 @@
-"""Arrays as bcolz 1.x has them: its documents, read and written. Its layout is in its sources only.
+"""Reads and writes the documents of arrays of bcolz 1.x.
 
-https://github.com/Blosc/bcolz, `carray_ext.pyx`, `ctable.py`, `attrs.py`.
+Only the source code of bcolz defines its files: https://github.com/Blosc/bcolz, `carray_ext.pyx`, `ctable.py`,
+`attrs.py`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 SIZES, STORAGE, ATTRS, COLUMNS = "meta/sizes", "meta/storage", "__attrs__", "__rootdirs__"
 FORM = frozenset(("meta", "data", ATTRS))
 HEAD, TAIL = b"__", b".blp"
-"""Chunks are called __0.blp."""
+"""The parts of a chunk's name before and after its number, such as `__0.blp`."""
 
 
 class BlpHeader:
-    """A `model.Transform`: each chunk in a file of its own, behind 16 bytes: magic, version 1, and that it is one."""
+    """The `Transform` that adds bcolz's 16-byte header to each chunk: magic, version 1, and the number 1 of chunks."""
 
     name = "bcolz header"
     head = b"blpk\x01\0\0\0" + (1).to_bytes(8, "little")
@@ -62,7 +63,7 @@ class BlpHeader:
 
 
 class Compression(NamedTuple):
-    """What bcolz compresses new chunks with. Reading needs none of it."""
+    """The compression of new chunks by bcolz. Readers do not need it."""
 
     library: str = "blosclz"
     level: int = 5
@@ -70,7 +71,7 @@ class Compression(NamedTuple):
 
 
 class Carray(NamedTuple):
-    """An array in chunks along the first axis. Sizes are for people."""
+    """An array with chunks along the first axis. `cbytes`, the compressed size, is informational."""
 
     shape: Coords
     chunklen: int
@@ -84,12 +85,12 @@ class Carray(NamedTuple):
 
 
 def json_line(document: Any) -> bytes:
-    """JSON as bcolz writes it, and only so can read it: ASCII."""
+    """The document as a line of ASCII JSON, the only encoding that bcolz can read."""
     return json.dumps(document, ensure_ascii=True).encode("ascii") + b"\n"
 
 
 def carray_documents(array: Carray, attributes: Mapping[str, Any]) -> dict[str, bytes]:
-    """What makes a directory with chunks an array of bcolz 1.x, by path."""
+    """The documents of an array of bcolz 1.x, by path."""
     nbytes = math.prod(array.shape) * array.dtype.itemsize
     library, level, shuffle = array.compression
     storage = {
@@ -107,7 +108,7 @@ def carray_documents(array: Carray, attributes: Mapping[str, Any]) -> dict[str, 
 
 
 def _dtype_member(dtype: np.dtype[Any]) -> Any:
-    """What numpy makes a dtype of when bcolz hands it over: the list of fields that bcolz itself writes is refused."""
+    """The member `dtype` in a form that bcolz can pass to numpy, which refuses the list of fields that bcolz writes."""
     if dtype.names is None:
         return str(dtype) if dtype.subdtype is None else [_dtype_member(dtype.subdtype[0]), list(dtype.shape)]
     fields = [dtype.fields[name] for name in dtype.names] if dtype.fields else []
@@ -129,7 +130,10 @@ def _zero(dtype: np.dtype[Any]) -> Any:
 
 
 def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mapping[str, Any]) -> Array:
-    """Raise ValueError, with the reason, for what is no array of numbers."""
+    """The description of an array for other layouts.
+
+    Raise ValueError, with the reason, if the elements are not numbers or the rows have no elements.
+    """
     dtype, shape = array.dtype, array.shape
     if dtype.name not in zarr_values.NUMBERS:
         raise ValueError(f"data type {dtype!s:.80} is none of numbers")
@@ -140,7 +144,7 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
     encoding = ChunkEncoding(
         dtype.str,
         tuple(range(len(shape))),
-        clipped=True,  # or not: the chunk itself tells, and bcolz reads both
+        clipped=True,  # the last chunk may also be full, as its header says; bcolz reads both
         codecs=(Codec("blosc", {**parameters, "typesize": dtype.itemsize, "blocksize": 0}),),
         frame=frame,
     )
@@ -150,13 +154,13 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
         dtype.newbyteorder("=").str,
         encoding,
         (0, *[None] * (len(shape) - 1)),
-        zarr_values.fill_value(None, dtype.str),  # there are no chunks that are not stored
+        zarr_values.fill_value(None, dtype.str),  # unused, since bcolz stores all chunks
         attributes=attributes,
     )
 
 
 def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any], attributes: bytes | None) -> Dataset:
-    """An array of bcolz 1.x, with a file for each chunk already."""
+    """The dataset of a bcolz 1.x array, which already has a file for each chunk."""
     found = Dataset("bcolz", closed=True, form=FORM)
     try:
         shape = integers(sizes["shape"], "shape", 0)
@@ -182,7 +186,7 @@ def _coords_of(names: NumberedNames, key: str) -> Coords | None:
 
 
 def compression_of(told: Mapping[str, Any]) -> Compression:
-    """What `cparams` says."""
+    """The compression in the member `cparams`. Invalid values become bcolz's defaults."""
     default = Compression()
     level, shuffle = told.get("clevel"), told.get("shuffle")
     return Compression(
@@ -193,6 +197,6 @@ def compression_of(told: Mapping[str, Any]) -> Compression:
 
 
 def attributes_of(path: str, raw: bytes) -> Mapping[str, Any]:
-    """Raise CorruptShardError for what is no JSON."""
+    """The attributes in the document `__attrs__`. Raise CorruptShardError if it is not JSON."""
     found = parse_json(path, ATTRS, raw)
     return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""Documents of bcolz that are written through a mount: from those of bcolz 1.x back to those of superchunks."""
+"""Translates documents of bcolz 1.x that clients write through a mount back to the documents of superchunks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 EDITABLE = (SIZES, STORAGE, ATTRS)
 
 MATTERS = ("dtype", "chunklen")
-"""Of `meta/storage`: the other members are about what is yet to be written, and superchunks have no place for them."""
+"""The members of `meta/storage` on which stored chunks depend.
+
+The others affect only new chunks, and superchunks cannot store them.
+"""
 
 
 def edited(dataset: Dataset | None, stored: Mapping[str, bytes], name: str, new: bytes) -> Mapping[str, bytes]:
-    """See `Format.edit`. `dataset` is what the source's documents describe."""
+    """The documents to store when a client writes `new`: see `Format.edit`.
+
+    `dataset` is the dataset that the source's documents describe.
+    """
     shown = dataset.documents.get(name) if dataset is not None and dataset.collections else None
     if dataset is None or shown is None:
         return {name: new}
@@ -31,12 +37,14 @@ def edited(dataset: Dataset | None, stored: Mapping[str, bytes], name: str, new:
     try:
         if doc == before:
             return {}
-        if name == ATTRS and ATTRIBUTES not in stored and ATTRS in stored:  # superchunks described as by bcolz 1.x
+        if (
+            name == ATTRS and ATTRIBUTES not in stored and ATTRS in stored
+        ):  # superchunks with attributes as in bcolz 1.x
             return {ATTRS: new}
         if name == ATTRS:
             return {ATTRIBUTES: _attributes(stored, before, doc)}
         if len(dataset.collections) > 1:
-            raise ValueError("a table keeps its rows")  # each column has a shape of its own for bcolz
+            raise ValueError("a table keeps its rows")  # bcolz stores a shape for each column
         if name == STORAGE:
             for member in MATTERS:
                 require_same(doc[member], before[member], member)
@@ -47,7 +55,7 @@ def edited(dataset: Dataset | None, stored: Mapping[str, bytes], name: str, new:
 
 
 def _attributes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> bytes:
-    """The source's attributes with those values that changed; the others keep what the RFC has beside them."""
+    """The source's attributes with the changed values. Unchanged values keep their types, which the RFC stores, too."""
     found = parsed(stored, ATTRIBUTES) if ATTRIBUTES in stored else {}
     told: Mapping[str, Any] = found if isinstance(found, dict) else {}
     kept = {str(name): value for name, value in told.items()}
@@ -55,7 +63,7 @@ def _attributes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Map
 
 
 def _sizes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> Mapping[str, bytes]:
-    """The source's sizes; of an array that is as long as before they stay what they are."""
+    """The document of sizes to store; none if the array keeps its length."""
     shape, was = integers(doc["shape"], "shape", 0), integers(before["shape"], "shape", 0)
     require_same(shape[1:], was[1:], "the shape of a row")
     if shape == was:
@@ -66,5 +74,5 @@ def _sizes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[
         try:
             return {SIZES: changed(raw, {(name,): value for name, value in new.items()})}
         except ValueError:
-            pass  # YAML has mappings in braces, too
+            pass  # a document in braces may also be YAML
     return {SIZES: print_json({**found, **new})}

@@ -1,7 +1,7 @@
-"""Superchunks and bloscpack files: many chunks in a file.
+"""Opens superchunks and bloscpack files, which have many chunks in a file.
 
-The layout of superchunks is that of the "RFC for a persistence layer for bcolz" (bcolz, docs/persistence.rst). For
-bloscpack see its README.
+The "RFC for a persistence layer for bcolz" (bcolz, docs/persistence.rst) defines superchunks. bloscpack's README
+defines bloscpack files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 ATTRIBUTES = "meta/attributes"
 
 KEPT = ("cparams", "dflt")
-"""Members of `meta/storage` that bcolz 1.x writes, and that superchunks do not change."""
+"""The members of `meta/storage` that bcolz 1.x defines and the mount shows with their stored values."""
 
 MAX_COLUMNS = 10_000
 
@@ -60,7 +60,7 @@ LIBRARIES = {"fastlz": "blosclz", "blosclz": "blosclz", "lz4": "lz4", "lz4hc": "
 
 
 def _described(dataset: Dataset, array: Carray | None, attributes: Mapping[str, Any]) -> Dataset:
-    """The dataset with what other layouts need to know of its only array, or the reason why that cannot be told."""
+    """The dataset with the description of its only array for other layouts, or with `indescribable`."""
     (collection,) = dataset.collections
     try:
         if array is None:
@@ -77,7 +77,10 @@ def _described(dataset: Dataset, array: Carray | None, attributes: Mapping[str, 
 def open_superchunks(
     path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any], documents: Mapping[str, bytes]
 ) -> Dataset:
-    """An array in superchunks, or a table. Raise ValueError, TypeError or KeyError if it cannot be shown as bcolz's."""
+    """The dataset of an array or table in superchunks.
+
+    Raise ValueError, TypeError or KeyError if the mount cannot show the dataset as one of bcolz 1.x.
+    """
     shape = integers(sizes["shape"], "shape", 0)
     chunkshape = _chunkshape(storage, shape)
     per_file = integer(storage["superchunksize"], "superchunksize", 1)
@@ -104,7 +107,7 @@ def open_superchunks(
 
 
 def _chunkshape(storage: Mapping[str, Any], shape: Coords) -> Coords:
-    """Return the RFC's `chunkshape`, or the shape that follows from `chunklen` of bcolz 1.x, the rows of a chunk."""
+    """The RFC's `chunkshape`, or the chunk shape from `chunklen` of bcolz 1.x, the number of rows in a chunk."""
     if "chunklen" not in storage:
         return integers(storage["chunkshape"], "chunkshape", 1)
     rows = integer(storage["chunklen"], "chunklen", 1)
@@ -141,13 +144,13 @@ def _collection(format: str, path: str, shards: str, layers: tuple[Layer, ...], 
 def _table(
     columns: Mapping[str, tuple[str, Carray]], per_file: int, attributes: Any, problems: tuple[Problem, ...]
 ) -> Dataset:
-    """A structured type in column-wise order: a directory for each column."""
+    """The dataset of a table, which is shown with a directory for each column."""
     documents = {COLUMNS: json_line({"names": list(columns)}), ATTRS: json_line(attributes)}
     collections = []
     for name, (where, array) in columns.items():
         documents |= {f"{name}/{document}": data for document, data in carray_documents(array, {}).items()}
         collections.append(_collection("bcolz", f"{name}/data", f"data/{where}", _layers(array, per_file), array))
-    # Who finds these again, in a copy, must not take them for those of superchunks.
+    # The first column's documents replace the table's own, so that a copy of the table does not count as superchunks.
     documents |= {d: documents[f"{name}/{d}"] for name in list(columns)[:1] for d in (SIZES, STORAGE)}
     return Dataset(
         "bcolz",
@@ -161,7 +164,7 @@ def _table(
 
 
 def _columns(dtype: Mapping[str, Any], below: str = "", depth: int = 0) -> list[tuple[str, str, Any]]:
-    """Name, directory and type of each column; those of a nested type are joined by underscores."""
+    """The name, directory and type of each column. Names of nested columns are joined by underscores."""
     out = []
     for key, value in dtype.items():
         where = f"{below}/{key}" if below else str(key)
@@ -182,7 +185,7 @@ def _columns(dtype: Mapping[str, Any], below: str = "", depth: int = 0) -> list[
 
 
 def _compression(storage: Mapping[str, Any]) -> Compression:
-    """What the RFC's `compression` says; without one, the `cparams` of bcolz 1.x."""
+    """The compression from the RFC's member `compression`, or else from `cparams` of bcolz 1.x."""
     told, cparams = storage.get("compression"), storage.get("cparams")
     if not isinstance(told, dict):
         return compression_of(cparams if isinstance(cparams, dict) else {})
@@ -195,9 +198,9 @@ def _compression(storage: Mapping[str, Any]) -> Compression:
 
 
 def _attributes(path: str, documents: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple[Problem, ...]]:
-    """The values of the attributes, without the types that the RFC has beside each.
+    """The values of the attributes, without their types, which the RFC stores, too; and problems.
 
-    `__attrs__` of bcolz 1.x counts if `meta/attributes` does not exist.
+    If `meta/attributes` does not exist, the attributes come from `__attrs__` of bcolz 1.x.
     """
     if ATTRIBUTES not in documents:
         try:
@@ -229,7 +232,7 @@ NUMPY_METADATA = ("container", "dtype", "shape", "order")
 
 
 def open_packed(beginning: Beginning) -> Dataset:
-    """A bloscpack file. Raise ValueError, with the reason, if it is damaged."""
+    """The dataset of a bloscpack file. Raise ValueError, with the reason, if the file is damaged."""
     header, size = beginning.header, beginning.size
     metadata = _user_metadata(beginning.metadata())
     if header.chunks > beginning.most():
@@ -244,7 +247,7 @@ def open_packed(beginning: Beginning) -> Dataset:
 
 
 def _user_metadata(section: Metadata | None) -> dict[str, Any]:
-    """What the metadata section says, if it is a JSON object; bloscpack has nothing else."""
+    """The JSON object in the metadata section; {} if there is none. bloscpack writes only JSON."""
     if section is None or section.magic != b"JSON":
         return {}
     data = section.data
@@ -258,7 +261,7 @@ def _user_metadata(section: Metadata | None) -> dict[str, Any]:
 
 
 def _packed_array(header: SuperchunkHeader, chunks: int, metadata: Mapping[str, Any], size: int) -> Carray | None:
-    """The array that a bloscpack file holds; None if it holds none, or one that bcolz would have cut otherwise."""
+    """The array in a bloscpack file; None if there is none, or if its chunks are not whole rows, as bcolz needs."""
     if metadata.get("container") != "numpy" or not {"shape", "dtype"} <= metadata.keys():
         return None
     shape, dtype = integers(metadata["shape"], "shape", 0), _packed_dtype(metadata["dtype"])
@@ -275,4 +278,4 @@ def _packed_dtype(text: Any) -> np.dtype[Any]:
     try:
         return numpy_dtype(literal(text), "little")
     except ValueError:
-        return numpy_dtype(text, "little")  # bloscpack before 0.7.2 has no quotes
+        return numpy_dtype(text, "little")  # bloscpack before 0.7.2 writes no quotes

@@ -1,4 +1,4 @@
-"""Documents of bcolz, in JSON or YAML, and the values in them."""
+"""Parses bcolz documents, which are JSON or YAML, and checks the values in them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from shardfs.model.values import Coords
 
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 256 << 10, 50
-"""Real documents have a few lines; reading YAML takes long."""
+"""The limits of a YAML document. Real documents have a few lines, and parsing YAML is slow."""
 
 MAX_PLAIN = 4096
-"""YAML has numbers in ways that take long to work out."""
+"""The longest plain YAML scalar, because converting a long one to a number can be slow."""
 
 MAX_ITEM = 2**31 - 1
 
 
 def parsed(documents: Mapping[str, bytes], name: str) -> Any:
-    """A document in JSON or YAML. Raise ValueError with its name and the reason."""
+    """The parsed document, which is JSON or YAML. Raise ValueError, with its name and the reason, if it is invalid."""
     raw = documents[name]
     if raw.lstrip().startswith(b"{"):
         try:
             return parse_json("", name, raw)
         except CorruptShardError:
-            pass  # YAML has mappings in braces, too
+            pass  # a document in braces may also be YAML
     try:
         return parse_yaml(raw)
     except ValueError as e:
@@ -41,7 +41,7 @@ def parsed(documents: Mapping[str, bytes], name: str) -> Any:
 
 
 def parse_yaml(raw: bytes) -> Any:
-    """A YAML document of plain values, without aliases. Raise ValueError with the reason."""
+    """The parsed YAML document. Raise ValueError, with the reason, for aliases, or a document beyond the limits."""
     if len(raw) > MAX_YAML_BYTES:
         raise ValueError(f"{len(raw)} bytes of YAML; {MAX_YAML_BYTES} is the limit")
     try:
@@ -50,7 +50,7 @@ def parse_yaml(raw: bytes) -> Any:
         raise ValueError("is YAML, for which PyYAML must be installed: pip install pyyaml") from None
     try:
         depth = 0
-        for event in yaml.parse(raw, yaml.SafeLoader):  # one by one, so that it ends before it costs anything
+        for event in yaml.parse(raw, yaml.SafeLoader):  # stops at the first violation of a limit
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("has aliases, which no such document needs")
@@ -64,14 +64,14 @@ def parse_yaml(raw: bytes) -> Any:
 
 
 def integer(value: Any, name: str, least: int) -> int:
-    """Raise ValueError, with the reason, for anything else."""
+    """The value if it is an integer from `least` to 2**63 - 1; else raise ValueError, with the reason."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise ValueError(f"{name} should be an integer of at least {least}, not {value!r:.80}")
     return value
 
 
 def integers(value: Any, name: str, least: int) -> Coords:
-    """A list, one integer, or what YAML reads a Python tuple as: a text like `(30, 20)`."""
+    """The integers in a list, a single integer, or text such as `(30, 20)`, which YAML makes of a Python tuple."""
     if isinstance(value, str) and re.fullmatch(r"\(\s*\d{1,20}\s*(,\s*\d{1,20}\s*)*,?\s*\)", value):
         value = [int(n) for n in re.findall(r"\d+", value)]
     if isinstance(value, int):
@@ -82,7 +82,7 @@ def integers(value: Any, name: str, least: int) -> Coords:
 
 
 def numpy_dtype(told: Any, endianness: str) -> np.dtype[Any]:
-    """A numpy type by name, or by a list of fields. Raise ValueError for what is no type of plain bytes."""
+    """The numpy type with this name or list of fields. Raise ValueError for unknown types and types with objects."""
     if isinstance(told, str) and told.startswith("["):
         told = literal(told)
     if isinstance(told, str) and not re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,30}(\[\w{1,10}\])?", told):
@@ -98,7 +98,7 @@ def numpy_dtype(told: Any, endianness: str) -> np.dtype[Any]:
 
 
 def _fields(told: list[Any]) -> list[tuple[Any, ...]]:
-    """Fields as numpy wants them, tuples, where JSON has lists."""
+    """The fields as the tuples that numpy requires; JSON has lists."""
     out = []
     for field in told:
         if not isinstance(field, list | tuple) or not 2 <= len(field) <= 3 or not isinstance(field[0], str):
@@ -110,7 +110,7 @@ def _fields(told: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def literal(text: Any) -> Any:
-    """A Python literal. Raise ValueError, with the reason, for anything else."""
+    """The value of a Python literal. Raise ValueError, with the reason, for anything else."""
     if not isinstance(text, str) or len(text) > MAX_YAML_BYTES:
         raise ValueError(f"{text!r:.80} is no Python literal")
     try:
@@ -120,5 +120,5 @@ def literal(text: Any) -> Any:
 
 
 def problem_of(path: str, error: Exception) -> Problem:
-    """Of one that reading a document raised, for people."""
+    """The problem at `path` for an exception from reading a document."""
     return Problem(path, f"no member {error}" if isinstance(error, KeyError) else str(error))

@@ -1,7 +1,7 @@
-"""The layout `bcolz`: arrays that are cut along the first axis alone, as bcolz 1.x reads them.
+"""The layout `bcolz`: shows arrays with chunks along the first axis only, as bcolz 1.x writes them.
 
-A chunk is a Blosc chunk behind 16 bytes. What is compressed with Blosc passes; everything else is decoded and put into
-Blosc chunks that are not compressed.
+A chunk is a Blosc chunk after a 16-byte header. Stored Blosc chunks pass unchanged behind the header. Other chunks are
+decoded and written as uncompressed Blosc chunks.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from shardfs.model.dataset import Dataset
 
 MAX_CHUNK = 2**31 - 1 - 16
-"""Bytes, of Blosc."""
+"""The largest chunk, in bytes, that Blosc supports."""
 
 
 def shown_as_bcolz(dataset: Dataset) -> Dataset:
-    """A dataset of any other format. Raise UnsupportedError, with the reason, for what bcolz has not."""
+    """The dataset in this layout. Raise UnsupportedError, with the reason, if bcolz cannot express it."""
     is_array, arrays = arrays_of(dataset)
     placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
     documents = {} if is_array or not dataset.attributes else {ATTRS: _attributes(dataset.attributes)}
@@ -44,14 +44,14 @@ def shown_as_bcolz(dataset: Dataset) -> Dataset:
 
 
 def _attributes(attributes: Mapping[str, Any]) -> bytes:
-    """Without the numbers that JSON does not have."""
+    """The document of attributes, with NaN and infinities as strings."""
     return json_line(json.loads(print_strict(attributes)))
 
 
 class _Placed(PlacedArray):
     def collection(self) -> Collection:
         names = NumberedNames(self.array.grid[0], HEAD, TAIL)
-        filler = FillValue(self.array, self.encoding)  # bcolz wants every chunk
+        filler = FillValue(self.array, self.encoding)  # bcolz requires every chunk
         axes = self.array.grid_axes[:1]
         return shown(self.stored, join(self.path, "data"), self.encoding, names, axes, ("blosc",), filler)
 
@@ -66,7 +66,7 @@ class _Placed(PlacedArray):
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:
-    """The encoding for which least has to be done. Raise UnsupportedError, with the reason, if bcolz has none."""
+    """The encoding of bcolz with the fewest conversions. Raise UnsupportedError, with the reason, if there is none."""
     shape, chunk, dtype = array.shape, array.chunk, np.dtype(array.data_type)
     if not shape:
         raise UnsupportedError("bcolz has no arrays without axes")
@@ -93,7 +93,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     return ChunkEncoding(
         stored.data_type if stored.serializer == BYTES else dtype.newbyteorder("<").str,
         order,
-        # Rows must have the length that the array says; in a last chunk there may be more of them.
+        # Rows must have the array's length. The last chunk may have more rows than the array.
         clipped=stored.clipped if passes and chunk[1:] == shape[1:] else True,
         codecs=(Codec("blosc", told),),
         frame="bcolz",

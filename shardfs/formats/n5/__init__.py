@@ -1,4 +1,4 @@
-"""N5: datasets in shards are shown as the same datasets with one file per block, any others in the layout `n5`."""
+"""N5: the format, which shows sharded datasets with one file for each block, and the layout `n5`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:/(?:0|[1-9][0-9]{0,18}))*")
 
 
 class N5Format(OfDocuments):
-    """See `formats.Format` and `formats.View`."""
+    """The format and the layout `n5`."""
 
     name = "n5"
     renames = True
@@ -71,12 +71,12 @@ class N5Format(OfDocuments):
         try:
             doc = parse_json(path, DOCUMENT, raw)
         except CorruptShardError as e:
-            # Any group may have one, with what users put there; what lies below it needs it for nothing.
+            # Groups may have this document for users' attributes. Datasets below do not depend on it.
             return Dataset("n5", problems=(Problem(path, f"{DOCUMENT}: {e.why}"),))
         if is_dataset(doc):
             return open_dataset(path, doc)
         if "n5" not in doc and len(documents) > 1:
-            return None  # a file of this name is no reason to take the directory from another format
+            return None  # another format's documents are better evidence than this name
         attributes = {name: value for name, value in doc.items() if name != "n5"}
         return Dataset("n5", form=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
 

@@ -1,4 +1,4 @@
-"""Documents of N5 that are written through a mount: from what is shown back to what is stored."""
+"""Translates N5 documents that clients write through a mount back to the stored documents."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 SHARDING, TRANSFORMERS = "sharding_indexed", "storage_transformers"
 
 MATTERS = frozenset(("type", "useZlib"))
-"""The members of `compression` that decoding needs; the others may change while blocks are stored."""
+"""The members of `compression` that decoding needs. Clients may change the others while blocks are stored."""
 
 INDEX_CODECS = ({"name": "raw-bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 
 
 def edited(raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
-    """See `Format.edit`. Documents of groups are their writers'."""
+    """The document to store when a client writes `new`: see `Format.edit`. Documents of groups are stored unchanged."""
     source = _dataset(raw)
     found = unsharded(unshard, source)
     if source is None or found is None:
@@ -42,7 +42,7 @@ def edited(raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
     try:
         if not is_dataset(doc):
             raise ValueError("a group cannot take the place of a dataset whose blocks are stored")
-        plain = unshard(doc)  # somebody may put the source's own document there
+        plain = unshard(doc)  # not None if the client writes a copy of the source's document
         values = _back(source, found[1], doc if plain is None else plain[1])
         if plain is not None:
             for member in ("blockSize", "codecs", TRANSFORMERS):
@@ -57,26 +57,26 @@ def edited(raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
 
 
 def _dataset(raw: bytes | None) -> dict[str, Any] | None:
-    """The document of a dataset; None for anything else."""
+    """The parsed document of a dataset; None for anything else."""
     doc = intelligible(DOCUMENT, raw)
     return doc if doc is not None and is_dataset(doc) else None
 
 
 def is_sharded(raw: bytes | None) -> bool:
-    """Whether it is the document of a dataset that is shown without its shards."""
+    """Whether this is the document of a sharded dataset that the mount shows unsharded."""
     return unsharded(unshard, _dataset(raw)) is not None
 
 
 def refuse_shards(doc: dict[str, Any]) -> None:
-    """Raise ValueError for a new dataset in shards: what its writer would go on to write are shards, not blocks."""
+    """Raise ValueError if a new dataset is sharded, because its writer would then write shards instead of blocks."""
     if unsharded(unshard, doc) is not None:
         raise ValueError("the mount shows blocks one by one; create the dataset without shards (--create)")
 
 
 def _back(source: Mapping[str, Any], shown: Mapping[str, Any], doc: Mapping[str, Any]) -> dict[Path, Any]:
-    """The members to put back into a document, so that it says again how the dataset is sharded.
+    """The members to restore in the written document `doc`, so that it describes the shards again.
 
-    Raise one of `UNFIT`, with the reason, if the document contradicts the blocks that are stored.
+    Raise one of `UNFIT`, with the reason, if `doc` contradicts the stored blocks.
     """
     shape_and_block(doc)
     require_same(len(doc["dimensions"]), len(shown["dimensions"]), "the number of axes")
@@ -107,7 +107,7 @@ def _what_matters(compression: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_compression(codecs: Sequence[Any], compression: Mapping[str, Any]) -> list[Any]:
-    """The source's codecs, the compression of its blocks with the parameters that somebody wrote."""
+    """The source's codecs, with the written parameters of the blocks' compression."""
     out = []
     for codec in codecs:
         told = codec.get("configuration", {})
@@ -127,7 +127,7 @@ def _parameters(compression: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sharded_by_rule(new: bytes, rule: Rule) -> bytes | None:
-    """See `Format.shard`. The shards are those of N5 4.x."""
+    """The document of the new dataset, sharded by the rule as in N5 4.x: see `Format.shard`. None for a group."""
     if (doc := _new_dataset(new)) is None:
         return None
     try:
@@ -141,7 +141,7 @@ def sharded_by_rule(new: bytes, rule: Rule) -> bytes | None:
 
 
 def _new_dataset(new: bytes) -> dict[str, Any] | None:
-    """The document of a dataset that is not sharded yet; None for anything else."""
+    """The document of an unsharded dataset; None for anything else. Raise ValueError for a sharded dataset."""
     doc = _dataset(new)
     if doc is not None:
         refuse_shards(doc)
@@ -149,7 +149,7 @@ def _new_dataset(new: bytes) -> dict[str, Any] | None:
 
 
 def _in_codecs(new: bytes, doc: Mapping[str, Any], per_shard: Sequence[int], configuration: Mapping[str, Any]) -> bytes:
-    """The document of the same dataset in shards. Raise one of `UNFIT`, with the reason, if it cannot be sharded."""
+    """The document of the dataset with sharding. Raise one of `UNFIT`, with the reason, if sharding is not possible."""
     if doc.get("codecs"):
         raise ValueError("a dataset with codecs of its own cannot be sharded")
     block, compression = doc["blockSize"], _compression(doc)
@@ -159,7 +159,7 @@ def _in_codecs(new: bytes, doc: Mapping[str, Any], per_shard: Sequence[int], con
     codec = {"name": SHARDING, "configuration": {"chunk_shape": block[::-1], "codecs": codecs, **configuration}}
     shard = [n * per for n, per in zip(block, per_shard, strict=True)]
     gone: dict[Path, Any] = {(member,): REMOVED for member in ("compression", "compressionType") if member in doc}
-    # Without `compression` those who know nothing of shards refuse to take them for blocks.
+    # Readers that do not support shards refuse documents without `compression`, rather than read shards as blocks.
     made = changed(new, {**gone, ("blockSize",): shard, ("codecs",): [codec]})
     if unshard(json.loads(made)) is None:
         raise ValueError("it cannot be sharded")
@@ -167,7 +167,10 @@ def _in_codecs(new: bytes, doc: Mapping[str, Any], per_shard: Sequence[int], con
 
 
 def sharded_as_before(new: bytes, source: bytes) -> bytes | None:
-    """See `Format.shard`. The same dataset gets the same document, another one as many blocks per shard."""
+    """The document of the new dataset, sharded as in the deleted document `source`: see `Format.shard`.
+
+    An equal dataset gets `source` itself. A different dataset gets as many blocks per shard. None for a group.
+    """
     if (doc := _new_dataset(new)) is None:
         return None
     try:

@@ -1,8 +1,8 @@
-"""N5 as it is stored: what a dataset's document says, and the same of the dataset without shards.
+"""Reads stored N5 documents, and translates those of sharded datasets to the documents of unsharded datasets.
 
-Two kinds: the codec `sharding_indexed` of N5 4.x (https://github.com/saalfeldlab/n5, `codec` and `shard`; there is no
-other text), and the storage transformer that the Zarr v3 draft of 2022 had, in an N5 document. All shapes here are in
-N5's order: x, the fastest axis, first.
+There are two kinds of sharded datasets: those with the codec `sharding_indexed` of N5 4.x, which only its source code
+defines (https://github.com/saalfeldlab/n5, `codec` and `shard`), and those with the storage transformer of the Zarr v3
+draft of 2022 in an N5 document. All shapes here are in N5's order, with x, the fastest axis, first.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ MAX_NESTING = 16
 CRC32C = Codec("crc32c")
 
 SEED_SHARDING = "/sharding/1.0"
-"""The end of the transformer's URL, of which there are three spellings."""
+"""The end of the transformer's URL, which all its three spellings have."""
 
 
 def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
-    """What the document of a dataset describes, sharded or not; with the reason if it cannot be expanded."""
+    """The dataset for its document, sharded or not; with a problem if the dataset cannot be unsharded."""
     dataset = Dataset("n5", closed=True, form=FORM)
     try:
         unsharded = unshard(doc)
@@ -68,7 +68,7 @@ def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
 
 
 def is_dataset(doc: Mapping[str, Any]) -> bool:
-    """Whether a document is that of a dataset, not of a group."""
+    """Whether this is the document of a dataset, not of a group."""
     encoded = any(name in doc for name in ("compression", "codecs", "compressionType"))
     return encoded and all(name in doc for name in ("dimensions", "blockSize", "dataType"))
 
@@ -77,10 +77,10 @@ _Unsharded: TypeAlias = "tuple[Collection, dict[str, Any], Sequence[Codec] | Non
 
 
 def unshard(doc: Mapping[str, Any]) -> _Unsharded | None:
-    """The collection that a dataset's document describes, the document of the same dataset unsharded, and the chain
-    of codecs of a stored chunk if the document does not tell it.
+    """The collection that a dataset's document describes, the document of the unsharded dataset, and a codec chain.
 
-    None if it is not sharded. Raise one of `UNFIT`, with the reason, if it cannot be shown unsharded.
+    The chain has the codecs of a stored chunk; it is None if these are the codecs in the unsharded document. Return
+    None if the dataset is not sharded. Raise one of `UNFIT`, with the reason, if it cannot be shown unsharded.
     """
     transformers = doc.get("storage_transformers") or []
     coded = _holds(doc.get("codecs"), lambda c: c.get("name") == "sharding_indexed")
@@ -93,7 +93,7 @@ def unshard(doc: Mapping[str, Any]) -> _Unsharded | None:
 
 
 def shape_and_block(doc: Mapping[str, Any]) -> tuple[Coords, Coords]:
-    """Of a dataset's document. Raise one of `UNFIT`, with the reason."""
+    """The shape and block size in a dataset's document. Raise one of `UNFIT`, with the reason, if they are invalid."""
     shape = integers(doc["dimensions"], "dimensions", 0)
     block = integers(doc["blockSize"], "blockSize", 1)
     require_rank(block, len(shape), "blockSize")
@@ -113,7 +113,7 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Un
         if len(layers) == MAX_NESTING:
             raise ValueError(f"shards are nested more than {MAX_NESTING} deep")
         if after := [name for name, _ in chain[1:] if name != "raw"]:
-            # N5 itself ignores them, other libraries would apply them to the shard
+            # N5 itself ignores these codecs, other libraries would apply them to the shard.
             raise ValueError(f"codecs {after} after sharding_indexed may or may not be around the shard")
         configuration = chain[0].configuration
         own = integers(configuration["chunk_shape"], "chunk_shape", 1)
@@ -157,7 +157,7 @@ def _coords_of(rank: int) -> Callable[[str], Coords | None]:
 
 
 def _index_encoding(configuration: Mapping[str, Any], per_shard: Sequence[int]) -> IndexEncoding:
-    """How the index of shards of so many chunks is written.
+    """The encoding of the index of shards with `per_shard` chunks along each axis.
 
     N5 4.x writes the index as a block of uint64 with an axis of length 2 before the others (`ShardIndex.java`,
     `N5BlockCodecs.java`): `n5bytes` gives this block its header. A checksum covers only the bytes behind the header.
@@ -177,9 +177,9 @@ def _index_encoding(configuration: Mapping[str, Any], per_shard: Sequence[int]) 
 
 
 def _plain(chain: Sequence[Codec], chunk: Coords, data_type: Any) -> tuple[dict[str, Any], Transform | None]:
-    """`compression` for the chain of codecs of a chunk, and what makes a plain block of the chunk.
+    """The member `compression` for a chunk's codecs, and the transform from chunks to plain N5 blocks, if needed.
 
-    Raise ValueError if plain N5 has no words for such blocks.
+    Raise ValueError if plain N5 cannot express such blocks.
     """
     (first, configuration), *rest = chain
     if first != "n5bytes" and first not in HEADERLESS:
@@ -212,13 +212,13 @@ def _default_header(size: Coords) -> bytes:
 
 @dataclass(frozen=True)
 class PlainBlocks:
-    """Makes plain N5 blocks of chunks that have a checksum behind them or no header; a `model.Transform`.
+    """The `Transform` to plain N5 blocks of chunks with a checksum or without a header.
 
     Args:
-        checksum: whether a CRC-32C of what follows the header stands at the end; it is verified and cut off.
-        header: what is put before chunks that have none; they are whole, at the edge of the array too.
-        nbytes: the size of such a chunk without checksum, if it is known.
-        swap: turn the bytes of elements of this size.
+        checksum: whether chunks end with a CRC-32C of the bytes after the header. It is verified and removed.
+        header: the header to add to chunks without one. Such chunks are full also at the edge of the array.
+        nbytes: the size of a chunk without header and checksum, if it is known.
+        swap: the item size for reversing the byte order; 1 for no change.
     """
 
     checksum: bool
@@ -260,7 +260,7 @@ class PlainBlocks:
         return encode((CRC32C,), payload) if self.checksum else payload
 
     def _whole(self, header: bytes, payload: bytes) -> bytes:
-        """The elements of a block that is cut at the edge of the array, as many writers have them, in a whole one."""
+        """The elements of a block that is cropped at the edge of the array, as many writers do, padded to full size."""
         whole, shape = _block_shape(self.header), _block_shape(header)
         if (
             self.nbytes is None
@@ -277,12 +277,12 @@ class PlainBlocks:
 
 
 def _block_shape(header: bytes) -> Coords:
-    """The size of a block, x first."""
+    """The size of a block in elements from its header, x first."""
     return tuple(np.frombuffer(header, ">u4", int.from_bytes(header[2:4], "big"), 4).tolist())
 
 
 def _header_size(block: bytes) -> int:
-    """Of a block of N5: 0 default, 1 varying length, 2 object."""
+    """The bytes of an N5 block's header, which depend on its mode: 0 default, 1 varying length, 2 object."""
     mode, rank = int.from_bytes(block[:2], "big"), int.from_bytes(block[2:4], "big")
     if len(block) < 6 or mode > 2:
         raise ValueError(f"no N5 block: mode {mode} in {len(block)} bytes")
@@ -293,7 +293,7 @@ def _header_size(block: bytes) -> int:
 
 
 def is_sharding(transformer: dict[str, Any]) -> bool:
-    """Whether it is the storage transformer of 2022."""
+    """Whether this is the sharding storage transformer of 2022."""
     return str(transformer.get("extension")).endswith(SEED_SHARDING)
 
 
@@ -306,9 +306,9 @@ def _unshard_seed(doc: Mapping[str, Any], shape: Coords, block: Coords, transfor
     given = integers(configuration["chunks_per_shard"], "chunks_per_shard", 1)
     if len(given) > len(shape):
         raise ValueError(f"chunks_per_shard has {len(given)} axes, the array {len(shape)}")
-    per = (*given, *(1,) * (len(shape) - len(given)))  # as zarr-python does with the draft
+    per = (*given, *(1,) * (len(shape) - len(given)))  # as zarr-python interprets the draft
     shard = tuple(b * n for b, n in zip(block, per, strict=True))
-    # Unlike in 4.x the last axis is the fastest in the index, as the draft has it.
+    # In the draft the last axis varies fastest in the index, in N5 4.x the first.
     layer = _layer(shape, shard, block, IndexEncoding("little", crc32c=False), fastest_first=False)
     compression = doc.get("compression")
     kind = compression.get("type") if isinstance(compression, dict) else doc.get("compressionType", "raw")
@@ -330,9 +330,9 @@ def _collection(layers: Sequence[Layer], compression: str, facts: Facts, transfo
 
 
 def _described(dataset: Dataset, doc: Mapping[str, Any], chain: Sequence[Codec] | None) -> Dataset:
-    """The dataset with what the document of its (unsharded) array says, or with the reason why it cannot be told.
+    """The dataset with the description of its array, from the unsharded document `doc`, or with `indescribable`.
 
-    `chain` is how chunks are stored, if that is not what the document says.
+    `chain` has the codecs of stored chunks, unless they are the codecs in the document.
     """
     try:
         array = _array(doc, _chain_of_blocks(doc) if chain is None else chain)
@@ -348,7 +348,7 @@ def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
     shape, block = shape_and_block(doc)
     if doc["dataType"] not in ITEM_SIZES:
         raise ValueError(f"data type {doc['dataType']!r:.80} is none of numbers")
-    if doc.get("isLabelMultiset") is True:  # Paintera's: blocks of bytes of any length, whatever the data type
+    if doc.get("isLabelMultiset") is True:  # Paintera's blocks of bytes, of any length and for all data types
         raise ValueError("label multisets are no array of numbers")
     dtype, (first, *rest) = np.dtype(doc["dataType"]), chain
     little = first.name in HEADERLESS and endian_of(*first) == "little"
@@ -358,7 +358,7 @@ def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
     encoding = ChunkEncoding(
         dtype.newbyteorder("<" if little else ">").str,
         tuple(range(len(shape))),
-        clipped=framed,  # or not: the block itself tells
+        clipped=framed,  # edge blocks may also be full, as their headers say
         codecs=tuple(as_in_zarr(c, dtype.itemsize) for c in rest if c.name != "raw"),
         frame="n5" if framed else "none",
     )
@@ -375,7 +375,7 @@ def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
 
 
 def _check(array: Array) -> ChunkCheck:
-    """What stored blocks must be. Those without a header are whole, at the edge of the array too."""
+    """The check of stored blocks. Blocks without a header have their full size also at the edge of the array."""
     encoding, itemsize = array.encoding, np.dtype(array.data_type).itemsize
     if encoding.frame == "n5":
         return Blocks(encoding.codecs, array.chunk[::-1], itemsize)
@@ -384,7 +384,7 @@ def _check(array: Array) -> ChunkCheck:
 
 
 def _chain_of_blocks(doc: Mapping[str, Any]) -> Sequence[Codec]:
-    """The codecs of a dataset that is not sharded: those of N5 4.x, `compression`, or `compressionType` before 1.0."""
+    """The codecs of an unsharded dataset: `codecs` of N5 4.x, `compression`, or `compressionType` before N5 1.0."""
     if isinstance(doc.get("codecs"), list):
         return chain_of(doc["codecs"])
     compression = doc.get("compression", {"type": doc.get("compressionType")})
@@ -396,7 +396,7 @@ def _chain_of_blocks(doc: Mapping[str, Any]) -> Sequence[Codec]:
 
 
 def _stored_plainly(doc: Mapping[str, Any], array: Array) -> Collection:
-    """A dataset that is not sharded: each block is an object by itself."""
+    """The collection of an unsharded dataset, with an object for each block."""
     if doc.get("storage_transformers"):
         raise ValueError("storage transformers may store blocks elsewhere")
     grid, rank = array.grid[::-1], len(array.shape)

@@ -1,4 +1,4 @@
-"""The layout `n5`: arrays and images of any other format as N5 datasets."""
+"""The layout `n5`: shows arrays and images of other formats as N5 datasets."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from shardfs.model.dataset import Dataset
 
 VERSION = "2.0.0"
-"""Of what layouts show: there is nothing newer in it, and older software reads no newer ones."""
+"""The N5 version of shown containers. They use no newer features, and older software refuses newer versions."""
 
 
 def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
-    """A dataset of any other format. Raise UnsupportedError, with the reason, for what N5 cannot say."""
+    """The dataset in this layout. Raise UnsupportedError, with the reason, if N5 cannot express it."""
     is_array, stored = arrays_of(dataset)
     arrays = [_Shown.of(c, at, shown_encoding) for c, at in stored]
     image = None if is_array else image_of(dataset)
@@ -47,7 +47,7 @@ def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Da
         members[name] = level.members()
         if found.path != name or any(
             found.stored is c for c, _ in stored
-        ):  # else it shows itself, but for its document
+        ):  # other levels are shown from their own directories; only their documents change
             arrays.append(level)
     moved = taken - members.keys()
     if not path:
@@ -61,8 +61,10 @@ def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Da
 
 
 def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]:
-    """The attributes of a group, without those that would make it a dataset. What OME-Zarr says of an image would be
-    half true of s0, s1, ...: it goes."""
+    """The attributes of a group, with the image's N5 attributes and without members that would make it a dataset.
+
+    OME-Zarr's description of a shown image is removed, because its paths are not s0, s1, ...
+    """
     attributes = {name: value for name, value in (dataset.attributes or {}).items() if name not in STRUCTURAL}
     if image is None:
         return attributes
@@ -74,7 +76,7 @@ def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]
 
 
 def image_of(dataset: Dataset) -> Multiscale | None:
-    """The image whose levels a group shows as s0, s1, ...: the first, if that can be."""
+    """The image whose levels a group shows as s0, s1, ...: the first image, if N5 can express it under these names."""
     if dataset.closed or not dataset.multiscales or not n5_viewer.can_be_written(dataset.multiscales[0]):
         return None
     image = dataset.multiscales[0]
@@ -86,7 +88,7 @@ def image_of(dataset: Dataset) -> Multiscale | None:
 
 
 def _levels_of(image: Multiscale, arrays: Sequence[_Shown], below: Mapping[str, Dataset]) -> list[_Shown]:
-    """The levels of an image, under the names that they have; none if one is not there, or not as N5."""
+    """The levels of an image under their present names; none if N5 cannot show every level."""
     own, out = {array.path: array for array in arrays}, []
     for level in image.levels:
         found = own.get(level.path) or _level_below(level.path, below.get(level.path))
@@ -103,12 +105,12 @@ def _level_below(path: str, dataset: Dataset | None) -> _Shown | None:
     try:
         return _Shown.of(from_above(path, stored[0]), path, shown_encoding)
     except UnsupportedError:
-        return None  # the directory itself says why
+        return None  # showing the level's own directory reports the reason
 
 
 @dataclass(frozen=True)
 class _Shown(PlacedArray):
-    """`further` are attributes that the image it belongs to has for it."""
+    """An array shown as an N5 dataset. `further` are attributes from the image that has the array as a level."""
 
     further: Mapping[str, Any] = field(default_factory=dict)
 
@@ -120,7 +122,7 @@ class _Shown(PlacedArray):
         return shown(self.stored, self.path, encoding, names, axes, codecs, filler)
 
     def members(self) -> dict[str, Any]:
-        """Of `attributes.json`."""
+        """The members of `attributes.json`."""
         own, attributes = self._own(), self.array.attributes
         return {**own, **{name: value for name, value in attributes.items() if not self._gives_way(name, value)}}
 
@@ -143,7 +145,7 @@ class _Shown(PlacedArray):
         return is_taken or not n5_viewer.may_be_told(name, value, len(self.array.shape))
 
     def problems(self, path: str) -> Iterator[Problem]:
-        """The user's attributes that N5 has no place for; `path` is the dataset's."""
+        """A problem for each user attribute that N5 cannot store; `path` is the path of the dataset."""
         own = self._own()
         for name, value in self.array.attributes.items():
             if self._gives_way(name, value) and value != own.get(name):
@@ -155,7 +157,7 @@ def _gone(path: str, attribute: str) -> Problem:
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:
-    """The encoding of N5 blocks for which least has to be done. Raise UnsupportedError if there is none."""
+    """The encoding of N5 blocks with the fewest conversions. Raise UnsupportedError if N5 cannot store the array."""
     dtype, stored, order = np.dtype(array.data_type), array.encoding, tuple(range(len(array.shape)))
     name = "uint8" if dtype.kind == "b" else name_of(array.data_type)
     if name not in ITEM_SIZES:

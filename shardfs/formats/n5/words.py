@@ -1,4 +1,4 @@
-"""What N5 calls things: members of its documents, data types, codecs."""
+"""N5's names of document members, data types and codecs, and their conversion."""
 
 from __future__ import annotations
 
@@ -27,31 +27,36 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "blosc": {"cname": "blosclz", "clevel": 6, "shuffle": 0, "blocksize": 0},
     "zstd": {"level": 3},
 }
-"""The members of `compression` that readers want, with what they are if the codec does not say; tensorstore opens
-nothing that has others, z5py and zarr-python nothing that lacks one."""
+"""The members of `compression` that readers require, with their defaults.
+
+tensorstore refuses documents with further members. z5py and zarr-python refuse documents without one of the members.
+"""
 
 SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
-"""Zarr's words for Blosc's `shuffle`."""
+"""Zarr's names of Blosc's `shuffle`, and the numbers in N5."""
 
 HEADERLESS: Mapping[str, Literal["little", "big"]] = {"raw-bytes": "big", "bytes": "little"}
-"""Codecs that write the elements alone, and their byte order if they do not say (n5-zarr's `bytes`: the machine's)."""
+"""The codecs that write elements without a header, and their default byte order.
+
+n5-zarr writes `bytes` in the byte order of the machine by default.
+"""
 
 FORM = frozenset((DOCUMENT,))
 
 STRUCTURAL = frozenset(
     ("n5", "dimensions", "blockSize", "dataType", "compression", "compressionType", "codecs", "storage_transformers")
 )
-"""The members of a dataset's document that are not the user's."""
+"""The members of a dataset's document that N5 defines; all others are the user's attributes."""
 
 DEFAULT_LEVEL = 6
-"""What zlib takes -1 for."""
+"""The level that zlib uses for -1."""
 
 XZ = 1
-"""The number of the container in numcodecs' LZMA."""
+"""The `format` of numcodecs' LZMA codec for .xz containers."""
 
 
 def compression_as(name: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """`compression` with all members that readers want. Raise ValueError if N5 has no such codec."""
+    """The member `compression`, with all parameters that readers require. Raise ValueError for an unknown codec."""
     known = PARAMETERS.get(name)
     if known is None:
         raise ValueError(f"plain N5 has no compression {name!r:.80} that shardfs knows")
@@ -67,7 +72,7 @@ def compression_as(name: str, configuration: Mapping[str, Any]) -> dict[str, Any
 
 
 def compression_of(codec: Codec) -> dict[str, Any]:
-    """`compression` for a codec that is called as in Zarr v3: the inverse of `as_in_zarr`.
+    """The member `compression` for a codec with its name in Zarr v3: the inverse of `as_in_zarr`.
 
     Raise ValueError if N5 has no such codec.
     """
@@ -89,7 +94,7 @@ def compression_of(codec: Codec) -> dict[str, Any]:
 
 
 def as_in_zarr(codec: Codec, item: int) -> Codec:
-    """The codec that writes the same bytes in Zarr v3; or a name for what Zarr does not have."""
+    """The Zarr v3 codec that writes the same bytes; a codec `n5.*` if Zarr has none."""
     if codec.name == "crc32c":
         return codec
     told = compression_as(codec.name, codec.configuration)
@@ -108,13 +113,13 @@ def as_in_zarr(codec: Codec, item: int) -> Codec:
             shuffle = words[told["shuffle"]] if 0 <= told["shuffle"] < len(words) else "shuffle"
             members = {"cname": told["cname"], "clevel": told["clevel"], "shuffle": shuffle}
             return Codec("blosc", {**members, "typesize": item, "blocksize": told["blocksize"]})
-        case "lz4" if "acceleration" in codec.configuration:  # zarr-python's: a block as numcodecs has it
+        case "lz4" if "acceleration" in codec.configuration:  # zarr-python writes numcodecs' LZ4 format
             return Codec("numcodecs.lz4", {"acceleration": codec.configuration["acceleration"]})
     return Codec(f"n5.{codec.name}", {name: value for name, value in told.items() if name != "type"})
 
 
 def endian_of(codec: str, configuration: Mapping[str, Any]) -> Literal["little", "big"]:
-    """The byte order of a codec of `HEADERLESS`. Raise ValueError."""
+    """The byte order of a codec in `HEADERLESS`. Raise ValueError if its parameter is invalid."""
     endian = configuration.get("endian", HEADERLESS[codec])
     if endian not in ("little", "big"):
         raise ValueError(f"{codec}: endian should be little or big, not {endian!r:.80}")
@@ -122,14 +127,14 @@ def endian_of(codec: str, configuration: Mapping[str, Any]) -> Literal["little",
 
 
 def chain_of(value: Any) -> list[Codec]:
-    """Codecs as (name, configuration), at least one."""
+    """The codecs in a list of at least one. Raise ValueError for anything else."""
     if not (chain := [_named(c) for c in listed(value, "codecs")]):
         raise ValueError("codecs should not be empty")
     return chain
 
 
 def _named(value: Any) -> Codec:
-    """A codec: an object with a name and perhaps a configuration."""
+    """The codec in an object with a name and an optional configuration. Raise ValueError for anything else."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError(f"a codec should have a name: {value!r:.80}")
     configuration = value.get("configuration", {})

@@ -1,4 +1,4 @@
-"""Neuroglancer precomputed: volumes, and what is keyed by ids: meshes, skeletons, annotations; and the layout.
+"""Neuroglancer precomputed: the format of volumes, meshes, skeletons and annotations, and the layout `precomputed`.
 
 https://github.com/google/neuroglancer/tree/master/src/datasource/precomputed (volume.md, meshes.md, skeletons.md,
 annotations.md, sharded.md)
@@ -24,16 +24,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
-"""How a document begins that is all data and describes no shards; it may be too large to be parsed."""
+"""The beginning of an info document of segment properties. It has no shards, and may be too large to parse."""
 
 _BOX = r"-?[0-9]{1,19}--?[0-9]{1,19}"
 _ID = r"[0-9]{1,20}(?:\.index|(?:_[0-9]{1,20})*)"
 _CHUNK = re.compile(rf"(?:{_BOX}_{_BOX}_{_BOX}|{_ID})(?:\.(?:gz|br|zstd|xz|bz2))?")
-"""Boxes of voxels; ids, manifests of meshes, cells of annotations; and as cloud-volume calls them, compressed."""
+"""The names of chunks: boxes of voxels, ids, mesh manifests and cells of annotations.
+
+cloud-volume adds the suffixes of compressed files.
+"""
 
 
 class Precomputed(OfDocuments):
-    """See `formats.Format` and `formats.View`."""
+    """The format and the layout `precomputed`."""
 
     name = "precomputed"
     renames = True
@@ -88,7 +91,7 @@ class Precomputed(OfDocuments):
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get("info")
         if raw is None or not raw.lstrip().startswith(b"{") or _SEGMENT_PROPERTIES.match(raw):
-            return None  # "info" is a common name for other things
+            return None  # other programs have files named "info", too
         info = parse_json(path, "info", raw)
         match info.get("@type"):
             case "neuroglancer_multiscale_volume":

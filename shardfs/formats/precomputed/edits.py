@@ -1,4 +1,4 @@
-"""Documents of precomputed that are written through a mount: from what is shown back to what is stored."""
+"""Translates info documents that clients write through a mount back to the stored documents."""
 
 from __future__ import annotations
 
@@ -31,21 +31,28 @@ VOLUME, ANNOTATIONS = "neuroglancer_multiscale_volume", "neuroglancer_annotation
 MESHES, SKELETONS = "neuroglancer_multilod_draco", "neuroglancer_skeletons"
 
 MEMBERS = ("chunk_sizes", "encoding", "compressed_segmentation_block_size")
-"""Of a scale: what its chunks are made with. `voxel_offset` is in their names only, not in their ids."""
+"""The members of a scale on which stored chunks depend. `voxel_offset` changes only the names of chunks, not their ids.
+"""
 
 COMPRESSIBLE = ("raw", "compressed_segmentation")
-"""Encodings that gzip makes smaller. Other writers put chunks of other ones, and meshes, into no container either."""
+"""The encodings whose chunks gzip makes smaller.
+
+By default, chunks in other encodings and meshes are stored without gzip, as by other writers.
+"""
 
 MINISHARD_BITS = 9
-"""A minishard of so many chunks at most has an index that is read at once (tensorstore's number)."""
+"""The largest default of `preshift_bits`: a minishard of at most 512 chunks, whose index takes one read.
+
+tensorstore uses the same number.
+"""
 
 
 Name: TypeAlias = "tuple[str, str]"
-"""What a part is, and its key."""
+"""The kind of a part, and its key."""
 
 
 class InfoPart(NamedTuple):
-    """A part of an info document that may be sharded, and where it is."""
+    """A part of an info document that may be sharded, with its path in the document."""
 
     name: Name
     at: Path
@@ -56,9 +63,9 @@ class InfoPart(NamedTuple):
 
 
 class Info:
-    """An info document and its parts. Raise ValueError, with the reason, if it has none of those that it should have.
+    """An info document and its parts. Raise ValueError, with the reason, if the parts are not those of its type.
 
-    "info" is a common name for other things: without `type` it is one of them.
+    `type` is "" for files named "info" of other programs.
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -89,23 +96,23 @@ def _key(part: Mapping[str, Any]) -> str:
     try:
         return key_path(part.get("key"))
     except ValueError:
-        return ""  # none, or outside: nothing there is sharded
+        return ""  # no key, or outside of the directory: the part cannot be sharded
 
 
 class InfoPair(NamedTuple):
-    """What is stored, and what is shown of it."""
+    """A stored info document, and the document that the mount shows for it."""
 
     stored: Info
     shown: Info
 
     def hidden(self, name: Name) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """A part that is shown without its shards, as it is stored, and its `sharding`."""
+        """The stored part and its `sharding`, if the mount shows the part unsharded; else None."""
         stored, shown = self.stored.by_name.get(name, {}), self.shown.by_name.get(name, {})
         return (stored, stored["sharding"]) if "sharding" in stored.keys() - shown.keys() else None
 
 
 def _source(open_: Open, raw: bytes | None) -> InfoPair | None:
-    """None if nothing is sharded there."""
+    """The stored and the shown document; None if the mount shows no part unsharded."""
     if raw is None:
         return None
     try:
@@ -113,16 +120,16 @@ def _source(open_: Open, raw: bytes | None) -> InfoPair | None:
         shown = found.documents.get(INFO) if found is not None else None
         return None if shown is None else InfoPair(Info(raw), Info(shown))
     except (ValueError, CorruptShardError):
-        return None  # it is shown as it is, and may be mended
+        return None  # the mount shows a damaged document unchanged, so that clients can repair it
 
 
 def is_sharded(open_: Open, raw: bytes | None) -> bool:
-    """Whether it is a document of which parts are shown without their shards."""
+    """Whether the mount shows parts of this document unsharded."""
     return _source(open_, raw) is not None
 
 
 def edited(open_: Open, raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
-    """See `Format.edit`."""
+    """The document to store when a client writes `new`: see `Format.edit`."""
     source = _source(open_, raw)
     if source is None:
         info = _info(new)
@@ -135,14 +142,20 @@ def edited(open_: Open, raw: bytes | None, new: bytes, rule: Rule | None) -> byt
 
 
 def sharded_by_rule(open_: Open, new: bytes, rule: Rule) -> bytes | None:
-    """See `Format.shard`. What is keyed by ids is sharded only if the rule tells bits: nobody knows how many come."""
+    """The document of the new dataset, sharded by the rule: see `Format.shard`. None if no part is sharded.
+
+    Parts keyed by ids are sharded only if the rule gives numbers of bits, since the number of ids is unknown.
+    """
     info = _info(new)
     made = new if info is None else _sharded(open_, info, new, None, rule)
     return None if made == new else made
 
 
 def sharded_as_before(open_: Open, new: bytes, raw: bytes) -> bytes | None:
-    """See `Format.shard`. Parts with the keys of before are sharded again, those with other chunks into as many."""
+    """The document of the new dataset, sharded as in the deleted document `raw`: see `Format.shard`.
+
+    Parts with the same keys are sharded again. A part with other chunks gets shards of as many chunks.
+    """
     source, info = _source(open_, raw), _info(new)
     if source is None or info is None or info.type != source.stored.type:
         return None
@@ -150,7 +163,7 @@ def sharded_as_before(open_: Open, new: bytes, raw: bytes) -> bytes | None:
 
 
 def _info(new: bytes) -> Info | None:
-    """None if it is no document that could be sharded."""
+    """The parsed info document; None if no part of it can be sharded."""
     try:
         info = Info(new)
     except ValueError:
@@ -161,9 +174,9 @@ def _info(new: bytes) -> Info | None:
 def _sharded(
     open_: Open, info: Info, new: bytes, source: InfoPair | None, rule: Rule | None, *, again: bool = False
 ) -> bytes:
-    """The document with `sharding` in those parts that have it in the source, and in new ones if there is a rule.
+    """The document with the source's `sharding` in existing parts, and with the rule's in new parts.
 
-    If `again`, no chunks are stored: a part that others would contradict gets a `sharding` that fits.
+    `again` means that no chunks are stored: a part that differs from the source gets an adapted `sharding`.
     """
     values: dict[Path, Any] = {}
     try:
@@ -189,7 +202,7 @@ def _sharded(
 
 
 def _require_understood(open_: Open, made: bytes, parts: Iterable[Path]) -> None:
-    """Raise ValueError unless all that shall be sharded will be shown without its shards."""
+    """Raise ValueError unless the mount will show all these parts of the new document unsharded."""
     try:
         found = open_(made)
     except CorruptShardError as e:
@@ -205,7 +218,7 @@ def _require_understood(open_: Open, made: bytes, parts: Iterable[Path]) -> None
 
 
 def _kept(info: Info, stored: Info, part: InfoPart, old: dict[str, Any], spec: Any, *, again: bool) -> Any:
-    """The `sharding` of a part that is sharded already. Raise one of `UNFIT` if the document contradicts chunks."""
+    """The `sharding` of an existing part. Raise one of `UNFIT` if the document contradicts stored chunks."""
     kind, new = part.name[0], part.value
     try:
         if kind == "scale":
@@ -230,7 +243,7 @@ def _cells(level: Mapping[str, Any]) -> Coords:
 
 
 def _require_size(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-    """Raise ValueError unless stored chunks of a scale stay what they are, and where they are."""
+    """Raise ValueError if the new size of a scale would change the shape or the id of stored chunks."""
     sizes = [integers(part["size"], "size", 0) for part in (new, old)]
     require_rank(sizes[0], 3, "size")
     for after, before, chunk in zip(*sizes, old["chunk_sizes"][0], strict=True):
@@ -257,7 +270,7 @@ def _grid(scale: Mapping[str, Any]) -> Coords:
 
 
 def _new_spec(info: Info, part: InfoPart, rule: Rule) -> dict[str, Any] | None:
-    """`sharding` by a rule; None to leave it. Raise one of `UNFIT`, with the reason, for what cannot be sharded."""
+    """The `sharding` of a new part by the rule; None for none. Raise one of `UNFIT` if it cannot be sharded."""
     kind, numbers, total, inside, hashed = part.name[0], rule.numbers, 0, 0, "identity"
     encoding = str(part.value.get("encoding", "")).lower()
     if kind == "scale":
@@ -286,7 +299,7 @@ def _new_spec(info: Info, part: InfoPart, rule: Rule) -> dict[str, Any] | None:
 
 
 def _bits_inside(info: Info, scale: Mapping[str, Any], rule: Rule) -> int:
-    """Of a chunk's id, those that tell chunks of one shard apart."""
+    """The number of bits of a chunk's id that distinguish the chunks of one shard."""
     told = math.prod(rule.chunks_per_shard)
     if not rule.chunks_per_shard:
         voxels = math.prod(integers(scale["chunk_sizes"][0], "chunk_sizes", 1))

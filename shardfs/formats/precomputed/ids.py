@@ -1,4 +1,4 @@
-"""What is keyed by ids of 64 bits: meshes, skeletons, annotations."""
+"""Meshes, skeletons and annotations, whose keys are 64-bit ids."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from shardfs.model.dataset import Dataset
 
 MAX_RANK = 64
-"""Of the cells of annotations: a name must fit in 255 bytes."""
+"""The largest rank of cells of annotations, so that their names fit in 255 bytes."""
 
 
 def open_whole(path: str, info: dict[str, Any], describe: Describe) -> Dataset:
-    """A directory of which the whole info document is the only part."""
+    """The dataset of a directory whose only part is the whole info document."""
     parts = Parts(path)
     return parts.dataset(parts.unshard(info, "", describe), closed=True)
 
 
 def open_annotations(path: str, info: dict[str, Any]) -> Dataset:
-    """What the info document of annotations describes. Raise CorruptShardError if it is damaged."""
+    """The dataset that the info document of annotations describes. Raise CorruptShardError if it is damaged."""
     parts, shown = Parts(path), dict(info)
     if "by_id" in info:
         shown["by_id"] = parts.unshard(info["by_id"], "by_id", _annotations_by_id)
@@ -63,7 +63,7 @@ def _annotations_by_cell(level: dict[str, Any], spec: ShardingSpec) -> Collectio
 
 
 def skeletons(_: dict[str, Any], spec: ShardingSpec) -> Collection:
-    """All skeletons of a directory."""
+    """The collection of all skeletons in a directory."""
     return _by_id("", "skeletons", spec)
 
 
@@ -81,7 +81,10 @@ def _by_id(path: str, what: str, spec: ShardingSpec) -> Collection:
 
 
 def meshes(_: dict[str, Any], spec: ShardingSpec) -> Collection:
-    """What the index of a shard names is the manifest; the fragments lie right before it, never in a container."""
+    """The collection of all meshes in a directory, with two files for each mesh: the manifest, and the fragments.
+
+    The index of a shard points to the manifest. The fragments are stored right before it, never compressed with gzip.
+    """
     return Collection(
         format="precomputed",
         path="",
@@ -94,13 +97,16 @@ def meshes(_: dict[str, Any], spec: ShardingSpec) -> Collection:
 
 
 def fragments_size(manifest: bytes) -> int:
-    """How many bytes all fragments of a multi-resolution mesh have together, by its manifest.
+    """The total size in bytes of all fragments of a multi-resolution mesh, from its manifest.
 
-    All is little-endian. Chunk shape and grid origin (3 float32 each), the number L of levels of detail (uint32), their
-    scales (L float32), vertex offsets (3 L float32) and numbers of fragments (L uint32); then, for each level of n
-    fragments, their positions (3 n uint32) and their sizes (n uint32; meshes.md calls those offsets).
+    The manifest, all little-endian, has these fields (meshes.md):
 
-    Raise ValueError, with the reason, if its length is not what it says. Nothing is allocated by what it says.
+    - chunk shape and grid origin (3 float32 each), the number L of levels of detail (uint32);
+    - for all levels: scales (L float32), vertex offsets (3 L float32), numbers of fragments (L uint32);
+    - for each level of n fragments: positions (3 n uint32), sizes (n uint32; meshes.md names them offsets).
+
+    Raise ValueError, with the reason, if the manifest's length contradicts its fields. The memory used depends on the
+    length alone, never on the numbers in the fields.
     """
     if len(manifest) < 28:
         raise ValueError(f"a mesh manifest has at least 28 bytes, not {len(manifest)}")
@@ -116,6 +122,6 @@ def fragments_size(manifest: bytes) -> int:
     if not len(counts):
         return 0
     ends = 4 * counts.cumsum()
-    # In turn the sizes of one level and the positions of the next.
+    # Alternating sums over the sizes of one level and the positions of the next; only the sizes are used.
     bounds = np.stack([ends - counts, ends], axis=1).ravel()[:-1]
     return int(np.add.reduceat(np.frombuffer(manifest, "<u4", offset=head), bounds, dtype=np.uint64)[::2].sum())

@@ -1,4 +1,4 @@
-"""What the info documents of volumes, meshes, skeletons and annotations have in common: parts that may be sharded."""
+"""The parts of info documents that may be sharded, for volumes, meshes, skeletons and annotations alike."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ INFO = "info"
 FORM = frozenset((INFO,))
 
 MAX_PARTS = 1000
-"""A document of more scales, relationships or spatial levels is taken for damaged: real ones have some ten."""
+"""Documents with more scales, relationships or spatial levels count as damaged. Real documents have about ten."""
 
 
 class Parts:
-    """The parts of an info document that may each have a member `sharding`, and what they describe."""
+    """Collects the collections and problems of an info document's parts, each of which may have a member `sharding`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -37,14 +37,14 @@ class Parts:
         self._unwalked: set[str] = set()
 
     def unshard(self, part: Any, called: str, describe: Describe) -> Any:
-        """What is shown of a part: the same without `sharding` if its chunks are shown one by one, else as it is.
+        """The part to show: without `sharding` if its chunks are shown as single files, else unchanged.
 
-        `called` is what messages call the part; "" is the whole document.
+        `called` is the name of the part for messages; "" is the whole document.
         """
         if not isinstance(part, dict):
             return part
         key = part.get("key") if called else None
-        if isinstance(key, str) and "/" not in key:  # of a longer path other parts may hold datasets
+        if isinstance(key, str) and "/" not in key:  # directories of a longer path may contain other datasets
             self._unwalked.add(key)
         if part.get("sharding") is None:
             return part
@@ -55,11 +55,11 @@ class Parts:
             where = f"{self.path}/{key if isinstance(key, str) else called}".strip("/")
             self._problems.append(Problem(where, f"info{called and ', '}{called}: {why}"))
             return part
-        # `sharding: null` would not do: Neuroglancer itself refuses that.
+        # The member is removed, since Neuroglancer refuses `sharding: null`.
         return {k: v for k, v in part.items() if k != "sharding"}
 
     def unshard_all(self, listed: Any, member: str, called: str, describe: Describe) -> list[Any]:
-        """`unshard` of each item of a list. Raise CorruptShardError if it is none, or absurdly long."""
+        """The parts to show, from `unshard` of each. Raise CorruptShardError for no list, or more than `MAX_PARTS`."""
         if not isinstance(listed, list):
             raise CorruptShardError(self.path, "info", f"{member} should be a list, not {type(listed).__name__}")
         if len(listed) > MAX_PARTS:
@@ -67,7 +67,7 @@ class Parts:
         return [self.unshard(part, f"{called} {i}", describe) for i, part in enumerate(listed)]
 
     def dataset(self, shown: dict[str, Any], *, closed: bool = False) -> Dataset:
-        """All of it. Raise CorruptShardError if `shown` is nested too deeply."""
+        """The dataset of all parts, with the document `shown`. Raise CorruptShardError if it is nested too deeply."""
         documents = {}
         if self._collections:
             try:
@@ -86,17 +86,17 @@ class Parts:
 
 
 def layers(spec: ShardingSpec, ids: Ids | MortonCode) -> tuple[Layer, ...]:
-    """Of the chunks of a part with this member `sharding`."""
+    """The layers of a part with this member `sharding`."""
     return (Layer(Uint64Sharded(spec, ids), pair=Pair(".index", ".data", ENTRY << spec.minishard_bits)),)
 
 
 def around(spec: ShardingSpec) -> tuple[Codec, ...]:
-    """The container around each chunk."""
+    """The codecs around each chunk, from `data_encoding`."""
     return (Codec("gzip", {}),) if spec.data_encoding == "gzip" else ()
 
 
 def key_path(key: Any) -> str:
-    """The directory of a part, by its member `key`. Raise ValueError, with the reason, if it cannot be one."""
+    """The directory of a part, from its member `key`. Raise ValueError, with the reason, for an invalid key."""
     if not isinstance(key, str) or not key:
         raise ValueError(f"key should be a relative path, not {key!r}")
     path = posixpath.normpath(key)

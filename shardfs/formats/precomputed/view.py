@@ -1,7 +1,7 @@
-"""The layout `precomputed`: arrays of up to three axes of space and one of channels, images as volumes of many scales.
+"""The layout `precomputed`: shows arrays as volumes, and images as volumes with a scale for each level.
 
-Chunks are shown raw, cropped to the volume. Those that are stored so (uncompressed, little-endian, x fastest) are shown
-as they are; others are decoded.
+Arrays may have up to three spatial axes and one axis of channels. Chunks are shown raw, cropped to the volume. Chunks
+that are stored uncompressed, little-endian and with x as the fastest axis are shown unchanged; others are decoded.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from shardfs.model.values import Coords
 
 DATA_TYPES = frozenset(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"))
-"""Those that all readers have."""
+"""The data types that all readers support."""
 
 SEGMENT_IDS = frozenset(("uint32", "uint64"))
-"""Those taken for segmentations if nothing else is said."""
+"""The data types that count as segmentations even without metadata, unless there are several channels."""
 
 XYZ = ("x", "y", "z")
 KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "time": "time", "c": "channel", "channel": "channel"}
@@ -44,17 +44,17 @@ NANOMETERS = {prefix + "meter": float(f"1e{n + 9}") for prefix, n in {
     "deca": 1, "deci": -1, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12, "femto": -15, "atto": -18,
     "zepto": -21, "yocto": -24,
 }.items()} | {"angstrom": 0.1, "inch": 2.54e7, "foot": 3.048e8, "yard": 9.144e8, "mile": 1.609344e12}  # fmt: skip
-"""One of a unit of OME-NGFF. What has another unit, or none, is taken for nanometers: precomputed has no other."""
+"""The nanometers in each unit of OME-NGFF. Other or missing units count as nanometers, precomputed's only unit."""
 
 
 def children_of(dataset: Dataset) -> Sequence[str]:
-    """See `formats.View.children`."""
+    """The paths of image levels that are separate datasets below this one: see `View.children`."""
     own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
     return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
 
 
 def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
-    """A dataset of any other format. Raise UnsupportedError, with the reason, for what precomputed cannot say."""
+    """The dataset in this layout. Raise UnsupportedError, with the reason, if precomputed cannot express it."""
     require_described(dataset)
     stored = {c.path: c for c in (*dataset.collections, *dataset.unsharded)}
     if dataset.closed and len(stored) != 1:
@@ -84,7 +84,7 @@ def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
 
 @dataclass(frozen=True)
 class _Volume:
-    """Scales, finest first, of one data type and number of channels."""
+    """A volume: scales, finest first, with one data type and number of channels."""
 
     scales: Sequence[_Scale]
     segmentation: bool
@@ -122,7 +122,7 @@ def _of_image(
 
 
 def _collection_below(path: str, dataset: Dataset | None) -> Collection:
-    """The array that is a level, as a collection of the image's directory."""
+    """The collection of the level at `path`, with its stored path relative to the image's directory."""
     try:
         if dataset is None:
             raise UnsupportedError("no array is there")
@@ -136,7 +136,7 @@ def _collection_below(path: str, dataset: Dataset | None) -> Collection:
 
 
 def _of_array(collection: Collection) -> _Volume:
-    """An array that is no part of an image; N5 may tell where it lies all the same."""
+    """The volume of an array outside of images. Attributes of N5 viewers may give its resolution and offset."""
     array = array_of(collection)
     alone = n5_viewer.image_of_dataset(array)
     names = array.names or (None,) * len(array.shape)
@@ -149,7 +149,7 @@ def _of_array(collection: Collection) -> _Volume:
 
 
 def _volume(scales: Sequence[_Scale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
-    """`taken` are names in the source that no scale may have."""
+    """The volume of these scales, with unique keys. `taken` are further names in the source that keys must avoid."""
     if len({(scale.data_type, scale.channels) for scale in scales}) != 1:
         raise UnsupportedError("its levels differ in data type or number of channels")
     named: list[_Scale] = []
@@ -168,7 +168,13 @@ def _numbered(key: str, number: int) -> str:
 
 
 class _Roles(NamedTuple):
-    """Which axis of an array is which: x, y, z, None where there is none; channels; and those of one element."""
+    """The roles of an array's axes.
+
+    Args:
+        space: the axes x, y and z, or None for each missing one.
+        channel: the axis of channels, if there is one.
+        others: further axes, which have one element each.
+    """
 
     space: tuple[int | None, ...]
     channel: int | None
@@ -176,14 +182,14 @@ class _Roles(NamedTuple):
 
     @property
     def order(self) -> Coords:
-        """In memory, slowest first."""
+        """The order of axes in memory, slowest first."""
         fastest = (self.channel, *self.space[::-1])
         return (*self.others, *(axis for axis in fastest if axis is not None))
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """An array as a scale. `resolution` (in nm) and `offset` (in voxels) have x first."""
+    """An array shown as a scale. `resolution` (in nm) and `offset` (in voxels) have x first."""
 
     key: str
     stored: Collection
@@ -201,7 +207,7 @@ class _Scale:
         return tuple(1 if axis is None else values[axis] for axis in self.roles.space)
 
     def member(self) -> dict[str, Any]:
-        """Of `scales`."""
+        """The item of `scales` for this scale."""
         return {
             "key": self.key,
             "size": self._spatial(self.array.shape),
@@ -212,7 +218,7 @@ class _Scale:
         }
 
     def collection(self, path: str) -> Collection:
-        """With its chunks in a directory below that of the volume."""
+        """The collection of this scale, with its chunks in the directory `key` of the volume at `path`."""
         array = self.array
         encoding = ChunkEncoding(np.dtype(self.data_type).newbyteorder("<").str, self.roles.order, clipped=True)
         names = BoxNames(self._spatial(array.shape), self._spatial(array.chunk), self.offset)
@@ -222,7 +228,7 @@ class _Scale:
 
 
 def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _Scale:
-    """The array as the scale that is this level. Raise UnsupportedError, with the reason, if there is no such scale."""
+    """The array as the scale of a level. Raise UnsupportedError, with the reason, if precomputed cannot express it."""
     array = array_of(collection)
     if len(array.shape) != len(axes):
         raise UnsupportedError(f"an array of {len(array.shape)} axes in an image of {len(axes)}")
@@ -241,10 +247,10 @@ def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: L
 
 
 def _voxel_offset(level: Level, finest: Level, axis: int) -> int:
-    """Where a level begins, in its voxels: the nearest that is whole, for precomputed has no others; of two, the lower.
+    """The offset of a level in its voxels, rounded to the nearest integer, as precomputed requires; ties round down.
 
-    A voxel's place is its centre in an image, and its corner in precomputed. The origin is the corner of the finest
-    voxel of which the centre is at 0, so that levels which cover the same space begin at the same place.
+    The position of a voxel is its centre in an image, but its corner in precomputed. The origin here is the corner of
+    the finest voxel with its centre at 0, so that levels that cover the same space have the same origin.
     """
     place = (level.translation[axis] + finest.scale[axis] / 2) / level.scale[axis]
     if not abs(place) < 2**53:
@@ -262,7 +268,7 @@ def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:
     space = [i for i, kind in enumerate(kinds) if kind in ("space", None)]
     channels = [i for i, kind in enumerate(kinds) if kind == "channel"]
     if len(space) > len(XYZ) and not channels and kinds[space[-4]] is None:
-        channels.append(space.pop(-4))  # nobody says what it is; it stands where channels do
+        channels.append(space.pop(-4))  # an axis without a type counts as channels, because channels precede z
     others = [i for i, kind in enumerate(kinds) if kind == "time"] + space[:-3] + channels[1:]
     space = space[-3:]
     for i in others:
@@ -280,7 +286,7 @@ def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:
 
 
 def _placed(space: Sequence[int], axes: Sequence[Axis]) -> tuple[int | None, ...]:
-    """The axes that are x, y and z: by their names, or, if those are others, the last one is x."""
+    """The axes x, y and z, by their names; if they have other names, the last axis is x, the one before it y."""
     by_name = {axes[i].name.lower(): i for i in space}
     if len(by_name) != len(space) or not by_name.keys() <= set(XYZ):
         by_name = dict(zip(XYZ, space[::-1], strict=False))

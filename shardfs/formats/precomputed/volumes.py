@@ -1,4 +1,4 @@
-"""Volumes: one array for each scale, and all scales together as an image."""
+"""Volumes: an array for each scale, and all scales as one image."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ NANOMETER = "nanometer"
 CODECS = {
     "compressed_segmentation": ("compressed_segmentation_block_size", "block_size"),
 }
-"""Encodings that cannot be decoded without a member of the scale: its name, and that of the parameter."""
+"""Encodings whose decoding needs a member of the scale: the member's name, and the codec parameter's name."""
 
 NAMED = ("mesh", "skeletons", "segment_properties")
 
 
 def open_volume(path: str, info: dict[str, Any]) -> Dataset:
-    """What the info document of a volume describes. Raise CorruptShardError if it has no list of scales."""
+    """The dataset that a volume's info document describes. Raise CorruptShardError if it has no list of scales."""
     parts = Parts(path)
     scales = parts.unshard_all(info.get("scales"), "scales", "scale", partial(_sharded, info))
     return _described(replace(parts.dataset({**info, "scales": scales}), named=tuple(_named(info))), info)
 
 
 def _named(info: Mapping[str, Any]) -> Iterator[str]:
-    """Where other things of the same objects lie, unless outside of the volume's directory."""
+    """The directories of meshes, skeletons and segment properties, unless outside of the volume's directory."""
     for member in NAMED:
         with suppress(ValueError):
             yield key_path(info.get(member))
@@ -57,14 +57,14 @@ def _named(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Scale:
-    """A scale, as far as sharding needs it. Raise one of `UNFIT` if it is none."""
+    """The members of a scale that sharding needs. Raise one of `UNFIT` for an invalid scale."""
 
     def __init__(self, info: Mapping[str, Any], scale: Mapping[str, Any], *, is_sharded: bool) -> None:
         chunks = scale["chunk_sizes"]
         if not isinstance(chunks, list) or not chunks or (is_sharded and len(chunks) != 1):
             raise ValueError(f"chunk_sizes of a sharded scale should have one entry, not {chunks!r}")
         self.size = _triple(scale["size"], "size", 0)
-        self.chunk = _triple(chunks[0], "chunk_sizes", 1)  # the others are further copies of it all
+        self.chunk = _triple(chunks[0], "chunk_sizes", 1)  # each further chunk size is another copy of the data
         self.offset = _triple(scale.get("voxel_offset", [0, 0, 0]), "voxel_offset", -(2**63))
         self.data_type = str(info.get("data_type"))
         self.channels = integer(info.get("num_channels", 1), "num_channels", 1)
@@ -73,7 +73,7 @@ class _Scale:
         self.path = key_path(scale["key"])
 
     def collection(self, layers: tuple[Layer, ...], sharding: str) -> Collection:
-        """Of chunks that are shown as they are stored."""
+        """The collection of this scale, without a transform."""
         shape, chunk = (*self.size, self.channels), (*self.chunk, self.channels)
         return Collection(
             format="precomputed",
@@ -109,7 +109,7 @@ def _sharded(info: dict[str, Any], part: dict[str, Any], spec: ShardingSpec) -> 
 
 
 def _image_check(scale: _Scale, part: Mapping[str, Any]) -> Image | None:
-    """What must be known to look into chunks; None if the document does not tell."""
+    """The facts that the check of image chunks needs; None if the document lacks them."""
     try:
         configuration = _serializer(scale.encoding, part).configuration
     except UNFIT:
@@ -124,7 +124,7 @@ def _image_check(scale: _Scale, part: Mapping[str, Any]) -> Image | None:
 
 
 def _unsharded(info: Mapping[str, Any], part: Mapping[str, Any]) -> Collection:
-    """A scale that the native layout need not know: each chunk is an object by itself."""
+    """The collection of an unsharded scale, with an object for each chunk."""
     scale = _Scale(info, part, is_sharded=False)
     return scale.collection((Layer(Unsharded(scale.names.grid, scale.names.name, scale.names.cell)),), "none")
 
@@ -133,7 +133,7 @@ def _unsharded(info: Mapping[str, Any], part: Mapping[str, Any]) -> Collection:
 
 
 def _described(dataset: Dataset, info: Mapping[str, Any]) -> Dataset:
-    """The dataset with what the document says of its arrays, or with the reason why that cannot be told."""
+    """The dataset with descriptions of its arrays and image, or with `indescribable`."""
     stored = {c.path: c for c in dataset.collections}
     described: dict[str, Collection] = {}
     try:
@@ -162,7 +162,7 @@ def _described_scale(info: Mapping[str, Any], part: Mapping[str, Any], stored: M
 
 
 def _array(scale: _Scale, part: Mapping[str, Any], container: tuple[Codec, ...]) -> Array:
-    """Axes (z, y, x), behind (c) if there are several channels, which are the slowest axis and all in one chunk."""
+    """The array of a scale, with axes (z, y, x), or (c, z, y, x) if there are several channels, all in one chunk."""
     if scale.data_type.lower() not in DATA_TYPES:
         raise ValueError(f"data type {scale.data_type!r:.80} is unknown")
     head = (scale.channels,) if scale.channels > 1 else ()
@@ -195,8 +195,11 @@ def _serializer(encoding: str, scale: Mapping[str, Any]) -> Codec:
 
 
 def _image(info: Mapping[str, Any], paths: Sequence[str]) -> Multiscale:
-    """All scales. In precomputed a voxel's place is its corner, in an image its centre: that of the first voxel of the
-    finest scale is where its corner was, so that scales of whole voxels lie as they do in an image."""
+    """The image of all scales.
+
+    The position of a voxel is its corner in precomputed, but its centre in an image. The positions in the image are the
+    centres, shifted by half a voxel of the finest scale, so that the finest scale keeps its offset.
+    """
     head = [Axis("c", "channel")] if integer(info.get("num_channels", 1), "num_channels", 1) > 1 else []
     scales = [(path, _resolution(s["resolution"]), s.get("voxel_offset", [0, 0, 0]))
               for path, s in zip(paths, info["scales"], strict=True)]  # fmt: skip
@@ -212,7 +215,7 @@ def _image(info: Mapping[str, Any], paths: Sequence[str]) -> Multiscale:
 
 
 def _resolution(value: Any) -> tuple[float, ...]:
-    """Of a scale, x first, in nanometers."""
+    """The resolution of a scale in nanometers, x first. Raise ValueError for anything but 3 positive numbers."""
     found = tuple(float(v) for v in listed(value, "resolution"))
     if len(found) != 3 or not all(math.isfinite(v) and v > 0 for v in found):
         raise ValueError(f"resolution should be a list of 3 positive numbers, not {value!r:.80}")

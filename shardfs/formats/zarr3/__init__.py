@@ -1,4 +1,4 @@
-"""Zarr v3: arrays with the `sharding_indexed` codec are shown as the same arrays without it; all are described.
+"""Zarr v3: shows arrays with the `sharding_indexed` codec as unsharded arrays, and describes all arrays for layouts.
 
 https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html and .../v3/codecs/sharding-indexed/index.html
 """
@@ -23,11 +23,11 @@ __all__ = ("MAX_EDGES", "MAX_NESTING", "ZARR3", "Zarr3")
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _CHUNK = re.compile(rf"c|(?:c/|){_NUMBER}(?:/{_NUMBER})*|(?:c\.|){_NUMBER}(?:\.{_NUMBER})*")
-"""All `chunk_key_encoding`s that `stored` knows."""
+"""Chunk keys in all encodings that `stored.ChunkKeys` supports."""
 
 
 class Zarr3(OfDocuments):
-    """See `formats.Format`."""
+    """The format of Zarr v3 datasets."""
 
     documents = (DOCUMENT,)
     systems = (
@@ -47,7 +47,7 @@ class Zarr3(OfDocuments):
             return None
         doc = parse_json(path, DOCUMENT, raw)
         if not isinstance(doc, dict) or doc.get("zarr_format") != 3:
-            return None  # the draft of 2022 has a URL there
+            return None  # in the draft of 2022, zarr_format is a URL
         return open_array(path, doc) if doc.get("node_type") == "array" else open_group(path, doc)
 
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:

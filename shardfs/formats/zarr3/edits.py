@@ -1,4 +1,4 @@
-"""Documents of Zarr v3 that are written through a mount: from what is shown back to what is stored."""
+"""Translates Zarr v3 documents that clients write through a mount back to the stored documents."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 SHARDING = "sharding_indexed"
 ENCODERS = {"gzip": ("level",), "zstd": ("level", "checksum"),
             "blosc": ("cname", "clevel", "shuffle", "typesize", "blocksize")}  # fmt: skip
-"""Codecs, and their parameters that decoding does not need: those may change while chunks are stored."""
+"""Codecs with the parameters that only encoding uses. Clients may change these while chunks are stored."""
 
 INDEX_CODECS = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 
 
 def references(new: bytes) -> Sequence[str]:
-    """The documents of the arrays that are consolidated in a group's."""
+    """The paths of the documents of all arrays in the consolidated metadata of a group."""
     try:
         members = _members(parse_written(DOCUMENT, new))
         names = dict.fromkeys(_name(path) for path, doc in members if doc.get("node_type") == "array")
     except ValueError:
-        return ()  # `edited` says so
+        return ()  # `edited` raises the error
     return [f"{name}/{DOCUMENT}" for name in names if _is_below(name)]
 
 
 def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
-    """See `Format.edit`."""
+    """The document to store when a client writes `new`: see `Format.edit`."""
     raw = stored.get(DOCUMENT)
     source = intelligible(DOCUMENT, raw)
     if source is not None and source.get("node_type") == "array":
@@ -56,7 +56,7 @@ def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
     if source is not None and rewritten(source) is not source:
         require_zarr3(doc := parse_written(DOCUMENT, new))
     if doc is None or doc.get("zarr_format") != 3:
-        return new  # the draft of 2022 has a document of this name, too
+        return new  # the draft of 2022 uses the name zarr.json, too
     if doc.get("node_type") == "array":
         refuse_shards(doc)
         return new if rule is None else sharded_by_rule(new, rule) or new
@@ -64,19 +64,19 @@ def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
 
 
 def is_sharded(raw: bytes | None) -> bool:
-    """Whether it is the document of an array that is shown without its shards."""
+    """Whether this is the document of a sharded array that the mount shows unsharded."""
     doc = intelligible(DOCUMENT, raw)
     return doc is not None and doc.get("node_type") == "array" and unsharded(unshard, doc) is not None
 
 
 def require_zarr3(doc: Mapping[str, Any]) -> None:
-    """Raise ValueError for what is no Zarr v3."""
+    """Raise ValueError unless the document is that of a Zarr v3 array or group."""
     if doc.get("zarr_format") != 3 or doc.get("node_type") not in ("array", "group"):
         raise ValueError("zarr_format should be 3, and node_type array or group")
 
 
 def refuse_shards(doc: dict[str, Any]) -> None:
-    """Raise ValueError for a new array in shards: what its writer would go on to write are shards, not chunks."""
+    """Raise ValueError if a new array is sharded, because its writer would then write shards instead of chunks."""
     if unsharded(unshard, doc) is not None:
         raise ValueError(f"{SHARDING}: the mount shows chunks one by one; create the array without shards (--create)")
 
@@ -96,7 +96,7 @@ def _edited_array(source: dict[str, Any], raw: bytes, new: bytes) -> bytes:
         raise ValueError("a group cannot take the place of an array whose chunks are stored")
     try:
         if all(doc[member] == source[member] for member in ("chunk_grid", "codecs")):
-            plain = unshard(doc)  # somebody puts the source's own document there
+            plain = unshard(doc)  # the client writes a copy of the source's document
             _back(source, found[1], plain[1] if plain is not None else doc)
             return new
         made = changed(new, _back(source, found[1], doc))
@@ -108,9 +108,9 @@ def _edited_array(source: dict[str, Any], raw: bytes, new: bytes) -> bytes:
 
 
 def _back(source: dict[str, Any], shown: dict[str, Any], doc: dict[str, Any]) -> dict[Path, Any]:
-    """The members to put back into a document, so that it says again how the array is sharded.
+    """The members to restore in the written document `doc`, so that it describes the shards again.
 
-    Raise one of `UNFIT`, with the reason, if the document contradicts the chunks that are stored.
+    Raise one of `UNFIT`, with the reason, if `doc` contradicts the stored chunks.
     """
     rank = len(shown["shape"])
     require_same(len(doc["shape"]), rank, "the number of axes")
@@ -137,7 +137,7 @@ def _chunk_shape(doc: Mapping[str, Any]) -> Any:
 
 
 def _normal(codec: Mapping[str, Any], rank: int, item: int | None) -> tuple[str, Any]:
-    """What of a codec matters to those who decode: two that are equal so read the same bytes alike."""
+    """The name and parameters of a codec that decoding uses. Codecs with equal results decode bytes equally."""
     name, told = named(codec)
     told = {k: v for k, v in told.items() if k not in ENCODERS.get(name, ())}
     match name:
@@ -149,7 +149,7 @@ def _normal(codec: Mapping[str, Any], rank: int, item: int | None) -> tuple[str,
 
 
 def _with_shards(source: Any, chain: Iterator[dict[str, Any]]) -> list[Any]:
-    """The source's codecs with those of its chunks, and those around them, as somebody wrote them."""
+    """The source's sharding codecs, and the codecs after them, around the written codecs of `chain`."""
     at = next((i for i, c in enumerate(source) if named(c)[0] == SHARDING), None)
     if at is None:
         return list(chain)
@@ -163,7 +163,7 @@ def _with_shards(source: Any, chain: Iterator[dict[str, Any]]) -> list[Any]:
 
 
 def _members(doc: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The documents that are consolidated in a group's, by path in it; also those in groups in there."""
+    """The consolidated documents in a group's document, with their paths in it; nested groups included."""
     consolidated = doc.get("consolidated_metadata")
     found = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     for name, member in found.items() if isinstance(found, dict) else ():
@@ -175,7 +175,7 @@ def _members(doc: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, d
 
 
 def _name(path: Path) -> str:
-    """Where the member of a group's document lies, below the group."""
+    """The path below the group of the array or group whose consolidated document is at `path`."""
     return "/".join(str(step) for step in path[2::3])
 
 
@@ -184,7 +184,10 @@ def _is_below(path: str) -> bool:
 
 
 def _edited_group(stored: Mapping[str, bytes], source: Mapping[str, Any], doc: dict[str, Any], new: bytes) -> bytes:
-    """Its consolidated arrays are again what their own documents say; if those are not known, what the source's did."""
+    """The document of a group, with consolidated arrays as in the arrays' own stored documents.
+
+    For arrays without a stored document, the consolidated metadata of `source` is used.
+    """
     known = dict(_members(source))
     values: dict[Path, Any] = {}
     for path, member in _members(doc):
@@ -195,7 +198,7 @@ def _edited_group(stored: Mapping[str, bytes], source: Mapping[str, Any], doc: d
 
 
 def _consolidated(source: dict[str, Any], member: dict[str, Any]) -> dict[Path, Any]:
-    """What to change in the copy of an array's document. One that is out of date becomes the document itself."""
+    """The changes to the consolidated copy of an array's document. An outdated copy is replaced by `source`."""
     try:
         found = unshard(source) if source.get("node_type") == "array" else None
         return {} if found is None or member == source else _back(source, found[1], member)
@@ -207,7 +210,7 @@ def _consolidated(source: dict[str, Any], member: dict[str, Any]) -> dict[Path, 
 
 
 def sharded_by_rule(new: bytes, rule: Rule) -> bytes | None:
-    """See `Format.shard`."""
+    """The document of the new array, sharded by the rule: see `Format.shard`. None for a group."""
     doc = _new_array(new)
     if doc is None:
         return None
@@ -221,7 +224,7 @@ def sharded_by_rule(new: bytes, rule: Rule) -> bytes | None:
 
 
 def _new_array(new: bytes) -> dict[str, Any] | None:
-    """The document of an array that is not sharded yet; None for a group."""
+    """The document of an unsharded array; None for a group. Raise ValueError for any other document."""
     doc = parse_written(DOCUMENT, new)
     require_zarr3(doc)
     if doc["node_type"] != "array":
@@ -231,7 +234,7 @@ def _new_array(new: bytes) -> dict[str, Any] | None:
 
 
 def _sharded(doc: dict[str, Any], new: bytes, per_shard: Sequence[int], configuration: Mapping[str, Any]) -> bytes:
-    """The document of the same array in shards. Raise one of `UNFIT`, with the reason, if it cannot be sharded."""
+    """The document of the array with sharding. Raise one of `UNFIT`, with the reason, if sharding is not possible."""
     chunk = _chunk_shape(doc)
     shard = [n * per for n, per in zip(chunk, per_shard, strict=True)]
     codec = {"name": SHARDING, "configuration": {"chunk_shape": chunk, "codecs": doc["codecs"], **configuration}}
@@ -242,7 +245,10 @@ def _sharded(doc: dict[str, Any], new: bytes, per_shard: Sequence[int], configur
 
 
 def sharded_as_before(new: bytes, source: bytes) -> bytes | None:
-    """See `Format.shard`. The same array gets the same document, another one as many chunks per shard."""
+    """The document of the new array, sharded as in the deleted document `source`: see `Format.shard`.
+
+    An equal array gets `source` itself. A different array gets as many chunks per shard. None for a group.
+    """
     doc = _new_array(new)
     if doc is None:
         return None

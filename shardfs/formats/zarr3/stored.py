@@ -1,4 +1,4 @@
-"""Zarr v3 as it is stored: what an array's document says, and the same of the array without shards."""
+"""Reads stored Zarr v3 documents, and translates those of sharded arrays to the documents of unsharded arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEMBERS = frozenset(
     ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value",
      "attributes", "dimension_names", "storage_transformers")
 )  # fmt: skip
-"""Of an array's document; others are extensions."""
+"""The members of an array's document that the specification defines; all others are extensions."""
 
 VALUE_WISE = frozenset(
     (
@@ -46,22 +46,25 @@ VALUE_WISE = frozenset(
         "numcodecs.astype",
     )
 )
-"""Array-to-array codecs that treat each element by itself: doing so before or after cutting chunks is the same."""
+"""Array-to-array codecs that transform each element separately.
+
+Their results before and after the split into chunks are equal.
+"""
 
 KEEP_SIZE = frozenset(("transpose", "bitround", "numcodecs.bitround"))
-"""Array-to-array codecs that make as many bytes as they are given."""
+"""Array-to-array codecs that keep the size of a chunk in bytes."""
 
 _ITEM = re.compile(r"(?:u?int|float|bfloat|complex)(8|16|32|64|128)|r(8|16|24|32|64|128)|bool")
-"""Data types whose size in bits is their name; and `bool`, of 8."""
+"""Data types whose name has their size in bits, and `bool`, which has 8 bits."""
 
 MAX_EDGES = 1_000_000
-"""Shards along one axis of a rectilinear grid; their edges are kept in memory."""
+"""The largest number of shards along one axis of a rectilinear grid, whose edges are kept in memory."""
 
 MAX_NESTING = 16
 
 
 def open_group(path: str, doc: dict[str, Any]) -> Dataset:
-    """What the document of a group describes, in which others may be consolidated."""
+    """The dataset for a group's document. Consolidated documents of sharded arrays in it are shown unsharded."""
     attributes = _attributes(doc)
     group = Dataset("zarr3", form=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
     try:
@@ -72,7 +75,7 @@ def open_group(path: str, doc: dict[str, Any]) -> Dataset:
 
 
 def open_array(path: str, doc: dict[str, Any]) -> Dataset:
-    """What the document of an array describes, sharded or not; with the reason if it cannot be expanded."""
+    """The dataset for the document of an array, sharded or not; with a problem if the array cannot be unsharded."""
     array = Dataset("zarr3", closed=True, form=FORM | {"c"})
     try:
         unsharded = unshard(doc)
@@ -93,7 +96,7 @@ def _attributes(doc: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _described(dataset: Dataset, doc: Mapping[str, Any]) -> Dataset:
-    """The dataset with what the document of its (unsharded) array says, or with the reason why it cannot be told."""
+    """The dataset with the description of its array, from the unsharded document `doc`, or with `indescribable`."""
     try:
         array = _array(doc)
         if dataset.collections:
@@ -104,7 +107,7 @@ def _described(dataset: Dataset, doc: Mapping[str, Any]) -> Dataset:
 
 
 def _array(doc: Mapping[str, Any]) -> Array:
-    """What the document of an array in a regular grid of chunks says."""
+    """The description of an array with a regular chunk grid. Raise one of `UNFIT` for other arrays."""
     _require_understood(doc)
     shape = integers(doc["shape"], "shape", 0)
     chunk = _regular(doc["chunk_grid"], shape)
@@ -124,7 +127,7 @@ def _array(doc: Mapping[str, Any]) -> Array:
 
 
 def _require_understood(doc: Mapping[str, Any]) -> None:
-    """Raise ValueError for an extension that readers must know: what it says would be lost in other documents."""
+    """Raise ValueError for an extension that readers must understand, because other formats cannot express it."""
     for name, value in doc.items():
         may_be_ignored = value is None or (isinstance(value, dict) and value.get("must_understand") is False)
         if name not in MEMBERS and not may_be_ignored:
@@ -141,7 +144,7 @@ def _regular(grid: Any, shape: Coords) -> Coords:
 
 
 def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
-    """An array that is not sharded: each chunk is an object by itself."""
+    """The collection of an unsharded array, with an object for each chunk."""
     if doc.get("storage_transformers"):
         raise ValueError("storage transformers may store chunks elsewhere")
     keys = ChunkKeys(doc.get("chunk_key_encoding"), len(array.shape))
@@ -152,7 +155,7 @@ def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
 
 
 def rewritten(doc: dict[str, Any]) -> dict[str, Any]:
-    """A group's document with the arrays in its consolidated metadata unsharded; `doc` itself if there are none."""
+    """The group's document with unsharded arrays in its consolidated metadata; `doc` itself without sharded arrays."""
     consolidated = doc.get("consolidated_metadata")
     if not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
         return doc
@@ -165,7 +168,7 @@ def rewritten(doc: dict[str, Any]) -> dict[str, Any]:
             try:
                 unsharded = unshard(member)
             except UNFIT:
-                continue  # the array's own document says so when it is opened
+                continue  # opening the array reports the problem
             if unsharded is not None:
                 changed[name] = unsharded[1]
         elif (inner := rewritten(member)) is not member:
@@ -181,21 +184,21 @@ def rewritten(doc: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Unsharding:
-    """The state of following a codec chain inwards. All shapes are in array axis order."""
+    """The state of a walk through nested sharding codecs, outermost first. All shapes are in array axis order."""
 
     shape: Coords
     chunk: list[int]
     order: list[int]  # axis i of the current codec is array axis order[i]
-    bounds: list[tuple[int, ...]]  # of a rectilinear grid: element positions of the outermost shards' edges
-    before: list[dict[str, Any]] = field(default_factory=list)  # array-to-array codecs met on the way
+    bounds: list[tuple[int, ...]]  # edges of the outermost shards in elements, if the grid is rectilinear
+    before: list[dict[str, Any]] = field(default_factory=list)  # array-to-array codecs before sharding codecs
     layers: list[Layer] = field(default_factory=list)
 
 
 def unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
-    """The collection an array's document describes, and the document of the same array unsharded.
+    """The collection that an array's document describes, and the document of the unsharded array.
 
-    None if the array is not sharded. Raise ValueError, TypeError, KeyError or IndexError, with the reason, if it
-    cannot be shown unsharded.
+    None if the array is not sharded. Raise ValueError, TypeError, KeyError or IndexError, with the reason, if the
+    array cannot be shown unsharded.
     """
     codecs = codec_list(doc["codecs"])
     if not any(c["name"] == "sharding_indexed" for c in codecs):
@@ -233,7 +236,7 @@ def unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
 
 
 def _check(chain: Sequence[Mapping[str, Any]], chunk: Sequence[int], data_type: Any) -> Chain:
-    """What stored chunks must be; they are full at the edges of the array, too."""
+    """The check of stored chunks. Chunks have their full size also at the edges of the array."""
     rest = list(itertools.dropwhile(lambda c: c["name"] in KEEP_SIZE, chain))
     if not rest or rest[0]["name"] not in ("bytes", "endian"):
         return Chain(encoding=rest[0]["name"] if rest else "?")
@@ -245,7 +248,7 @@ def _check(chain: Sequence[Mapping[str, Any]], chunk: Sequence[int], data_type: 
 
 
 def item_size(data_type: Any) -> int | None:
-    """The bytes of an element; None if the type's name does not tell."""
+    """The bytes of an element; None if the name of the data type does not contain the size."""
     match = _ITEM.fullmatch(data_type) if isinstance(data_type, str) else None
     return None if match is None else int(match[1] or match[2] or 8) // 8
 
@@ -266,7 +269,7 @@ def _start(shape: Coords, grid: Any) -> _Unsharding:
 
 
 def _bounds(edges: Any, extent: int) -> tuple[int, ...]:
-    """Element positions at which the shards of an axis begin, and the end of the last; () if they are regular."""
+    """The first elements of all shards along an axis, and the end of the last shard; () for shards of equal size."""
     if isinstance(edges, int):
         integer(edges, "chunk_shapes", 1)
         return ()
@@ -284,7 +287,7 @@ def _bounds(edges: Any, extent: int) -> tuple[int, ...]:
 
 
 def _enter(state: _Unsharding, codecs: list[dict[str, Any]], keys: ChunkKeys) -> list[dict[str, Any]] | None:
-    """Go inside the sharding codec of a chain: add a layer, return the chain of its chunks; None if there is none."""
+    """Add a layer for the chain's sharding codec, and return the codecs inside it; None if the chain has none."""
     at = next((i for i, c in enumerate(codecs) if c["name"] == "sharding_indexed"), None)
     if at is None:
         return None
@@ -356,7 +359,7 @@ def _describe(state: _Unsharding) -> str:
 
 
 class ChunkKeys:
-    """The `chunk_key_encoding` of an array: names of chunks, and of shards, which are named alike."""
+    """The `chunk_key_encoding` of an array, which gives chunks and shards their names."""
 
     def __init__(self, encoding: Any, rank: int) -> None:
         name, configuration = named(encoding)
@@ -389,7 +392,7 @@ class ChunkKeys:
 
 
 def named(value: Any) -> tuple[str, Mapping[str, Any]]:
-    """An extension point: an object with a name, or (3.1) the bare name."""
+    """The name and configuration of an extension point, which is an object or, since Zarr 3.1, a bare name."""
     if isinstance(value, str):
         return value, {}
     name, configuration = value["name"], value.get("configuration", {})
@@ -399,7 +402,7 @@ def named(value: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def codec_list(codecs: Any) -> list[dict[str, Any]]:
-    """Codecs as objects. Raise one of `UNFIT`, with the reason, for what is no such list."""
+    """The codecs, all as objects. Raise one of `UNFIT`, with the reason, if `codecs` is not a list of codecs."""
     for c in listed(codecs, "codecs"):
         named(c)
     return [{"name": c} if isinstance(c, str) else c for c in codecs]

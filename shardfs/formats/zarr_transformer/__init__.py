@@ -1,10 +1,10 @@
-"""The Zarr v3 draft of 2022, in which a storage transformer shards arrays; shown as the same arrays without it.
+"""The Zarr v3 draft of 2022: shows arrays that a storage transformer shards as arrays without the transformer.
 
 Sharding storage transformer 1.0, editor's draft of 18 February 2022,
-https://purl.org/zarr/spec/extensions/storage-transformers/sharding/1.0, as zarr-python 2.18 wrote and reads it.
+https://purl.org/zarr/spec/extensions/storage-transformers/sharding/1.0, as zarr-python 2.18 writes and reads it.
 
-Metadata and chunks lie in trees of their own: `meta/root/foo.array.json` describes what is in `data/root/foo`. A chunk
-is called `c1/2` or `c1.2` there, with nothing between the c and the first number, and so is a shard.
+Metadata and chunks are in separate trees: `meta/root/foo.array.json` describes the array in `data/root/foo`. Chunks and
+shards have names such as `c1/2` or `c1.2`, without a separator after the c.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ("META", "ZARR_TRANSFORMER", "ArrayDocuments", "Hierarchy", "ZarrTransformer")
 
 _ARRAY = re.compile(r"(?:.*/)?[^/]+\.array(?:\.[^/]*)?", re.DOTALL)
-"""The documents of arrays; what stands behind `.array` the hierarchy says, and it is always the same."""
+"""The names of the documents of arrays. The suffix after `.array` is the same in a whole hierarchy."""
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _CHUNK = re.compile(rf"c{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
 
 
 class ZarrTransformer(OfDocuments):
-    """See `formats.Format`."""
+    """The format of hierarchies of the Zarr v3 draft of 2022."""
 
     documents = (DOCUMENT,)
     systems = (
@@ -63,7 +63,7 @@ class ZarrTransformer(OfDocuments):
         doc = parse_json(path, DOCUMENT, raw)
         version = doc.get("zarr_format") if isinstance(doc, dict) else None
         if not isinstance(version, str) or "://" not in version:
-            return None  # since then it is the number 3
+            return None  # in the final Zarr v3, zarr_format is the number 3
         suffix = doc.get("metadata_key_suffix", ".json")
         if not isinstance(suffix, str) or "/" in suffix or "\0" in suffix:
             why = f"{DOCUMENT}: metadata_key_suffix should be the end of a name, not {suffix!r:.80}"
@@ -124,7 +124,7 @@ def _is_array(name: str) -> bool:
 
 
 def _root(path: str) -> str:
-    """The directory of the hierarchy to which a directory of documents belongs, behind a slash."""
+    """The root of the hierarchy that contains a directory of documents, with a leading slash."""
     top = META.partition("/")[0]
     inside = f"/{path}/".rpartition(f"/{META}/")
     return inside[0] if inside[1] else f"/{path}".removesuffix(f"/{top}")

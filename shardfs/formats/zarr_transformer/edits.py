@@ -1,4 +1,4 @@
-"""Documents of the draft of 2022 that are written through a mount: from what is shown back to what is stored."""
+"""Translates documents of the draft of 2022 that clients write through a mount back to the stored documents."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 TRANSFORMERS = "storage_transformers"
 EXTENSION = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
-"""As zarr-python 2.18 spells it, which is the only library that reads it."""
+"""The URL as in zarr-python 2.18, the only library that reads this extension."""
 
 
 def edited(name: str, raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
-    """See `Format.edit`, of the document of an array."""
+    """The document of an array to store when a client writes `new`: see `Format.edit`."""
     doc, source = parse_written(name, new), intelligible(name, raw)
     found = unsharded(unshard, source)
     if source is None or found is None:
@@ -32,7 +32,7 @@ def edited(name: str, raw: bytes | None, new: bytes, rule: Rule | None) -> bytes
         return new if rule is None or source is not None else sharded_by_rule(name, new, rule)
     if doc == found[1]:
         return raw or b""
-    if doc.get(TRANSFORMERS) == source[TRANSFORMERS]:  # somebody puts the source's own document there
+    if doc.get(TRANSFORMERS) == source[TRANSFORMERS]:  # the client writes a copy of the source's document
         doc = {**doc, TRANSFORMERS: found[1].get(TRANSFORMERS)}
     try:
         made = changed(new, _back(source, found[1], doc))
@@ -44,20 +44,20 @@ def edited(name: str, raw: bytes | None, new: bytes, rule: Rule | None) -> bytes
 
 
 def is_sharded(name: str, raw: bytes) -> bool:
-    """Whether it is the document of an array that is shown without its shards."""
+    """Whether this is the document of a sharded array that the mount shows unsharded."""
     return unsharded(unshard, intelligible(name, raw)) is not None
 
 
 def _refuse_shards(doc: dict[str, Any]) -> None:
-    """Raise ValueError for a new array in shards: what its writer would go on to write are shards, not chunks."""
+    """Raise ValueError if a new array is sharded, because its writer would then write shards instead of chunks."""
     if unsharded(unshard, doc) is not None:
         raise ValueError("the mount shows chunks one by one; create the array without shards (--create)")
 
 
 def _back(source: Mapping[str, Any], shown: Mapping[str, Any], doc: Mapping[str, Any]) -> dict[Path, Any]:
-    """The members to put back into a document, so that it says again how the array is sharded.
+    """The members to restore in the written document `doc`, so that it describes the shards again.
 
-    Raise one of `UNFIT`, with the reason, if the document contradicts the chunks that are stored.
+    Raise one of `UNFIT`, with the reason, if `doc` contradicts the stored chunks.
     """
     rank = len(shown["shape"])
     require_same(len(doc["shape"]), rank, "the number of axes")
@@ -70,7 +70,7 @@ def _back(source: Mapping[str, Any], shown: Mapping[str, Any], doc: Mapping[str,
 
 
 def _codec(doc: Mapping[str, Any]) -> Any:
-    """What compresses chunks, whatever stands there; how well it does is another matter."""
+    """The codec of the member `compressor`, without its parameters, which may change while chunks are stored."""
     compressor = doc.get("compressor") or None
     return compressor.get("codec") if isinstance(compressor, dict) else compressor
 
@@ -79,7 +79,7 @@ def _codec(doc: Mapping[str, Any]) -> Any:
 
 
 def members(new: bytes) -> list[str]:
-    """The documents of arrays that are repeated in one, by path from the root of the hierarchy."""
+    """The paths, from the root of the hierarchy, of the documents of all arrays in a `.zmetadata` document."""
     arrays = (key for key, doc in _metadata(new).items() if isinstance(doc, dict) and "chunk_grid" in doc)
     return [key for key in arrays if not {"", ".", ".."} & set(key.split("/"))]
 
@@ -90,7 +90,10 @@ def _metadata(raw: bytes | None) -> Mapping[str, Any]:
 
 
 def edited_members(raw: bytes | None, new: bytes, arrays: Mapping[str, bytes | None]) -> bytes:
-    """Arrays in it are again what their own documents say; if those are not known, what the source repeated."""
+    """The `.zmetadata` document to store, with arrays as in the stored documents `arrays`.
+
+    For arrays without a stored document, the stored `.zmetadata` document `raw` is used.
+    """
     doc = parse_written(CONSOLIDATED, new)
     known = _metadata(raw)
     values: dict[Path, Any] = {}
@@ -101,7 +104,7 @@ def edited_members(raw: bytes | None, new: bytes, arrays: Mapping[str, bytes | N
 
 
 def _repeated(source: Any, member: Mapping[str, Any]) -> dict[Path, Any]:
-    """What to change in the copy of an array's document. One that is out of date becomes the document itself."""
+    """The changes to the consolidated copy of an array's document. An outdated copy is replaced by `source`."""
     try:
         found = unshard(source) if source is not None and source != member else None
         return {} if found is None else _back(source, found[1], member)
@@ -113,7 +116,7 @@ def _repeated(source: Any, member: Mapping[str, Any]) -> dict[Path, Any]:
 
 
 def sharded_by_rule(name: str, new: bytes, rule: Rule) -> bytes:
-    """See `Format.shard`."""
+    """The document of the new array, sharded by the rule: see `Format.shard`."""
     doc = parse_written(name, new)
     _refuse_shards(doc)
     try:
@@ -128,7 +131,7 @@ def sharded_by_rule(name: str, new: bytes, rule: Rule) -> bytes:
 
 
 def _with_sharding(new: bytes, doc: Mapping[str, Any], shardings: list[Any]) -> bytes:
-    """The document with transformers for sharding next to the store. Raise one of `UNFIT` if it cannot be sharded."""
+    """The document with sharding transformers added next to the store. Raise one of `UNFIT` if that is not possible."""
     made = changed(new, {(TRANSFORMERS,): [*(doc.get(TRANSFORMERS) or []), *shardings]})
     if unshard(json.loads(made)) is None:
         raise ValueError("it cannot be sharded")
@@ -136,7 +139,10 @@ def _with_sharding(new: bytes, doc: Mapping[str, Any], shardings: list[Any]) -> 
 
 
 def sharded_as_before(name: str, new: bytes, source: bytes) -> bytes:
-    """See `Format.shard`. The same array gets the same document, another one as many chunks per shard."""
+    """The document of the new array, sharded as in the deleted document `source`: see `Format.shard`.
+
+    An equal array gets `source` itself. A different array gets as many chunks per shard.
+    """
     doc = parse_written(name, new)
     _refuse_shards(doc)
     try:

@@ -1,4 +1,4 @@
-"""The draft of 2022 as it is stored: what its documents say, and the same of arrays without shards."""
+"""Reads stored documents of the draft of 2022, and translates those of sharded arrays to unsharded ones."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ MAX_NESTING = 16
 
 
 _ITEM = re.compile(r"bool|[<>|]?[biufcV]([0-9]{1,4})")
-"""Data types whose name ends with their size in bytes; and `bool`, of one."""
+"""Data types whose name ends with their size in bytes, and `bool`, which has one byte."""
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """All that one `zarr.json` stands above: see `model.Scope`.
+    """The `Scope` of a hierarchy, whose root has the document `zarr.json`.
 
     Args:
-        suffix: of the names of metadata documents, behind `.array` and `.group`.
+        suffix: the end of the names of metadata documents, after `.array` and `.group`.
     """
 
     suffix: str
@@ -54,13 +54,13 @@ class Hierarchy:
 
     def member(self, name: str, is_directory: bool) -> str | None:
         if is_directory:
-            return name  # a group that goes without saying
+            return name  # an implicit group
         ends = (f".{kind}{self.suffix}" for kind in ("array", "group"))
         return next((name.removesuffix(end) for end in ends if name.endswith(end) and name != end), None)
 
     def documents(self, below: str) -> Sequence[str]:
         if below in ("data", "meta", META):
-            return (DOCUMENT,)  # they go without saying
+            return (DOCUMENT,)  # implicit groups
         if _lies_in(META, below):
             return (f"{below}.group{self.suffix}",)
         if _lies_in(DATA, below):
@@ -77,7 +77,7 @@ class Hierarchy:
         array, group = self.documents(below)[:2]
         if array in documents:
             return _open_array(path, array, documents[array])
-        # What is called c1 in there is no chunk but the child of a group.
+        # A name such as c1 in a group is a child of the group, not a chunk.
         return _open_group(path, group, documents[group]) if group in documents else None
 
 
@@ -87,7 +87,7 @@ def _open_array(path: str, name: str, raw: bytes) -> Dataset:
         doc = parse_json(path, name, raw)
         unsharded = unshard(doc)
         if unsharded is not None:
-            print_json(unsharded[1])  # only where the document can be shown, too
+            print_json(unsharded[1])  # raises ValueError if the document cannot be shown
     except UNFIT as e:
         return replace(array, problems=(Problem(path, f"{name}: {reason(e)}"),))
     collection, shown = unsharded or (None, doc)
@@ -104,7 +104,7 @@ def _open_group(path: str, name: str, raw: bytes) -> Dataset:
     try:
         doc = parse_json(path, name, raw)
         attributes = doc.get("attributes", {}) if isinstance(doc, dict) else {}
-    except CorruptShardError as e:  # what lies below needs it for nothing
+    except CorruptShardError as e:  # datasets below do not depend on the document
         return Dataset(FORMAT, problems=(Problem(path, f"{name}: {e.why}"),))
     attributes = attributes if isinstance(attributes, dict) else {}
     return Dataset(FORMAT, attributes=attributes, multiscales=ome.multiscales(attributes))
@@ -116,7 +116,7 @@ def _lies_in(top: str, path: str) -> bool:
 
 @dataclass(frozen=True)
 class ArrayDocuments:
-    """The documents of arrays, and the one in which zarr-python repeats them all: see `model.Rewriter`."""
+    """The `Rewriter` of the documents of arrays, and of zarr-python's consolidated document `.zmetadata`."""
 
     suffix: str
 
@@ -141,11 +141,11 @@ class ArrayDocuments:
 
 
 def _shown(doc: Any) -> dict[str, Any] | None:
-    """What is shown instead of the document of an array; None if it is shown as it is."""
+    """The document to show for that of an array; None to show the stored document unchanged."""
     try:
         unsharded = unshard(doc)
     except UNFIT:
-        return None  # where its chunks lie, somebody is told
+        return None  # opening the array's directory of chunks reports the problem
     return None if unsharded is None else unsharded[1]
 
 
@@ -153,9 +153,9 @@ def _shown(doc: Any) -> dict[str, Any] | None:
 
 
 def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
-    """The collection that an array's document describes, and the document of the same array unsharded.
+    """The collection that an array's document describes, and the document of the unsharded array.
 
-    None if the array is not sharded. Raise one of `UNFIT`, with the reason, if it cannot be shown unsharded.
+    None if the array is not sharded. Raise one of `UNFIT`, with the reason, if the array cannot be shown unsharded.
     """
     if not isinstance(doc, dict):
         raise ValueError("should be an object")
@@ -167,14 +167,14 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
         return None
     shape = integers(doc["shape"], "shape", 0)
     chunk, separator = chunk_grid(doc["chunk_grid"], len(shape))
-    # An array without axes has one chunk, and that is called c0 as if there were an axis.
+    # An array without axes has one chunk, named c0 as in an array with one axis.
     grid = tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True)) or (1,)
     layers, shard = [], chunk
     for per_shard in (_chunks_per_shard(s, len(grid)) for s in shardings):
         layers.append(Layer(_shards(grid, per_shard, separator)))
         grid = tuple(ceil_div(n, per) for n, per in zip(grid, per_shard, strict=True))
         shard = tuple(n * per for n, per in zip(shard, per_shard, strict=False))
-    layers.reverse()  # the transformer that is named last stands next to the store
+    layers.reverse()  # the last transformer in the document is next to the store
     shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
     if kept:
         shown = {**doc, "storage_transformers": kept}
@@ -191,9 +191,10 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
 
 
 def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The transformers that stay, and those for sharding; the first is next to the array.
+    """The other transformers, which the shown document keeps, and those for sharding, in their order from the array.
 
-    One next to the store could change what shards are called or hold.
+    Raise ValueError for another transformer after one for sharding, since it could change the names or the content of
+    shards.
     """
     kept: list[Any] = []
     shardings: list[dict[str, Any]] = []
@@ -215,7 +216,7 @@ def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any
 
 
 def chunk_grid(grid: Any, rank: int) -> tuple[Coords, str]:
-    """The shape of a chunk, and what stands between the numbers in its name."""
+    """The shape of a chunk, and the separator between the numbers in its name. Raise one of `UNFIT` for other grids."""
     if grid["type"] != "regular":
         raise ValueError(f"unknown chunk grid {grid['type']!r:.80}")
     chunk, separator = integers(grid["chunk_shape"], "chunk_shape", 1), grid.get("separator", "/")
@@ -229,7 +230,7 @@ def _chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
     if transformer["type"] != "indexed":
         raise ValueError(f"unknown type of shards {transformer['type']!r:.80}")
     per_shard = transformer["configuration"]["chunks_per_shard"]
-    # zarr-python takes a bare number, and an axis that is not named for one that is not sharded.
+    # As in zarr-python, a bare number is allowed, and shards are one chunk long along axes without a number.
     found = integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
     if len(found) > rank:
         raise ValueError(f"chunks_per_shard has {len(found)} axes, the array {rank}")
@@ -244,7 +245,7 @@ def _shards(grid: Coords, per_shard: Coords, separator: str) -> ShardingIndexed:
 
 
 def _keys(separator: str, rank: int) -> tuple[Callable[[Coords], str], Callable[[str], Coords | None]]:
-    """What chunks and shards are called, and the inverse."""
+    """The functions from the coordinates of a chunk or shard to its name, and back."""
 
     def key(coords: Coords) -> str:
         return "c" + separator.join(map(str, coords))
@@ -262,14 +263,14 @@ def _names(grid: Coords, separator: str) -> ChunkNames:
 
 
 def _codecs(doc: Mapping[str, Any]) -> tuple[str, ...]:
-    """The compressor, called as in its URL: .../codec/gzip/1.0."""
+    """The compressor's name from its URL, such as `.../codec/gzip/1.0`; () without a compressor."""
     compressor = doc.get("compressor")
     url = compressor.get("codec") if isinstance(compressor, dict) else None
     return tuple(url.split("/")[-2:-1]) if isinstance(url, str) else ()
 
 
 def _check(doc: Mapping[str, Any], chunk: Coords) -> Chain:
-    """What stored chunks must be; they are full at the edges of the array, too."""
+    """The check of stored chunks. Chunks have their full size also at the edges of the array."""
     around = [Codec(name) for name in _codecs(doc)]
     if doc.get("compressor") is not None and not around:
         around = [Codec("an unknown compressor")]
@@ -278,7 +279,7 @@ def _check(doc: Mapping[str, Any], chunk: Coords) -> Chain:
 
 
 def item_size(data_type: Any) -> int | None:
-    """The bytes of an element; None if the type's name does not tell."""
+    """The bytes of an element; None if the name of the data type does not contain the size."""
     match = _ITEM.fullmatch(str(data_type))
     return None if match is None else int(match[1] or 1)
 
@@ -293,14 +294,14 @@ def _describe(depth: int) -> str:
 COMPRESSORS = {"gzip": "gzip", "zstd": "zstd", "blosc": "numcodecs.blosc"} | {
     name: f"numcodecs.{name}" for name in ("zlib", "bz2", "lzma", "lz4")
 }
-"""By the end of their URLs: they are numcodecs' own, and so are their parameters."""
+"""The Zarr v3 names of compressors, by the names in their URLs. They are codecs of numcodecs, with its parameters."""
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
-"""The attribute in which xarray keeps the names of axes."""
+"""The attribute with xarray's names of axes."""
 
 
 def _array(doc: Mapping[str, Any]) -> Array:
-    """What the document of an array says that is not sharded. Raise one of `UNFIT`, with the reason."""
+    """The description of an array from its unsharded document. Raise one of `UNFIT`, with the reason, if it fails."""
     if doc.get("storage_transformers"):
         raise ValueError("what a storage transformer makes of chunks is unknown")
     shape = integers(doc["shape"], "shape", 0)
@@ -332,7 +333,7 @@ def _array(doc: Mapping[str, Any]) -> Array:
 
 
 def _numpy_type(value: Any) -> np.dtype[Any]:
-    """Of numbers, whose names are numpy's: <u2, i1, bool. Complex ones are in an extension."""
+    """The numpy type of a number type, whose name is numpy's, such as <u2, i1, bool. Complex types are an extension."""
     told = _data_type(value)
     match = re.fullmatch(r"bool|[<>|]?[biufc][0-9]{1,2}", told)
     if match is None:
@@ -354,7 +355,7 @@ def _compressor(value: Any, item: int) -> tuple[str, Mapping[str, Any]]:
 
 
 def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
-    """An array that is not sharded: each chunk is an object by itself."""
+    """The collection of an unsharded array, with an object for each chunk."""
     separator = chunk_grid(doc["chunk_grid"], len(array.shape))[1]
     grid = array.grid or (1,)
     layer = Layer(Unsharded(grid, *_keys(separator, len(grid))))
@@ -366,5 +367,5 @@ def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
 
 
 def _data_type(value: Any) -> str:
-    """A name, or an extension that has the name as its type."""
+    """The name of a data type, which may be an extension with the name as its `type`."""
     return str(value.get("type") if isinstance(value, dict) else value)

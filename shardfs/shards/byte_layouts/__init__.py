@@ -1,1 +1,1 @@
-"""How chunks are laid out in a shard, one file per format. Bytes and arithmetic, no I/O."""
+"""Byte layouts of shards, one module per format. Bytes and arithmetic only, no I/O."""

@@ -1,4 +1,4 @@
-"""Blosc2 chunks one after the other in a file, behind them the table of where each lies: contiguous frames.
+"""Contiguous frames: files of consecutive Blosc2 chunks, followed by a table of their offsets.
 
 https://github.com/Blosc/c-blosc2/blob/main/README_CFRAME_FORMAT.rst and, for sparse frames, README_SFRAME_FORMAT.rst.
 Integers of header and trailer are big-endian, those of chunks little-endian.
@@ -43,7 +43,7 @@ MAX_TRAILER = 16 << 20
 
 
 class FrameHeader(NamedTuple):
-    """Sizes are in bytes; `nbytes` and `cbytes` are those of all data, decoded and as stored."""
+    """The header. Sizes are in bytes; `nbytes` and `cbytes` are those of all data, decoded and as stored."""
 
     length: int
     frame_length: int
@@ -54,17 +54,20 @@ class FrameHeader(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """As many as there must be; -1 if chunks differ in size."""
+        """The expected number of chunks; -1 if chunks differ in size."""
         return ceil_div(self.nbytes, self.chunk_bytes) if self.chunk_bytes else -1 if self.nbytes else 0
 
 
 def is_contiguous(head: bytes) -> bool:
-    """Whether a file that starts so is a contiguous frame. The index file of a sparse one starts nearly so."""
+    """Return whether a file is a contiguous frame from its first bytes.
+
+    Index files of sparse frames begin similarly.
+    """
     return head[2:10] == MAGIC and len(head) > FRAME_TYPE and head[FRAME_TYPE] & 15 == CONTIGUOUS
 
 
 def parse_header(head: bytes) -> FrameHeader:
-    """Raise ValueError, with the reason, if this is no header."""
+    """Parse the header of a contiguous frame. Raise ValueError, with the reason, if it is invalid."""
     if len(head) < LEAST_HEADER or not is_contiguous(head):
         raise ValueError(f"starts with {head[:10].hex()}, which is no header of a contiguous frame")
     length, frame_length = struct.unpack_from(">i", head, 0x0B)[0], struct.unpack_from(">Q", head, FRAME_LENGTH)[0]
@@ -81,15 +84,15 @@ def parse_header(head: bytes) -> FrameHeader:
 
 
 def read_head(blob: Blob) -> bytes:
-    """As much as is read first."""
+    """Return the bytes of the first read."""
     return blob.read([ByteRange(0, HEAD)])[0]
 
 
 class Frame:
-    """All of a contiguous frame but its chunks. Raises ValueError, with the reason, for what cannot be one."""
+    """A contiguous frame without its chunks. The methods raise ValueError, with the reason, if the frame is invalid."""
 
     def __init__(self, blob: Blob, head: bytes | None = None) -> None:
-        """`head` is what `read_head` gives, if it is read already."""
+        """`head` is the result of `read_head`, if the caller has it already."""
         head = read_head(blob) if head is None else head
         self.header = parse_header(head)
         self._blob, size = blob, blob.stat().size
@@ -101,7 +104,7 @@ class Frame:
         self.offsets, self.trailer = self._read_end()
 
     def _read_end(self) -> tuple[Sizes, bytes]:
-        """Where each chunk lies, from the end of the header on; and what stands behind that table."""
+        """Return the offsets of the chunks, counted from the end of the header, and the trailer after their table."""
         start, stop = self.header.length + self.header.cbytes, self.header.frame_length
         if stop - start > MAX_TRAILER + 8 * MAX_BLOSC_CHUNKS:
             raise ValueError(f"{stop - start} bytes behind the chunks")
@@ -119,7 +122,7 @@ class Frame:
         return np.frombuffer(table, "<i8").astype(np.int64), end[size:]
 
     def index(self) -> ShardIndex:
-        """Chunks of special values have no bytes, and are absent."""
+        """Return the index of all chunks. Chunks of special values have no bytes, so they are absent."""
         slots = np.flatnonzero(self.offsets >= 0)
         offsets = self.offsets[slots]
         inside = offsets <= self.header.cbytes - CHUNK_HEADER
@@ -130,7 +133,7 @@ class Frame:
         return ShardIndex(slots.astype(np.uint64), starts.astype(np.uint64), sizes.clip(0).astype(np.uint64), broken)
 
     def sparse(self) -> bytes:
-        """The index file of a sparse frame of the same chunks, in which chunk i is in file number i."""
+        """Return the index file of a sparse frame with the same chunks, in which chunk i is in file number i."""
         numbers = np.where(self.offsets < 0, self.offsets, np.arange(len(self.offsets)))
         table = _stored(numbers.astype("<i8").tobytes()) if len(numbers) else b""
         head = bytearray(self.head)
@@ -139,7 +142,7 @@ class Frame:
         return bytes(head) + table + self.trailer
 
     def metalayer(self, name: bytes) -> bytes | None:
-        """The content of a fixed metalayer; None if there is none of this name."""
+        """Return the content of a fixed metalayer; None if there is none of this name."""
         head = self.head
         try:
             count, position = struct.unpack_from(">H", head, META + 5)[0], META + 7
@@ -157,13 +160,13 @@ class Frame:
 
 
 def _stored(data: bytes) -> bytes:
-    """A Blosc2 chunk of 8-byte items that is not compressed: an extended header, flag 2, no filters."""
+    """Return an uncompressed Blosc2 chunk of 8-byte items: an extended header, flag 2, no filters."""
     n = len(data)
     return struct.pack("<BBBBIII16x", 5, 1, 0b10111, 8, n, n, n + CHUNK_HEADER) + data
 
 
 class Frames(Numbered):
-    """A `model.ShardFormat`: all chunks in one file, a contiguous frame."""
+    """A `ShardFormat`: all chunks in one file, a contiguous frame."""
 
     unwritable = "contiguous frames of Blosc2 are shown only"
 
@@ -181,7 +184,7 @@ class Frames(Numbered):
         forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
-        """Not at all."""
+        """Raise UnsupportedError: contiguous frames are read-only."""
         raise UnsupportedError(self.unwritable)
 
     def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:

@@ -1,7 +1,7 @@
-"""One index at the start or the end of the shard, a slot for every chunk it could hold.
+"""Shards with one index at the start or the end, with a slot for every chunk that fits.
 
 Zarr v3 "sharding_indexed" codec, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
-N5 4.x has the same shards with its axes reversed (`shard/ShardIndex.java` of https://github.com/saalfeldlab/n5).
+N5 4.x has the same shards with reversed axes (`shard/ShardIndex.java` of https://github.com/saalfeldlab/n5).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 MISSING = 2**64 - 1
 
 SMALL = 4096
-"""Bytes of an index up to which it stays as it was read: making arrays of it costs as much as reading a chunk."""
+"""Maximum bytes of an index that is kept encoded. Converting it to arrays costs as much time as reading a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEncoding:
-    """How the index itself is written: `index_codecs` and `index_location`.
+    """The encoding of an index: `index_codecs` and `index_location`.
 
     Args:
-        either_is_empty: an entry of which only one number is all-ones is empty, too, as N5 has it; else it is damage.
-        header: bytes before the entries, which the checksum does not cover.
+        either_is_empty: an entry with only one all-ones number is empty, as in N5; otherwise it is damage.
+        header: bytes before the entries. The checksum does not cover them.
     """
 
     endian: Literal["little", "big"] = "little"
@@ -54,12 +54,12 @@ class IndexEncoding:
 
 @dataclass(frozen=True, slots=True)
 class ShardedAxis:
-    """How the chunks of one axis are dealt to shards, in chunks.
+    """The distribution of the chunks of one axis over shards. All numbers count chunks.
 
     Args:
-        chunks: in the grid.
-        per_shard: in each shard; a shard at the end of the array has as many slots as any other.
-        bounds: for shards of differing size: the first chunk of each shard, and the end of the last.
+        chunks: the length of the grid.
+        per_shard: the length of each shard. A shard at the end of the array has as many slots as any other.
+        bounds: for shards of different lengths: the first chunk of each shard, and the end of the last shard.
     """
 
     chunks: int
@@ -71,7 +71,7 @@ class ShardedAxis:
         return len(self.bounds) - 1 if self.bounds else ceil_div(self.chunks, self.per_shard)
 
     def split(self, c: int) -> tuple[int, int]:
-        """Chunk number -> (shard number, number inside the shard)."""
+        """Convert a chunk number to (shard number, number inside the shard)."""
         if not self.bounds:
             return divmod(c, self.per_shard)
         g = bisect_right(self.bounds, c) - 1
@@ -93,23 +93,24 @@ class ShardedAxis:
 
     @property
     def most_slots(self) -> int:
-        """Of the shard that has most."""
+        """The number of slots of the longest shard."""
         return max((b - a for a, b in pairwise(self.bounds)), default=self.per_shard)
 
     def inside(self, shards: range) -> range:
-        """The chunks of these shards that lie in the array."""
+        """Return the chunks of these shards that are in the array."""
         stop = self.begin(shards.stop - 1) + self.slots(shards.stop - 1) if shards else 0
         return range(self.begin(shards.start) if shards else 0, min(stop, self.chunks))
 
 
 class ShardingIndexed(SinglePage):
-    """Places the chunks of a grid in shards; a `model.ShardFormat` with a single page.
+    """Shards of a chunk grid with one index each; a `ShardFormat` with a single page.
 
     Args:
         axes: in array axis order.
         order: axis i of the shard's own (transposed) order is array axis `order[i]`; slots are numbered in C order
             of the shard's own axes.
-        key: the name of the shard object at these coordinates of the outer grid, and its inverse.
+        key: returns the key of the shard object at these coordinates of the shard grid.
+        coords_of_key: the inverse of `key`; None for other keys.
     """
 
     def __init__(
@@ -140,11 +141,11 @@ class ShardingIndexed(SinglePage):
     walk = None
 
     def _slots_per_axis(self, g: Coords) -> tuple[int, ...]:
-        """In the shard's own axis order."""
+        """Return the number of slots along each axis, in the shard's own axis order."""
         return tuple(self.axes[a].slots(g[a]) for a in self.order)
 
     def _slot_strides(self, g: Coords) -> tuple[int, ...]:
-        """In array axis order: what a step along the axis adds to the slot."""
+        """Return, in array axis order, the slot distance between neighbors along each axis."""
         own = strides(self._slots_per_axis(g)) if self._exists(g) else (0,) * len(g)
         out = [0] * len(self.axes)
         for i, a in enumerate(self.order):
@@ -200,7 +201,7 @@ class ShardingIndexed(SinglePage):
         return out, valid
 
     def slots_per_shard(self, shard: int) -> int:
-        """How many chunks a shard has room for."""
+        """Return the number of slots of a shard."""
         if self._regular:
             return self._slots
         return math.prod(self._slots_per_axis(unravel(shard, self.shard_grid)))
@@ -221,7 +222,7 @@ class ShardingIndexed(SinglePage):
         return rows if rows.nbytes <= SMALL else rows.arrays()
 
     def _verified(self, shard: int, raw: bytes) -> bytes:
-        """The rows of an index. Raise ValueError, with the reason, unless length, header and checksum are right."""
+        """Return the rows of an index. Raise ValueError, with the reason, for a wrong length, header or checksum."""
         n, header = self._index_bytes(shard), self.index.header
         if len(raw) != n:
             raise ValueError(f"its index should have {n} bytes, but the shard ends after {len(raw)}")
@@ -253,7 +254,7 @@ class ShardingIndexed(SinglePage):
     unwritable = ""
 
     def inside(self, shards: Sequence[range]) -> list[range]:
-        """The chunks, along each axis, that lie in these shards and in the array."""
+        """Return the chunks along each axis that are in these shards and in the array."""
         return [axis.inside(along) for axis, along in zip(self.axes, shards, strict=True)]
 
     def capacity(self, shard: int) -> int:
@@ -270,7 +271,10 @@ class ShardingIndexed(SinglePage):
         forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
-        """What is kept stays where it was, but for an index at the start, and a chunk that has bytes of that."""
+        """Return the plan of the new shard; None if no chunk is left.
+
+        Without `pack`, kept chunks do not move, except chunks that overlap an index at the start, which is overwritten.
+        """
         table = _Table.read(self, shard, old)
         for _, slot in (*puts, *drops):
             table.rows[slot] = MISSING
@@ -298,11 +302,11 @@ class ShardingIndexed(SinglePage):
 
 
 class _Table:
-    """The index of a shard that is rewritten: rows of (offset, nbytes), which are changed in place.
+    """The index of a shard that is being rewritten: rows of (offset, nbytes), which are changed in place.
 
     Args:
-        size: of the old object; 0 if there is none.
-        nbytes: of the index as it is stored.
+        size: bytes of the old object; 0 if there is none.
+        nbytes: bytes of the encoded index.
     """
 
     def __init__(self, rows: U64, encoding: IndexEncoding, size: int, nbytes: int) -> None:
@@ -310,8 +314,8 @@ class _Table:
         self._encoding = encoding
         self._dtype = "<u8" if encoding.endian == "little" else ">u8"
         self._at_start = encoding.location == "start"
-        self._end = 0  # of the new object, as far as it goes
-        self._doubtful = np.empty(0, np.uint64)  # slots that led nowhere in bytes that are kept
+        self._end = 0  # the end of the new object so far
+        self._doubtful = np.empty(0, np.uint64)  # slots that refer to bytes outside the old object and are kept
 
     @classmethod
     def read(cls, format: ShardingIndexed, shard: int, old: Blob | None) -> _Table:
@@ -325,34 +329,34 @@ class _Table:
 
     @property
     def present(self) -> Bool:
-        """Rows that stand for something."""
+        """Which rows are not empty."""
         starts, sizes = self.rows[:, 0] != np.uint64(MISSING), self.rows[:, 1] != np.uint64(MISSING)
         combine = np.logical_and if self._encoding.either_is_empty else np.logical_or
         found: Bool = combine(starts, sizes)
         return found
 
     def told(self, slot: int) -> str:
-        """What a row says, for people."""
+        """Return a description of a row for messages."""
         start, size = self.rows[slot].tolist()
         return f"slot {slot} has offset {start} and nbytes {size} in an object of {self.size} bytes"
 
     def _outside(self, size: int) -> U64:
-        """The slots whose ranges leave an object of this size."""
+        """Return the slots whose ranges leave an object of this size."""
         slots = np.flatnonzero(self.present)
         return slots[leaving(self.rows[slots, 0], self.rows[slots, 1], size)].astype(np.uint64)
 
     def broken(self) -> U64:
-        """The slots that lead nowhere in the old object."""
+        """Return the slots whose ranges leave the old object."""
         return self._outside(self.size)
 
     def extents(self) -> tuple[U64, U64]:
-        """Starts and sizes of those that lead to bytes of the old object."""
+        """Return starts and sizes of the rows whose ranges are inside the old object."""
         sound = self.present
         sound[self.broken()] = False
         return self.rows[sound, 0], self.rows[sound, 1]
 
     def packed(self) -> Plan:
-        """The bytes of all chunks, which move."""
+        """Return the bytes of all chunks without gaps, and update their starts."""
         self._end = begin = self.nbytes if self._at_start else 0
         slots = np.flatnonzero(self.present)
         starts, sizes = self.rows[slots, 0], self.rows[slots, 1]
@@ -361,7 +365,7 @@ class _Table:
         return pieces
 
     def appended(self) -> Plan:
-        """All bytes of the old object, but for an index at its start."""
+        """Return all bytes of the old object except an index at its start."""
         begin = self.nbytes if self._at_start else 0
         self._end, self._doubtful = max(self.size, begin), self.broken()
         pieces: Plan = [ByteRange(begin, self.size)] if self.size > begin else []
@@ -369,20 +373,20 @@ class _Table:
             return pieces
         found = self.present & (self.rows[:, 0] < np.uint64(begin)) & (self.rows[:, 1] > 0)
         found[self._doubtful] = False
-        for slot in np.flatnonzero(found).tolist():  # it has bytes of the index, which are about to change
+        for slot in np.flatnonzero(found).tolist():  # the chunk overlaps the index, which is about to change
             start, size = self.rows[slot].tolist()
             pieces += self.put(slot, [ByteRange(start, start + size)])
         return pieces
 
     def put(self, slot: int, pieces: Plan) -> Plan:
-        """The pieces, as what the slot leads to from now on."""
+        """Append the pieces as the chunk of a slot, and return them."""
         size = size_of(pieces)
         self.rows[slot] = self._end, size
         self._end += size
         return pieces
 
     def framed(self, pieces: Plan) -> Plan:
-        """The whole object. Raise ValueError if a row that led nowhere would seem to lead somewhere."""
+        """Return the whole object. Raise ValueError if a row outside the old object would refer to new bytes."""
         total = self._end if self._at_start else self._end + self.nbytes
         found = np.setdiff1d(self._doubtful, self._outside(total), assume_unique=True)
         if len(found):
@@ -394,7 +398,7 @@ class _Table:
 
 
 class _Rows:
-    """A small index as it was read: rows of (offset, nbytes), one for each slot."""
+    """A small index in encoded form: rows of (offset, nbytes), one for each slot."""
 
     __slots__ = ("_encoding", "_end", "_raw", "_row")
 
@@ -413,7 +417,7 @@ class _Rows:
         start, size = self._row(self._raw, 16 * slot)
         if start + size <= self._end:
             return start, size
-        return None if start == size == MISSING else self.arrays().find(slot)  # which says what is wrong with it
+        return None if start == size == MISSING else self.arrays().find(slot)  # raises an error with the reason
 
     def arrays(self) -> ShardIndex:
         rows = np.frombuffer(self._raw, "<u8" if self._encoding.endian == "little" else ">u8")
@@ -426,7 +430,10 @@ _LITTLE, _BIG = Struct("<QQ").unpack_from, Struct(">QQ").unpack_from
 
 
 def _index_of(rows: U64, either_is_empty: bool) -> ShardIndex:
-    """Rows of (offset, nbytes); both all-ones means empty, only one of them may be damage to that chunk alone."""
+    """Convert rows of (offset, nbytes).
+
+    A row of two all-ones numbers is empty; one such number is damage to that chunk.
+    """
     missing = rows == np.uint64(MISSING)
     if not missing.any():
         return ShardIndex(None, rows[:, 0].copy(), rows[:, 1].copy())

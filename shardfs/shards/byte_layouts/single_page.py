@@ -1,4 +1,4 @@
-"""Shard formats: how chunks lie in a shard object. Bytes and arithmetic only; nothing here reads anything."""
+"""Common parts of byte layouts: shards with a single index page, and the headers of Blosc chunks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from shardfs.model.values import U64, Bool, Coords, Sizes
 
 MAX_INDEX_BYTES = (32 << 20) + 4096
-"""The largest index page that is decoded: 2**21 chunks and their checksum. A size beyond it is taken for damage,
-so that a hostile size allocates nothing."""
+"""The largest index page that is decoded: 2**21 chunks and their checksum.
+
+A larger size counts as damage, so that a malicious size allocates no memory.
+"""
 
 
 class SinglePage:
-    """The part of `model.ShardFormat` that is the same for every shard whose index is one page without a root."""
+    """The part of `ShardFormat` that is the same for all shards whose index is one page without a root."""
 
     page_bits, blocks, in_place = 0, 1, 0
 
@@ -37,9 +39,9 @@ class SinglePage:
 
 
 class Numbered(SinglePage):
-    """The same, for chunks along one axis, so many to a shard, of which no request gives the index: `walk` reads it.
+    """Shards of a fixed number of chunks along one axis. No single request returns the index: `walk` reads it.
 
-    As it is here, there is one shard only, which is the dataset's own file.
+    In this class there is one shard only, the dataset's own file.
     """
 
     def __init__(self, chunks: int, per_file: int) -> None:
@@ -88,7 +90,10 @@ _BATCH = 1 << 16
 
 
 def read_exactly(blob: Blob, where: ByteRange) -> bytes:
-    """Raise ValueError, with the reason, if the object ends before, or if it is more than an index may have."""
+    """Return the bytes of a range.
+
+    Raise ValueError, with the reason, if they are cut off or more than an index may have.
+    """
     if where.stop - where.start > MAX_INDEX_BYTES:
         raise ValueError(f"{where.stop - where.start} bytes at {where.start}; {MAX_INDEX_BYTES} is the limit")
     data = blob.read([where])[0]
@@ -98,7 +103,7 @@ def read_exactly(blob: Blob, where: ByteRange) -> bytes:
 
 
 def blosc_size(head: bytes) -> int:
-    """The size of a Blosc chunk of version 1 or 2, by its first 16 bytes; -1 if they cannot be that.
+    """Return the size of a Blosc chunk of version 1 or 2 from its first 16 bytes; -1 if they are invalid.
 
     https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst: `cbytes`, which includes these 16 bytes.
     """
@@ -107,7 +112,7 @@ def blosc_size(head: bytes) -> int:
 
 
 def blosc_sizes(blob: Blob, starts: Sizes) -> Sizes:
-    """`blosc_size` of the chunks that start there; one read for each 65,536 of them."""
+    """Return `blosc_size` of the chunks at these starts. Each batch of 65,536 chunks needs one read."""
     out = np.full(len(starts), -1, np.int64)
     for i in range(0, len(starts), _BATCH):
         where = [ByteRange(start, start + BLOSC_HEADER) for start in starts[i : i + _BATCH].tolist()]

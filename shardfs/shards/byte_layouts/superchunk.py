@@ -1,7 +1,7 @@
-"""Blosc chunks one after the other in a file, each with its checksum: superchunks and bloscpack files.
+"""Files of consecutive Blosc chunks, each followed by its checksum: superchunks and bloscpack files.
 
 "RFC for a persistence layer for bcolz" (bcolz, docs/persistence.rst), section "The superchunk layout", and bloscpack
-(https://github.com/Blosc/bloscpack, README), whose header is the same but for its version. Integers are little-endian.
+(https://github.com/Blosc/bloscpack, README). Their headers differ in the version only. Integers are little-endian.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ VERSIONS = (2, 3)
 """2 in the RFC, 3 in bloscpack. bcolz writes version 1, with a header of 16 bytes, around each of its chunks."""
 
 HEAD = 64 << 10
-"""Bytes that are read first: header, metadata and offsets of all but the largest files."""
+"""Size of the first read: header, metadata and offsets of all but the largest files."""
 
 MAX_METADATA = 16 << 20
 
 SMALL, WINDOW = 16 << 10, 64 << 10
-"""Without offsets, a chunk's header is found only behind the chunk before. Those of small chunks are read together."""
+"""Without offsets, a chunk's header is found only after the previous chunk.
+
+Headers of small chunks are read together.
+"""
 
 
 class SuperchunkHeader(NamedTuple):
@@ -63,11 +66,11 @@ class SuperchunkHeader(NamedTuple):
     last_chunk: int
     chunks: int
     room: int
-    """Entries of the table of offsets that are kept free for chunks to come."""
+    """Number of free entries in the table of offsets, reserved for new chunks."""
 
 
 class Metadata(NamedTuple):
-    """The metadata section: `data` is compressed with zlib if `codec` is 1, to `size` bytes before."""
+    """The metadata section. If `codec` is 1, `data` is compressed with zlib; `size` is the uncompressed size."""
 
     magic: bytes
     codec: int
@@ -76,12 +79,15 @@ class Metadata(NamedTuple):
 
 
 def is_superchunk(head: bytes) -> bool:
-    """Whether a file that starts so is a superchunk or a bloscpack file, and not a single chunk of bcolz's."""
+    """Return whether a file is a superchunk or a bloscpack file from its first bytes.
+
+    A single bcolz chunk is neither.
+    """
     return head[:4] == MAGIC and len(head) > 4 and head[4] in VERSIONS
 
 
 def parse_header(head: bytes) -> SuperchunkHeader:
-    """Raise ValueError, with the reason, if these 32 bytes are no header."""
+    """Parse the 32 bytes of a header. Raise ValueError, with the reason, if they are invalid."""
     if len(head) < HEADER.size:
         raise ValueError(f"its header should have {HEADER.size} bytes, but it ends after {len(head)}")
     _, _, options, checksum, typesize, chunk_size, last_chunk, chunks, room = HEADER.unpack_from(head)
@@ -104,18 +110,18 @@ def parse_header(head: bytes) -> SuperchunkHeader:
 
 
 def read_head(blob: Blob) -> bytes:
-    """As much as is read first."""
+    """Return the bytes of the first read."""
     return blob.read([ByteRange(0, HEAD)])[0]
 
 
 class Beginning:
-    """What stands before the chunks; most of it comes with the first read. Raise ValueError, with the reason.
+    """The bytes before the chunks; the first read contains most of them.
 
-    Everything here does: for bytes that cannot be what they should be.
+    All methods raise ValueError, with the reason, for invalid bytes.
     """
 
     def __init__(self, blob: Blob, head: bytes | None = None) -> None:
-        """`head` is what `read_head` gives, if it is read already."""
+        """`head` is the result of `read_head`, if the caller has it already."""
         self._head = read_head(blob) if head is None else head
         self.header = parse_header(self._head)
         self.blob, self.size = blob, blob.stat().size
@@ -126,12 +132,12 @@ class Beginning:
         return read_exactly(self.blob, ByteRange(start, start + size))
 
     def data_start(self) -> int:
-        """Where chunks may begin."""
+        """Return the first position where a chunk may begin."""
         offsets = 8 * (self.header.chunks + self.header.room) if self.header.has_offsets else 0
         return self.metadata_end() + offsets
 
     def metadata_end(self) -> int:
-        """Where the metadata section ends, which is behind the header if there is none."""
+        """Return the end of the metadata section; the end of the header if there is no such section."""
         if not self.header.has_metadata:
             return HEADER.size
         _, _, checksum, _, _, _, room, _, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
@@ -141,7 +147,7 @@ class Beginning:
         return end
 
     def metadata(self) -> Metadata | None:
-        """The metadata section, verified; None if there is none."""
+        """Return the metadata section, verified; None if there is none."""
         if not self.header.has_metadata:
             return None
         magic, _, checksum, codec, _, size, room, stored, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
@@ -153,11 +159,14 @@ class Beginning:
         return Metadata(magic.rstrip(b"\0 "), codec, size, section[:stored])
 
     def most(self) -> int:
-        """How many chunks there could be."""
+        """Return the maximum number of chunks that the file may contain."""
         return min(MAX_BLOSC_CHUNKS, self.size // BLOSC_HEADER)
 
     def index(self, most: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
-        """Where each chunk lies; a chunk that cannot be found is broken. A file of more than `most` is refused."""
+        """Return the index of all chunks; chunks that cannot be found are broken.
+
+        Raise ValueError for more than `most` chunks.
+        """
         header, end, most = self.header, self.metadata_end(), min(most, self.most())
         if header.chunks > most:
             raise ValueError(f"{header.chunks} chunks in {self.size} bytes; {most} is the limit")
@@ -171,7 +180,8 @@ def _by_offsets(blob: Blob, size: int, header: SuperchunkHeader, starts: Sizes, 
     sizes = np.full(len(starts), -1, np.int64)
     inside = (starts >= begin) & (starts <= size - BLOSC_HEADER)
     sizes[inside] = blosc_sizes(blob, starts[inside])
-    unknown = np.flatnonzero(starts == -1)  # their writer did not say: they lie behind the ones before
+    # the writer did not store these offsets; the chunks follow the previous ones
+    unknown = np.flatnonzero(starts == -1)
     for run in np.split(unknown, np.flatnonzero(np.diff(unknown) != 1) + 1):
         if not len(run):
             break
@@ -195,7 +205,10 @@ def _by_walking(blob: Blob, size: int, header: SuperchunkHeader, begin: int, mos
 
 
 def _walk(blob: Blob, size: int, position: int, gap: int) -> Iterator[tuple[int, int]]:
-    """Start and size of chunk after chunk, `gap` bytes apart, from `position` on; at last a size of -1 for damage."""
+    """Yield start and size of consecutive chunks from `position` on, `gap` bytes apart.
+
+    A size of -1 means damage; it is last.
+    """
     window, begin, length = b"", position, BLOSC_HEADER
     while position < size:
         head = window[position - begin : position - begin + BLOSC_HEADER]
@@ -215,7 +228,7 @@ def _walk(blob: Blob, size: int, position: int, gap: int) -> Iterator[tuple[int,
 def _index(starts: Sizes, sizes: Sizes, checksum: Checksum, object_size: int) -> ShardIndex:
     bad = np.flatnonzero((sizes < 0) | (starts + sizes > object_size - checksum.size))
     keep = np.ones(len(starts), np.bool_)
-    keep[bad[MAX_BROKEN:]] = False  # no list of millions: the rest is absent
+    keep[bad[MAX_BROKEN:]] = False  # further broken chunks become absent, to limit the size of the dictionary
     slots = None if keep.all() else np.flatnonzero(keep).astype(np.uint64)
     at = (np.cumsum(keep) - 1)[bad[:MAX_BROKEN]]
     told = starts[bad[:MAX_BROKEN]]
@@ -225,7 +238,7 @@ def _index(starts: Sizes, sizes: Sizes, checksum: Checksum, object_size: int) ->
 
 
 class Pack(Numbered):
-    """A `model.ShardFormat`: all chunks in one file, a bloscpack file."""
+    """A `ShardFormat`: all chunks in one bloscpack file."""
 
     unwritable = ""
 
@@ -243,7 +256,7 @@ class Pack(Numbered):
         forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
-        """All is written anew, in the order of chunks: readers go from one to the next, whatever the offsets say."""
+        """Return the plan of a new file in chunk order. Readers step from chunk to chunk and ignore the offsets."""
         work = _Rewriting(old, self.per_file)
         return work.rewritten({slot: put for (_, slot), put in puts.items()}, {slot for _, slot in drops})
 
@@ -259,7 +272,10 @@ class Pack(Numbered):
 
 
 class _Rewriting:
-    """A file that is written anew. Without an old one, as the RFC has it: with a table of offsets and no checksums."""
+    """A file that is being rewritten.
+
+    Without an old file, the new one has a table of offsets and no checksums, as in the RFC.
+    """
 
     def __init__(self, old: Blob | None, most: int) -> None:
         self._old = old
@@ -268,13 +284,16 @@ class _Rewriting:
             self._header, self._metadata, self._index = parse_header(self._head), HEADER.size, ShardIndex.empty()
             return
         beginning = Beginning(old)
-        if beginning.data_start() > beginning.size:  # a new table has as many entries
+        if beginning.data_start() > beginning.size:  # the new table has as many entries as the old one
             raise ValueError(f"{beginning.data_start()} bytes before its chunks, but it has {beginning.size}")
         self._head, self._header = old.read([ByteRange(0, HEADER.size)])[0], beginning.header
         self._metadata, self._index = beginning.metadata_end(), beginning.index(most)
 
     def rewritten(self, puts: Mapping[int, Put], drops: Set[int]) -> Plan | None:
-        """Raise ValueError for chunks that cannot be found; UnsupportedError for what no such file can be."""
+        """Return the plan of the new file; None if no chunk is left.
+
+        Raise ValueError if a chunk cannot be found, and UnsupportedError if the format cannot express the new file.
+        """
         lost = [why for i, why in self._index.broken.items() if i not in puts]
         if lost or (self._index.slots is not None and len(self._index)):
             raise ValueError(lost[0] if lost else "many chunks cannot be found")
@@ -297,7 +316,7 @@ class _Rewriting:
         return plan + body
 
     def _body(self, n: int, news: Mapping[int, bytes], begin: int) -> tuple[Sizes, Plan]:
-        """All chunks with their checksums, and where they begin if the first does at `begin`."""
+        """Return the starts of all chunks, the first at `begin`, and the plan of chunks and checksums."""
         checksum, old = self._header.checksum, len(self._index)
         sizes, begins = np.zeros(n, np.int64), np.zeros(n, np.int64)
         begins[:old], sizes[:old] = self._index.starts[:n], self._index.sizes[:n]
@@ -316,7 +335,10 @@ class _Rewriting:
         return begin + np.cumsum(sizes) - sizes, body
 
     def _new_head(self, n: int, room: int, news: Mapping[int, bytes]) -> bytes:
-        """Sizes are those of decoded chunks, which are all alike but for the last. Raise UnsupportedError."""
+        """Return the new header.
+
+        Raise UnsupportedError unless all decoded chunks except the last have the same size.
+        """
         magic, version, options, checksum, typesize, whole, last, _, told = HEADER.unpack(self._head)
         if whole >= 0 and last >= 0:
             whole = self._decoded(0, news) if min(n, len(self._index)) < 2 else whole
@@ -332,7 +354,7 @@ class _Rewriting:
         return HEADER.pack(magic, version, options, checksum, typesize, whole, last, n, told)
 
     def _decoded(self, i: int, news: Mapping[int, bytes]) -> int:
-        """The size of a chunk when it is decoded, as it says itself."""
+        """Return the decoded size of a chunk from its header."""
         if i in news:
             head = news[i][:BLOSC_HEADER]
         elif self._old is not None:
@@ -342,7 +364,7 @@ class _Rewriting:
 
 
 class Superchunks(Pack):
-    """The same, in files of so many chunks each, of which the last may have fewer."""
+    """A `ShardFormat`: files of a fixed number of chunks; the last may have fewer."""
 
     def key(self, shard: int) -> str:
         return f"__{shard + 1}__.bin"

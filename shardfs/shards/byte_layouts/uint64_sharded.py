@@ -1,4 +1,4 @@
-"""Two-level index of uint64 chunk ids: a hash names shard and minishard.
+"""Shards with a two-level index of uint64 chunk ids. A hash of the id selects shard and minishard.
 
 Neuroglancer precomputed sharded format ("neuroglancer_uint64_sharded_v1"),
 https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sharded.md
@@ -42,9 +42,9 @@ from shardfs.shards.byte_layouts.uint64_spec import (
 
 
 class Uint64Sharded:
-    """A `model.ShardFormat`: page = minishard, slot = chunk id."""
+    """A `ShardFormat`: page = minishard, slot = chunk id."""
 
-    in_place = ENTRY  # the shard index has no checksum, and says of each minishard by itself where its index lies
+    in_place = ENTRY  # the shard index has no checksum, and its entries are independent of each other
 
     def __init__(self, spec: ShardingSpec, ids: ChunkIds, *, suffix: str = ".shard") -> None:
         self.spec, self.ids = spec, ids
@@ -52,7 +52,7 @@ class Uint64Sharded:
         self.blocks = max(1, (1 << spec.minishard_bits) >> BLOCK_BITS)
         self._digits = max(1, -(-spec.shard_bits // 4))
         self._suffix = suffix
-        self._header = ENTRY << spec.minishard_bits  # offsets in the file count from its end
+        self._header = ENTRY << spec.minishard_bits  # stored offsets count from the end of the shard index
         self._minishard_mask = (1 << spec.minishard_bits) - 1
         self._shard_mask = (1 << spec.shard_bits) - 1
         self._murmur = spec.hash == "murmurhash3_x86_128"
@@ -122,7 +122,7 @@ class Uint64Sharded:
         return ByteRange(self._header + start, self._header + end)
 
     def _entries_of(self, page: int, raw: bytes) -> _Entries:
-        """The index of a minishard, as it is. Raise ValueError, with the reason."""
+        """Return the index of a minishard with entries unchanged. Raise ValueError, with the reason."""
         if self.spec.minishard_index_encoding == "gzip":
             try:
                 raw = gunzip(raw, MAX_INDEX_BYTES)
@@ -131,7 +131,7 @@ class Uint64Sharded:
         if len(raw) % 24:
             raise ValueError(f"the index of minishard {page} has {len(raw)} bytes, which is no multiple of 24")
         rows = np.frombuffer(raw, "<u8").astype(np.uint64, copy=False).reshape(3, -1)
-        # Deltas wrap modulo 2**64 on purpose: ids may be unsorted, offsets may run backwards.
+        # Differences wrap modulo 2**64 on purpose: ids may be unsorted, and offsets may decrease.
         ids = np.cumsum(rows[0], dtype=np.uint64)
         ends = np.cumsum(rows[1] + rows[2], dtype=np.uint64) + np.uint64(self._header)
         return _Entries(ids, ends - rows[2], rows[2].copy())
@@ -141,13 +141,13 @@ class Uint64Sharded:
         if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
             order = np.argsort(ids, kind="stable")
             ids, starts, sizes = ids[order], starts[order], sizes[order]
-            first = np.append(True, ids[1:] != ids[:-1])  # an id twice is damage; its first entry is the one found
+            first = np.append(True, ids[1:] != ids[:-1])  # a repeated id is damage; readers find its first entry
             repeated = np.unique(ids[~first]) if not first.all() else None
             return ShardIndex(ids[first], starts[first], sizes[first], repeated=repeated)
         return ShardIndex(ids, starts, sizes)
 
     def candidates(self, shard: int) -> None:
-        return None  # only a hash of every id there is would tell
+        return None  # would need a hash of every possible id
 
     def key(self, shard: int) -> str:
         return f"{shard:0{self._digits}x}{self._suffix}"
@@ -173,7 +173,7 @@ class Uint64Sharded:
 
     def _count(self, shard: int) -> int | None:
         if self._murmur or isinstance(self.ids, Ids):
-            return None  # to tell which chunks a hash sends there, all there are would have to be hashed
+            return None  # to count the chunks of a hashed shard, every chunk id would have to be hashed
         low, used = self.spec.preshift_bits + self.page_bits, sum((n - 1).bit_length() for n in self.grid if n)
         high = max(used - low - self.spec.shard_bits, 0)
         if low + high > CAPACITY_BITS or not all(self.grid):
@@ -193,7 +193,11 @@ class Uint64Sharded:
         forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
-        """Everything but the shard index stays where it was, also the indices of minishards that are written anew."""
+        """Return the plan of the new shard; None if no chunk is left.
+
+        Without `pack` and `forward`, only the shard index changes in place. New chunks and new minishard indices are
+        appended; old minishard indices become dead bytes.
+        """
         work = _Rewriting(self, shard, old)
         gone: dict[int, list[int]] = {}
         for page, slot in (*puts, *drops):
@@ -225,21 +229,21 @@ CAPACITY_BITS = 21
 
 
 class _Entries(NamedTuple):
-    """Chunks of a minishard, in any order; starts are positions in the file."""
+    """Entries of a minishard, in any order; starts are positions in the file."""
 
     ids: U64
     starts: U64
     sizes: U64
 
     def without(self, ids: Collection[int]) -> _Entries:
-        """The others."""
+        """Return the entries without these ids."""
         if not ids:
             return self
         kept = ~np.isin(self.ids, np.fromiter(ids, np.uint64, len(ids)))
         return _Entries(self.ids[kept], self.starts[kept], self.sizes[kept])
 
     def and_these(self, rows: list[tuple[int, int, int]]) -> _Entries:
-        """Those, too."""
+        """Return the entries with these rows added."""
         if not rows:
             return self
         more = np.array(rows, np.uint64)
@@ -252,7 +256,10 @@ NO_ENTRIES = _Entries(_NONE, _NONE, _NONE)
 
 
 class _Rewriting:
-    """A shard that is rewritten: `root` is its index, which is changed in place. Positions count from its end there."""
+    """A shard that is being rewritten. `_root` is its shard index, which is changed in place.
+
+    Its offsets count from the end of the shard index.
+    """
 
     def __init__(self, format: Uint64Sharded, shard: int, old: Blob | None) -> None:
         self._format, self._shard, self._old = format, shard, old
@@ -264,20 +271,21 @@ class _Rewriting:
             blocks = old.read([format.root_request(block) for block in range(format.blocks)])
             self._root = np.concatenate([format._entries(n, raw) for n, raw in enumerate(blocks)])
         self._before = self._root.copy()
-        self._end = self._header  # of the new object, as far as it goes
+        self._end = self._header  # the end of the new object so far
         self._copied = 0
-        self._doubtful = _NONE, _NONE  # entries that lead nowhere in bytes that are kept
-        # Fragments of a mesh lie before its manifest: who goes through a minishard finds them in that order.
+        self._doubtful = _NONE, _NONE  # starts and sizes of kept entries that leave the old object
+        # Fragments of a mesh precede its manifest. Entries sorted by start keep this order for readers of the
+        # minishard.
         self._by_start = isinstance(format.ids, Ids) and len(format.ids.grid) == 2
 
     def _pages(self) -> list[int]:
-        """Those in which something is, or should be."""
+        """Return the minishards that have an index."""
         return np.flatnonzero(self._before[:, 0] != self._before[:, 1]).tolist()
 
     def _read(self, pages: list[int], damaged: list[int] | None = None) -> Iterator[tuple[int, ByteRange, _Entries]]:
-        """Minishards and where their indices lie, but for empty ones.
+        """Yield each nonempty minishard with the range of its index and its entries.
 
-        Raise ValueError, with the reason, for one that cannot be read; or tell `damaged` of it.
+        An index that cannot be read is appended to `damaged`; if that is None, raise ValueError, with the reason.
         """
         for i in range(0, len(pages), PAGES):
             wanted = [(page, at) for page in pages[i : i + PAGES] if (at := self._range_of(page, damaged)) is not None]
@@ -305,11 +313,11 @@ class _Rewriting:
             return None
 
     def entries(self, pages: Collection[int]) -> dict[int, _Entries]:
-        """What is in these minishards."""
+        """Return the entries of these minishards."""
         return dict.fromkeys(pages, NO_ENTRIES) | {page: found for page, _, found in self._read(sorted(pages))}
 
     def sound(self, leads: Leads | None) -> dict[int, _Entries] | None:
-        """What is in all minishards; None if something leads nowhere."""
+        """Return the entries of all minishards; None if an entry is invalid."""
         try:
             found = self.entries(self._pages())
             for entries in found.values():
@@ -322,7 +330,7 @@ class _Rewriting:
         return found
 
     def append(self, kept: Mapping[int, _Entries]) -> Plan:
-        """All bytes behind the shard index."""
+        """Return all bytes after the shard index."""
         self._end = max(self._size, self._header)
         others = np.setdiff1d(self._pages(), list(kept), assume_unique=True).astype(np.intp)
         starts, stops = self._before[others].T + np.uint64(self._header)
@@ -337,7 +345,7 @@ class _Rewriting:
         return [ByteRange(self._header, self._size)] if self._size > self._header else []
 
     def pack(self, kept: dict[int, _Entries], leads: Leads | None) -> Plan:
-        """The bytes of all chunks, and those before that belong to them; `kept` says afterwards where they are."""
+        """Return the bytes of all chunks and of their leads without gaps, and update the starts in `kept`."""
         self._root[:] = 0
         _, starts, sizes = (np.concatenate(column) for column in zip(NO_ENTRIES, *kept.values(), strict=True))
         before = np.zeros_like(starts) if leads is None else leads(starts, sizes)
@@ -351,38 +359,41 @@ class _Rewriting:
         return pieces
 
     def clear(self) -> Plan:
-        """No bytes behind the shard index: all chunks come again."""
+        """Return no bytes after the shard index: all chunks will be written again."""
         self._root[:] = 0
         return []
 
     def forward(
         self, page: int, entries: _Entries, puts: dict[int, Put], leads: Leads | None, *, all_of_it: bool
     ) -> tuple[_Entries, dict[int, Put]]:
-        """Which chunks of a minishard stay, and which are to be written so that they lie in the order of their ids:
-        all of them, unless they do already. Raise ValueError, with the reason, for a chunk that cannot be read."""
+        """Return the entries that stay and the chunks to write, so that chunks are stored in the order of their ids.
+
+        All chunks are written again unless they already have this order. Raise ValueError, with the reason, for a chunk
+        that cannot be read.
+        """
         if len(leaving(entries.starts, entries.sizes, self._size)):
             raise ValueError(f"a chunk of minishard {page} leads nowhere, so that it cannot be written again")
         if not all_of_it and self._is_forward(entries) and entries.ids.max(initial=0) <= min(puts, default=LAST_ID):
             return entries, puts
         before = np.zeros_like(entries.starts) if leads is None else leads(entries.starts, entries.sizes)
         self._copied += int((before + entries.sizes).sum())
-        if self._copied > self._size:  # or a small shard could become one of any size
+        if self._copied > self._size:  # without this limit, a small shard with shared bytes could grow to any size
             raise UnsupportedError(f"chunks of minishard {page} share bytes, of which u64=nowrap would make copies")
         rows = zip(*(column[::-1].tolist() for column in (*entries, before)), strict=True)
-        again = {  # of an id that is there twice the first, which is the one that is found
+        again = {  # reversed, so that the first entry of a repeated id wins, as in readers
             slot: Put([ByteRange(start, start + size)], [ByteRange(start - lead, start)])
             for slot, start, size, lead in rows
         }
         return NO_ENTRIES, dict(sorted({**again, **puts}.items()))
 
     def _is_forward(self, entries: _Entries) -> bool:
-        """Whether chunks lie behind each other in the order of their ids."""
+        """Return whether chunks are stored in the order of their ids without overlap."""
         order = np.argsort(entries.ids, kind="stable")
         starts, stops = entries.starts[order], (entries.starts + entries.sizes)[order]
         return bool((starts >= np.append(np.uint64(self._header), stops[:-1])[: len(starts)]).all())
 
     def write(self, page: int, entries: _Entries, puts: Mapping[int, Put]) -> Plan:
-        """New chunks of a minishard, and its index."""
+        """Return the plan of a minishard's new chunks and of its new index."""
         pieces: Plan = []
         rows = []
         for slot, put in puts.items():
@@ -407,14 +418,14 @@ class _Rewriting:
         if 24 * len(ids) > MAX_INDEX_BYTES:
             raise UnsupportedError(f"{len(ids)} chunks in a minishard; {MAX_INDEX_BYTES // 24} is the limit")
         rows = np.empty((3, len(ids)), np.uint64)
-        rows[0, 0], rows[0, 1:] = ids[0], ids[1:] - ids[:-1]  # modulo 2**64, as what follows
+        rows[0, 0], rows[0, 1:] = ids[0], ids[1:] - ids[:-1]  # modulo 2**64, like the next row
         rows[1, 0], rows[1, 1:] = starts[0] - np.uint64(self._header), starts[1:] - (starts + sizes)[:-1]
         rows[2] = sizes
         raw = rows.astype("<u8").tobytes()
         return encode(GZIPPED, raw) if self._format.spec.minishard_index_encoding == "gzip" else raw
 
     def framed(self, pieces: Plan) -> Plan | None:
-        """The whole object. Raise ValueError if an entry that led nowhere would seem to lead somewhere."""
+        """Return the whole object. Raise ValueError if an entry outside the old object would refer to new bytes."""
         if (self._root[:, 0] == self._root[:, 1]).all():
             return None
         starts, sizes = self._doubtful
@@ -440,6 +451,6 @@ class _Rewriting:
 
 
 PAGES = 256
-"""So many indices of minishards are read at once."""
+"""Number of minishard indices that are read at once."""
 
 GZIPPED = (Codec("gzip", {"level": PRECOMPUTED_LEVEL}),)

@@ -1,4 +1,4 @@
-"""The `sharding` member of Neuroglancer's `info`, chunk ids and their hashes."""
+"""The `sharding` member of Neuroglancer's `info`, chunk ids, and the hashes of ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ TYPE = "neuroglancer_uint64_sharded_v1"
 ENTRY = 16
 
 BLOCK_BITS = 16
-"""The shard index is read in blocks of 2**16 entries (1 MiB): whole in practice, bounded if the bits are absurd."""
+"""The shard index is read in blocks of 2**16 entries (1 MiB).
+
+In practice one block is the whole index; the block size limits the read if `minishard_bits` is absurd.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class ShardingSpec:
 
     @classmethod
     def parse(cls, sharding: Any) -> Self:
-        """Of a JSON object. Raise ValueError with the reason, or KeyError, if it cannot be."""
+        """Parse a JSON object. Raise ValueError, with the reason, or KeyError if it is invalid."""
         if not isinstance(sharding, dict):
             raise ValueError(f"sharding should be an object, not {sharding!r}")
         if sharding.get("@type") != TYPE:
@@ -63,7 +66,10 @@ class ShardingSpec:
 
 
 def integer(value: Any, name: str, least: int, most: int = 2**63 - 1) -> int:
-    """An integer of a document. Raise ValueError, with the reason, if it is none or beyond its bounds."""
+    """Return an integer from a document.
+
+    Raise ValueError, with the reason, if it has another type or is out of range.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{name} should be an integer in [{least}, {most}], not {value!r}")
     return value
@@ -74,14 +80,14 @@ def _encoding(sharding: dict[str, Any], name: str) -> Literal["raw", "gzip"]:
 
 
 def _choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
-    """Neuroglancer compares these without regard to case."""
+    """Return a choice in lower case. Neuroglancer ignores the case of these values."""
     if not isinstance(value, str) or value.lower() not in choices:
         raise ValueError(f"{name} should be one of {', '.join(choices)}, not {value!r}")
     return value.lower()
 
 
 class ChunkIds(Protocol):
-    """Which uint64 id stands for which coordinates."""
+    """The mapping between grid coordinates and uint64 chunk ids."""
 
     grid: Coords
 
@@ -91,7 +97,7 @@ class ChunkIds(Protocol):
 
 
 class Ids:
-    """The ids of objects, which are their only coordinate; or the first of two where each has several files."""
+    """Object ids as coordinates. With several files per object, the second coordinate is the number of the file."""
 
     def __init__(self, files: int = 1) -> None:
         self.grid: Coords = (2**64,) if files == 1 else (2**64, files)
@@ -103,23 +109,27 @@ class Ids:
         return cells[:, 0]
 
     def decode_many(self, codes: U64) -> tuple[U64, Bool]:
-        """Of the first file of each."""
+        """Return the coordinates of the first file of each object. All ids are valid."""
         cells = np.zeros((len(codes), len(self.grid)), np.uint64)
         cells[:, 0] = codes
         return cells, np.ones(len(codes), np.bool_)
 
 
 def murmurhash3_x86_128(value: int) -> int:
-    """The low 8 bytes, as a little-endian number, of the 128-bit x86 hash of the 8 little-endian bytes of `value`."""
-    # mmh3 computes the x64 variant, which gives other numbers, unless told otherwise
+    """Return the low 8 bytes, as a little-endian number, of the 128-bit x86 hash of `value`.
+
+    The key is the 8 little-endian bytes of `value`.
+    """
+    # False selects the x86 variant; the default, x64, has other results
     return mmh3.hash64(value.to_bytes(8, "little"), 0, False, signed=False)[0]
 
 
 def murmurhash3_x86_128_many(values: U64) -> U64:
-    """The same of thousands of values in a fifteenth of the time: listing hashes every id there is.
+    """Return `murmurhash3_x86_128` of many values, for thousands fifteen times as fast.
 
-    The algorithm (public domain, https://github.com/aappleby/smhasher) for a key of 8 bytes: no whole block of 16, so
-    that only tail and end are left, and of the four lanes of the state the last two, which no byte reaches, are equal.
+    A listing hashes every id. The algorithm (public domain, https://github.com/aappleby/smhasher) is simplified for
+    keys of 8 bytes. Such a key has no 16-byte block, so only tail and finalization remain. The last two of the four
+    lanes get no bytes, so they are equal.
     """
     low, high = (values & np.uint64(_U32)).astype(np.uint32), (values >> np.uint64(32)).astype(np.uint32)
     h1 = _rotated(low * _C1, 15) * _C2 ^ _LENGTH

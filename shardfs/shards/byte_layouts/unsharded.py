@@ -1,4 +1,4 @@
-"""One object for each chunk: what the other layouts show of arrays that are not sharded."""
+"""Arrays with one object per chunk, which other layouts can show."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class Unsharded(SinglePage):
-    """A `model.ShardFormat`: every chunk is a shard by itself, as a whole.
+    """A `ShardFormat` in which every chunk is a shard of its own.
 
     Args:
-        key: the name of the object of the chunk at these coordinates, and its inverse.
+        key: returns the key of the object of the chunk at these coordinates.
+        coords_of_key: the inverse of `key`; None for other keys.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Unsharded(SinglePage):
         forward: bool = False,
         leads: Leads | None = None,
     ) -> Plan | None:
-        """Nothing stays where it was: the chunk is all there is."""
+        """Return the plan of the object, which is the new chunk and nothing else."""
         for put in puts.values():
             return pieces_of(put.data)
         return None if drops or old is None else unchanged(old.stat().size)

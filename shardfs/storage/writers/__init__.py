@@ -1,4 +1,4 @@
-"""Writers: objects of a store replaced as a whole, and nothing lost that others write meanwhile."""
+"""Writers: replace whole objects of a store without losing the changes of concurrent writers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RISK = "-o cas=none mounts it all the same, and concurrent writers may overwrit
 class Writer(Protocol):
     """Changes the objects of one store. Thread-safe. Keys are paths in the store.
 
-    `conditional`: nothing is lost that other writers change meanwhile, if they can be told apart at all.
+    `conditional`: an update never overwrites another writer's change if the store can distinguish the two versions.
     `local`: the objects are files of this machine.
     """
 
@@ -54,96 +54,108 @@ class Writer(Protocol):
         check: Callable[[Blob], None] = nobody,
         in_place: int = 0,
     ) -> Stat | None:
-        """Replace the object `key` as a whole, all or nothing; what it is then (None: gone).
+        """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
 
-        `make` is given the object as it is now (None: absent) and says what it shall be (None: gone). It is called
-        again, with what is there by then, if somebody else changed the object meanwhile, and for an object in a
-        directory that has to be made first. `begun` is called when all is prepared, right before the switch: after
-        a crash, what it was told is what `recover` needs. `check` looks at the new object before the switch and
-        raises ValueError if it is not right.
+        Args:
+            make: gets the current object (None: absent) and returns the plan of the new one (None: remove). It is
+                called again with the current object when another writer changes the object, and when the object's
+                directory had to be created.
+            begun: called when everything is prepared, right before the switch. After a crash, pass its argument to
+                `recover`.
+            check: gets the new object before the switch. It raises ValueError if the object is invalid.
+            in_place: the size in bytes of the units in which a local file may be changed in place; 0 always replaces
+                the object.
 
-        With `in_place` a file that exists is changed where it lies, if all that shall be is the old bytes with others
-        behind them, but for the first piece: that is bytes, which replace as many of the old ones. They are changed so
-        many at a time as `in_place` says, in any order, when all else is on the disk; a crash may leave some old and
-        some new, and behind the old object what nobody asks for.
+        A change in place needs a plan of three parts: new bytes for the beginning, the unchanged rest, and appended
+        pieces. The beginning is written last, one unit at a time in any order. A crash may leave a mix of old and new
+        units, and unused bytes at the end.
 
-        Raise StaleShardError if others do not stop changing it, OSError for what the store says. Then the object is
-        as it was, or (the store having failed afterwards) as it should be: an update that is tried again finds out.
+        Raise StaleShardError if other writers keep changing the object, OSError for errors of the store. After an error
+        the object is unchanged, unless the store failed after the switch. A repeated update detects that case.
         """
 
     def require_writable(self, key: str) -> None:
-        """Raise OSError if it is known that no `update` of this object can succeed, whatever it makes."""
+        """Raise OSError if every `update` of this object is certain to fail, such as for a write-protected file."""
 
     def recover(self, begun: Begun) -> None:
-        """After a crash: leave no trace of an update but what it replaced, or what it should have replaced."""
+        """Clean up after an interrupted update: finish or undo its switch, and remove its temporary data."""
 
     def recovered(self) -> None:
-        """`recover` was called for all that had begun: what else crashed updates have left may be removed."""
+        """Declare that `recover` was called for every begun update. Remaining temporary files may now be removed."""
 
     def close(self) -> None:
-        """Let other mounts write to the source. Nothing but `close` may be called after it."""
+        """Release the source for other writable mounts. Afterwards only `close` may be called again."""
 
     def put(self, key: str, data: bytes) -> Stat:
-        """Replace or create an object, whatever it is now."""
+        """Replace or create the object without regard to its current version."""
 
     def delete(self, key: str) -> None:
-        """Raise FileNotFoundError if there is none."""
+        """Remove the object. Raise FileNotFoundError if it does not exist."""
 
     def make_directory(self, key: str, mode: int | None = None) -> None:
-        """Raise FileExistsError; FileNotFoundError without a directory to make it in.
+        """Create a directory. `mode` None applies the umask.
 
-        `mode` None: as the umask has it.
+        Raise FileExistsError if the name exists, FileNotFoundError if the parent directory does not.
         """
 
     def remove_directory(self, key: str) -> None:
-        """Raise OSError (ENOTEMPTY) if something is in it."""
+        """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
 
     def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
-        """A file, or a directory with all that is below."""
+        """Rename a file, or a directory with its contents. `noreplace`: raise FileExistsError if `new` exists."""
 
     def sync_directory(self, key: str) -> None:
-        """What was made, renamed or removed in a directory survives a power failure when this returns."""
+        """Flush a directory: names created, renamed or removed in it survive a power failure after the return."""
 
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
-        """A descriptor, as of `os.open`, but the umask does not count. This and those below are of local writers only;
-        others raise UnsupportedError."""
+        """Return a descriptor, as `os.open` does, but with exactly this `mode` whatever the umask is.
+
+        For local stores only, like the methods below. Writers of remote stores raise UnsupportedError, except that
+        their `link_target` and `links` find no links.
+        """
 
     def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
-        """Of a file or directory, or of a symbolic link itself."""
+        """Return the attributes of a file or directory; without `follow`, of a symbolic link itself."""
 
     def set_mode(self, key: str, mode: int) -> None:
-        """Permission bits of a file or directory."""
+        """Set the permission bits of a file or directory."""
 
     def set_times(self, key: str, mtime_ns: int, *, follow: bool = True) -> None:
-        """When a file or directory was changed last, or a symbolic link itself."""
+        """Set the modification time of a file or directory; without `follow`, of a symbolic link itself."""
 
     def make_link(self, key: str, target: str) -> None:
-        """A symbolic link. Raise FileExistsError."""
+        """Create a symbolic link to `target`. Raise FileExistsError."""
 
     def link_target(self, key: str) -> str | None:
-        """Where a symbolic link leads; None if there is none of this name."""
+        """Return the target of a symbolic link; None if `key` is not one."""
 
     def links(self, key: str) -> dict[str, str]:
-        """The same of all in a directory."""
+        """Return the targets of the symbolic links in a directory, by name."""
 
     def copy(self, fd: int, key: str) -> None:
-        """A new file with bytes, mode, time and attributes of one that is open. Raise FileExistsError."""
+        """Create a file with the bytes, mode, times and extended attributes of the open file `fd`.
+
+        Raise FileExistsError.
+        """
 
     def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
-        """A descriptor of a file or directory that is good for its path in /proc alone: see O_PATH."""
+        """Open a file or directory with O_PATH (open(2)): to call `fstat`, or to use its path in /proc/self/fd."""
 
 
 def open_writer(
     store: Store, *, cas_none: bool = False, replace_links: bool = False, journal: Path | None = None
 ) -> Writer:
-    """The writer for `store`; tries what the store can, if that is not known.
+    """Return the writer for `store`. Sends probe requests if the store's abilities are unknown.
 
     Args:
-        cas_none: also if others could lose what they write.
+        cas_none: accept a store without conditional writes, where concurrent writers may overwrite each other's
+            changes.
         replace_links: see `LocalWriter`.
-        journal: the directory of ours, which is locked. If it is given, a remote store is locked, too.
+        journal: the mount's journal directory, which the caller has locked. If it is given, a remote store is locked,
+            too.
 
-    Raise UnsupportedError, with the reason, if others could lose what they write; BusyError if the store is locked.
+    Raise UnsupportedError, with the reason, if the store cannot be written safely; BusyError if another mount has
+    locked it.
     """
     if isinstance(store, LocalStore):
         return LocalWriter(store, replace_links=replace_links)
@@ -177,7 +189,7 @@ def _objects(store: FsspecStore, *, cas_none: bool) -> Objects:
 def _tried(objects: S3Objects, *, cas_none: bool) -> S3Objects:
     try:
         objects.try_conditions()
-    except (PermissionError, FileNotFoundError):  # cas=none does not help
+    except (PermissionError, FileNotFoundError):  # cas=none does not help here
         raise
     except (Changed, OSError) as e:
         why = "the store refuses to create a new object" if isinstance(e, Changed) else message(e)

@@ -1,4 +1,4 @@
-"""What writers have in common: what they are asked to make, and what they note for recovery."""
+"""Types that all writers share: plans of new objects, and recovery notes of begun updates."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Begun(NamedTuple):
-    """An update that is about to happen, for whoever finds its traces after a crash. JSON can carry it.
+    """The recovery note of an update that is about to switch versions. Its fields can be stored as JSON.
 
     Args:
         key: the object.
-        base: what it was before, as its writer tells versions apart; None if it was not there.
-        temp: what the new one was made in, if anything: the file beside the object, in which the old one is found
-            later, or the upload in parts.
-        temp_ino: the inode number of that file, as long as it is the new one; 0 if the object is to be removed.
-        head: the object is changed where it lies, and so many bytes at its beginning are not only added to; else 0.
+        base: the version that is replaced, in the writer's own notation; None if the object did not exist.
+        temp: the name of the temporary file beside the object, or the id of a multipart upload; "" if there is none.
+            After the switch, the temporary file holds the old version.
+        temp_ino: the inode number of the new version in the temporary file; 0 if the object is to be removed.
+        head: the number of bytes at the beginning that a change in place may rewrite; 0 if the object is replaced.
     """
 
     key: str
@@ -39,20 +39,20 @@ class Begun(NamedTuple):
 
     @classmethod
     def told(cls, meta: Mapping[str, Any]) -> Self:
-        """Of what `_asdict` has said, perhaps of an earlier version that knew less."""
+        """Rebuild a note from its `_asdict` form. Fields that an earlier version did not write get their defaults."""
         return cls(**{name: meta[name] for name in cls._fields if name in meta})
 
 
 Make = Callable[[Blob | None], Plan | None]
-"""Of the object as it is (None: absent), what it shall be (None: gone)."""
+"""Gets the current object (None: absent) and returns the plan of the new one (None: remove the object)."""
 
 
 def nobody(_: Any) -> None:
-    """Who is not interested."""
+    """Ignore the argument: the default of optional callbacks."""
 
 
 def part_of(piece: Piece, start: int, stop: int) -> Piece:
-    """Its bytes `[start, stop)`."""
+    """Return bytes `[start, stop)` of a piece, without reading them."""
     if isinstance(piece, ByteRange):
         return ByteRange(piece.start + start, piece.start + stop)
     if isinstance(piece, FilePart):
@@ -61,7 +61,7 @@ def part_of(piece: Piece, start: int, stop: int) -> Piece:
 
 
 class PlannedBlob:
-    """A new object that is still to be: what a plan makes of an old one. Nothing is kept but the plan."""
+    """The content that a plan makes of an old object, readable before it is written. Holds only the plan in memory."""
 
     __slots__ = ("__weakref__", "_old", "_stops", "base", "fd", "plan")
 
@@ -90,7 +90,7 @@ class PlannedBlob:
         return out
 
     def bytes(self, plan: Plan) -> bytes:
-        """All bytes of a plan; those of the old object are asked for at once."""
+        """Return all bytes of a plan. The ranges of the old object are read with one call."""
         ranges = [piece for piece in plan if isinstance(piece, ByteRange)]
         old = iter(self._old.read(ranges) if self._old is not None and ranges else ())
         joined = []

@@ -1,4 +1,4 @@
-"""Local files as their writers see them: where they lie, which version is there, and how they are filled."""
+"""Local files for writers: their places, the identities of their versions, and copying data into them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from shardfs.storage.local import LocalStore
 
 MAX_JOINED = 1 << 20
-"""Bytes in memory that are written at once."""
+"""Bytes. Pieces in memory are joined up to about this size before they are written."""
 
 
 class ObjectPlace(NamedTuple):
-    """Where an object lies: in the open directory `at`, called `name`."""
+    """The name of an object in an open directory; `at` is the directory's descriptor."""
 
     key: str
     at: int
@@ -35,7 +35,7 @@ class Old(NamedTuple):
     Args:
         blob: None if there is no object.
         base: the version that is replaced, see `Begun`.
-        linked: the name is a symbolic link to the object; the update replaces the link.
+        linked: the name is a symbolic link to the object. The update replaces the link.
     """
 
     blob: LocalBlob | None
@@ -44,7 +44,7 @@ class Old(NamedTuple):
 
 
 def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = False) -> Old:
-    """Open an object that is to be replaced. Raise OSError if an update must not replace it."""
+    """Open an object that an update will replace. Raise OSError if the update must not replace it."""
     flags, link = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, None
     try:
         fd = os.open(place.name, flags | os.O_NOFOLLOW, dir_fd=place.at)
@@ -53,7 +53,8 @@ def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = Fal
     except OSError as e:
         if e.errno != errno.ELOOP:
             raise
-        link = identity_at(place.name, place.at)  # before it is opened: another program may replace it meanwhile
+        # Read the identity of the link before opening the file, because another program may replace the link meanwhile.
+        link = identity_at(place.name, place.at)
         fd = _open_linked(store, place, flags, replace_links)
     info = os.fstat(fd)
     blob = LocalBlob(fd, info, nothing)
@@ -61,7 +62,8 @@ def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = Fal
         raise IsADirectoryError(errno.EISDIR, "is a directory", place.key)
     if not stat.S_ISREG(info.st_mode):
         raise PermissionError(errno.EACCES, "is neither a file nor a directory", place.key)
-    # The directory would allow it. A file that a link leads to stays as it is.
+    # The directory's permissions would allow replacing a write-protected file. An update never changes the target of a
+    # link, so the target may be write-protected.
     if link is None and not os.access(f"/proc/self/fd/{fd}", os.W_OK):
         raise PermissionError(errno.EACCES, "is write-protected", place.key)
     return Old(blob, link or identity(blob), link is not None)
@@ -84,8 +86,10 @@ def _open_linked(store: LocalStore, place: ObjectPlace, flags: int, replace_link
 
 
 def identity(blob: LocalBlob | None) -> list[int] | None:
-    """What tells a version of a file from others in its directory. Not the device: its number may be another one after
-    a restart."""
+    """Return the identity of a file's version: inode number, size and modification time.
+
+    The device number is left out because it may change when the machine restarts.
+    """
     if blob is None:
         return None
     info = os.fstat(blob.fd)
@@ -93,7 +97,10 @@ def identity(blob: LocalBlob | None) -> list[int] | None:
 
 
 def identity_at(name: str, at: int) -> list[int] | None:
-    """The same of what has this name."""
+    """Return the `identity` of the file with this name in directory `at`; None if there is none.
+
+    Does not follow links.
+    """
     try:
         return identity_in(os.stat(name, dir_fd=at, follow_symlinks=False))
     except FileNotFoundError:
@@ -101,12 +108,12 @@ def identity_at(name: str, at: int) -> list[int] | None:
 
 
 def identity_in(info: os.stat_result) -> list[int]:
-    """The same as the system tells it."""
+    """Return the `identity` from the result of `os.stat`."""
     return [info.st_ino, info.st_size, info.st_mtime_ns]
 
 
 def directory_identity(path: str) -> tuple[int, int] | None:
-    """Return what tells a directory from others; None if there is none at this path."""
+    """Return the device and inode number of a directory; None if there is none at this path."""
     try:
         info = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +122,7 @@ def directory_identity(path: str) -> tuple[int, int] | None:
 
 
 def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:
-    """Write the pieces one behind the other, from `position` on."""
+    """Write the pieces of a plan in sequence, beginning at `position`."""
     joined, waiting = list[bytes | memoryview](), 0
     for piece in plan:
         if isinstance(piece, ByteRange | FilePart) or waiting >= MAX_JOINED:

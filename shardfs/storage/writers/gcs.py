@@ -1,6 +1,7 @@
-"""Requests of Google Cloud Storage, through gcsfs: by the generations of objects, which its own functions do not know.
+"""Requests to Google Cloud Storage through gcsfs, conditional on object generations.
 
-https://cloud.google.com/storage/docs/json_api/v1/objects. Objects are sent as a whole.
+gcsfs's own functions do not support generations, so this module sends JSON API requests:
+https://cloud.google.com/storage/docs/json_api/v1/objects. Each object is sent whole.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _KEPT = ("contentType", "contentLanguage", "contentDisposition", "cacheControl",
 
 
 class GcsObjects:
-    """See `Objects`. `fs` is a GCSFileSystem."""
+    """Implements `Objects`. `fs` is a GCSFileSystem."""
 
     conditional = removes = True
 
@@ -69,7 +70,7 @@ class GcsObjects:
             _, data = self._read(
                 "read", path, f"{self._fs._location}/download/storage/v1/b/{{}}/o/{{}}", bucket, key, **words
             )
-        except FileNotFoundError as e:  # that generation
+        except FileNotFoundError as e:  # this generation no longer exists
             raise Changed from e
         self._reading.counters.received(len(data))
         return bytes(data)
@@ -86,7 +87,7 @@ class GcsObjects:
                     name, lambda w, n: self._writing.run("write", self._call, *w, **n), words, named
                 )
                 return answer
-        except FileExistsError as e:  # what gcsfs makes of 412
+        except FileExistsError as e:  # gcsfs raises this for status 412
             raise Changed from e
         except OSError as e:
             if http_status(e.__cause__ or e) in (409, 412):
@@ -123,7 +124,7 @@ class GcsObjects:
             return
 
     def abandon(self, path: str, temp: str) -> None:
-        """There are no uploads in parts."""
+        """Nothing to do: this writer makes no multipart uploads."""
 
 
 def _known(told: Mapping[str, Any], headers: Mapping[str, str]) -> Known:

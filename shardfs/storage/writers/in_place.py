@@ -1,8 +1,9 @@
-"""Files that are changed where they lie: new bytes behind the old ones, then the beginning, an entry at a time.
+"""Change local files in place: append new data, then overwrite the changed entries of the beginning one by one.
 
-What is appended is on the disk before an entry leads to it, and no old byte goes but those of entries. So a crash
-leaves each entry old or new, both lead to what was written for them, and what nothing leads to is dead. There is no
-exchange that would show who else was there: it is looked for right before each step, and at the end.
+Appended data is on disk before an entry refers to it, and entries are the only old bytes that are overwritten. After a
+crash, each entry is therefore old or new, and either refers to complete data. Data without an entry is unused space.
+
+No atomic exchange reveals a concurrent writer. Instead, the file's identity is checked before each step and at the end.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """What is to become of a file: `head` in place of as many of its first bytes, `unit` of them at a time, and `tail`
-    behind all others, which is never nothing."""
+    """A change of a file in place.
+
+    `head` replaces the file's first `len(head)` bytes, in entries of `unit` bytes. `tail` is appended; it is never
+    empty.
+    """
 
     head: bytes
     tail: Plan
     unit: int
 
     def entries(self, head: bytes) -> Iterator[tuple[int, bytes]]:
-        """Those that differ from a head, and where they lie."""
+        """Yield the position and bytes of each entry that differs from the old `head`."""
         for at in range(0, len(head), self.unit):
             entry = self.head[at : at + self.unit]
             if entry != head[at : at + self.unit]:
@@ -45,9 +49,9 @@ class Change(NamedTuple):
 
 
 def change_of(plan: Plan, old: LocalBlob, unit: int) -> Change | None:
-    """A plan as a change of a file where it lies; None if it must be replaced.
+    """Return a plan as a change in place; None if the file must be replaced.
 
-    So must one with several names: who has made the others, as backups do, means to keep what it was.
+    A file with several hard links is replaced: backup programs make hard links to keep the old content.
     """
     size = old.stat().size
     head, tail = plan[0], plan[1:]
@@ -59,14 +63,17 @@ def change_of(plan: Plan, old: LocalBlob, unit: int) -> Change | None:
         del tail[0]
     if os.fstat(old.fd).st_nlink != 1:
         return None
-    # A file that becomes longer is another version for everybody, also where the clock that tells times is coarse.
+    # The tail is never empty: a larger size marks a new version even if the clock is too coarse to change the time.
     return Change(head, tail or [bytes(unit)], unit)
 
 
 def changed(
     place: ObjectPlace, old: LocalBlob, change: Change, begun: Callable[[Begun], None], check: Callable[[Blob], None]
 ) -> Stat | None:
-    """Change it; what it is then. None if somebody else changed it meanwhile, or put another one in its place."""
+    """Change the file and return its new `Stat`.
+
+    Return None if another writer changed or replaced the file meanwhile.
+    """
     base, end = identity(old), old.stat().size + size_of(change.tail)
     fd = _opened(place)
     if fd is None:
@@ -94,7 +101,7 @@ def changed(
 
 
 def _opened(place: ObjectPlace) -> int | None:
-    """None if there is no file of this name any more."""
+    """Open the file for reading and writing; return None if no regular file has this name any more."""
     try:
         return syscalls.open(place.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, at=place.at)
     except OSError as e:
@@ -104,7 +111,7 @@ def _opened(place: ObjectPlace) -> int | None:
 
 
 def _append(fd: int, old: LocalBlob, change: Change, check: Callable[[Blob], None]) -> os.stat_result:
-    """What the file is when the tail is checked and on the disk."""
+    """Append, check and fsync the tail; return the file's attributes afterwards."""
     fill(fd, old, change.tail, old.stat().size)
     check(HeadedBlob(change.head, LocalBlob(os.dup(fd), os.fstat(fd), nothing)))
     syscalls.fsync(fd)
@@ -112,13 +119,13 @@ def _append(fd: int, old: LocalBlob, change: Change, check: Callable[[Blob], Non
 
 
 def _is_ours(place: ObjectPlace, fd: int, grown: os.stat_result, head: bytes, end: int) -> bool:
-    """Whether nobody else has changed the file since it was looked at, nor put another one in its place."""
+    """Return whether the file is unchanged since `grown` was taken, and still has its name."""
     now = identity_at(place.name, place.at)
     return grown.st_size == end and identity_in(grown) == now and os.pread(fd, len(head), 0) == head
 
 
 def _cut_off(fd: int, old: LocalBlob, head: bytes, end: int) -> None:
-    """Make the file what it was, if no entry leads to what was appended yet, and nobody else has been there."""
+    """Truncate the appended data, unless an entry was written or another writer changed the file."""
     with suppress(OSError):
         size, info = old.stat().size, os.fstat(fd)
         if size < info.st_size <= end and os.pread(fd, len(head), 0) == head:
@@ -127,16 +134,21 @@ def _cut_off(fd: int, old: LocalBlob, head: bytes, end: int) -> None:
 
 
 def _make_newer(fd: int, mtime_ns: int) -> None:
-    """tensorstore tells versions by their times, and many kernels give the same time to all within milliseconds."""
+    """Ensure that the modification time is later than `mtime_ns`.
+
+    tensorstore distinguishes versions by time, but many kernels give all changes within a few milliseconds the same
+    time.
+    """
     info = os.fstat(fd)
     if info.st_mtime_ns <= mtime_ns:
         syscalls.utime(fd, info.st_atime_ns, mtime_ns + 1)
 
 
 def made_last(place: ObjectPlace, note: Begun) -> None:
-    """See to it that the head is on the disk as it is seen now.
+    """Rewrite and fsync the head that the file has now.
 
-    It may be in the page cache alone, and taken to be clean: after an fsync that has failed. So it is written again.
+    After a failed fsync, the page cache may hold the head as clean although the disk does not. Writing it again makes
+    the next fsync effective.
     """
     fd = _opened(place)
     if fd is None:

@@ -1,7 +1,7 @@
-"""One rw mount per source, on object stores: a lock object that is renewed, and anybody's once it is not.
+"""One writable mount per source on object stores: a lock object that its owner renews until it expires.
 
-Who writes is told early this way. That nothing is lost does not depend on it: a former owner that comes back fails at
-its conditional requests.
+The lease reports a second writer early. Data safety does not depend on it: if a former owner resumes, its conditional
+requests fail.
 """
 
 from __future__ import annotations
@@ -30,19 +30,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
-"""For so long its owner can be relied on to live, in seconds."""
+"""Lease duration in seconds. Other mounts wait twice as long before they take over: see `EXPIRED_S`."""
 
 RENEW_S = 20.0
 
 ATTEMPTS = 100
-"""How often a mount tries to take the lock object when another mount changes it at the same moment."""
+"""Attempts to take the lock object while other mounts change it at the same moment."""
 
 EXPIRED_S = 2 * LEASE_S
-"""Since it was renewed, both by the store's clock: nobody's clock is compared with another's."""
+"""Seconds after the last renewal at which another mount may take over the lock object.
+
+The store's clock gives both times, so clocks of different machines are never compared.
+"""
 
 
 class Lease:
-    """The lock object of one source, at `path` of `objects`; `journal` is the directory of ours, which we hold."""
+    """The lock object of one source, at `path` of `objects`.
+
+    `journal` is the mount's journal directory, which the caller has locked.
+    """
 
     def __init__(self, objects: Objects, path: str, journal: Path) -> None:
         self._objects, self._path = objects, path
@@ -54,13 +60,16 @@ class Lease:
 
     @classmethod
     def take(cls, objects: Objects, directory: str, journal: Path) -> Lease:
-        """Raise BusyError if another mount has it, or has that of a directory above."""
+        """Take the lease of `directory` and start renewing it.
+
+        Raise BusyError if another mount holds the lease, or the lease of a directory above.
+        """
         lease = cls(objects, f"{directory}/{SOURCE_LOCK}" if directory else SOURCE_LOCK, journal)
         for above in PurePosixPath(directory).parents[:-1]:
             with suppress(PermissionError):  # the credentials may permit the source alone
                 lease._expired(f"{above}/{SOURCE_LOCK}", directory, str(above))
         for _ in range(ATTEMPTS):
-            with suppress(Changed):  # another mount takes it at this moment
+            with suppress(Changed):  # another mount takes the lease at this moment
                 lease._renew(lease._expired(lease._path))
                 lease._thread.start()
                 return lease
@@ -68,7 +77,10 @@ class Lease:
         raise BusyError(errno.EBUSY, f"{lease._path}: the store refuses to write the lock object, again and again")
 
     def _expired(self, path: str, source: str = "", other: str = "") -> Known | None:
-        """The lock object that may be taken over; None if there is none. Raise BusyError, as `busy` words it."""
+        """Return an expired lock object that may be taken over; None if there is none.
+
+        Raise BusyError, with the message of `busy`, if the lock object has not expired.
+        """
         found = self._objects.look(path, 1 << 16)
         if found is None:
             return None
@@ -81,11 +93,15 @@ class Lease:
         return known
 
     def _was_ours(self, owner: dict[str, Any]) -> bool:
-        # A journal has one owner, and that is us: who had the lease with the same journal lives no more.
+        # A journal has one owner at a time, and this mount has locked it. So an earlier owner of the lease that used
+        # the same journal has ended.
         return all(owner.get(name) == self._about.get(name) for name in ("boot", "journal"))
 
     def _told(self) -> dict[str, Any]:
-        """Who has the source, and with which journal, which has a new lock file if another program removed the old."""
+        """Return this mount's entry for the lock object: its owner record, and the identity of the journal's lock file.
+
+        The identity changes if another program removes the lock file and the journal creates a new one.
+        """
         info = os.stat(self._lock)
         return read_owner(str(self._lock)) | {"journal": [info.st_dev, info.st_ino]}
 
@@ -109,7 +125,7 @@ class Lease:
     def _renew_ours(self) -> None:
         try:
             self._renew(self._known)
-        except Changed:  # perhaps an earlier renewal was executed, and its answer got lost
+        except Changed:  # an earlier renewal may have succeeded without its answer arriving
             known = self._ours()
             if known is None:
                 raise
@@ -122,11 +138,11 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else has it, since it could not be renewed in time."""
+        """Return whether another mount has taken over the lease because it was not renewed in time."""
         return not self._thread.is_alive() and not self._ended.is_set()
 
     def free(self) -> None:
-        """Somebody else may have it."""
+        """Release the lease: stop the renewals and remove the lock object, unless another mount has taken it over."""
         lost = self.lost
         self._ended.set()
         self._thread.join()

@@ -1,9 +1,11 @@
-"""Files replaced as a whole: made beside the old one, exchanged with it, and looked at before the old one goes.
+"""Replace local files atomically: write a new file beside the old one, exchange the two, and verify the outcome.
 
-At every moment there is the old file or the new one under the name, complete and on the disk before it is seen (or, if
-that is wanted, the old one is changed step by step: `in_place`). Other writers are kept out by tensorstore's lock on
-`<name>.__lock` if they ask for it. If they do not, what comes out of the exchange shows that they were there: their
-version is put back, and the update begins anew with it.
+At every moment the name leads to the old or the new file, complete and on disk. (With `in_place`, an existing file may
+instead be changed step by step.)
+
+Cooperating writers are excluded by tensorstore's lock on `<name>.__lock`. The exchange reveals writers that do not take
+this lock, because it yields their version instead of the expected one. Their version is then put back, and the update
+starts again from it.
 """
 
 from __future__ import annotations
@@ -37,24 +39,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("shardfs")
 
 LOCK_S = 120.0
-"""How long the lock of another writer is waited for, in seconds."""
+"""Seconds to wait for the lock of another writer."""
 
 RACE_S = 30.0
-"""How long an update begins anew whenever somebody without a lock was faster, in seconds."""
+"""Seconds during which an update is retried because a writer without a lock was faster."""
 
 PREFIX, SUFFIX = ".shardfs-", ".tmp"
 
 _NO_SUCH_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What file systems say that rename, but know nothing of exchanging or of not replacing."""
+"""Errors of file systems that support rename, but not RENAME_EXCHANGE or RENAME_NOREPLACE."""
 
 
 class LocalWriter:
     """Changes the files below the root of `store`; see `Writer`.
 
     Args:
-        replace_links: an object whose name is a symbolic link is replaced by a file; else it is refused.
-        lock_s: how long the lock of another writer is waited for.
-        race_s: how long an update is begun anew because another writer was faster.
+        replace_links: replace a symbolic link by a file. Otherwise an update of the link's name is refused.
+        lock_s: seconds to wait for the lock of another writer.
+        race_s: seconds during which an update is retried because another writer was faster.
     """
 
     local = conditional = True
@@ -65,12 +67,13 @@ class LocalWriter:
         self._store, self._replace_links, self._lock_s, self._race_s = store, replace_links, lock_s, race_s
         self._swept: set[str] | None = None
         self._sweeping = threading.Lock()
-        self._lasting = {""}  # directories of which the names are on disk, as those of all above
-        self._unsettled: dict[str, Begun] = {}  # by key: an error came after the switch, and another one after that
+        self._lasting = {""}  # directories whose names, and those of all parents, are on disk
+        # Updates by key that failed after the switch, and whose cleanup failed, too.
+        self._unsettled: dict[str, Begun] = {}
         self._source = directory_identity(store.root)
 
     def require_writable(self, key: str) -> None:
-        with suppress(FileNotFoundError):  # `update` makes the directory
+        with suppress(FileNotFoundError):  # `update` creates a missing directory
             at, name = self._directory_of(key)
             try:
                 if not os.access(f"/proc/self/fd/{at}", os.W_OK | os.X_OK):
@@ -125,7 +128,7 @@ class LocalWriter:
         self._swept = set()
 
     def close(self) -> None:
-        """Nothing to do: what is locked is so for each update."""
+        """Nothing to do: locks are held only during an update."""
 
     def _sweep_once(self, directory: str) -> None:
         with self._sweeping:
@@ -134,7 +137,10 @@ class LocalWriter:
                 self.sweep(directory)
 
     def _make_last(self, directory: str) -> None:
-        """Whoever made a directory may have been killed, or told of an error, before its name was on disk."""
+        """Fsync the parents of a directory once, so that its name is on disk.
+
+        The process that created the directory may have been killed, or may have got an error, before its fsync.
+        """
         if self._store.follow_symlinks:
             return
         above, _, _ = directory.rpartition("/")
@@ -148,9 +154,9 @@ class LocalWriter:
             self._lasting.add(directory)
 
     def sweep(self, directory: str) -> int:
-        """Remove what updates have left in a directory that a crash ended before they began; how many.
+        """Remove temporary files of updates that a crash ended before they began; return the number of files removed.
 
-        Only after `recover` of all that had begun.
+        Call this only after `recover` of every begun update.
         """
         try:
             at = self._directory(directory)
@@ -161,7 +167,7 @@ class LocalWriter:
         finally:
             os.close(at)
 
-    # ---- files that are shown as they are
+    # ---- plain files
 
     def put(self, key: str, data: bytes) -> Stat:
         new = self.update(key, lambda _: [data])
@@ -202,9 +208,10 @@ class LocalWriter:
             except FileNotFoundError:
                 if not create:
                     raise
-        with self._place(key) as place:  # a link that leads nowhere is something that exists
+        with self._place(key) as place:  # a dangling link counts as existing
             fd = syscalls.open(place.name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, place.at)
-        if stat_module.S_IMODE(os.fstat(fd).st_mode) != mode:  # the umask of whoever asked is in it already
+        # The caller has already applied its umask to `mode`, so undo the effect of this process's umask.
+        if stat_module.S_IMODE(os.fstat(fd).st_mode) != mode:
             syscalls.chmod(fd, mode)
         return fd
 
@@ -256,7 +263,7 @@ class LocalWriter:
         try:
             with os.scandir(at) as entries:
                 for name in (e.name for e in entries if e.is_symlink()):
-                    with suppress(OSError):  # it was removed meanwhile
+                    with suppress(OSError):  # another program has removed the link meanwhile
                         found[name] = os.readlink(name, dir_fd=at)
         finally:
             os.close(at)
@@ -264,7 +271,7 @@ class LocalWriter:
 
     @contextmanager
     def named(self, key: str, *, follow: bool = True) -> Iterator[int]:
-        """A descriptor in name only: opening it does nothing to it, whatever it is."""
+        """Open with O_PATH, which has no side effect on any type of file."""
         fd = os.open(self._store.path(key), os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
         try:
             self._store.confined(fd, key)
@@ -273,23 +280,25 @@ class LocalWriter:
             os.close(fd)
 
     def _open_existing(self, key: str, flags: int) -> int:
-        with self.named(key) as fd:  # looked at, and only then opened for writing
+        with self.named(key) as fd:  # check the type before opening for writing
             mode = os.fstat(fd).st_mode
             if not stat_module.S_ISREG(mode):
                 number = errno.EISDIR if stat_module.S_ISDIR(mode) else errno.EACCES
                 raise OSError(number, os.strerror(number), key)
             return syscalls.open(f"/proc/self/fd/{fd}", flags & ~os.O_NOFOLLOW)
 
-    # ---- where things lie
+    # ---- paths and locks
 
     def _require_source(self) -> None:
-        """Raise OSError (ESTALE) if the source was moved away, or unmounted: its shards are not gone, and what lies
-        there by now, if anything, is another source."""
+        """Raise OSError (ESTALE) if the source was moved away or unmounted.
+
+        Its shards still exist elsewhere, and a directory that now has its path is another source.
+        """
         if self._source is not None and directory_identity(self._store.root) != self._source:
             raise OSError(errno.ESTALE, "the source was moved, removed or unmounted", self._store.root)
 
     def _directory_of(self, key: str, *, make: bool = False) -> tuple[int, str]:
-        """A descriptor of the directory that an object is in, and what it is called there."""
+        """Return a descriptor of the directory that contains an object, and the object's name in that directory."""
         if key:
             parent, _, name = key.rpartition("/")
             if {"", ".", ".."} & set(key.split("/")) or "\0" in key:
@@ -332,8 +341,10 @@ class LocalWriter:
 
     @contextmanager
     def _locked(self, place: ObjectPlace) -> Iterator[None]:
-        """As tensorstore's file driver locks: who finds another file under the name than the one it has locked waits
-        for that one, since the lock's file goes away with the lock (or becomes the object, if tensorstore had it).
+        """Hold the lock file `<name>.__lock` by the protocol of tensorstore's file driver.
+
+        The lock file is removed with the lock; tensorstore may also rename the lock file to the object. So after
+        locking, check that the name still leads to the locked file. Otherwise lock the file that now has the name.
         """
         name, flags, deadline = f"{place.name}.__lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, self._lock_s
         deadline += time.monotonic()
@@ -353,7 +364,7 @@ class LocalWriter:
             try:
                 yield
             finally:
-                with suppress(OSError):  # what is left of it hinders nobody
+                with suppress(OSError):  # a leftover lock file blocks no other writer
                     syscalls.unlink(name, place.at)
         finally:
             os.close(fd)
@@ -392,7 +403,8 @@ class LocalWriter:
             try:
                 fd = _written(place, note.temp, old, plan, check, alike=not linked)
             except OSError:
-                if identity_at(place.name, place.at) != note.base:  # cut off while it was copied
+                # Another writer may have truncated the old file during the copy.
+                if identity_at(place.name, place.at) != note.base:
                     continue
                 raise
             try:
@@ -411,7 +423,7 @@ class LocalWriter:
         begun: Callable[[Begun], None],
         check: Callable[[Blob], None],
     ) -> Stat | None:
-        """`in_place.changed`. What ends it by an error when it is seen by others already is not settled."""
+        """Call `in_place.changed`. If it fails after `begun`, the update stays in `_unsettled`."""
 
         def noted(note: Begun) -> None:
             begun(note)
@@ -422,8 +434,10 @@ class LocalWriter:
         return stat
 
     def _switched(self, place: ObjectPlace, note: Begun, begun: Callable[[Begun], None]) -> bool:
-        """Whether the object is now what it shall be. If not, somebody else was there first, and no trace of us is
-        left."""
+        """Switch to the new version and return whether the switch succeeded.
+
+        If not, another writer was faster, and nothing of this update remains.
+        """
         try:
             if identity_at(place.name, place.at) != note.base:
                 return _settle(place, note)
@@ -438,7 +452,7 @@ class LocalWriter:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file may be called so that is on its way to be a shard."""
+    """Return whether the name has the form of an update's temporary files."""
     return name.startswith(PREFIX) and name.endswith(SUFFIX)
 
 
@@ -451,15 +465,15 @@ def _written(
     *,
     alike: bool = True,
 ) -> int:
-    """A descriptor of the new file, which is complete, checked and on the disk.
+    """Write a temporary file and return its descriptor. The file is complete, checked and on disk.
 
-    It gets owner, mode and attributes of `old` if it is to be `alike`, else those that umask and directory give.
+    `alike`: copy owner, mode and extended attributes of `old`. Otherwise the umask and the directory determine them.
     """
     alike = alike and old is not None
     fd = syscalls.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 if alike else 0o666, place.at)
     try:
         with suppress(OSError):
-            syscalls.lock(fd)  # tells `sweep` that somebody is at it
+            syscalls.lock(fd)  # keeps `sweep` from removing the file
         fill(fd, old, plan)
         if alike and old is not None:
             _make_alike(fd, old.fd)
@@ -474,7 +488,7 @@ def _written(
 
 
 def _make_alike(fd: int, old: int) -> None:
-    """Owner, mode and extended attributes (access control lists among them), as far as we may."""
+    """Copy owner, mode and extended attributes (including access control lists) as far as permissions allow."""
     info, mine = os.fstat(old), os.fstat(fd)
     for user, group in ((info.st_uid, -1), (-1, info.st_gid)):
         if (user, group) not in ((mine.st_uid, -1), (-1, mine.st_gid)):
@@ -497,7 +511,7 @@ def _make_alike(fd: int, old: int) -> None:
 
 
 def _made_last(place: ObjectPlace, old: LocalBlob | None) -> Stat | None:
-    """What is as it should be may be so since a moment ago, when a crash or an error kept it from being synced."""
+    """Fsync an unchanged object: an earlier update may have failed or crashed before its own fsync."""
     if old is not None:
         syscalls.fsync(old.fd)
     syscalls.fsync_directory(place.at)
@@ -525,7 +539,7 @@ def _switch(place: ObjectPlace, note: Begun) -> bool:
 
 
 def _name_new(place: ObjectPlace, temp: str) -> None:
-    """Give a file its name, which nothing has."""
+    """Rename a temporary file to its final name. Raise FileExistsError if the name exists."""
     try:
         syscalls.rename_new(temp, place.name, place.at, place.at)
     except OSError as e:
@@ -537,7 +551,10 @@ def _name_new(place: ObjectPlace, temp: str) -> None:
 
 
 def _switched_by_comparing(place: ObjectPlace, note: Begun) -> bool:
-    """Where the disk can do no better: who changes the object between these two calls is overwritten."""
+    """Switch on a file system without RENAME_EXCHANGE: compare versions, then rename or unlink.
+
+    Another writer's change between these two calls is lost.
+    """
     if identity_at(place.name, place.at) != note.base:
         return _settle(place, note)
     if note.temp_ino:
@@ -549,9 +566,10 @@ def _switched_by_comparing(place: ObjectPlace, note: Begun) -> bool:
 
 
 def _settle(place: ObjectPlace, note: Begun) -> bool:
-    """Clear away what lies under the temporary name. Whether it was the old version, so that the new one is in place.
+    """Clean up the temporary name; return whether it held the old version, so that the new version is in place.
 
-    It may be the new one (there was no exchange, or it was undone), or a foreign one, which goes back to its name.
+    The temporary name may also hold the new version (the exchange did not happen or was undone), or a version of
+    another writer, which is put back under its own name.
     """
     if note.head:
         in_its_place.made_last(place, note)
@@ -563,7 +581,7 @@ def _settle(place: ObjectPlace, note: Begun) -> bool:
         syscalls.unlink(note.temp, place.at)
         return False
     if found == note.base:
-        syscalls.fsync_directory(place.at)  # before: else the only version might be the one that is removed
+        syscalls.fsync_directory(place.at)  # first, so that the new version is on disk before the old one is removed
         syscalls.unlink(note.temp, place.at)
         return True
     _put_back(place, note)
@@ -580,7 +598,7 @@ def _put_back(place: ObjectPlace, note: Begun) -> None:
         found = identity_at(note.temp, place.at)
         if found is not None and found[0] == note.temp_ino:
             syscalls.unlink(note.temp, place.at)
-        elif found is not None:  # yet another one, and newer
+        elif found is not None:  # a third version, which is newer
             syscalls.exchange(note.temp, place.name, place.at, place.at)
     syscalls.fsync_directory(place.at)
     if identity_at(note.temp, place.at) is not None:
@@ -588,7 +606,7 @@ def _put_back(place: ObjectPlace, note: Begun) -> None:
 
 
 def _abandoned(name: str, at: int) -> bool:
-    """Remove a file that is called as ours are, unless somebody is at it."""
+    """Remove a temporary file, unless its writer still holds its lock; return whether it was removed."""
     try:
         fd = syscalls.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, at=at)
     except OSError:

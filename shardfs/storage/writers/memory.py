@@ -1,4 +1,4 @@
-"""Requests of fsspec's memory file system, which tells no versions apart: they are counted here."""
+"""Requests to fsspec's memory file system. It has no version tags, so this module numbers the versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import ByteRange
     from shardfs.storage.writers.common import PlannedBlob
 
-# For all writers of this process: they have the memory in common, too.
+# Module state, because all writers of this process share the same memory file system.
 _lock = threading.Lock()
 _count = count(1)
 _numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -24,7 +24,7 @@ _marks: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 class MemoryObjects:
-    """See `Objects`. A file that is written anew is another object of Python's, by which its versions are known."""
+    """Implements `Objects`. Each write creates a new Python object, which identifies the version."""
 
     conditional = removes = True
 
@@ -86,4 +86,4 @@ class MemoryObjects:
                 self._fs.rm_file(path)
 
     def abandon(self, path: str, temp: str) -> None:
-        """There are no uploads in parts."""
+        """Nothing to do: this writer makes no multipart uploads."""

@@ -1,7 +1,7 @@
-"""Objects of remote stores replaced as a whole, by conditional requests: only if they still are what was looked at.
+"""Replace whole objects of remote stores with conditional requests, which fail if the object has changed.
 
-Each new object carries a mark that is drawn for it. If the answer to the request that made it is lost, or the request
-was sent twice and the second one refused, the mark tells whether it is there: nothing is repeated blindly.
+Each new object carries a random mark in its metadata. If the answer to a request is lost, or a repeated request is
+refused, the mark shows whether the first request succeeded. No request is repeated without that check.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ if TYPE_CHECKING:
     from shardfs.storage.remote import FsspecStore
 
 FIRST = 8 << 20
-"""Bytes of an object that come with the first look at it: most shards are no larger, and then that is all of it."""
+"""Bytes that the first request for an object fetches. Most shards are no larger, so one request fetches them whole."""
 
 PUT_S = 120.0
-"""How long a request may take that changes something, in seconds: it may have much to send."""
+"""Time-out in seconds of requests that change an object. It is long because they may upload much data."""
 
 MARK = "shardfs-put"
-"""Under this name an object's metadata tells which update made it."""
+"""The metadata key under which an object stores the mark of the update that made it."""
 
 RACE_S = 60.0
-"""How long an update begins anew whenever somebody else was faster, in seconds."""
+"""Seconds during which an update is retried because another writer was faster."""
 
 PAUSE_S = 0.05
-"""At most, before it begins anew, in seconds: two that are equally fast must not stay so."""
+"""Longest pause before an update is retried, in seconds.
+
+The pause is random, so that two writers do not collide again.
+"""
 
 
 ABANDONED_S = 3600.0
@@ -52,7 +55,7 @@ _TEMPORARY = re.compile(r"\.shardfs-[0-9a-f]{16}\.tmp")
 
 
 def temporary_path(directory: str) -> str:
-    """Return a path in `directory` that no other object ever had."""
+    """Return a random path in `directory` for a temporary object."""
     return f"{directory}/.shardfs-{secrets.token_hex(8)}.tmp"
 
 
@@ -62,18 +65,18 @@ def is_abandoned(path: str, age_s: float) -> bool:
 
 
 class Changed(Exception):
-    """The object is not what it was when it was looked at: nothing has been done."""
+    """Another writer changed the object after it was read. The request had no effect."""
 
 
 class Known(NamedTuple):
     """One version of an object.
 
     Args:
-        tag: what the store tells versions apart by.
-        mark: what a writer of ours has drawn for it; "" if it is somebody else's.
-        facts: what else belongs to it and is kept: its content type, for instance.
-        age_s: how old it was when this was told, by the store's own clock, in seconds.
-        shown: the tag by which the store's file system knows it, if it does.
+        tag: the store's identifier of the version.
+        mark: the random mark of the update that made the version; "" if another program made it.
+        facts: metadata that updates preserve, such as the content type.
+        age_s: age in seconds when the store answered, by the store's own clock.
+        shown: the tag that the store's fsspec file system reports; None if it reports none.
     """
 
     tag: Any
@@ -85,41 +88,47 @@ class Known(NamedTuple):
     shown: str | None = None
 
     def stat(self) -> Stat:
-        """As the store says it."""
+        """Return the `Stat` that the store's file system would report for this version."""
         return tagged(self.shown, self.size, self.mtime_ns)
 
 
 class Objects(Protocol):
-    """The requests of one kind of store. Keys are as the store's file system knows them.
+    """The requests to one kind of store. Paths are those of the store's fsspec file system.
 
-    `conditional`, `removes`: whether the conditions of `put`, of `remove` hold. All raise OSError for what the store
-    says; `base` None means "if there is none".
+    `conditional`, `removes`: whether the store enforces the conditions of `put` and of `remove`. All methods raise
+    OSError for errors of the store. `base` None requires that the object does not exist.
     """
 
     conditional: bool
     removes: bool
 
     def head(self, path: str) -> Known | None:
-        """What is there now; None if nothing."""
+        """Return the current version; None if there is no object."""
 
     def look(self, path: str, size: int) -> tuple[Known, bytes] | None:
-        """The same, and its first `size` bytes."""
+        """Return the current version and its first `size` bytes; None if there is no object."""
 
     def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Raise Changed if it is another version by now."""
+        """Read byte ranges of the version `known`. Raise Changed if another version has replaced it."""
 
     def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
-        """Raise Changed. `begun` is called before the switch, with what `abandon` needs."""
+        """Replace the version `base`. Raise Changed if another version is current.
+
+        `begun` is called before the switch, with the argument for `abandon`.
+        """
 
     def remove(self, path: str, base: Known) -> None:
-        """Raise Changed. It is no error if it is gone."""
+        """Remove the version `base`. Raise Changed if another version is current; a missing object is no error."""
 
     def abandon(self, path: str, temp: str) -> None:
-        """Remove what `begun` was given of an update that has not ended: an upload in parts, or a temporary object."""
+        """Remove the remains of an interrupted `put`; `temp` is the argument of its `begun` call.
+
+        `temp` is the id of a multipart upload, or the path of a temporary object.
+        """
 
 
 def cut(r: ByteRange, parts: Iterable[tuple[ByteRange, bytes]]) -> bytes:
-    """The bytes of a range out of those of ranges that cover it."""
+    """Return the bytes of a range from the one of `parts` that covers it; empty if none does."""
     for whole, data in parts:
         if whole.start <= r.start and r.stop <= whole.stop:
             return data[r.start - whole.start : r.stop - whole.start]
@@ -127,7 +136,7 @@ def cut(r: ByteRange, parts: Iterable[tuple[ByteRange, bytes]]) -> bytes:
 
 
 class PinnedBlob:
-    """One version of an object; raises Changed if another one is there by now."""
+    """One version of an object. Reading raises Changed if another version has replaced it."""
 
     __slots__ = ("__weakref__", "_first", "_objects", "_path", "base", "fd", "known")
 
@@ -148,7 +157,10 @@ class PinnedBlob:
 def put_once(
     objects: Objects, path: str, base: Known | None, new: PlannedBlob, begun: Callable[[str], None] = nobody
 ) -> Known:
-    """Replace `base`, also if answers get lost on the way. Raise Changed, or OSError if it has not happened (yet)."""
+    """Replace `base`, even if answers get lost.
+
+    Raise Changed, or OSError if the change has not happened or is not confirmed.
+    """
     mark = secrets.token_hex(8)
     try:
         return objects.put(path, base, new, mark, begun)
@@ -160,7 +172,10 @@ def put_once(
 
 
 def remove_once(objects: Objects, path: str, base: Known) -> None:
-    """Remove `base`, even if answers get lost. Raise Changed if another version is there, OSError if `base` may be."""
+    """Remove `base`, even if answers get lost.
+
+    Raise Changed if another version is current, OSError if `base` may still exist.
+    """
     try:
         objects.remove(path, base)
     except (Changed, OSError) as e:
@@ -169,10 +184,10 @@ def remove_once(objects: Objects, path: str, base: Known) -> None:
 
 
 def _after(failure: Changed | OSError, objects: Objects, path: str) -> Known | None:
-    """Return what is there after a request failed.
+    """Return the current version after a request failed; None if there is no object.
 
-    The store may have done it and the answer got lost, or a client library repeated it and the store refused the
-    repetition. Raise OSError if the store does not say what is there: then `Changed` is not certain.
+    The store may have executed the request although its answer got lost. Or the client library repeated the request,
+    and the store refused the repetition. Raise OSError if the store does not answer: then `Changed` is not certain.
     """
     try:
         return objects.head(path)
@@ -181,7 +196,7 @@ def _after(failure: Changed | OSError, objects: Objects, path: str) -> Known | N
 
 
 class ObjectWriter:
-    """Changes the objects of `store` by the requests `objects`; see `Writer`. `unlock` is called by `close`."""
+    """Changes the objects of `store` through the requests of `objects`; see `Writer`. `close` calls `unlock`."""
 
     local = False
 
@@ -236,10 +251,10 @@ class ObjectWriter:
             self._objects.abandon(self._path(begun.key), begun.temp)
 
     def require_writable(self, key: str) -> None:
-        """Nothing to do: what a store lets us write shows when it is asked to."""
+        """Nothing to do: only an attempt shows whether the store permits a write."""
 
     def recovered(self) -> None:
-        """Nothing to do: what had not begun was nothing but requests."""
+        """Nothing to do: before `begun`, an update creates no object, at most an incomplete multipart upload."""
 
     def close(self) -> None:
         unlock, self._unlock = self._unlock, nothing
@@ -262,17 +277,20 @@ class ObjectWriter:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def make_directory(self, key: str, mode: int | None = None) -> None:
-        """Nothing to do: a directory is there as long as something is in it."""
+        """Nothing to do: in an object store, a directory exists while an object is below it."""
 
     def sync_directory(self, key: str) -> None:
-        """Nothing is to be done: what a store has said that it has, it has."""
+        """Nothing to do: an acknowledged change of an object store is durable."""
 
     def remove_directory(self, key: str) -> None:
         if next(iter(self._store.scan(key)), None) is not None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), key)
 
     def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
-        """A copy and a removal: others see both, or neither if they look between. Directories: EXDEV."""
+        """Copy the object, then delete the old one. Raise OSError (EXDEV) for directories.
+
+        This is not atomic. Another client may see both objects, or find neither with two separate look-ups.
+        """
         source, target = self._path(old), self._path(new)
         if self._store.entry(old).directory:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)

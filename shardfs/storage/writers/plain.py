@@ -1,4 +1,4 @@
-"""Requests of any store that fsspec can write to. Nothing is conditional: it is compared, written and read back."""
+"""Requests to any store that fsspec can write to, without conditions: compare, write, and read back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PlainObjects:
-    """See `Objects`. What others write between a comparison and the write that follows is overwritten."""
+    """Implements `Objects`. A change that another writer makes between the comparison and the write is lost."""
 
     conditional = removes = False
 
@@ -30,12 +30,16 @@ class PlainObjects:
         self._fs, self._reading = store.fs, store.patience
         self._writing = RetryPolicy(max(PUT_S, store.patience.timeout_s), store.patience.retries)
         self._writing.counters = store.patience.counters
-        # What is moved by copying is seen half written, as if it had been written there at once.
+        # If the file system's `mv` only copies, a copy is visible while it is incomplete. Such stores get no temporary
+        # object.
         self._moves = getattr(type(self._fs), "mv", None) is not AbstractFileSystem.mv
 
     def try_writing(self, directory: str) -> None:
-        """Raise UnsupportedError if the store is none to be written: an archive, a web server. OSError if that is not
-        certain, as the store does not answer or has a fault."""
+        """Check that the store can be written, with a temporary object in `directory`.
+
+        Raise UnsupportedError if the store is read-only, such as an archive or a web server. Raise OSError if a fault
+        of the store leaves this open.
+        """
         path = temporary_path(directory)
         try:
             with store_errors(path):
@@ -48,7 +52,10 @@ class PlainObjects:
             raise UnsupportedError(f"this store cannot be written: {message(e)}") from e
 
     def _clean(self, directory: str, probe: str) -> None:
-        """Remove temporary objects that earlier mounts left in a directory; `probe` is a new one, and has the time."""
+        """Remove temporary objects that earlier mounts left in a directory.
+
+        The new object `probe` gives the store's current time.
+        """
         with suppress(OSError), store_errors(directory):
             self._fs.invalidate_cache(directory)
             infos = self._reading.run("list", self._fs.ls, directory, detail=True)
@@ -109,7 +116,7 @@ class PlainObjects:
     def _move(self, old: str, new: str, data: bytes) -> None:
         try:
             self._writing.run("write", self._fs.mv, old, new)
-        except FileNotFoundError:  # perhaps an earlier attempt has moved it, and its answer got lost
+        except FileNotFoundError:  # an earlier attempt may have succeeded without its answer arriving
             if self._reading.run("read", self._fs.cat_file, new) != data:
                 raise
 
@@ -128,6 +135,6 @@ class PlainObjects:
             raise Changed
 
     def abandon(self, path: str, temp: str) -> None:
-        """Remove the file that the new version was written to."""
+        """Remove the temporary object to which the new version was written."""
         with store_errors(temp):
             self._remove(temp)

@@ -1,7 +1,7 @@
-"""Requests of stores of the kind of S3, through s3fs; whether they keep the conditions is tried before.
+"""Requests to S3 and S3-compatible stores through s3fs, after testing which conditions the store enforces.
 
-s3fs's own functions drop conditions when they send large objects in parts, hence raw calls. The old bytes of a large
-object are copied by the store itself.
+s3fs's own functions drop conditions when they upload large objects in parts, so this module calls the S3 API directly.
+The store itself copies the old bytes of a large object.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_PART = 5 << 20
-"""Bytes; S3 takes no smaller part but as the last one."""
+"""Bytes. S3 accepts a smaller part only as the last one."""
 
 MAX_PART = 8 << 20
-"""Bytes of one part that is sent."""
+"""Most bytes of one uploaded part."""
 
 MAX_COPY = 256 << 20
-"""Bytes of one part that the store copies."""
+"""Most bytes of one part that the store copies."""
 
 MAX_PARTS = 10_000
 
 MAX_WHOLE = 32 << 20
-"""Bytes. What is larger goes in parts: in memory are two copies of what is sent whole, at worst."""
+"""Bytes. Larger objects are uploaded in parts, because an upload in one request holds up to two copies in memory."""
 
 AT_ONCE = 4
-"""Parts on their way at the same time: with `MAX_PART`, what an update needs of memory."""
+"""Parts uploaded in parallel. The memory of an update is about `AT_ONCE` times `MAX_PART`."""
 
 _KEPT = ("ContentType", "ContentEncoding", "ContentLanguage", "ContentDisposition", "CacheControl", "Metadata")
 
 
 class MultipartLimits(NamedTuple):
-    """Sizes in bytes by which an object is sent; tests have smaller ones."""
+    """Sizes in bytes that decide how an object is uploaded. Tests use smaller ones."""
 
     min_part: int = MIN_PART
     max_part: int = MAX_PART
@@ -74,12 +74,18 @@ class MultipartLimits(NamedTuple):
     max_whole: int = MAX_WHOLE
 
     def to_hold(self, size: int) -> MultipartLimits:
-        """Those for an object of so many bytes: the number of parts is limited, too."""
+        """Return the limits for an object of `size` bytes.
+
+        Larger objects need larger parts, because `MAX_PARTS` limits their number.
+        """
         return self._replace(max_part=max(self.max_part, -(-size // (MAX_PARTS // 2))))
 
 
 class S3Objects:
-    """See `Objects`. The file system of `store` is an S3FileSystem. Probe objects are made in its root."""
+    """Implements `Objects`.
+
+    The file system of `store` is an S3FileSystem. Probe objects are created in the store's root.
+    """
 
     def __init__(self, store: FsspecStore, limits: MultipartLimits = MultipartLimits()) -> None:  # noqa: B008 - a tuple
         fs, patience, self._root = store.fs, store.patience, store.path("")
@@ -94,15 +100,16 @@ class S3Objects:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where the client runs: `RetryPolicy` cancels there what takes too long."""
+        """The event loop of the client, in which `RetryPolicy` cancels calls that time out."""
         loop: asyncio.AbstractEventLoop = self._fs.loop
         return loop
 
     def try_conditions(self) -> None:
-        """Find out which conditions the store heeds: many accept conditions and ignore them. Takes seven requests.
+        """Test which conditions the store enforces. Many stores accept conditions and ignore them.
 
-        Only a definite answer decides: a refusal with the object unchanged, or a condition that is ignored or rejected
-        as unknown. Raise OSError or Changed if the store gives none; the next mount removes the probe then.
+        Takes seven requests. Only a definite answer decides: a refusal with the object unchanged, or a condition that
+        is ignored or rejected as unknown. Raise OSError or Changed if the store gives no definite answer. A later mount
+        then removes the probe object.
         """
         path = temporary_path(self._root)
         known = self._probe(path)
@@ -118,13 +125,13 @@ class S3Objects:
             self.conditional = self.conditional and found.tag == known.tag
             try:
                 remove_once(self, path, found)
-            except Changed:  # although the version is right
+            except Changed:  # although the version matches
                 self.removes = False
                 self._change("delete_object", path)
         self._clean()
 
     def _probe(self, path: str) -> Known:
-        """Make a new object on the condition that there is none; without, if the store rejects the condition."""
+        """Create a probe object, on condition that it does not exist. If the store rejects conditions, send none."""
         try:
             return put_once(self, path, None, PlannedBlob([b"1"], None))
         except OSError as e:
@@ -139,7 +146,7 @@ class S3Objects:
             self._change(method, path, **words)
         except Changed:
             return True
-        except FileNotFoundError:  # an earlier attempt was executed, and its answer got lost
+        except FileNotFoundError:  # an earlier attempt succeeded without its answer arriving
             return False
         except OSError as e:
             if not _is_unknown(e):
@@ -147,7 +154,7 @@ class S3Objects:
         return False
 
     def _clean(self) -> None:
-        """Remove probes that earlier mounts left behind. One request if there are none."""
+        """Remove probe objects that earlier mounts left behind. Takes one request if there are none."""
         try:
             listed = self._ask("list_objects_v2", f"{self._root}/.shardfs-", key_name="Prefix", Delimiter="/")
             for found in listed.get("Contents", ()):
@@ -158,7 +165,11 @@ class S3Objects:
             log.debug("probes of earlier mounts are not removed: %s", e)
 
     def _may_send_parts(self) -> bool:
-        """Whether conditions hold for uploads in parts, too; tried out once, when there is something large to send."""
+        """Return whether multipart uploads are safe: the store enforces conditions for them, or conditions are not in
+        use.
+
+        The first large upload tests this.
+        """
         with self._trying:
             if self._parts_hold is None:
                 self._parts_hold = not self.conditional or self._parts_are_refused()
@@ -194,7 +205,7 @@ class S3Objects:
         except FileNotFoundError:
             return None
         except OSError as e:
-            if http_status(e) != 416:  # it is empty, and has no first byte
+            if http_status(e) != 416:  # 416: the object is empty
                 raise
             known = self.head(path)
             return None if known is None else (known, b"")
@@ -258,7 +269,7 @@ class S3Objects:
         except FileNotFoundError as e:
             if base is None:
                 raise
-            raise Changed from e  # it is gone
+            raise Changed from e  # another writer removed the object
         return _made(answer, new.size, mark, words)
 
     def _put_in_parts(
@@ -315,7 +326,7 @@ class S3Objects:
                 self._change("delete_object", path)
 
     def _require(self, path: str, base: Known | None) -> None:
-        """The most that can be done without conditions: what happens from now on is not noticed."""
+        """Raise Changed unless `base` is the current version. A change after this comparison goes unnoticed."""
         found = self.head(path)
         if (None if found is None else found.tag) != (None if base is None else base.tag):
             raise Changed
@@ -336,7 +347,7 @@ def _translated(path: str) -> Iterator[None]:
         with store_errors(path):
             yield
     except OSError as e:
-        if http_status(e) in (409, 412):  # another version; another update at this moment
+        if http_status(e) in (409, 412):  # 412: another version; 409: a concurrent update
             raise Changed from e
         raise
 
@@ -356,7 +367,11 @@ def _age_s(answer: Mapping[str, Any], modified: datetime) -> float:
 
 
 def _made(answer: Mapping[str, Any], size: int, mark: str, words: Mapping[str, Any]) -> Known:
-    """The object that a request has made. The store says when only if it is asked; this is when it answered."""
+    """Return the version that a request created.
+
+    The answer has no modification time, so the date of the answer is used. A `head` request would be needed for the
+    exact time.
+    """
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     mtime_ns = int(parsedate_to_datetime(date).timestamp() * 1e9) if date else time.time_ns()
     return Known(answer["ETag"], size, mtime_ns, mark, words, shown=answer["ETag"])
@@ -367,9 +382,11 @@ def _marked(facts: Mapping[str, Any], mark: str) -> dict[str, Any]:
 
 
 def in_parts(plan: Iterable[Piece], limits: MultipartLimits) -> Iterator[Plan]:
-    """The parts that a plan is sent in; a part of nothing but old bytes is one for the store to copy.
+    """Yield the parts of a multipart upload.
 
-    No part but the last is smaller than `min_part`. Where old bytes follow a few new ones, some of them are sent, too.
+    A part that consists of one range of the old object is copied by the store. Every part except the last has at least
+    `min_part` bytes. If fewer new bytes precede a range of the old object, the beginning of that range is uploaded with
+    them.
     """
     waiting: Plan = []
     size = 0

@@ -1,4 +1,4 @@
-"""The journal: what was acknowledged and is not yet in the store, on a local disk (docs/durability.md)."""
+"""The journal: acknowledged writes that are not yet in the store, kept on a local disk (docs/durability.md)."""
 
 from shardfs.write.journal.log import Journal as Journal
 from shardfs.write.journal.peek import Peek as Peek

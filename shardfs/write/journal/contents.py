@@ -1,4 +1,4 @@
-"""What a journal holds: its segments, the records in them that are needed, and where their data are by now."""
+"""In-memory account of a journal: its segments, its live records, and the current position of each record's data."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ if TYPE_CHECKING:
 
 
 class Contents:
-    """The half of a `Journal` that keeps account. `_lock` guards all of it; private methods expect it to be held."""
+    """The base class of `Journal` that tracks segments and live records.
+
+    A record is live until it is released. `_lock` guards all attributes. The caller of a private method holds `_lock`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = threading.Lock()
         self._segments: dict[int, Segment] = {}  # oldest first
-        self._dirty: dict[int, Segment] = {}  # written to since they were synced
+        self._dirty: dict[int, Segment] = {}  # written to since the last fdatasync
         self._live: dict[int, RecordPlace] = {}
         self._used = self._live_bytes = 0
-        self._moved: dict[tuple[int, int], Position] = {}  # segment and start when it was written: where it is now
+        self._moved: dict[tuple[int, int], Position] = {}  # original (segment, start) to the current position
         self._origins: dict[tuple[int, int], tuple[int, int]] = {}  # the inverse
 
     @property
     def nbytes(self) -> int:
-        """What is taken by records that are still needed, and by others between and behind them."""
+        """Bytes of the segments from the oldest one with a live record on; 0 if no record is live."""
         with self._lock:
             if not self._live:
                 return 0
@@ -45,13 +48,17 @@ class Contents:
             return used
 
     def release(self, lsns: Iterable[int]) -> None:
-        """The records are superseded or done with; their segments are unlinked some time later."""
+        """Mark records as not needed any more. `tidy` unlinks segments without live records later."""
         with self._lock:
             for lsn in lsns:
                 self._forget(lsn)
 
     def part(self, position: Position) -> FilePart:
-        """Where the data are, for `preadv` and copies. Good until the record is released; see `pin`."""
+        """Return where a record's data are, for `preadv` and copies.
+
+        The result is valid until the record is released. `pin` gives a longer lifetime. Raise OSError (ESTALE) if the
+        segment is gone.
+        """
         with self._lock:
             return self._part(position)
 
@@ -63,14 +70,14 @@ class Contents:
         return FilePart(segment.fd, position.start, position.size)
 
     def pin(self, position: Position) -> FilePart:
-        """As `part`, but good until `unpin`, also if the record is released meanwhile."""
+        """Return where a record's data are, and keep their segment until `unpin`, even if the record is released."""
         with self._lock:
             part = self._part(position)
             self._of(part).pins += 1
             return part
 
     def unpin(self, part: FilePart) -> None:
-        """Exactly once for what `pin` gave."""
+        """Release a part that `pin` returned. Call it exactly once for each `pin`."""
         with self._lock:
             self._of(part).pins -= 1
 
@@ -79,7 +86,7 @@ class Contents:
 
     @contextmanager
     def using(self, position: Position) -> Iterator[FilePart]:
-        """`pin` for the length of a `with` block."""
+        """Pin a record's data for the length of a `with` block."""
         part = self.pin(position)
         try:
             yield part
@@ -87,7 +94,10 @@ class Contents:
             self.unpin(part)
 
     def read(self, position: Position, start: int = 0, size: int | None = None) -> bytes:
-        """Bytes of the data, fewer at their end. Raise EIO if all were asked for and are not what was written."""
+        """Return up to `size` bytes of a record's data from `start`; None: up to the end.
+
+        A read of all data verifies their crc32c and raises OSError (EIO) if it differs. A partial read is not verified.
+        """
         with self.using(position) as part:
             return read_part(part, position.crc, start, size)
 

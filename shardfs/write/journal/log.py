@@ -1,11 +1,12 @@
-"""The journal of one source: what was acknowledged and is not yet in the store. The only thread-safe part of writing.
+"""The journal of one source: an append-only log of acknowledged writes that are not yet in the store.
 
-`_lock` guards everything. It is held while a record is copied to the page cache and while a segment is made, but not
-while waiting for fdatasync. Of the threads that wait for the disk one is the leader and syncs for all.
+Threads: `_lock` guards all state. A thread holds `_lock` while it copies a record to the page cache and while it
+creates a segment, but not while it waits for fdatasync. Of the threads that wait for the disk, one is the leader and
+syncs for all.
 
-Segments are unlinked oldest first, and only when all that is in the journal is on disk: whatever supersedes a record
-was written after it and so outlives it. If few records keep many segments alive, all that is needed is copied to the
-end.
+Space: the journal unlinks segments oldest first, and only after it has synced all records. A record that supersedes
+another one is younger and therefore outlives it. If a few live records keep many segments alive, the journal copies
+all live records to a new segment.
 """
 
 from __future__ import annotations
@@ -55,24 +56,24 @@ log = logging.getLogger("shardfs")
 SEGMENT_BYTES = 64 << 20
 RESERVE_BYTES = 64 << 20
 MAX_COPIED = 256 << 20
-"""Bytes. More are not copied to make room, for appending waits meanwhile."""
+"""Bytes. If live records are larger, they are not copied to free space, because appending waits for the copy."""
 
 AFTER_DAMAGE = 1 << 32
-"""Numbers that are skipped after damage, so that lost records are never taken for later ones."""
+"""Numbers skipped after damage, so that a new record never gets the number of a lost one."""
 
 HELPFUL = frozenset({RecordKind.BEGIN, RecordKind.DONE, RecordKind.CONFLICT, RecordKind.CLEAN, RecordKind.DROP}) | OWN
-"""Kinds of small records that help to empty the journal: no limit keeps them out if they may use the reserve."""
+"""Kinds of small records that help to empty the journal. With `reserve`, no size limit applies to them."""
 
 REMOVED = "another program has removed the journal"
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 ON_FULL_DISK = HELPFUL | {RecordKind.DEL}
-"""Kinds of records that may use the spare file."""
+"""Kinds of records that may use the spare file when the disk is full."""
 
 
 class _Limits(NamedTuple):
-    """In bytes and seconds."""
+    """Sizes in bytes, and the interval between two syncs in seconds."""
 
     journal: int
     reserve: int
@@ -81,7 +82,7 @@ class _Limits(NamedTuple):
 
 
 class _Fresh(NamedTuple):
-    """A record that is not known to be on disk."""
+    """A record that may not be on disk yet."""
 
     sequence: int
     lsn: int
@@ -89,11 +90,13 @@ class _Fresh(NamedTuple):
 
 
 class Journal(Contents):
-    """Records in segments. Everything may be called from any thread.
+    """A locked, writable journal. All methods are thread-safe.
 
-    `recovered` are the records that were there when it was opened, by LSN. `problems` is what a user should be told:
-    damage, and what not to expect of the place. `damaged_paths` are those whose records are lost although they were on
-    disk; "" is among them if nobody can tell which. `read_only` is why nothing can be written any more, if so.
+    Attributes:
+        recovered: the records found at opening, in LSN order.
+        problems: messages for the user, about damage and about limits of the directory.
+        damaged_paths: paths of lost records that had been on disk; contains "" if a lost record's path is unknown.
+        read_only: why the journal cannot be written any more; None if it can.
     """
 
     def __init__(
@@ -136,14 +139,21 @@ class Journal(Contents):
         mountpoint: str = "",
         waiting: Callable[[], None] = lambda: None,
     ) -> Journal:
-        """Take the locks, read what is there and make sure that it is on disk.
+        """Lock the journal and the source, and read the records. The first sync also covers the recovered records.
 
-        The last `reserve_bytes` of `limit_bytes`, a quarter at most, are for records that are appended with `reserve`.
-        With `commit_s` of 0 nothing is synced unless somebody asks. `waiting` is called before what takes long. Without
-        a `source` it may be the journal of any; that is not locked then.
+        Args:
+            directory: created if missing.
+            source: None opens the journal of any source, and locks no source.
+            limit_bytes: size limit of the journal.
+            reserve_bytes: the part of `limit_bytes`, at most a quarter, that only records with `reserve` may use.
+            segment_bytes: upper limit of a segment's size; larger records get a larger segment.
+            commit_s: interval in seconds between two syncs by a background thread; 0: no such thread.
+            mountpoint: named in the lock files; must not contain the journal.
+            waiting: called before the journal is read, which may take long.
 
-        Raise BusyError if another process writes to a source that overlaps; OSError if this is no place for a journal,
-        or not ours; UnsupportedError, before anything is touched, if a newer shardfs has written it.
+        Raise BusyError if another process writes to the same or an overlapping source; OSError if the directory cannot
+        hold a journal, or holds that of another source or user; UnsupportedError, before any segment is changed, if a
+        newer shardfs wrote the journal.
         """
         directory = Path(directory)
         id_, name = (None, "") if source is None else (places.source_id(source), public_name(source))
@@ -178,7 +188,7 @@ class Journal(Contents):
 
     @staticmethod
     def peek(directory: str | Path, source: str | None = None) -> Peek:
-        """What is in it, also if somebody else writes to it; nothing is locked or changed (`Peek.open`)."""
+        """Open a read-only snapshot of a journal, even while a mount writes to it. See `Peek.open` for the errors."""
         return Peek.open(directory, source)
 
     def _take_over(self, reading: Reading) -> None:
@@ -193,7 +203,7 @@ class Journal(Contents):
             self._unlink(self._segments[file.number])
         for record in reading.records:
             self._note(record.lsn, reading.places[record.lsn])
-        for segment in self._segments.values():  # after kill -9 it may be in the page cache only
+        for segment in self._segments.values():  # if the last mount was killed, records may be in the page cache only
             self._dirty[segment.number] = segment
             for head, _ in reading.files[segment.number].found:
                 place = RecordPlace(segment.number, head.offset, head.stop - head.offset)
@@ -205,9 +215,9 @@ class Journal(Contents):
     def append(
         self, kind: RecordKind, meta: dict[str, Any], data: Data | None = None, *, reserve: bool = False
     ) -> Record:
-        """Write a record to the page cache: it survives the end of this process from now on.
+        """Write a record to the page cache. The record survives a crash of this process, but no power failure.
 
-        PUT has data, be they empty. With `reserve` it may use what is kept for records that make room.
+        A PUT without data gets empty data. With `reserve`, the record may use the reserved part of the limit.
 
         Raise OSError: ENOSPC at the limit, or if the disk is full; EROFS if the journal is read-only; EIO if another
         program has removed the journal (see `_require_in_place`).
@@ -236,10 +246,10 @@ class Journal(Contents):
         return Record(written.lsn, kind, meta, position)
 
     def _write_in_place(self, head: RecordHead, meta: bytes, content: Content, crc: int | None) -> RecordHead | None:
-        """`_write` a new record. None if its segment is not in the journal's directory any more: it does not count."""
+        """Write a new record. Return None and forget it if another program has removed its segment or the directory."""
         try:
             head = self._write(head, meta, content, crc)
-        except FileNotFoundError:  # there was no directory for a new segment
+        except FileNotFoundError:  # parts of the journal were removed before a new segment was created
             return None
         if self._current is not None and self._current.is_in(self.directory):
             return head
@@ -253,9 +263,10 @@ class Journal(Contents):
         return self._used + size + AROUND <= limit
 
     def _write(self, head: RecordHead, meta: bytes, content: Content, crc: int | None) -> RecordHead:
-        """Write a record behind the others; the lock is held. LSN 0: a new one. Raise EIO if the data are not of `crc`.
+        """Append a record and return its final head; `_lock` is held. An LSN of 0 is replaced by a new one.
 
-        Whatever fails, the next record takes the same place.
+        After an error, the next record overwrites the failed one. Raise OSError (EIO) if data from a file do not have
+        the given `crc`.
         """
         if self.read_only:
             raise OSError(errno.EROFS, self.read_only)
@@ -285,7 +296,10 @@ class Journal(Contents):
     # ------------------------------------------------------------------------------------------------- segments
 
     def _roll(self, need: int, *, helpful: bool) -> Segment:
-        """Begin a segment with room for `need` bytes behind its header; on a full disk only for helpful records."""
+        """Begin a segment with room for `need` bytes behind its header.
+
+        On a full disk, raise OSError unless the record is `helpful` and the spare file is large enough.
+        """
         id_, name = self._source
         header = SegmentHeader(id_, self._epoch, self._number + 1, self._sequence + 1, time.time_ns(), name)
         try:
@@ -302,10 +316,10 @@ class Journal(Contents):
     # --------------------------------------------------------------------------------------------------- syncing
 
     def sync(self, lsn: int | None = None) -> None:
-        """Return when everything up to `lsn`, or all, is on disk. Who waits meanwhile is served by the same call.
+        """Return when all records up to `lsn` are on disk; None: all records. Concurrent calls share one fdatasync.
 
-        Raise OSError (EIO) if that is impossible; then the journal is read-only. EIO is also raised, once, if another
-        program has removed the journal (see `_require_in_place`).
+        Raise OSError (EIO) if the records cannot be written to disk; the journal is read-only then. Also raise EIO,
+        once, if another program has removed the journal (see `_require_in_place`).
         """
         with self._lock:
             target = self._sequence if lsn is None else lsn
@@ -333,7 +347,7 @@ class Journal(Contents):
             self._led.notify_all()
 
     def _commit(self) -> None:
-        """Have everything on disk, in files that the next mount will find; only by the leader."""
+        """Sync all records, and make sure that the next mount will find their files. Only the leader calls this."""
         self._commit_segments()
         self._require_in_place()
 
@@ -347,7 +361,7 @@ class Journal(Contents):
         with self._lock:
             if broken:
                 self._current = None
-                if not self._is_in_place():  # then all of it is written anew
+                if not self._is_in_place():  # `_require_in_place` then writes all live records anew
                     raise OSError(errno.EIO, REMOVED)
                 self._rescue(broken)
                 return
@@ -356,7 +370,7 @@ class Journal(Contents):
                 self._fresh.popleft()
 
     def _sync_segments(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Those that could not be synced."""
+        """Sync segments; return those for which fdatasync failed."""
         broken = []
         for segment in segments:
             try:
@@ -367,11 +381,11 @@ class Journal(Contents):
         return broken
 
     def _rescue(self, broken: Sequence[Segment]) -> None:
-        """Write anew what may be missing on disk; the lock is held.
+        """After a failed fdatasync, write the records again that may be missing on disk; `_lock` is held.
 
-        After an error the kernel takes the pages for clean, so another fdatasync of the same file would prove nothing.
-        They are still in the page cache, mostly; each record is verified. From the first one on that may be missing all
-        are written, in their order, so that still everything lies before what supersedes it.
+        After the error, the kernel marks the pages as clean, so a second fdatasync of the file would prove nothing. The
+        page cache usually still has the pages; each copied record is verified. All records from the first doubtful one
+        on are copied in order, so that every record still precedes the records that supersede it.
         """
         numbers = {segment.number for segment in broken}
         doubtful = list(dropwhile(lambda fresh: fresh.place.number not in numbers, self._fresh))
@@ -390,10 +404,10 @@ class Journal(Contents):
         self._fresh.clear()
         self._durable = self._sequence
 
-    # ------------------------------------------------------------------------------------------ removed by others
+    # -------------------------------------------------------------------------- a journal that was removed
 
     def _is_in_place(self) -> bool:
-        """Whether the next mount would find the journal: every segment that it needs, and the lock; `_lock` is held."""
+        """Return whether the lock file and all needed segments are still in the directory; `_lock` is held."""
         return all(lock.is_at_its_path() for lock in self._locks[:1]) and not self._missing()
 
     def _missing(self) -> list[Segment]:
@@ -401,12 +415,12 @@ class Journal(Contents):
         return [segment for segment in needed if not segment.is_in(self.directory)]
 
     def _require_in_place(self) -> None:
-        """Restore the journal if another program has removed it, or parts of it; only by the leader.
+        """Restore the journal if another program has removed it, or parts of it. Only the leader calls this.
 
-        A lock file that is missing is made again. If segments are missing, all that is needed is written to a new one:
-        the bytes of a file without a name are readable as long as it is open. Then raise OSError (EIO) all the same, as
-        for some time nothing would have survived the end of this process. If the journal cannot be restored, the next
-        call tries it again.
+        A missing lock file is created again. If segments are missing, all live records are copied to a new segment,
+        because an unlinked file stays readable through its open descriptor. After such a copy, raise OSError (EIO) even
+        if the copy succeeded, because for some time a crash of this process would have lost records. If the journal
+        cannot be restored, raise OSError (EIO); the next call tries again.
         """
         with self._lock:
             if self._is_in_place():
@@ -424,15 +438,18 @@ class Journal(Contents):
         try:
             self._renew()
         except OSError as e:
-            self._current = None  # nothing is appended before all of it has been written anew
+            self._current = None  # no append before all live records have been written anew
             self._say_removed(f"and its records cannot be written to a new one: {e.strerror}", e)
         self._was_removed = True
         self._say_removed(f"the {count} records that are needed are in a new one")
 
     def _take_place(self) -> None:
-        """Have the directory and its lock. Raise OSError if another process has it, or another journal is there."""
+        """Recreate the directory and the lock file if they are missing.
+
+        Raise OSError if another process holds the lock, or the directory has segments of another journal.
+        """
         if not self._locks[0].is_at_its_path():
-            places.prepare(self.directory, "", "")  # a look at the mount would wait for this thread to answer
+            places.prepare(self.directory, "", "")  # no mount point: a look at our own mount would wait for this thread
             old = self._locks[0]
             self._locks[0] = places.Lock.take(str(self.directory / source_locks.LOCK), old.mountpoint, old.source)
             old.free()
@@ -453,7 +470,7 @@ class Journal(Contents):
         raise OSError(errno.EIO, self.read_only) from error
 
     def _copy_record(self, lsn: int, place: RecordPlace) -> None:
-        """Write a record again, behind the others, as the same version. Raise EIO if it is damaged."""
+        """Append a copy of a record, with the same LSN. Raise OSError (EIO) if the record is damaged."""
         fd, live = self._segments[place.number].fd, lsn in self._live
         text = os.pread(fd, HEAD_SIZE, place.offset)
         head = decode_head(text)
@@ -473,13 +490,13 @@ class Journal(Contents):
 
     @property
     def limit_bytes(self) -> int:
-        """What `nbytes` is to be compared with."""
+        """Size limit of `nbytes` for records without `reserve`."""
         return self._limits.journal - self._limits.reserve
 
     def tidy(self, *, hard: bool = False) -> None:
-        """Sync, and unlink segments that are not needed any more. The journal does so itself every `commit_s`.
+        """Sync, and unlink segments without live records. A background thread calls this every `commit_s` seconds.
 
-        `hard`: copy more of what is needed, for the sake of room.
+        `hard`: copy live records even if that frees less space.
         """
         self._lead()
         try:
@@ -495,7 +512,7 @@ class Journal(Contents):
             self._end_leading()
 
     def renew(self) -> None:
-        """Copy what is needed to new segments and leave the old ones, with their damage, behind."""
+        """Copy all live records to a new segment, and remove the old segments. Damaged files are kept for a week."""
         self._lead()
         try:
             self._renew()
@@ -507,10 +524,10 @@ class Journal(Contents):
             self._renew()
         except OSError as e:
             if e.errno not in FULL:
-                raise  # on a full disk nothing has changed: what is not needed stays, and costs nobody an error
+                raise  # a full disk is no error here: the copy is omitted, and the old segments stay
 
     def _renew(self) -> None:
-        with self._lock:  # lest something is superseded in between
+        with self._lock:  # no record may be superseded between two copies
             self._roll(self._live_bytes + (len(self._live) + 1) * AROUND, helpful=not self._live)
             failed = None
             for lsn in sorted(self._live):
@@ -519,13 +536,13 @@ class Journal(Contents):
                 except OSError as e:
                     failed = e
             if failed is not None and failed.errno in FULL and self._missing():
-                raise failed  # it is all written anew once there is room
-            if failed is not None:  # half of it would not be in order
+                raise failed  # all is written anew once the disk has room
+            if failed is not None:  # a partial copy would break the order of the records
                 self._give_up(failed)
         self._free_all()
 
     def _is_mostly_dead(self, *, hard: bool) -> bool:
-        """Whether a few records that are needed keep many from being unlinked that are not."""
+        """Return whether copying the live records would free enough space to be worth the copy."""
         with self._lock:
             if not self._live and self._current is not None:
                 return self._current.end > (HEADER_SIZE + BLOCK if hard else self._current.size // 2)
@@ -538,13 +555,16 @@ class Journal(Contents):
             pass
 
     def _free(self) -> bool:
-        """Unlink the oldest segments if nothing in them is needed; only by the leader."""
+        """Unlink the oldest segments without live records. Only the leader calls this.
+
+        Return whether there were any; a segment that a reader pins is unlinked later.
+        """
         with self._lock:
             segments = self._segments.values()
             dead = list(takewhile(lambda segment: not segment.live and segment is not self._current, segments))
             if all(segment.pins and segment.number < self._oldest for segment in dead):
                 return False
-        self._commit_segments()  # what supersedes them: the record that frees them may be on disk before others
+        self._commit_segments()  # superseding records first: the kernel may write the FREE record before them
         with self._lock:
             self._oldest = min((n for n in self._segments if n > 0 and self._segments[n] not in dead), default=0)
             self._write(_own(RecordKind.FREE, b"{}"), b"{}", (), 0)
@@ -569,16 +589,17 @@ class Journal(Contents):
                 failed = True
 
     def close(self, *, clean: bool) -> None:
-        """Sync, and let others have the journal; remove it if nothing in it is needed. `clean`: all is in the store.
+        """Sync and unlock the journal. Remove its directory if it has no live records and no files to keep.
 
-        Raise OSError if not all could be written; the journal is closed nevertheless.
+        `clean`: all writes are in the store. Raise OSError if not all records could be synced; the journal is closed
+        even then.
         """
         self._stop.set()
         if self._committer is not None:
             self._committer.join()
         try:
             if clean and (self._current or self._live or len(self._segments) > 1) and not self.read_only:
-                self.sync()  # or the power fails with CLEAN on disk, and not what came before it
+                self.sync()  # else a power failure could leave CLEAN on disk without the records before it
                 self.release([self.append(RecordKind.CLEAN, {}, reserve=True).lsn])
             self.tidy()
             if self._current is not None:
@@ -590,7 +611,7 @@ class Journal(Contents):
             self._close_files()
 
     def _remove_if_not_needed(self) -> None:
-        """Remove the directory, unless something is needed or kept aside in it, or it is to show what has happened."""
+        """Remove the directory, unless it has live records, damage, kept files, or was restored after a removal."""
         with self._lock:
             segments = list(self._segments.values())
             needed = self._live or len(segments) > 1 or any(s.pins or s.damaged for s in segments)
@@ -598,7 +619,7 @@ class Journal(Contents):
                 places.remove(self.directory, [segment.name for segment in segments])
 
     def _close_files(self) -> None:
-        """Nothing is written any more: a descriptor's number may be that of another file soon."""
+        """Close all files and refuse further writes, because the kernel may reuse the descriptors' numbers."""
         with self._lock:
             self.read_only = self.read_only or "the journal is closed"
             self._current = None

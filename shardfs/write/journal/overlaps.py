@@ -1,7 +1,7 @@
-"""Two writers of one tree: refused also if the source of one is a directory above or below the source of the other.
+"""Refuse a second writer whose source is a directory above or below the source of another writer.
 
-Each writer takes its own locks first and looks for other writers then. Of two that start at the same time, at least one
-sees the other.
+Each writer first takes its own locks and then looks for other writers. If two writers start at the same time, at least
+one of them sees the other.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _JOURNAL_LOCK = re.compile(rf"/[0-9a-f]{{32}}/{source_locks.LOCK}\Z")
 def refuse(source: str) -> None:
     """Raise BusyError, which names the other writer, if the source of another writer is above or below `source`.
 
-    Finds the writers of this machine whose processes this user may inspect; for a local source also a writer above it
-    on any host, and mounts of other users below it.
+    The search covers the writers on this machine whose processes this user may inspect. For a local source, the search
+    also covers writers on any host whose source is above, and mounts of other users whose source is below.
     """
     ours = source_locks.names(source)
     for owner in _owners():
@@ -45,18 +45,18 @@ def refuse(source: str) -> None:
 def _is_locked(lock: str) -> bool:
     try:
         return places.is_locked(lock)
-    except OSError:  # we may not look at it
+    except OSError:  # this user may not read the lock file
         return False
 
 
 def _nested(one: str, other: str) -> bool:
-    """Whether one of two names is the other one, or a directory above it."""
+    """Return whether the two names are equal, or one is a directory above the other."""
     short, long = sorted((one.rstrip("/"), other.rstrip("/")), key=len)
     return bool(other) and (long == short or long.startswith(f"{short}/"))
 
 
 def _owners() -> Iterator[dict[str, Any]]:
-    """What writers have written into the locks of their journals; of processes that may be inspected."""
+    """Yield the owner entries in the journal locks of running writers whose processes this user may inspect."""
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):
             for fd in os.listdir(f"/proc/{process}/fd"):

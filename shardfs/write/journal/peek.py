@@ -1,4 +1,4 @@
-"""A journal looked into from outside: nothing is locked or changed, also if a mount is writing to it."""
+"""Read-only access to a journal: locks and changes nothing, and works while a mount writes to the journal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class Peek:
-    """Attributes as those of `Journal`; `source` is its name without credentials, `owner` who is writing, if anybody.
+    """A snapshot of a journal, with the attributes and read methods of `Journal`.
 
-    While somebody writes, what is read is a moment of the past, and the last record may be seen half.
+    `source` is the source's name without credentials. `owner` describes the process that holds the lock; None if no
+    process does. If a mount writes meanwhile, the snapshot misses later records, and its last record may be incomplete.
     """
 
     def __init__(self, directory: Path, reading: Reading, owner: dict[str, Any] | None) -> None:
@@ -31,7 +32,11 @@ class Peek:
 
     @classmethod
     def open(cls, directory: str | Path, source: str | None = None) -> Self:
-        """Read it all; `source` is compared if it is given. Also another user's copy. The errors of `Journal.open`."""
+        """Read and verify a whole journal. The directory may be a copy of another user's journal.
+
+        Raise OSError if `source` is given and the journal belongs to another source, or if a segment is no regular
+        file; UnsupportedError if a newer shardfs wrote the journal.
+        """
         directory = Path(directory)
         lock = str(directory / source_locks.LOCK)
         owner = source_locks.read_owner(lock) if places.is_locked(lock) else None
@@ -39,20 +44,20 @@ class Peek:
         return cls(directory, reading, owner)
 
     def part(self, position: Position) -> FilePart:
-        """Where the data are; good until `close`."""
+        """Return where a record's data are. The result is valid until `close`."""
         return FilePart(self._reading.files[position.segment].fd, position.start, position.size)
 
     @contextmanager
     def using(self, position: Position) -> Iterator[FilePart]:
-        """`part`, as `Journal.using`."""
+        """Give a record's data for the length of a `with` block, like `Journal.using`."""
         yield self.part(position)
 
     def read(self, position: Position, start: int = 0, size: int | None = None) -> bytes:
-        """As `Journal.read`."""
+        """Return bytes of a record's data, like `Journal.read`."""
         return read_part(self.part(position), position.crc, start, size)
 
     def close(self) -> None:
-        """Let go of the segments."""
+        """Close the segment files."""
         self._reading.close()
 
     def __enter__(self) -> Self:

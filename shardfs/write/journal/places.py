@@ -1,4 +1,4 @@
-"""Where journals lie, whether a directory may hold one, and who works on it."""
+"""Directories and lock files of journals: default paths, checks of a directory, and the lock of the writer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, _about_us, busy, can
 log = logging.getLogger("shardfs")
 
 TRIES = 10
-"""How often a journal's directory is made and locked if another process removes it meanwhile."""
+"""Attempts to create and lock a journal's directory while other processes remove the directory."""
 
 LOST = "lost+scratch"
 
 DISCARDED = "discarded-"
 
 KEPT_S = 7 * 24 * 3600
-"""How long what is not needed any more is kept, for people."""
+"""Seconds for which discarded, damaged and parked files are kept, so that a user can inspect them."""
 
 FORGETFUL = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-"""File systems that a power failure empties."""
+"""File systems in memory: a power failure loses their content."""
 
 FAR = frozenset(
     {
@@ -43,30 +43,30 @@ FAR = frozenset(
         "ocfs2", "orangefs", "pvfs2", "smb2", "smb3", "smbfs", "virtiofs",
     }
 )  # fmt: skip
-"""File systems on which what fdatasync and locks promise is up to another host, or to another program, like FUSE."""
+"""File systems that no journal may use: another host (or another program) decides whether fdatasync and locks work."""
 
 
 def source_id(source: str) -> bytes:
-    """16 bytes."""
+    """Return a 16-byte hash of the source's canonical name."""
     return hashlib.blake2b(os.fsencode(canonical(source)), digest_size=16).digest()
 
 
 def state_directory() -> Path:
-    """Where journals lie unless something else is said."""
+    """Return the default directory of journals: `$XDG_STATE_HOME/shardfs`, or `~/.local/state/shardfs`."""
     told = os.environ.get("XDG_STATE_HOME", "")
     return Path(told if os.path.isabs(told) else os.path.expanduser("~/.local/state"), "shardfs")
 
 
 def directory_for(source: str, base: str | Path | None = None) -> Path:
-    """The journal's directory, below `base` instead of `state_directory()` if it is given. Need not exist."""
+    """Return the directory of a source's journal below `base` (default: `state_directory()`). It need not exist."""
     return (state_directory() if base is None else Path(base)) / source_id(source).hex()
 
 
 def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
-    """Make the directory if there is none. What should be known of its place is returned.
+    """Create the directory if it is missing, and check it. Return warnings for the user.
 
-    Raise OSError if it is no place for a journal: of another user, open to others, a symbolic link, on a network or
-    FUSE file system, or inside the source or the mount.
+    Raise OSError if the directory cannot hold a journal: it belongs to another user, other users may access it, it is a
+    symbolic link, it is on a network or FUSE file system, or it is inside the source or the mount.
     """
     _no_links(directory)
     here = os.path.realpath(directory)
@@ -83,22 +83,22 @@ def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
 
 
 def take(directory: Path, source: str, mountpoint: str) -> tuple[list[str], list[Lock]]:
-    """`prepare` the directory and lock it. What should be known of its place, and the lock, are returned.
+    """Prepare the directory and lock it. Return the warnings of `prepare`, and the lock.
 
-    Raise BusyError if another process has the journal, and as `prepare`.
+    Raise BusyError if another process holds the lock, and the errors of `prepare`.
     """
     left = TRIES
     while True:
         try:
             return prepare(directory, source, mountpoint), [Lock.take(str(directory / LOCK), mountpoint, source)]
-        except FileNotFoundError:  # the last owner of the journal has just removed the directory
+        except FileNotFoundError:  # the previous writer has just removed the directory
             left -= 1
             if not left:
                 raise
 
 
 def own_directory(directory: Path) -> None:
-    """Raise OSError unless it is the user's own, closed to others, and not reached by a symbolic link."""
+    """Raise OSError unless the directory is this user's own, closed to other users, and no symbolic link."""
     _no_links(directory)
     info = directory.lstat()
     if not stat.S_ISDIR(info.st_mode):
@@ -126,7 +126,7 @@ def _of_file_system(path: str) -> list[str]:
 
 
 def file_system(path: str) -> str:
-    """The type of the file system on which an existing path without links lies, as mountinfo calls it."""
+    """Return the type of the file system of an existing path, as in mountinfo. The path must have no symbolic links."""
     above = {path, *map(str, Path(path).parents)}
     found = ""
     best = -1
@@ -137,21 +137,23 @@ def file_system(path: str) -> str:
 
 
 def remove(directory: Path, segments: Sequence[str]) -> None:
-    """Remove a journal of these segments, whose lock we hold; leave it if something was put aside in its directory."""
+    """Remove a journal's directory, given its segment files. The caller holds the lock.
+
+    Nothing is removed if the directory has other files (damaged, discarded or parked ones).
+    """
     with suppress(OSError):
         syscalls.rmdir(str(directory / LOST))
     with suppress(OSError):
         if set(os.listdir(directory)) == {LOCK, *segments}:
-            syscalls.fsync_directory(
-                str(directory)
-            )  # or after a power failure older segments may be there without these
+            # Earlier unlinks must be on disk first. Else a power failure could restore older segments without these.
+            syscalls.fsync_directory(str(directory))
             for name in (*segments, LOCK):
                 syscalls.unlink(str(directory / name))
-            syscalls.rmdir(str(directory))  # fails if another process has just made another lock there
+            syscalls.rmdir(str(directory))  # fails if another process has just created a lock file in it
 
 
 def purge(directory: Path) -> None:
-    """Remove what has been put aside, a week ago or more."""
+    """Remove torn, damaged, discarded and parked files that are older than `KEPT_S`."""
     for path in [*directory.iterdir(), *(directory / LOST).glob("*")]:
         aside = path.suffix in (".torn", ".damaged") or path.parent.name == LOST or path.name.startswith(DISCARDED)
         with suppress(OSError):
@@ -162,7 +164,7 @@ def purge(directory: Path) -> None:
 
 
 class Lock:
-    """A lock file that says who has it. The kernel frees it when its owner ends, however that happens."""
+    """A locked file that names its owner. The kernel releases the lock when the owner's process ends or crashes."""
 
     def __init__(self, path: str, fd: int, mountpoint: str, source: str, *, fleeting: bool) -> None:
         self.mountpoint, self.source = mountpoint, source
@@ -170,13 +172,16 @@ class Lock:
 
     @classmethod
     def take(cls, path: str, mountpoint: str, source: str = "", *, fleeting: bool = False, mode: int = 0o600) -> Lock:
-        """Raise BusyError if another process has it. A fleeting one leaves no file behind."""
+        """Create and lock the file, and write the owner into it. Raise BusyError if another process holds the lock.
+
+        `free` unlinks the file of a `fleeting` lock.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         while True:
             fd = syscalls.open(path, flags, mode)
             try:
                 syscalls.lock(fd)
-                if is_at(fd, path):  # else its last owner has removed the name after we had opened it
+                if is_at(fd, path):  # else the previous owner unlinked the file after this open
                     syscalls.ftruncate(fd, 0)
                     syscalls.pwrite_all(fd, json.dumps(_about_us(mountpoint, source)).encode(), 0)
                     return cls(path, fd, mountpoint, source, fleeting=fleeting)
@@ -190,11 +195,11 @@ class Lock:
             syscalls.close(fd)
 
     def is_at_its_path(self) -> bool:
-        """Whether another process that wants the lock would find it taken: false if the file was removed."""
+        """Return whether the lock file is still at its path. If it was removed, other processes can take the lock."""
         return is_at(self._fd, self._path)
 
     def free(self) -> None:
-        """Somebody else may have it."""
+        """Release the lock."""
         if self._fleeting:
             with suppress(OSError):
                 syscalls.unlink(self._path)
@@ -202,7 +207,7 @@ class Lock:
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Whether an open file is the one at `path`."""
+    """Return whether an open file is the file at `path`."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except OSError:
@@ -210,7 +215,11 @@ def is_at(fd: int, path: str) -> bool:
 
 
 def lock_source(source: str, mountpoint: str) -> list[Lock]:
-    """Lock a local source against writers on other hosts; no lock if it is remote, a file, or not ours to write to."""
+    """Lock a local source against writers on other hosts.
+
+    Return no lock if the source is remote, is a file, or cannot be written to by this user. Raise BusyError if another
+    writer holds the lock.
+    """
     root = canonical(source)
     if not os.path.isdir(root):
         return []
@@ -225,7 +234,7 @@ def lock_source(source: str, mountpoint: str) -> list[Lock]:
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody else has the lock at `path`. Nothing is changed."""
+    """Return whether another process holds the lock at `path`. Nothing is changed."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the segments of a directory hold: every record that is whole, and what is missing."""
+"""Read and verify the segments of a journal directory: find complete records, damage and missing records."""
 
 from __future__ import annotations
 
@@ -42,20 +42,23 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import FilePart
 
 MOST = 1_000_000
-"""Numbers that are looked for in one gap; there are never so many records in a segment."""
+"""Upper limit of the sequence numbers that are checked in one gap. No segment has so many records."""
 
 NAME = re.compile(r"[0-9a-f]{16}\.wal")
 
 
 class WholeRecord(NamedTuple):
-    """A record that is whole."""
+    """The head and meta of a record. Their crc32c is correct."""
 
     head: RecordHead
     meta: dict[str, Any]
 
 
 class Gap(NamedTuple):
-    """Bytes where a record should be. `found` is it if only its data are damaged; `tail`: nothing follows."""
+    """A range of bytes in which no complete record was found.
+
+    `found` is the record's head and meta if these are intact. `tail`: no record follows in the segment.
+    """
 
     start: int
     stop: int
@@ -65,7 +68,11 @@ class Gap(NamedTuple):
 
 @dataclass
 class SegmentFile:
-    """A segment. `number` is its own, or a negative one if another file has that; `end` is that of the last record."""
+    """An open segment file and the result of scanning it.
+
+    `number` is the segment's number, or a negative number if another file has the same. `end` is the end of the last
+    complete record.
+    """
 
     name: str
     fd: int
@@ -79,12 +86,12 @@ class SegmentFile:
 
     @property
     def damaged(self) -> bool:
-        """Whether something in it is worth to be kept when it is not needed any more."""
+        """Whether the file has damage, so that it is kept for inspection when the journal does not need it any more."""
         return bool(self.gaps or self.problems)
 
 
 class RecordPlace(NamedTuple):
-    """Where a record lies: in the segment `number`, which is a key of `Reading.files`."""
+    """The place of a record: an offset and a size in the segment `number`, which is a key of `Reading.files`."""
 
     number: int
     offset: int
@@ -93,7 +100,12 @@ class RecordPlace(NamedTuple):
 
 @dataclass
 class Reading:
-    """A journal as it was found. `damaged_paths` has "" if it cannot be told which paths are concerned."""
+    """The content of a journal as found on disk.
+
+    `records` and `places` are those of complete records. `damaged_paths` are the paths of lost records that had been on
+    disk; it contains "" if the path of a lost record is unknown. `torn` files end in an incomplete append. `stale`
+    files are older than `oldest` and not needed. `sequence` and `lsn` are the highest numbers found.
+    """
 
     files: dict[int, SegmentFile] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
@@ -107,24 +119,26 @@ class Reading:
     lsn: int = 0
 
     def close(self) -> None:
-        """Once is enough."""
+        """Close all segment files."""
         while self.files:
             os.close(self.files.popitem()[1].fd)
 
     def source(self) -> str:
-        """As the newest segment tells it, without credentials; "" if none does."""
+        """Return the source's name from the newest intact header, without credentials; "" if no header is intact."""
         return next((f.header.source for _, f in sorted(self.files.items(), reverse=True) if f.header), "")
 
 
 def read(directory: Path, source_id: bytes | None, *, write: bool) -> Reading:
-    """Read all segments, and verify every byte that counts. They are open afterwards, for writing if `write`.
+    """Read all segments of a directory, and verify the checksums of heads, meta and data.
 
-    Raise UnsupportedError if a newer shardfs wrote one, OSError if one is of another user or of another source.
+    The segment files stay open, for writing if `write`. The caller closes them. Raise UnsupportedError if a newer
+    shardfs wrote a segment; OSError if a segment is no regular file, belongs to another source than `source_id`, or
+    (with `write`) belongs to another user.
     """
     reading = Reading()
     try:
         for name in sorted(filter(NAME.fullmatch, os.listdir(directory))):
-            with suppress(FileNotFoundError):  # a mount that goes on has freed it
+            with suppress(FileNotFoundError):  # a running mount has just unlinked the segment
                 _add(reading, open_segment(directory, name, source_id, write=write))
     except BaseException:
         reading.close()
@@ -148,12 +162,12 @@ def _add(reading: Reading, file: SegmentFile) -> None:
 
 
 def segment_name(number: int) -> str:
-    """The file's."""
+    """Return the file name of a segment."""
     return f"{number:016x}.wal"
 
 
 def open_segment(directory: Path, name: str, source_id: bytes | None, *, write: bool) -> SegmentFile:
-    """One segment, read. Errors are those of `read`."""
+    """Open and scan one segment. Raise the errors of `read`."""
     path = str(directory / name)
     fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -172,7 +186,7 @@ def open_segment(directory: Path, name: str, source_id: bytes | None, *, write: 
 
 
 class _Scan:
-    """Goes through a segment."""
+    """Find the records and gaps of one segment file."""
 
     def __init__(self, file: SegmentFile) -> None:
         self._file = file
@@ -194,7 +208,7 @@ class _Scan:
             if stop <= file.size and is_sound(found.head.kind, found.meta) and self._whole(found.head):
                 file.found.append(found)
             elif (after := self._next(at + ALIGN)) is not None and after < stop:
-                # Its end was overwritten: a record that could not be written, and others in its place.
+                # Appending this record failed, and later records have overwritten its end.
                 file.gaps.append(Gap(at, after, found, tail=False))
                 stop = after
             else:
@@ -207,7 +221,7 @@ class _Scan:
         file.end = max((f.head.stop for f in file.found), default=HEADER_SIZE)
         file.gaps = [g._replace(tail=g.start >= file.end) for g in file.gaps]
         for head in self._without_end:
-            if head.stop < file.end:  # of the last one it may just not have been written any more
+            if head.stop < file.end:  # a crash may leave the last record without its tail, which is no damage
                 file.problems.append(f"{file.name}: the end of record {head.lsn} is damaged, not the record")
 
     def _head(self, at: int) -> WholeRecord | None:
@@ -243,7 +257,7 @@ class _Scan:
         return self._file.size
 
     def _next(self, at: int) -> int | None:
-        """The next place at which a record's head is, from `at`."""
+        """Return the first offset from `at` on with an intact head and meta; None if there is none."""
         for offset in self._find(at):
             if self._head(offset) is not None:
                 return offset
@@ -270,7 +284,7 @@ class _Scan:
             return self._file.size if e.errno == errno.ENXIO else at
 
     def _empty(self, at: int) -> bool:
-        """Whether there are only zeros from `at`."""
+        """Return whether the file has only zeros from `at` on."""
         while (at := self._data_from(at)) < self._file.size:
             block = os.pread(self._file.fd, CRC_STEP, at)
             if not block:
@@ -290,7 +304,7 @@ class _Scan:
 
 
 def _merge(reading: Reading) -> None:
-    """Records by LSN, each once, and what their numbers tell of others that are missing."""
+    """Collect the records of all segments in LSN order, keep one copy of each, and find missing records."""
     files = sorted(reading.files.values(), key=lambda file: (file.number < 0, abs(file.number)))
     reading.oldest = max((found.head.oldest for file in files for found in file.found), default=0)
     reading.stale = [file for file in files if _own_number(file) < reading.oldest]
@@ -313,13 +327,16 @@ def _own_number(file: SegmentFile) -> int:
 
 
 def record_of(head: RecordHead, meta: dict[str, Any], number: int) -> Record:
-    """The record in the segment of that key."""
+    """Return the record of a head and its meta, with its data in the segment `number`."""
     data = Position(number, head.data_start, head.data_size, head.data_crc) if head.flags & HAS_DATA else None
     return Record(head.lsn, RecordKind(head.kind), meta, data)
 
 
 def read_part(part: FilePart, crc: int, start: int = 0, size: int | None = None) -> bytes:
-    """Bytes of a part, fewer at its end. Raise EIO if all were asked for and are not of `crc`."""
+    """Return up to `size` bytes of a part from `start`; None: up to the end.
+
+    A read of the whole part verifies `crc`. Raise OSError (EIO) if the crc32c differs, or the file is too short.
+    """
     size = part.size - start if size is None else min(size, part.size - start)
     if size <= 0:
         return b""
@@ -338,7 +355,7 @@ def read_part(part: FilePart, crc: int, start: int = 0, size: int | None = None)
 
 
 class _Judge:
-    """Tells what a crash may leave from damage, and says which paths are concerned."""
+    """Distinguish damage from the normal traces of a crash, and find the paths of damaged records."""
 
     def __init__(self, reading: Reading, files: list[SegmentFile], seen: set[int]) -> None:
         self._reading, self._files, self._seen = reading, files, seen
@@ -377,7 +394,10 @@ class _Judge:
             self._reading.torn.append(file)
 
     def _gap(self, file: SegmentFile, gap: Gap, first: int, after: int | None) -> bool:
-        """Records `[first, after)` should be there. Whether it is what an append that never ended leaves."""
+        """Report a gap in which the records `[first, after)` should be; `after` None: the end is unknown.
+
+        Return whether the gap is an append that a crash has interrupted: the last write of its epoch.
+        """
         if gap.found:
             head = gap.found.head
             known = head.lsn in self._reading.places or self._is_rewritten(head.sequence)
@@ -418,7 +438,7 @@ class _Judge:
 
 
 def _begins(file: SegmentFile) -> tuple[int, int] | None:
-    """The epoch, and the first sequence number; of copies nothing, for nothing follows upon them."""
+    """Return the epoch and the first sequence number of a segment; None if unknown, or if the file is a copy."""
     if file.number < 0:
         return None
     if file.header:

@@ -1,17 +1,23 @@
-"""How a journal lies on disk: segments and records, to bytes and back. No I/O.
+"""The on-disk format of a journal: encode and decode segment headers and records. No I/O.
 
-A segment is a file: a header of 4 KiB, then records, each at a multiple of 64 bytes. A record is
+A segment is a file: a header of 4 KiB, then records, each at a multiple of 64 bytes. A record consists of:
 
-    head      88 bytes, `_HEAD`: what it is, where it lies, the crc32c of its data, the crc32c of head and meta
+    head      88 bytes, `_HEAD`: kind, numbers, sizes, offset, the crc32c of the data, the crc32c of head and meta
     meta      JSON
-    data      at the next multiple of 4 KiB, so that it can be cloned; right behind meta if it is shorter than that
+    data      at the next multiple of 4 KiB, so that they can be cloned; directly after meta if less than 4 KiB
     tail      24 bytes, `_TAIL`: size of the record, its sequence number, the crc32c of both
 
-Records are numbered twice. The *sequence number* counts what is written into the journal, without gaps within an epoch:
-so a missing record is noticed. The *LSN* orders versions: a copy of a record, made when its segment is to go or could
-not be written to disk, has a sequence number of its own and the LSN of the original. Each record tells how far the
-journal was known to be on disk when it was written (`durable`, a sequence number), and which segments were still needed
-(`oldest`): what lies beyond the one may be missing after a power failure, what lies before the other always.
+Each record has two numbers:
+
+- The *sequence number* counts the writes into the journal. Within an epoch (one opening of the journal) the numbers
+  have no gaps, so that the reader notices a missing record.
+- The *LSN* orders versions. The journal copies a record before it unlinks the record's segment, or if that segment
+  could not be synced. The copy has a new sequence number and the LSN of the original.
+
+Each record also has two numbers about the rest of the journal at the time of writing:
+
+- `durable`: all records up to this sequence number were on disk. Later records may be missing after a power failure.
+- `oldest`: the first segment that was still needed. Earlier segments may be missing at any time.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ HEADER_SIZE = BLOCK = 4096
 ALIGN = 64
 MAX_META = 1 << 20
 CRC_STEP = 1 << 20
-"""Bytes that are read, or summed up, at a time."""
+"""Bytes that are read and checksummed in one step."""
 
 _SEGMENT_MAGIC = b"\x89shardfs-wal\r\n\x1a\n"
 _SEGMENT = struct.Struct("<16sHHI16sQQQQ")
@@ -43,15 +49,15 @@ HEAD_SIZE = _HEAD.size + _CRC.size
 TAIL_MAGIC = b"\x89sfsEND\n"
 TAIL_SIZE = _TAIL.size + _CRC.size
 
-_encode_json = json.JSONEncoder(separators=(",", ":")).encode  # ASCII, so also names that are not UTF-8
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode  # escapes to ASCII, which also carries non-UTF-8 names
 
 
 HAS_DATA = 1
-"""The flag of records with content, be it empty."""
+"""Flag of a record that has data. The data may be empty."""
 
 
 class RecordKind(IntEnum):
-    """What a record says. Numbers are never given anew; `pending.py` tells the meta of each."""
+    """The kind of a record. `pending.py` documents the meta of each kind. Numbers of removed kinds are never reused."""
 
     PUT = 1
     DEL = 2
@@ -66,9 +72,12 @@ class RecordKind(IntEnum):
 
 
 OWN = frozenset({RecordKind.FREE, RecordKind.REWRITTEN})
-"""Kinds of the journal's own records, which are not among `Journal.recovered`. FREE: segments before `oldest` are about
-to be unlinked. REWRITTEN: records with sequence numbers from `first` to `last` may be missing where they were written;
-they have been written again since."""
+"""Kinds of the records that the journal writes for itself. `Journal.recovered` does not contain them.
+
+- FREE: the journal is about to unlink the segments before `oldest`.
+- REWRITTEN: the records with sequence numbers from `first` to `last` may be missing in their original place. The
+  journal has written them again since.
+"""
 
 
 _NEEDED: dict[int, tuple[str, ...]] = {
@@ -83,7 +92,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def is_sound(kind: int, meta: dict[str, Any]) -> bool:
-    """Whether a record has what its kind must have, of the right types; a journal may be somebody else's copy."""
+    """Return whether meta has the members that the kind requires, and all known members have the right types.
+
+    The content is not trusted, because a journal may be a copy of another user's journal.
+    """
     return (
         kind in _NEEDED
         and all(name in meta for name in _NEEDED[kind])
@@ -93,7 +105,7 @@ def is_sound(kind: int, meta: dict[str, Any]) -> bool:
 
 
 class Position(NamedTuple):
-    """Where data lie: `size` bytes from `start` of a segment, and their crc32c."""
+    """The position of a record's data: `size` bytes from offset `start` of a segment, and their crc32c."""
 
     segment: int
     start: int
@@ -102,7 +114,7 @@ class Position(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What was written. `data` is None for kinds that have no content; an empty file has an empty one."""
+    """A decoded record. `data` is None if the record has no data. An empty file has data of size 0."""
 
     lsn: int
     kind: RecordKind
@@ -111,7 +123,7 @@ class Record(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """Of a segment. `first` is the sequence number of its first record, `source` is scrubbed: no credentials."""
+    """The header of a segment. `first` is the sequence number of its first record. `source` has no credentials."""
 
     source_id: bytes
     epoch: int
@@ -122,7 +134,7 @@ class SegmentHeader(NamedTuple):
 
 
 class RecordHead(NamedTuple):
-    """Of a record. `offset` is where it lies in its segment."""
+    """The head of a record. `offset` is the record's offset in its segment."""
 
     kind: int
     flags: int
@@ -139,28 +151,28 @@ class RecordHead(NamedTuple):
 
     @property
     def data_start(self) -> int:
-        """In the segment."""
+        """The offset of the data in the segment."""
         return data_start(self.offset, self.meta_size, self.data_size)
 
     @property
     def stop(self) -> int:
-        """Where the record ends, in the segment."""
+        """The offset in the segment at which the record ends."""
         return self.data_start + self.data_size + TAIL_SIZE
 
 
 def aligned(offset: int, step: int = ALIGN) -> int:
-    """The next multiple of `step`."""
+    """Round up to a multiple of `step`."""
     return -(-offset // step) * step
 
 
 def data_start(offset: int, meta_size: int, data_size: int) -> int:
-    """Where the data of a record at `offset` begin."""
+    """Return the offset at which the data of a record at `offset` begin."""
     start = offset + HEAD_SIZE + meta_size
     return start if data_size < BLOCK else aligned(start, BLOCK)
 
 
 def encode_header(header: SegmentHeader) -> bytes:
-    """`HEADER_SIZE` bytes."""
+    """Return the `HEADER_SIZE` bytes of a segment header. A source name that is too long is cut."""
     source = header.source.encode(errors="surrogateescape")[: HEADER_SIZE - _SEGMENT.size - _CRC.size]
     fixed = _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT, 0, len(source), *header[:5])
     text = (fixed + source).ljust(HEADER_SIZE - _CRC.size, b"\0")
@@ -168,7 +180,7 @@ def encode_header(header: SegmentHeader) -> bytes:
 
 
 def decode_header(data: bytes) -> SegmentHeader | None:
-    """The inverse of `encode_header`; None if it is damaged. Raise UnsupportedError if a newer shardfs wrote it."""
+    """Decode a segment header; None if it is damaged. Raise UnsupportedError if a newer shardfs wrote it."""
     if len(data) < HEADER_SIZE or crc32c(data[: -_CRC.size]) != _CRC.unpack(data[-_CRC.size :])[0]:
         return None
     magic, form, _, size, id_, epoch, number, first, created_ns = _SEGMENT.unpack_from(data)
@@ -181,7 +193,7 @@ def decode_header(data: bytes) -> SegmentHeader | None:
 
 
 def encode_meta(meta: dict[str, Any]) -> bytes:
-    """Raise ValueError if it is larger than `MAX_META`."""
+    """Return meta as JSON. Raise ValueError if the JSON is larger than `MAX_META` bytes."""
     text = _encode_json(meta).encode("ascii")
     if len(text) > MAX_META:
         raise ValueError(f"the description of a record takes {len(text)} bytes; {MAX_META} are allowed")
@@ -189,19 +201,22 @@ def encode_meta(meta: dict[str, Any]) -> bytes:
 
 
 def encode_head(head: RecordHead, meta: bytes) -> bytes:
-    """Head and meta, to lie at `head.offset`."""
+    """Return the bytes of head and meta, to be written at `head.offset`."""
     fixed = _HEAD.pack(RECORD_MAGIC, head.kind, head.flags, 0, *head[2:])
     return b"".join((fixed, _CRC.pack(crc32c_extend(crc32c(fixed), meta)), meta))
 
 
 def encode_tail(head: RecordHead) -> bytes:
-    """To lie right behind the data."""
+    """Return the bytes of the tail, to be written directly after the data."""
     text = _TAIL.pack(TAIL_MAGIC, head.sequence, head.stop - head.offset)
     return text + _CRC.pack(crc32c(text))
 
 
 def decode_head(data: bytes) -> RecordHead | None:
-    """From the first `HEAD_SIZE` bytes of a record; nothing is verified but the magic and what meta may take."""
+    """Decode the first `HEAD_SIZE` bytes of a record; None if the magic is wrong or meta would exceed `MAX_META`.
+
+    The crc32c is not verified here; `decode_meta` does that.
+    """
     if len(data) < HEAD_SIZE or not data.startswith(RECORD_MAGIC):
         return None
     _, kind, flags, _, *rest = _HEAD.unpack_from(data)
@@ -210,7 +225,7 @@ def decode_head(data: bytes) -> RecordHead | None:
 
 
 def decode_meta(data: bytes) -> dict[str, Any] | None:
-    """Of head and meta as `encode_head` gives them; None if their crc32c says they are damaged."""
+    """Decode meta from the bytes of head and meta; None if their crc32c is wrong or meta is no JSON object."""
     text = data[HEAD_SIZE:]
     if crc32c_extend(crc32c(data[: _HEAD.size]), text) != _CRC.unpack_from(data, _HEAD.size)[0]:
         return None

@@ -1,4 +1,4 @@
-"""The files of a journal: made, written to, cut, removed. Not thread-safe."""
+"""Create, write, cut and remove the segment files of a journal. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -32,20 +32,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SPARE = "spare"
-"""A file that keeps room on the disk for tombstones and the like, so that a full disk can be emptied again."""
+"""Name of the file that reserves disk space, so that a full disk still has room for records that free space."""
 
 JOINED = 1 << 20
-"""Bytes. Records up to that size are written by one call, which costs one more copy."""
+"""Bytes. A record with at most this much data is written by one system call, at the cost of one more copy."""
 
 AROUND = HEAD_SIZE + BLOCK + TAIL_SIZE + ALIGN
-"""Bytes that a record takes at most beside its meta and data."""
+"""Upper limit of the bytes that a record takes in addition to its meta and data."""
 
 Content: TypeAlias = "Sequence[bytes] | FilePart"
 Data: TypeAlias = "bytes | bytearray | memoryview | Content"
 
 
 class Segment:
-    """A file of the journal: room for `size` bytes, the next record goes to `end`; live records and readers in it."""
+    """An open segment file.
+
+    `size` is the file's size in bytes, and `end` is where the next record begins. `live` counts the live records,
+    `pins` the readers. `spare` marks a segment made from the spare file.
+    """
 
     __slots__ = ("damaged", "end", "fd", "live", "name", "number", "pins", "size", "spare")
 
@@ -55,7 +59,10 @@ class Segment:
 
     @classmethod
     def create(cls, directory: Path, header: SegmentHeader, size: int) -> Segment:
-        """Header and name are on disk before anything counts on them. Nothing is left of one that fails."""
+        """Create a segment of `size` bytes. Its header and its name are on disk when this returns.
+
+        If this fails, no file remains.
+        """
         path = str(directory / segment_name(header.number))
         fd = syscalls.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         try:
@@ -69,7 +76,10 @@ class Segment:
 
     @classmethod
     def from_spare(cls, directory: Path, header: SegmentHeader, need: int) -> Segment:
-        """As `create`, on a full disk. Raise OSError (ENOSPC) if the spare file is used up, or too small."""
+        """Create a segment on a full disk by renaming the spare file.
+
+        Raise OSError (ENOSPC) if there is no spare file, or if it has less than `need` bytes.
+        """
         spare, path = str(directory / SPARE), str(directory / segment_name(header.number))
         try:
             fd = syscalls.open(spare, os.O_RDWR | os.O_NOFOLLOW)
@@ -95,13 +105,16 @@ class Segment:
         return cls(header.number, segment_name(header.number), fd, size, HEADER_SIZE)
 
     def is_in(self, directory: Path) -> bool:
-        """Whether the next mount would find it there: false if it was unlinked, or the directory was removed."""
+        """Return whether the next mount would find this segment.
+
+        False if another program unlinked the file or removed the directory.
+        """
         return places.is_at(self.fd, f"{directory}/{self.name}")
 
     def write(self, head: RecordHead, meta: bytes, content: Content, crc: int | None) -> RecordHead:
-        """Write a record, which lies at `head.offset`; the head with the crc32c of the data, if they are from a file.
+        """Write a record at `head.offset`. Return its head, with `data_crc` filled in if the data come from a file.
 
-        Raise EIO, before anything looks like a record, if the data should have another `crc`.
+        Raise OSError (EIO), before the head is written, if data from a file do not have the given `crc`.
         """
         if isinstance(content, FilePart):
             found = _copy(content, self.fd, head.data_start)
@@ -124,7 +137,7 @@ class Segment:
         return head
 
     def cut(self, directory: Path, stop: int) -> None:
-        """Take what is no record, up to `stop`, off the end. A copy is kept."""
+        """Truncate the file behind its last record. The bytes up to `stop` are first appended to a `.torn` file."""
         at = self.end
         copy = syscalls.open(str(directory / f"{self.name[:16]}.torn"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -138,7 +151,7 @@ class Segment:
         self.damaged = False
 
     def remove(self, directory: Path) -> None:
-        """It is not needed any more; the file of one with damage is kept for a while, under another name."""
+        """Close and unlink the segment. A damaged segment is renamed to `.damaged` instead, and kept for a week."""
         path = str(directory / self.name)
         with suppress(FileNotFoundError):  # another program has removed it
             if self.damaged:
@@ -149,7 +162,10 @@ class Segment:
 
 
 def keep_spare(directory: Path, size: int) -> None:
-    """Have a spare file. Raise OSError if there is no room for one."""
+    """Create the spare file if there is none. Raise OSError if the disk has no room for it.
+
+    No spare file is made if `size` is too small for a single record.
+    """
     path = str(directory / SPARE)
     if size < AROUND + HEADER_SIZE or os.path.exists(path):
         return
@@ -164,7 +180,7 @@ def keep_spare(directory: Path, size: int) -> None:
 
 
 def content_of(data: Data | None) -> tuple[Content, int]:
-    """And its size in bytes."""
+    """Return the data as a file part or a sequence of bytes objects, and their size in bytes."""
     if isinstance(data, FilePart):
         return data, data.size
     if data is None:
@@ -177,7 +193,7 @@ def content_of(data: Data | None) -> tuple[Content, int]:
 
 
 def crc_of(parts: Sequence[bytes]) -> int:
-    """Of all of them, one behind the other."""
+    """Return the crc32c of the concatenated parts."""
     crc = 0
     for part in parts:
         crc = crc32c_extend(crc, part)
@@ -185,7 +201,10 @@ def crc_of(parts: Sequence[bytes]) -> int:
 
 
 def _copy(part: FilePart, target: int, at: int) -> int:
-    """The crc32c of what was copied. Raise EIO if the file is shorter than the part."""
+    """Copy a part of a file to `at` and return the crc32c of its bytes.
+
+    Raise OSError (EIO) if the file is shorter than the part.
+    """
     crc, start, left = 0, part.start, part.size
     while left:
         data = os.pread(part.fd, min(left, CRC_STEP), start)
