@@ -72,8 +72,8 @@ BUGS = [
     bug(
         "the old shard is removed before the exchange is on disk",
         "_settle",
-        "        syscalls.fsync_directory(place.at)  # before: else",
-        "        # before: else",
+        "        syscalls.fsync_directory(place.at)  # first",
+        "        # first",
         POWER,
     ),
     Bug(
