@@ -114,7 +114,7 @@ def cpu_s(pids: set[int]) -> float:
 
 def measure(row: Row, path: Path, mountpoint: Path, count: int) -> None:
     python = sys.executable
-    # index_cache bounds what is kept of the indices, which is not what is to be measured
+    # A small index cache: the memory for cached indices is not part of this measurement.
     command = [python, "-m", "shardfs", "mount", str(path), str(mountpoint), "-o", "index_cache=4M"]
     mount = Mount(command, mountpoint, "info", stays=False)
     try:

@@ -335,7 +335,7 @@ class Mount:
         return False
 
     def close(self) -> None:
-        """Unmount, lazily if somebody is in the way, and end what was started meanwhile, by number."""
+        """Unmount (lazily if a program uses the mount), and end the processes that this block started, by PID."""
         began = time.monotonic()
         while (waited := time.monotonic() - began) < 10 and (is_mounted(self.root) or self._running()):
             if is_mounted(self.root):

@@ -22,7 +22,7 @@ from shardfs.storage.cache import nothing
 from shardfs.storage.writers import Begun
 from shardfs.write.failures import Failures, Refused, is_below
 from shardfs.write.files import join
-from shardfs.write.journal import RecordKind as Record
+from shardfs.write.journal import RecordKind
 from shardfs.write.pending import Pending
 from shardfs.write.publishing import MAX_RETRY_S, RETRY_S, UNLOOKED, DirtyShard, Extent, Job, Publishing
 from shardfs.write.recover import losses, park_scratch
@@ -151,7 +151,7 @@ class WriteBuffer:
         """Add a new version of a whole file. When this returns, the version survives a crash of this process."""
         meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
         with self._based(path, target) as base:
-            self._apply(Record.PUT, {**meta, "base": base}, data)
+            self._apply(RecordKind.PUT, {**meta, "base": base}, data)
             self.refused.forget(path)
             self.retarget(path, target)
             return self._pending.versions[path]
@@ -161,7 +161,7 @@ class WriteBuffer:
         self.make_room(len(data))
         meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "document": True, "conflict": why}
         with self._lock:
-            self._apply(Record.PUT, meta, data)
+            self._apply(RecordKind.PUT, meta, data)
             self.counts["conflicts"] += 1
         self.failed(path, OSError(errno.ESTALE, why, path))
 
@@ -170,9 +170,9 @@ class WriteBuffer:
         with self._based(path, target) as base:
             known = self._pending.versions.get(path)
             if target is not None:
-                self._apply(Record.DEL, {"path": path, "base": base})
+                self._apply(RecordKind.DEL, {"path": path, "base": base})
             elif known is not None:
-                self._apply(Record.DROP, {"path": path, "lsn": known.lsn})
+                self._apply(RecordKind.DROP, {"path": path, "lsn": known.lsn})
             self.retarget(path, target)
 
     def move(
@@ -197,13 +197,13 @@ class WriteBuffer:
             meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
             if data is None and version is not None:
                 meta["lsn"] = version.lsn
-            self._apply(Record.MOVE, meta, data)
+            self._apply(RecordKind.MOVE, meta, data)
             self.refused.forget(new)
             self.retarget(old, gone)
             self.retarget(new, target)
             return self._pending.versions[new]
 
-    def _apply(self, kind: Record, meta: dict[str, Any], data: Bytes | None = None) -> None:
+    def _apply(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> None:
         began = time.monotonic()
         record = self._journal.append(kind, meta, data, reserve=data is None)
         self._slow = time.monotonic() - began > QUICK_S
@@ -461,7 +461,7 @@ class WriteBuffer:
 
     def _begun(self, note: Begun, lsns: list[int], entries: Mapping[str, Extent]) -> None:
         with self._lock:
-            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})
+            self._apply(RecordKind.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})
         self._journal.sync()
 
     def _entries(self, job: Job, done: Mapping[str, Version]) -> dict[str, Extent]:
@@ -484,7 +484,7 @@ class WriteBuffer:
         shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.packed)
         with self._lock:
             meta = {"key": shard.key, "lsns": [v.lsn for v in done.values()], "entries": self._entries(job, done)}
-            self._apply(Record.DONE, meta)
+            self._apply(RecordKind.DONE, meta)
             shard.version = None if stat is None else stat.version
             shard.failure, shard.pause, shard.retry_at = None, RETRY_S, 0.0
             for path in done:
@@ -509,7 +509,7 @@ class WriteBuffer:
                     self.note_failure(path, OSError(errno.EINVAL, why, path))
 
     def _conflict(self, path: str, version: Version, why: str) -> None:
-        self._apply(Record.CONFLICT, {"path": path, "lsn": version.lsn, "why": why})
+        self._apply(RecordKind.CONFLICT, {"path": path, "lsn": version.lsn, "why": why})
         self.counts["conflicts"] += 1
         self.note_failure(path, OSError(errno.ESTALE, f"somebody else changed it, too: {why}", path))
 

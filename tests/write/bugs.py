@@ -112,9 +112,10 @@ BUGS = [
     bug(
         "the journal says that it is published before it is",
         "WriteBuffer._begun",
-        '            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n',
-        '            self._apply(Record.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n'
-        '            self._apply(Record.DONE, {"key": note.key, "lsns": lsns, "entries": dict.fromkeys(entries)})\n',
+        '            self._apply(RecordKind.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n',
+        '            self._apply(RecordKind.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n'
+        '            done = {"key": note.key, "lsns": lsns, "entries": dict.fromkeys(entries)}\n'
+        "            self._apply(RecordKind.DONE, done)\n",
         KILLS,
     ),
     bug(
