@@ -13,7 +13,7 @@ from shardfs.cli import Group
 from shardfs.cli.completing import profiles as complete_profile
 from shardfs.cli.printing import write_json
 from shardfs.config import loading, options, parsers
-from shardfs.model.redact import masked, public_name
+from shardfs.model.redact import public_name, redacted_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -99,10 +99,10 @@ def _effective(profile: Profile) -> Iterator[tuple[str, tuple[Any, str]]]:
         yield word, (True, profile.file)
     if "storage_options" in values:
         origin = "SHARDFS_STORAGE_OPTIONS, too" if "storage_options" in above else profile.file
-        yield "storage_options", (masked(values["storage_options"]), origin)
+        yield "storage_options", (redacted_values(values["storage_options"]), origin)
     if "env" in values:
         given = {name: os.environ.get(name, value) for name, value in values["env"].items()}
-        yield "env", (masked(given), profile.file)
+        yield "env", (redacted_values(given), profile.file)
 
 
 def _shown(setting: options.Setting, value: Any) -> Any:

@@ -49,7 +49,7 @@ def status(what: str | None, wait: bool, as_json: bool, **given: Any) -> int:
         found = mount_table.mounts(mountpoint)
     for mount in found:
         if as_json:
-            told = mount.told or {}
+            told = mount.status or {}
             write_json({**told, "mountpoint": mount.mountpoint, "source": mount.source, "state": mount.state})
         else:
             click.echo("\n".join(_lines(mount)))
@@ -59,12 +59,12 @@ def status(what: str | None, wait: bool, as_json: bool, **given: Any) -> int:
 
 
 def _publishes(mount: Mount) -> bool:
-    writing = mount.told and mount.told["writing"]
+    writing = mount.status and mount.status["writing"]
     return bool(writing and writing["dirty_chunks"] and not writing["errors"])
 
 
 def _fails(mount: Mount) -> bool:
-    writing = mount.told and mount.told["writing"]
+    writing = mount.status and mount.status["writing"]
     return bool(writing and (writing["errors"] or writing["refused"] or writing["read_only"]))
 
 
@@ -123,7 +123,7 @@ _WORDS = {
 
 
 def _lines(mount: Mount) -> Iterator[str]:
-    told = mount.told
+    told = mount.status
     if told is None:
         yield f"{mount.mountpoint}: {mount.source}: {_WORDS[mount.state].format(mount.mountpoint)}"
         return
@@ -226,7 +226,7 @@ def doctor(what: str | None, as_json: bool, **given: Any) -> int:
         if profile is not None:
             given["words"] = (f"profile={what}", *given["words"])
             found, _ = given_options(**given, flags={})
-        redact.remember(source)
+        redact.add_secrets(source)
         findings = [work.examine_machine(found), work.examine_source(absolute(source), found)]
     wrong = False
     for finding in chain.from_iterable(findings):
@@ -234,7 +234,7 @@ def doctor(what: str | None, as_json: bool, **given: Any) -> int:
         if as_json:
             write_json(finding._asdict())
         else:
-            click.echo(f"{finding.state:5}  {finding.check}: {finding.told}")
+            click.echo(f"{finding.state:5}  {finding.check}: {finding.message}")
             if finding.fix:
                 click.echo(f"       -> {finding.fix}")
     return int(wrong)

@@ -87,7 +87,7 @@ def given_options(
         found = loading.merged(profile.values, *given)
         for name, value in found.env.items():  # existing variables take precedence over the profile
             os.environ.setdefault(name, value)
-    redact.remember("", found.storage_options, found.env)
+    redact.add_secrets("", found.storage_options, found.env)
     _warn_of_secrets(loading.merged(*given[1:]))
     return found, profile
 
@@ -138,7 +138,7 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
     """Open the tree of a source. Errors of the store become errors that name the source."""
     from shardfs.vfs.tree import open_tree
 
-    redact.remember(source)
+    redact.add_secrets(source)
     path = absolute(source)
     with opening(source):
         return open_tree(

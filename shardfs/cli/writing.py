@@ -53,8 +53,8 @@ def _tell(mountpoint: str, tell: Callable[[str], object]) -> None:
     from shardfs.storage import mount_table
 
     for mount in mount_table.mounts(mountpoint) if sys.stderr.isatty() else ():
-        if mount.told and mount.told["writing"]:
-            tell(f"{mount.told['writing']['dirty_chunks']} chunks left")
+        if mount.status and mount.status["writing"]:
+            tell(f"{mount.status['writing']['dirty_chunks']} chunks left")
 
 
 @click.command()
@@ -89,7 +89,7 @@ def compact(source: str, dry_run: bool, as_json: bool, **given: Any) -> int:
         shown = _Packed(tell, as_json=as_json)
         with opening(source):
             for work in compact.survey(tree):
-                shown.told(work, packer.pack(work) if packer and isinstance(work, compact.Work) else None)
+                shown.show(work, packer.pack(work) if packer and isinstance(work, compact.Work) else None)
     shown.end(dry_run)
     return LEFT if shown.faults else 0
 
@@ -101,7 +101,7 @@ class _Packed:
         self._tell, self._as_json = tell, as_json
         self.shards = self.dead = self.saved = self.faults = 0
 
-    def told(self, work: Work | CompactProblem, outcome: int | CompactProblem | None) -> None:
+    def show(self, work: Work | CompactProblem, outcome: int | CompactProblem | None) -> None:
         from shardfs.jobs.compact import CompactProblem
 
         fault = work if isinstance(work, CompactProblem) else outcome if isinstance(outcome, CompactProblem) else None

@@ -311,7 +311,7 @@ def decode(codecs: Sequence[Codec], data: bytes, size: int | None = None) -> byt
 
 def decode_into(codecs: Sequence[Codec], data: bytes, out: memoryview) -> None:
     """`decode` to `out`, which must be filled exactly. Faster than `decode` and a copy: touching new memory is slow."""
-    if not codecs or codecs[0].name not in INTO:
+    if not codecs or codecs[0].name not in DECODE_INTO:
         decoded = decode(codecs, data, len(out))
         if len(decoded) != len(out):
             raise ValueError(f"{len(out)} bytes expected after decoding, {len(decoded)} found")
@@ -319,7 +319,7 @@ def decode_into(codecs: Sequence[Codec], data: bytes, out: memoryview) -> None:
         return
     data = decode(codecs[1:], data)
     try:
-        INTO[codecs[0].name](data, out)
+        DECODE_INTO[codecs[0].name](data, out)
     except ValueError:
         raise
     except Exception as e:
@@ -339,7 +339,7 @@ def _blosc_into(data: bytes, out: memoryview) -> None:
     blosc.decompress(data, out)
 
 
-INTO: Mapping[str, Callable[[bytes, memoryview], None]] = {"zstd": _zstd_into, "blosc": _blosc_into}
+DECODE_INTO: Mapping[str, Callable[[bytes, memoryview], None]] = {"zstd": _zstd_into, "blosc": _blosc_into}
 
 
 # ---- encoders that do not compress: any decoder accepts their output, and its size is known in advance

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardfs.codecs.sandbox import APART, Crash
+from shardfs.codecs.sandbox import SANDBOX, Crash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +108,7 @@ def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configur
         return decode_here(name, data, shape, dtype, configuration)
     args = name, bytes(data), shape, dtype, dict(configuration)
     try:
-        elements: Elements = APART.call(__name__, decode_here.__name__, *args)
+        elements: Elements = SANDBOX.call(__name__, decode_here.__name__, *args)
     except Crash as e:
         raise ValueError(f"{name}: {encoding.package} crashes on it ({e})") from None
     return elements

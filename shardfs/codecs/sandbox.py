@@ -24,7 +24,7 @@ class Crash(Exception):
     """The sandbox process crashed or timed out during the call."""
 
 
-class Apart:
+class Sandbox:
     """The sandbox process. It starts at the first call, and again after a crash. Thread-safe; one call at a time."""
 
     def __init__(self) -> None:
@@ -100,8 +100,8 @@ def serve() -> None:
         replies.flush()
 
 
-APART = Apart()
-atexit.register(APART.end)
+SANDBOX = Sandbox()
+atexit.register(SANDBOX.end)
 
 if __name__ == "__main__":
     serve()

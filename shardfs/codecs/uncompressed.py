@@ -29,7 +29,7 @@ from shardfs.codecs.encoders import _add_crc32c
 BLOSC_HEADER = struct.Struct("<BBBBIII")
 
 
-class _Storer(NamedTuple):
+class _StoredEncoder(NamedTuple):
     """A codec's form for incompressible data: `store` makes the bytes, `size` their number from the data's size."""
 
     size: Callable[[Sizes], Sizes]
@@ -79,29 +79,29 @@ def _store_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     return BLOSC_HEADER.pack(*BLOSC_VERSION, BLOSC_COPIED, typesize, n, n, BLOSC_HEADER.size + n) + data
 
 
-STORERS: Mapping[str, _Storer] = {
-    "crc32c": _Storer(lambda n: n + 4, _add_crc32c),
-    "gzip": _Storer(lambda n: n + 5 * _blocks(n, DEFLATE_BLOCK) + 18, _store_gzip),
-    "zstd": _Storer(lambda n: n + 3 * _blocks(n, ZSTD_BLOCK) + 13, _store_zstd),
-    "blosc": _Storer(lambda n: n + BLOSC_HEADER.size, _store_blosc),
-    "numcodecs.zlib": _Storer(lambda n: n + 5 * _blocks(n, DEFLATE_BLOCK) + 6, _store_zlib),
+STORED_ENCODERS: Mapping[str, _StoredEncoder] = {
+    "crc32c": _StoredEncoder(lambda n: n + 4, _add_crc32c),
+    "gzip": _StoredEncoder(lambda n: n + 5 * _blocks(n, DEFLATE_BLOCK) + 18, _store_gzip),
+    "zstd": _StoredEncoder(lambda n: n + 3 * _blocks(n, ZSTD_BLOCK) + 13, _store_zstd),
+    "blosc": _StoredEncoder(lambda n: n + BLOSC_HEADER.size, _store_blosc),
+    "numcodecs.zlib": _StoredEncoder(lambda n: n + 5 * _blocks(n, DEFLATE_BLOCK) + 6, _store_zlib),
 }
 
 
 def can_store(codecs: Sequence[Codec]) -> bool:
     """Whether `store` knows these codecs."""
-    return all(codec.name in STORERS for codec in codecs)
+    return all(codec.name in STORED_ENCODERS for codec in codecs)
 
 
 def stored_sizes(codecs: Sequence[Codec], sizes: Sizes) -> Sizes:
     """How many bytes `store` makes of data of these sizes."""
     for codec in codecs:
-        sizes = STORERS[codec.name].size(sizes)
+        sizes = STORED_ENCODERS[codec.name].size(sizes)
     return sizes
 
 
 def store(codecs: Sequence[Codec], data: bytes) -> bytes:
     """Apply the codecs like `encode`, but without compression. `decode` undoes both."""
     for codec in codecs:
-        data = STORERS[codec.name].store(data, codec.configuration)
+        data = STORED_ENCODERS[codec.name].store(data, codec.configuration)
     return data

@@ -19,10 +19,10 @@ from shardfs.daemon.mount import DESCRIPTORS
 from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import ShardfsError, message
-from shardfs.model.redact import public_name, scrubbed
+from shardfs.model.redact import public_name, redacted
 from shardfs.storage import mount_table
 from shardfs.storage.open_store import open_store
-from shardfs.storage.retry import NoAnswer, RetryPolicy, http_status
+from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
 from shardfs.storage.store import package_for
 from shardfs.vfs.tree import open_tree
 
@@ -43,11 +43,11 @@ SECONDS = 10.0
 
 
 class Diagnosis(NamedTuple):
-    """The result of one check. `told` describes the finding. `fix` is the remedy, or empty if none is needed."""
+    """The result of one check. `message` describes the finding. `fix` is the remedy, or empty if none is needed."""
 
     check: str
     state: str
-    told: str
+    message: str
     fix: str = ""
 
 
@@ -216,9 +216,9 @@ def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
         yield Diagnosis(name, WRONG, f"{point}: does not answer", f"shardfs umount --lazy {point}, and mount it again")
     elif mount.state == mount_table.CLOSED:
         yield Diagnosis(name, NOTE, f"{point}: belongs to another user")
-    elif mount.told is None:
+    elif mount.status is None:
         yield Diagnosis(name, NOTE, f"{point}: reports no status, as mounts of old versions")
-    elif (store := mount.told["store"]) and store["silent"]:
+    elif (store := mount.status["store"]) and store["silent"]:
         fix = "check the network and the store; the mount recovers by itself"
         yield Diagnosis(name, WRONG, f"{point}: its store does not answer", fix)
     else:
@@ -261,7 +261,7 @@ def _unreachable(source: str, shown: str, e: Exception) -> Diagnosis:
         return Diagnosis("store", WRONG, told, fix)
     if isinstance(e, PermissionError) or _is_about_credentials(e):
         return Diagnosis("credentials", WRONG, told, _CREDENTIALS.get(package or "", _RIGHTS))
-    if isinstance(e, NoAnswer | TimeoutError):
+    if isinstance(e, StoreTimeout | TimeoutError):
         fix = "check the network, the proxy, the host name in the URL and endpoint_url"
         return Diagnosis("store", WRONG, told, fix)
     if isinstance(e, FileNotFoundError):
@@ -300,7 +300,7 @@ def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Diagnosis]
     except OSError as e:
         state = f"{name}: {e.strerror or e}"
         fix = "serve the source with a server that honours Range, such as nginx; or copy it, and mount the copy"
-        yield Diagnosis("byte ranges", WRONG, scrubbed(state), fix)
+        yield Diagnosis("byte ranges", WRONG, redacted(state), fix)
         return
     if got != [data[2:6], data[-4:]]:
         fix = "a cache or proxy between here and the store answers wrongly: bypass it"

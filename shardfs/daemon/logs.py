@@ -11,7 +11,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from shardfs.model.redact import scrubbed
+from shardfs.model.redact import redacted
 
 KEPT = 1000
 """Number of lines that `.shardfs/log` shows."""
@@ -105,7 +105,7 @@ class _Text(logging.Formatter):
     """Removes secrets from messages and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return scrubbed(super().format(record))
+        return redacted(super().format(record))
 
 
 class _Json(logging.Formatter):
@@ -122,7 +122,7 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps({k: scrubbed(v) if isinstance(v, str) else v for k, v in told.items()})
+        return json.dumps({k: redacted(v) if isinstance(v, str) else v for k, v in told.items()})
 
 
 class _Journal(logging.Formatter):

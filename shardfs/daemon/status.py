@@ -30,7 +30,7 @@ class Status:
         self._server, self._tree, self._facts, self._writing = server, tree, facts, writing
         self._began, self._began_clock = time.time(), time.monotonic()
 
-    def told(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """All statistics, as JSON serializable values. Times are in seconds."""
         counts = self._server.counts()
         errors: dict[str, dict[str, int]] = {}
@@ -60,16 +60,16 @@ class Status:
 
     def as_json(self) -> bytes:
         """Content of the file `status.json`."""
-        return json.dumps(self.told(), indent=1).encode() + b"\n"
+        return json.dumps(self.snapshot(), indent=1).encode() + b"\n"
 
     def as_prometheus(self) -> bytes:
         """Content of the file `metrics`, in the format of prometheus.io/docs/instrumenting/exposition_formats."""
-        counts, told = self._server.counts(), self.told()
+        counts, told = self._server.counts(), self.snapshot()
         return "".join(f"{line}\n" for line in _metrics(told, counts.times)).encode()
 
     def line(self) -> str:
         """The main statistics as one line of text."""
-        told = self.told()
+        told = self.snapshot()
         n, failed = sum(told["requests"].values()), sum(_failures(told["errors"]))
         words = [f"{n} requests", f"{told['bytes_served'] / 2**20:.1f} MiB served"]
         words += [f"{failed} failed"] if failed else []
@@ -102,7 +102,7 @@ def _store(tree: Tree | Overlay) -> dict[str, Any] | None:
     patience = tree.patience
     if patience is None:
         return None
-    told = patience.counters.told()
+    told = patience.counters.snapshot()
     times = Histogram()
     times.bins, times.seconds = told.pop("bins"), told.pop("seconds")
     told["errors"] = {errorcode.get(number, str(number)): n for number, n in told["errors"].items()}

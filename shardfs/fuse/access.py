@@ -49,7 +49,7 @@ class RecordingDevice(Device):
     def send(self, reply: memoryview | bytes | bytearray) -> bool:
         self._bytes = len(reply) - protocol.HEADER_SIZE
         self._errno = -protocol.HEADER_OUT.unpack_from(reply)[1]
-        if protocol.tells_absence(reply):
+        if protocol.is_cached_absence(reply):
             self._errno = errno.ENOENT
         return super().send(reply)
 

@@ -99,7 +99,7 @@ class Control:
         with self._lock:
             self._files.pop(number, None)
 
-    def few(self, number: int, most: int) -> None:
+    def small_listing(self, number: int, most: int) -> None:
         """Always None: `scan` lists the directory."""
         return None
 

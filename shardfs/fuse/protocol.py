@@ -219,13 +219,13 @@ def with_inode(reply: bytearray, inode: int) -> bytearray:
     return reply
 
 
-def forget_entry(parent: int, name: bytes) -> bytes:
+def invalidate_entry(parent: int, name: bytes) -> bytes:
     """A message that invalidates a name. Sending it may block until requests about that directory are answered."""
     size = _INVALID_ENTRY.size + len(name) + 1
     return _INVALID_ENTRY.pack(size, _NOTIFY_ENTRY, 0, parent, len(name)) + name + b"\0"
 
 
-def forget_content(number: int) -> bytes:
+def invalidate_content(number: int) -> bytes:
     """A message that invalidates a file's attributes and pages. Sending it may block until its READs are answered."""
     return _INVALID_INODE.pack(_INVALID_INODE.size, _NOTIFY_INODE, 0, number, 0, 0)
 
@@ -243,7 +243,7 @@ def filesystem(unique: int, s: os.statvfs_result) -> bytes:
     )  # fmt: skip
 
 
-def tells_absence(reply: memoryview | bytes | bytearray) -> bool:
+def is_cached_absence(reply: memoryview | bytes | bytearray) -> bool:
     """Return whether a reply is one of `Encoder.absent` that the kernel caches."""
     return len(reply) == _ENTRY_OUT.size and not any(reply[HEADER_SIZE : HEADER_SIZE + 8])
 
@@ -322,7 +322,7 @@ class Encoder:
         records = (_DIRENT.pack(number, at, len(name), stat.S_IFDIR >> 12, name) for at, name in names)
         return b"".join(bytes(8 * _DIRENT_INO if plus else 0) + record for record in records)
 
-    def few(self, number: int, entries: Iterable[EntryRow]) -> bytes:
+    def few_entries(self, number: int, entries: Iterable[EntryRow]) -> bytes:
         """The body of a reply to READDIRPLUS with all of directory `number`. Names must have at most 8 bytes.
 
         The same bytes as from `dots` and `records`, but for a dozen entries in a third of the time.

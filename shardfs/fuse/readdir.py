@@ -170,11 +170,11 @@ def _stream(
     stamp: Callable[[], int] | None = None,
 ) -> RecordStream | OnePage:
     """The records of a directory from position `offset`, of which the first page may have `size` bytes."""
-    entries = tree.few(number, size // protocol.SHORT_RECORD - DOTS) if plus and not offset else None
+    entries = tree.small_listing(number, size // protocol.SHORT_RECORD - DOTS) if plus and not offset else None
     if entries is None:
         batches = tree.scan(number, max(offset - DOTS, 0))
         return RecordStream(encoder, batches, number, offset, plus=plus, stamp=stamp)
-    return OnePage(encoder.few(number, entries), entries[-1][-1] + DOTS if entries else DOTS)
+    return OnePage(encoder.few_entries(number, entries), entries[-1][-1] + DOTS if entries else DOTS)
 
 
 def _are_counted(nodes: U64) -> Bool:

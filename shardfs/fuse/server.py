@@ -180,15 +180,15 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
 
     def invalidate(parent: int, name: bytes) -> None:
         cache.changed()
-        notices.queue(protocol.forget_entry(parent, name))
+        notices.queue(protocol.invalidate_entry(parent, name))
 
     def invalidate_content(number: int) -> None:
         cache.changed(number)
-        notices.queue(protocol.forget_content(number))
+        notices.queue(protocol.invalidate_content(number))
 
-    def forget_content(number: int) -> None:
+    def drop_content(number: int) -> None:
         cache.changed(number)
-        notices.send(protocol.forget_content(number))
+        notices.send(protocol.invalidate_content(number))
 
     tree.invalidate, tree.invalidate_content = invalidate, invalidate_content
-    tree.forget_content, tree.shows_links = forget_content, True
+    tree.drop_content, tree.shows_links = drop_content, True

@@ -57,7 +57,7 @@ class WritableTree(FileTree, Protocol):
 
     Neither `invalidate` nor `invalidate_content` blocks; both may be called anywhere.
     """
-    forget_content: Callable[[int], None]
+    drop_content: Callable[[int], None]
     """Set by the server. As `invalidate_content`, but the kernel has dropped the pages when this returns. May block
     until running requests are answered: not to be called in a request, nor with a lock that a request may need."""
     shows_links: bool

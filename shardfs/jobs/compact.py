@@ -86,7 +86,7 @@ class Packer:
             why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
             raise OSError(errno.EBUSY, why, str(journal.directory))
         for begun in self._pending.begun.values():
-            writer.recover(Begun.told(begun))
+            writer.recover(Begun.from_json(begun))
 
     def pack(self, work: Work) -> int | CompactProblem:
         """Replace a shard by one without dead bytes; return the number of bytes saved, or the problem."""

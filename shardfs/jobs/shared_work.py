@@ -125,7 +125,7 @@ class VerifyTask:
 
 def verify_shards(task: VerifyTask) -> Report:
     """Run a task in a worker. A module-level function, because clusters show the name of the function for each task."""
-    redact.remember(task.source.url, json.loads(task.source.options))
+    redact.add_secrets(task.source.url, json.loads(task.source.options))
     return task()
 
 

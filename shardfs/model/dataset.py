@@ -44,7 +44,7 @@ class Problem:
     damaged: bool = False
 
     @property
-    def instead(self) -> str:
+    def handling(self) -> str:
         """What the mount does with these data, for messages."""
         if self.damaged:
             return "cannot be opened"

@@ -7,7 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from shardfs.model.redact import scrubbed
+from shardfs.model.redact import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,4 +126,4 @@ def message(error: BaseException) -> str:
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"
-    return scrubbed(" ".join(text.split()))
+    return redacted(" ".join(text.split()))

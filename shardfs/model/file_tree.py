@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Listable(Protocol):
     """A tree whose directories can be listed."""
 
-    def few(self, number: int, most: int) -> list[EntryRow] | None:
+    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
         """All entries of a directory, if they are at most `most` and the tree can say so cheaply; else None."""
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:

@@ -44,14 +44,14 @@ def _public_part(part: str) -> str:
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
 
 
-def masked(values: Mapping[str, Any]) -> dict[str, Any]:
+def redacted_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values with `MASK` in place of each text that may be secret."""
     return {name: _masked_value(name, value) for name, value in values.items()}
 
 
 def _masked_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return masked(value)
+        return redacted_values(value)
     if isinstance(value, list | tuple):
         return [_masked_value(name, item) for item in value]
     if value is None or isinstance(value, bool | int | float):
@@ -82,13 +82,13 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
         yield from secrets_of(value)
 
 
-def remember(source: str, *groups: Mapping[str, Any]) -> None:
-    """Make `scrubbed` mask these secrets from now on, since stores include their arguments in error messages."""
+def add_secrets(source: str, *groups: Mapping[str, Any]) -> None:
+    """Make `redacted` mask these secrets from now on, since stores include their arguments in error messages."""
     for secret in secrets_of(source, *groups):
         _known.update(text for text in (secret, unquote(secret)) if len(text) >= LEAST)
 
 
-def scrubbed(text: str) -> str:
+def redacted(text: str) -> str:
     """The message with remembered secrets masked."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, MASK)

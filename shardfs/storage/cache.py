@@ -51,7 +51,7 @@ class ByteLRU:
 
     Args:
         waiting: called before a thread blocks on another thread's load. Long loads call it, too.
-        spent: the most bytes of spent values (see `spend`); None for no separate limit.
+        spent: the most bytes of spent values (see `mark_read`); None for no separate limit.
     """
 
     def __init__(self, limit: int, waiting: Callable[[], None] = nothing, spent: int | None = None) -> None:
@@ -137,7 +137,7 @@ class ByteLRU:
             self.nbytes -= old.nbytes
             self._spent_bytes -= self._spent.pop(key, 0)
 
-    def spend(self, key: Hashable) -> None:
+    def mark_read(self, key: Hashable) -> None:
         """Mark the value as fully read. The kernel now caches it, so spent values are evicted first.
 
         Reusing their memory for new values is also faster than touching new memory.

@@ -111,7 +111,7 @@ class StoreCounters:
         with self._lock:
             self.nbytes += nbytes
 
-    def told(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Return a snapshot of the counters, by name."""
         with self._lock:
             return {

@@ -55,12 +55,12 @@ class MountInfo(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """A mount of shardfs. `told` is the content of its `status.json`, None if the mount does not answer."""
+    """A mount of shardfs. `status` is the content of its `status.json`, None if the mount does not answer."""
 
     mountpoint: str
     source: str
     state: str
-    told: dict[str, Any] | None
+    status: dict[str, Any] | None
 
 
 def entries(process: int | str = "self") -> Iterator[MountInfo]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
 from shardfs.storage.cache import nothing
-from shardfs.storage.retry import NoAnswer, RetryPolicy, http_status
+from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -196,7 +196,7 @@ def store_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if isinstance(e, NoAnswer) and e.filename is None:
+        if isinstance(e, StoreTimeout) and e.filename is None:
             e.filename = path
         raise
     except Exception as e:

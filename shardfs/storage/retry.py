@@ -36,7 +36,7 @@ MOST_THREADS = 64
 """Most blocking calls at a time. If all of them hang, further calls time out before they start."""
 
 
-class NoAnswer(TimeoutError):
+class StoreTimeout(TimeoutError):
     """The store did not answer in time."""
 
 
@@ -61,7 +61,7 @@ class RetryPolicy:
         return self._silent
 
     def run(self, kind: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `method` of an fsspec file system, with time-out and retries. Raise NoAnswer if it does not return.
+        """Call `method` of an fsspec file system, with time-out and retries. Raise StoreTimeout if it does not return.
 
         `method` may be a coroutine method of an object with the event loop `loop`.
 
@@ -80,7 +80,7 @@ class RetryPolicy:
 
     @contextmanager
     def _admitted(self) -> Iterator[int]:
-        """Yield the number of retries for an operation. Raise NoAnswer if the store is silent and already probed."""
+        """Yield the number of retries for an operation. Raise StoreTimeout if the store is silent and being probed."""
         if not self._silent:
             yield self.retries
         elif self._probing.acquire(blocking=False):
@@ -89,19 +89,19 @@ class RetryPolicy:
             finally:
                 self._probing.release()
         else:
-            raise NoAnswer(errno.ETIMEDOUT, "the store does not answer; another request already tests it")
+            raise StoreTimeout(errno.ETIMEDOUT, "the store does not answer; another request already tests it")
 
     def _attempts(self, retries: int, began: float, method: Any, args: Any, kwargs: Any) -> Any:
         end = began + self.timeout_s * (2 if retries else 1)
         for number in range(retries + 1):
             result, failure = self._attempt(min(self.timeout_s, end - clock()), method, args, kwargs)
-            timeout = isinstance(failure, NoAnswer)
+            timeout = isinstance(failure, StoreTimeout)
             self.counters.attempt(again=number > 0, timeout=timeout)
             if not timeout:
                 self._silent = False
             pause = min(FIRST_PAUSE_S * 3**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
             error = failure or _first_accident(result)
-            if error is None or not is_accident(error) or number == retries or clock() + pause >= end:
+            if error is None or not is_transient(error) or number == retries or clock() + pause >= end:
                 break
             time.sleep(pause)
         if failure is not None:
@@ -113,7 +113,7 @@ class RetryPolicy:
         future = self._begun(method, args, kwargs)
         if not wait([future], seconds).done:
             future.cancel()
-            return None, NoAnswer(errno.ETIMEDOUT, f"the store does not answer within {self.timeout_s:g} s")
+            return None, StoreTimeout(errno.ETIMEDOUT, f"the store does not answer within {self.timeout_s:g} s")
         try:
             return future.result(), None
         except Exception as e:  # noqa: BLE001 - the caller raises it after the last attempt
@@ -171,7 +171,7 @@ class _Threads:
 # ---- transient errors
 
 
-def is_accident(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Return whether the error is transient: a lost connection, a time-out, throttling or a server error."""
     if _error_code(error) in _THROTTLED:
         return True
@@ -179,7 +179,7 @@ def is_accident(error: BaseException) -> bool:
     if status is not None:
         return status in (408, 425, 429) or (status >= 500 and status not in (501, 505))
     if isinstance(error, FileNotFoundError) and error.__cause__ is not None:  # `info` of fsspec's HTTP
-        return is_accident(error.__cause__)
+        return is_transient(error.__cause__)
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     if names & _FINAL:
         return False
@@ -190,7 +190,7 @@ def is_accident(error: BaseException) -> bool:
 
 def _first_accident(result: Any) -> BaseException | None:
     parts = result if isinstance(result, list) else ()
-    return next((part for part in parts if isinstance(part, BaseException) and is_accident(part)), None)
+    return next((part for part in parts if isinstance(part, BaseException) and is_transient(part)), None)
 
 
 _PASSING = {

@@ -360,12 +360,12 @@ class Calls:
                 out[i] = data
         return out
 
-    def few(self, number: int, most: int) -> list[EntryRow] | None:
+    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
         """Return the entries of a directory that has at most `most` chunks and nothing else; None for any other."""
         if number < TABLE_END:
             return None
         chunks = self._chunks_of(number)
-        found = chunks.few(number, most)
+        found = chunks.small_listing(number, most)
         if found is None:
             return None
         try:

@@ -517,7 +517,7 @@ class ChunkDirs:
         if not self._raw:
             shown = memoryview(self._transformed(number, coords))
             if offset + size >= len(shown):
-                self._cache.spend((number, "shown"))
+                self._cache.mark_read((number, "shown"))
             return shown[offset : offset + size]
         if self.chunks.is_local:
             return self._part(coords, ByteRange(offset, offset + size))
@@ -578,7 +578,7 @@ class ChunkDirs:
 
     # ---- listing ----
 
-    def few(self, directory: int, most: int) -> list[EntryRow] | None:
+    def small_listing(self, directory: int, most: int) -> list[EntryRow] | None:
         """Return all entries of a directory with at most `most` places; None for any other directory."""
         level, nth = self.place(directory)
         if not self._has_rows or self._filler is not None:

@@ -358,7 +358,7 @@ class Datasets:
         """Record why a directory is not expanded, and log each problem once."""
         if problem not in self.problems:
             self.problems[problem] = None
-            log.warning("%s: %s: %s", problem.path or "/", problem.instead, problem.why)
+            log.warning("%s: %s: %s", problem.path or "/", problem.handling, problem.why)
 
     def _chunk_tree(self, path: str, shown: str, placed: CollectionAt) -> ChunkDirs:
         """Return the tree of the collection in a directory. Its inode numbers stay the same until the daemon exits."""

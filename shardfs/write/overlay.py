@@ -90,7 +90,7 @@ class Overlay:
         self.store = base.store
         self.invalidate: Callable[[int, bytes], None] = lambda parent, name: None
         self.invalidate_content: Callable[[int], None] = lambda number: None
-        self.forget_content: Callable[[int], None] = lambda number: None
+        self.drop_content: Callable[[int], None] = lambda number: None
         self._waiting = waiting
         self._lock = threading.RLock()
         self._names_lock = threading.RLock()
@@ -544,12 +544,12 @@ class Overlay:
                 out.append(e)
         return out
 
-    def few(self, number: int, most: int) -> list[EntryRow] | None:
+    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
         """Return all rows of a small unchanged directory, as `scan` would; None for any other."""
         path = self.path_of(number)
         if number >= CREATED or self._files.directory(path) is not None or self._base_number(path) != number:
             return None
-        found = self.base.few(number, most)
+        found = self.base.small_listing(number, most)
         if found is None or (found and found[0][2]):  # entries may be directories that are not shown
             return None
         return [(*entry[:-1], entry[-1] + OVERLAID) for entry in found]  # cookies of `scan`

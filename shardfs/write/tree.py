@@ -511,7 +511,7 @@ class WriteTree(PassedThrough):
         number = self._base_number(parent)
         if number is not None:
             with suppress(OSError, CorruptShardError):
-                self.forget_content(self.base.lookup(number, os.fsencode(name)).number)
+                self.drop_content(self.base.lookup(number, os.fsencode(name)).number)
 
     def _has_arrived(self, file: WritableFile, version: Version) -> list[tuple[int, bytes]]:
         if file.target is not None and file.target.suffix:  # the plain name is shown from now on

@@ -157,10 +157,10 @@ class Unpublished(Overlay):
         self._look()
         return super().lookup(parent, name)
 
-    def few(self, number: int, most: int) -> list[EntryRow] | None:
+    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
         """List a small directory like `Tree.few`, after a check for a writer."""
         self._look()
-        return super().few(number, most)
+        return super().small_listing(number, most)
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """List a directory like `Tree.scan`, after a check for a writer."""

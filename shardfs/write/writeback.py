@@ -103,7 +103,7 @@ class WriteBuffer:
             journal.problems.append(loss)
         park_scratch(journal, self._pending)
         for begun in self._pending.begun.values():
-            writer.recover(Begun.told(begun))
+            writer.recover(Begun.from_json(begun))
         writer.recovered()
 
     def attach(self, published: Callable[[Mapping[str, Version]], None], is_held: Callable[[str], bool]) -> None:

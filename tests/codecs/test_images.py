@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardfs.codecs import images
-from shardfs.codecs.sandbox import APART, Crash
+from shardfs.codecs.sandbox import SANDBOX, Crash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,7 +223,7 @@ def test_a_library_that_crashes_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     def crash(*_: Any) -> None:
         raise Crash("status -11")
 
-    monkeypatch.setattr(APART, "call", crash)
+    monkeypatch.setattr(SANDBOX, "call", crash)
     with pytest.raises(ValueError, match="compresso: compresso crashes on it"):
         _decode("compresso", data, like)
 

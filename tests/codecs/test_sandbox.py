@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from shardfs.codecs import sandbox
-from shardfs.codecs.sandbox import Apart, Crash
+from shardfs.codecs.sandbox import Crash, Sandbox
 
 
 def test_calls() -> None:
-    worker = Apart()
+    worker = Sandbox()
     pid = worker.call("os", "getpid")
     assert pid not in (os.getpid(), None)
     array = np.arange(6).reshape(2, 3).T
@@ -27,7 +27,7 @@ def test_calls() -> None:
 
 @pytest.mark.parametrize(("module", "function", "args"), [("os", "_exit", (3,)), ("os", "abort", ()), ("os", "x", ())])
 def test_a_crash_is_told_and_the_next_call_works(module: str, function: str, args: tuple[int, ...]) -> None:
-    worker = Apart()
+    worker = Sandbox()
     for _ in range(2):
         with pytest.raises(Crash):
             worker.call(module, function, *args)
@@ -37,21 +37,21 @@ def test_a_crash_is_told_and_the_next_call_works(module: str, function: str, arg
 
 def test_what_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "SECONDS", 0.5)
-    worker = Apart()
+    worker = Sandbox()
     with pytest.raises(Crash):
         worker.call("time", "sleep", 60)
     worker.end()
 
 
 def test_memory_is_bounded() -> None:
-    worker = Apart()
+    worker = Sandbox()
     with pytest.raises(MemoryError):
         worker.call("numpy", "zeros", sandbox.MEMORY)
     worker.end()
 
 
 def test_threads_get_their_own_answers() -> None:
-    worker = Apart()
+    worker = Sandbox()
     found: dict[int, int] = {}
 
     def ask(n: int) -> None:

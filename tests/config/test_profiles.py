@@ -311,10 +311,10 @@ def test_messages_are_scrubbed(places: Path) -> None:
 
 
 def test_what_a_store_says_of_its_credentials_is_masked() -> None:
-    redact.remember("https://me:pa%20ss@host/x?sig=abcd", {"key": "AKIA1", "deep": {"list": ["s3cret"]}, "n": 12345})
+    redact.add_secrets("https://me:pa%20ss@host/x?sig=abcd", {"key": "AKIA1", "deep": {"list": ["s3cret"]}, "n": 12345})
     for text in ("AKIA1", "s3cret", "pa%20ss", "pa ss", "sig=abcd"):
-        assert redact.scrubbed(f"cannot use {text}!") == "cannot use ***!"
-    assert redact.scrubbed("host 12345") == "host 12345"
+        assert redact.redacted(f"cannot use {text}!") == "cannot use ***!"
+    assert redact.redacted("host 12345") == "host 12345"
 
 
 def test_secrets_on_a_command_line_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

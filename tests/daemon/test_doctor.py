@@ -85,8 +85,8 @@ def test_libfuse(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = doctor._packages()
     assert found.state == OK
-    assert f"fsspec {fsspec.__version__}" in found.told
-    assert "mfusepy " in found.told
+    assert f"fsspec {fsspec.__version__}" in found.message
+    assert "mfusepy " in found.message
     monkeypatch.setattr(metadata, "requires", lambda name: ["numpy>=999", "none-such>=1", "dask>=9; extra == 'x'"])
     old, missing, _ = doctor._packages()
     assert (old.state, old.fix) == (WRONG, "pip install --upgrade 'numpy>=999'")
@@ -154,7 +154,7 @@ STORE = {"silent": False, "errors": {"ENOENT": 3}}
 def test_mounts(state: str, told: Any, expected: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_table, "mounts", lambda: [Mount("/mnt/x", "/data", state, told)])
     (found,) = doctor._mounts()
-    assert (found.state, words in found.told) == (expected, True)
+    assert (found.state, words in found.message) == (expected, True)
     assert ("umount --lazy /mnt/x" in found.fix) == (state in ("dead", "hangs"))
 
 
@@ -182,7 +182,7 @@ def test_a_web_server_with_and_without_ranges(source: Path) -> None:
         }  # fmt: skip
     with http_server(source, WithoutRanges) as (url, _):
         found = examined(url)["byte ranges"]
-        assert (found.state, "does not send byte ranges" in found.told, "nginx" in found.fix) == (WRONG, True, True)
+        assert (found.state, "does not send byte ranges" in found.message, "nginx" in found.fix) == (WRONG, True, True)
 
 
 def test_nobody_listens() -> None:
@@ -215,7 +215,7 @@ def test_a_store_that_says_nothing() -> None:
     pytest.importorskip("aiohttp")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = examined(f"http://127.0.0.1:{silent.getsockname()[1]}", store_timeout=0.3)["store"]
-    assert (found.state, "does not answer within 0.3 s" in found.told) == (WRONG, True)
+    assert (found.state, "does not answer within 0.3 s" in found.message) == (WRONG, True)
 
 
 class Wrong:

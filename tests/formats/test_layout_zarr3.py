@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.codecs.decoders import decode
-from shardfs.codecs.uncompressed import STORERS, store, stored_sizes
+from shardfs.codecs.uncompressed import STORED_ENCODERS, store, stored_sizes
 from shardfs.model.arrays import Codec
 from shardfs.model.errors import UnsupportedError
 from shardfs.vfs.inodes import ROOT
@@ -356,7 +356,7 @@ def test_what_has_no_description_is_refused_when_mounted(tmp_path: Path) -> None
 @given(
     st.binary(min_size=1, max_size=300)
     | st.sampled_from([0xFFFF, 0x10000, 128 << 10, (128 << 10) + 1, 300_000]).map(bytes),
-    st.lists(st.sampled_from(sorted(STORERS)), max_size=3),
+    st.lists(st.sampled_from(sorted(STORED_ENCODERS)), max_size=3),
     st.sampled_from((1, 2, 8, 300)),
 )
 def test_what_is_stored_decodes_and_its_size_is_known(data: bytes, names: list[str], typesize: int) -> None:

@@ -365,7 +365,7 @@ def test_lines_for_the_journal_have_priorities(
 
 
 def test_json_lines_are_without_secrets(root_logger: logging.Logger, tmp_path: Path) -> None:
-    redact.remember("", {"password": "opensesame"})
+    redact.add_secrets("", {"password": "opensesame"})
     tail = logs.set_up(Logs(str(tmp_path / "log"), "info", "json"), daemon=True)
     try:
         raise ValueError("it was opensesame")

@@ -84,7 +84,7 @@ class FakeTree:
     def statvfs(self) -> None:
         return None
 
-    def few(self, number: int, most: int) -> list[SmallEntry] | None:
+    def small_listing(self, number: int, most: int) -> list[SmallEntry] | None:
         return self.small if self.small is not None and len(self.small) <= most else None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:

@@ -184,14 +184,14 @@ def test_of_spent_values_few_are_kept_and_others_stay() -> None:
     for key in range(10):
         lru.get(key, lambda: ("value", 100, math.inf))
     for key in (5, 5, 1, 2, 3, 4):
-        lru.spend(key)
+        lru.mark_read(key)
     assert [key for key in range(10) if lru.peek(key) is None] == [1, 5]
     assert lru.nbytes == 8 * (100 + OVERHEAD)
     lru.drop(3)
-    lru.spend(3)
-    lru.spend(6)
+    lru.mark_read(3)
+    lru.mark_read(6)
     assert lru.peek(2) == "value"
-    lru.spend(7)
+    lru.mark_read(7)
     assert lru.peek(2) is None
 
 
@@ -199,7 +199,7 @@ def test_two_spent_values_are_kept_however_large() -> None:
     lru = ByteLRU(1 << 20, spent=0)
     for key in range(3):
         lru.get(key, lambda: ("value", 100_000, math.inf))
-        lru.spend(key)
+        lru.mark_read(key)
     assert [lru.peek(key) for key in range(3)] == [None, "value", "value"]
 
 
@@ -207,5 +207,5 @@ def test_nothing_is_spent_unless_it_is_said_how_much_is_kept() -> None:
     lru = ByteLRU(1 << 20)
     for key in range(10):
         lru.get(key, lambda: ("value", 100, math.inf))
-        lru.spend(key)
+        lru.mark_read(key)
     assert all(lru.peek(key) for key in range(10))

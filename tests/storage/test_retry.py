@@ -20,7 +20,7 @@ from shardfs.model.blobs import ByteRange
 from shardfs.storage import retry
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
-from shardfs.storage.retry import NoAnswer, RetryPolicy, http_status, is_accident
+from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -62,20 +62,20 @@ FINAL = [
 
 @pytest.mark.parametrize("error", ACCIDENTS, ids=repr)
 def test_accidents_are_tried_again(error: BaseException) -> None:
-    assert is_accident(error)
+    assert is_transient(error)
 
 
 @pytest.mark.parametrize("error", FINAL, ids=repr)
 def test_what_would_only_be_said_again_is_not(error: BaseException) -> None:
-    assert not is_accident(error)
+    assert not is_transient(error)
 
 
 def test_errors_of_aiohttp() -> None:
     aiohttp = pytest.importorskip("aiohttp")
-    assert is_accident(aiohttp.ClientPayloadError("cut off"))
-    assert is_accident(aiohttp.ServerDisconnectedError())
-    assert is_accident(aiohttp.ServerTimeoutError())
-    assert not is_accident(aiohttp.InvalidURL("x"))
+    assert is_transient(aiohttp.ClientPayloadError("cut off"))
+    assert is_transient(aiohttp.ServerDisconnectedError())
+    assert is_transient(aiohttp.ServerTimeoutError())
+    assert not is_transient(aiohttp.InvalidURL("x"))
     assert http_status(RuntimeError()) is None
 
 
@@ -100,7 +100,7 @@ class Failing:
 def test_an_accident_is_mended() -> None:
     patient, call = RetryPolicy(5, 4), Failing(*[ConnectionResetError()] * 3)
     assert patient.run("read", call) == b"data"
-    told = patient.counters.told()
+    told = patient.counters.snapshot()
     assert (told["requests"], told["retries"], told["errors"], told["waiting"]) == ({"read": 1}, 3, {}, 0)
     assert sum(told["bins"]) == 1
 
@@ -110,7 +110,7 @@ def test_retries_are_bounded_and_the_error_is_the_last_one() -> None:
     with pytest.raises(Reply) as e:
         patient.run("read", call)
     assert (e.value.n, call.calls) == (2, 3)  # type: ignore[attr-defined]
-    assert patient.counters.told()["errors"] == {errno.EIO: 1}
+    assert patient.counters.snapshot()["errors"] == {errno.EIO: 1}
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(), PermissionError(), Reply(status=404)], ids=repr)
@@ -200,13 +200,13 @@ def test_a_coroutine_that_hangs_is_cancelled_and_tried_once_more(monkeypatch: py
     monkeypatch.setattr(retry, "clock", lambda: 0.2 * fs.begun)
     store = FsspecStore(fs, "root", patience=RetryPolicy(0.2, 4))
     began = time.monotonic()
-    with pytest.raises(NoAnswer, match="does not answer within") as e:
+    with pytest.raises(StoreTimeout, match="does not answer within") as e:
         read(store)
     assert 0.3 < time.monotonic() - began < 10
     assert (e.value.errno, e.value.filename) == (errno.ETIMEDOUT, "root/x")
     assert fs.begun == 2
     wait_until(lambda: fs.cancelled == 2)
-    assert store.patience.counters.told()["timeouts"] == 2
+    assert store.patience.counters.snapshot()["timeouts"] == 2
 
 
 def test_a_client_that_blocks_is_left_alone_and_the_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_a_silent_store_is_asked_one_thing_at_a_time() -> None:
 
 def test_any_answer_ends_the_silence() -> None:
     patient, wait = RetryPolicy(0.1, 0), threading.Event()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(StoreTimeout):
         patient.run("read", wait.wait, 5)
     assert patient.silent
     with pytest.raises(FileNotFoundError):
@@ -296,5 +296,5 @@ def test_an_archive_whose_server_says_nothing() -> None:
     pytest.importorskip("aiohttp")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"zip://::http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
-        with pytest.raises(NoAnswer):
+        with pytest.raises(StoreTimeout):
             open_store(url, patience=RetryPolicy(0.3, 0))

@@ -43,7 +43,7 @@ def walk(tree: Tree, number: int = ROOT, path: str = "") -> dict[str, bytes]:
     out: dict[str, bytes] = {}
     cookie = 0
     listed = list(entries(tree, number))
-    few = tree.few(number, 64)
+    few = tree.small_listing(number, 64)
     if few is not None and few != listed:
         raise AssertionError(f"{path}: {few}, but {listed}")
     for e in listed:

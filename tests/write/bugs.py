@@ -150,7 +150,7 @@ BUGS = [
     bug(
         "what had begun is not cleared up",
         "WriteBuffer.__init__",
-        "            writer.recover(Begun.told(begun))\n",
+        "            writer.recover(Begun.from_json(begun))\n",
         "            pass\n",
         "tests/write/test_conflicts.py",
     ),

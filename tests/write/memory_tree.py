@@ -64,7 +64,7 @@ class MemoryTree:
         # The server sets them.
         self.invalidate: Callable[[int, bytes], None] = lambda parent, name: None
         self.invalidate_content: Callable[[int], None] = lambda number: None
-        self.forget_content: Callable[[int], None] = lambda number: None
+        self.drop_content: Callable[[int], None] = lambda number: None
         self.shows_links = False
 
     # ---- looking
@@ -125,7 +125,7 @@ class MemoryTree:
     def shown_path(self, number: int) -> str:
         return str(number)
 
-    def few(self, number: int, most: int) -> list[EntryRow] | None:
+    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
         return None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:

@@ -186,7 +186,7 @@ def test_the_steps(place: Place) -> None:
     now = place.path.read_bytes()
     assert [(bytes(data), at) for data, at in entries] == [(now[0:16], 0), (now[32:48], 32)]
     assert notes == [Begun(place.key, [number, len(first), mtime_ns], head=HEADER)]
-    assert Begun.told(json.loads(json.dumps(notes[0]._asdict()))) == notes[0]
+    assert Begun.from_json(json.loads(json.dumps(notes[0]._asdict()))) == notes[0]
     assert checked == [now]
     assert place.identity[0] == number
     assert place.found == {0: b"more", 1: b"one", 2: b"and more"}
@@ -312,7 +312,7 @@ def test_killed_at_every_call(behind: bool, meshes: bool, tmp_path: Path) -> Non
         before = place.identity
         for _ in range(2):
             if log.exists():
-                place.writer.recover(Begun.told(json.loads(log.read_text())))
+                place.writer.recover(Begun.from_json(json.loads(log.read_text())))
             assert place.identity == before, at
         place.update(make)
         assert place.found == place.new, at

@@ -288,7 +288,7 @@ class ShardingIndexed(SinglePage):
     def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
         table = _Table.read(self, shard, old)
         if len(broken := table.broken()):
-            raise ValueError(f"its index leads nowhere: {table.told(int(broken[0]))}")
+            raise ValueError(f"its index leads nowhere: {table.describe(int(broken[0]))}")
         return table.framed(table.packed()) if table.present.any() else None
 
     def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
@@ -335,7 +335,7 @@ class _Table:
         found: Bool = combine(starts, sizes)
         return found
 
-    def told(self, slot: int) -> str:
+    def describe(self, slot: int) -> str:
         """Return a description of a row for messages."""
         start, size = self.rows[slot].tolist()
         return f"slot {slot} has offset {start} and nbytes {size} in an object of {self.size} bytes"
@@ -390,7 +390,7 @@ class _Table:
         total = self._end if self._at_start else self._end + self.nbytes
         found = np.setdiff1d(self._doubtful, self._outside(total), assume_unique=True)
         if len(found):
-            raise ValueError(f"its index leads nowhere, but then would to new bytes: {self.told(int(found[0]))}")
+            raise ValueError(f"its index leads nowhere, but then would to new bytes: {self.describe(int(found[0]))}")
         raw = self.rows.astype(self._dtype).tobytes()
         crc = int(google_crc32c.value(raw)).to_bytes(4, "little") if self._encoding.crc32c else b""
         raw = self._encoding.header + raw + crc

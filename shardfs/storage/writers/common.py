@@ -38,7 +38,7 @@ class Begun(NamedTuple):
     head: int = 0
 
     @classmethod
-    def told(cls, meta: Mapping[str, Any]) -> Self:
+    def from_json(cls, meta: Mapping[str, Any]) -> Self:
         """Rebuild a note from its `_asdict` form. Fields that an earlier version did not write get their defaults."""
         return cls(**{name: meta[name] for name in cls._fields if name in meta})
 

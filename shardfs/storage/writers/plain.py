@@ -12,7 +12,7 @@ from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import UnsupportedError, errno_of, message
 from shardfs.storage import syscalls
 from shardfs.storage.remote import FsspecStore, stat_of_info, store_errors
-from shardfs.storage.retry import RetryPolicy, is_accident
+from shardfs.storage.retry import RetryPolicy, is_transient
 from shardfs.storage.writers.objects import PUT_S, Changed, Known, is_abandoned, temporary_path
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class PlainObjects:
                 self._clean(directory, path)
                 self._remove(path)
         except OSError as e:
-            if is_accident(e) or is_accident(e.__cause__ or e):
+            if is_transient(e) or is_transient(e.__cause__ or e):
                 raise OSError(errno_of(e), f"cannot try out writing: {message(e)}. Try again later") from e
             raise UnsupportedError(f"this store cannot be written: {message(e)}") from e
 

@@ -22,7 +22,7 @@ from shardfs.model.blobs import ByteRange, Piece, Plan
 from shardfs.model.write_plan import joined, piece_size
 from shardfs.storage import syscalls
 from shardfs.storage.remote import store_errors
-from shardfs.storage.retry import RetryPolicy, http_status, is_accident
+from shardfs.storage.retry import RetryPolicy, http_status, is_transient
 from shardfs.storage.store import MAX_GAP, MAX_MERGED, coalesce
 from shardfs.storage.writers.common import PlannedBlob, part_of
 from shardfs.storage.writers.objects import (
@@ -338,7 +338,7 @@ class S3Objects:
 
 def _is_unknown(error: OSError) -> bool:
     """Return whether the store answers that it does not know the condition of a request."""
-    return http_status(error) in (400, 501) and not is_accident(error)
+    return http_status(error) in (400, 501) and not is_transient(error)
 
 
 @contextmanager
