@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
@@ -14,7 +15,7 @@ from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from shardfs.storage.store import MAX_GAP, MAX_MERGED, OWN, DirEntry, coalesce
+from shardfs.storage.store import OWN, DirEntry, read_merged
 
 
 class FsspecBlob:
@@ -83,26 +84,17 @@ class FsspecStore:
         path = self.path(key)
         if len(requests) == 1:
             return [self._read_one(path, requests[0])]
-        out: list[bytes] = [b""] * len(requests)
-        ranges = []
-        for i, r in enumerate(requests):
-            if isinstance(r, Suffix):
-                out[i] = self._read_one(path, r)
-            elif r.stop > r.start:
-                ranges.append((i, r))
-        merged = coalesce([r for _, r in ranges], MAX_GAP, MAX_MERGED)
-        if not merged:
-            return out
+        ranges = [r for r in requests if isinstance(r, ByteRange)]
+        parts = iter(read_merged(ranges, partial(self._read_ranges, path)))
+        return [self._read_one(path, r) if isinstance(r, Suffix) else next(parts) for r in requests]
+
+    def _read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
         with store_errors(path):
-            got = self._ask_for_ranges(path, [r for r, _ in merged])
-            parts = [_bytes_or_raise(data) for data in got]
+            parts = [_bytes_or_raise(data) for data in self._ask_for_ranges(path, ranges)]
         self.patience.counters.received(sum(map(len, parts)))
-        for (whole, members), data in zip(merged, parts, strict=True):
-            _require_part(data, whole.stop - whole.start, path)
-            for m in members:
-                i, r = ranges[m]
-                out[i] = bytes(data[r.start - whole.start : r.stop - whole.start])
-        return out
+        for data, r in zip(parts, ranges, strict=True):
+            _require_part(data, r.stop - r.start, path)
+        return parts
 
     def _read_one(self, path: str, request: ByteRequest) -> bytes:
         wanted = request.size if isinstance(request, Suffix) else request.stop - request.start

@@ -16,17 +16,10 @@ from shardfs.storage.local import LocalBlob
 if TYPE_CHECKING:
     from shardfs.model.blobs import Plan
     from shardfs.storage.local import LocalStore
+    from shardfs.storage.writers.directories import ObjectPlace
 
 MAX_JOINED = 1 << 20
 """Bytes. Pieces in memory are joined up to about this size before they are written."""
-
-
-class ObjectPlace(NamedTuple):
-    """The name of an object in an open directory; `at` is the directory's descriptor."""
-
-    key: str
-    at: int
-    name: str
 
 
 class Old(NamedTuple):
@@ -110,15 +103,6 @@ def identity_at(name: str, at: int) -> list[int] | None:
 def identity_in(info: os.stat_result) -> list[int]:
     """Return the `identity` from the result of `os.stat`."""
     return [info.st_ino, info.st_size, info.st_mtime_ns]
-
-
-def directory_identity(path: str) -> tuple[int, int] | None:
-    """Return the device and inode number of a directory; None if there is none at this path."""
-    try:
-        info = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return (info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else None
 
 
 def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shardfs.model.blobs import Blob, Plan, Stat
-    from shardfs.storage.writers.files import ObjectPlace
+    from shardfs.storage.writers.directories import ObjectPlace
 
 
 class Change(NamedTuple):
