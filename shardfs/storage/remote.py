@@ -73,11 +73,15 @@ class FsspecStore:
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
         return stat_of_info(info)
 
+    def ask(self, kind: str, path: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Send a request with time-outs and retries, and convert the client's exceptions to OSError."""
+        with store_errors(path):
+            return self.patience.run(kind, method, *args, **kwargs)
+
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
         path = self.path(key)
-        with store_errors(path):
-            return cast("Mapping[str, Any]", self.patience.run("stat", self.fs.info, path))
+        return cast("Mapping[str, Any]", self.ask("stat", path, self.fs.info, path))
 
     def read(self, key: str, requests: Sequence[ByteRequest]) -> list[bytes]:
         self._waiting()
@@ -124,8 +128,8 @@ class FsspecStore:
 
         May return more than `limit` bytes.
         """
-        nothing: list[int | None] = [None] * len(paths)  # `cat` would treat brackets in a path as a pattern
-        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), nothing, nothing, on_error="return")
+        whole: list[int | None] = [None] * len(paths)  # `cat` would treat brackets in a path as a pattern
+        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), whole, whole, on_error="return")
         return cast("list[bytes | Exception]", found)
 
     def entry(self, key: str) -> DirEntry:
@@ -137,23 +141,18 @@ class FsspecStore:
         self._waiting()
         path = self.path(key)
         try:
-            with store_errors(path):
-                listed = self.patience.run("list", self.fs.ls, path, detail=True)
+            listed = self.ask("list", path, self.fs.ls, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return
         directories = {info["name"].rstrip("/") for info in listed if info.get("type") == "directory"}
         for info in listed:
-            name = info["name"].rstrip("/").rsplit("/", 1)[-1]
-            if info["name"].rstrip("/") == path or not name:
+            directory, name = info.get("type") == "directory", info["name"].rstrip("/").rsplit("/", 1)[-1]
+            if info["name"].rstrip("/") == path:
                 continue  # some stores list the directory's own marker object
-            if info.get("type") != "directory" and info["name"] in directories:
+            if not directory and info["name"] in directories:
                 continue  # object stores may have both; lookups find the directory
-            if name.startswith(OWN):
-                continue
-            if name in (".", "..") or "/" in name or "\0" in name:
-                continue
-            directory = info.get("type") == "directory"
-            yield DirEntry(name, directory, None if directory or info.get("size") is None else stat_of_info(info))
+            if name not in ("", ".", "..") and "\0" not in name and not name.startswith(OWN):
+                yield DirEntry(name, directory, None if directory or info.get("size") is None else stat_of_info(info))
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         self._waiting()
@@ -229,11 +228,10 @@ def _mtime_ns(info: Mapping[str, Any]) -> int:
 
 def stat_of_info(info: Mapping[str, Any]) -> Stat:
     """Convert fsspec's `info` of an object to a `Stat`. Raise OSError if the size is missing."""
-    ns = _mtime_ns(info)
-    size = info.get("size")
-    if size is None:
-        raise OSError(errno.EIO, "the store does not tell the size", info.get("name"))
-    return tagged(info.get("ETag") or info.get("etag") or info.get("generation"), int(size), ns)
+    if info.get("size") is None:
+        why = "the store does not report the size, without which the object cannot be read; use another kind of store"
+        raise OSError(errno.EIO, why, info.get("name"))
+    return tagged(info.get("ETag") or info.get("etag") or info.get("generation"), int(info["size"]), _mtime_ns(info))
 
 
 def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:

@@ -87,7 +87,8 @@ def describe(owner: dict[str, Any]) -> str:
     return words
 
 
-def _about_us(mountpoint: str, source: str) -> dict[str, Any]:
+def owner_record(mountpoint: str, source: str) -> dict[str, Any]:
+    """Return the record of this process, for a lock that it holds."""
     return {
         "sources": names(source) if source else [],
         "host": socket.gethostname(),

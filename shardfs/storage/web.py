@@ -86,8 +86,7 @@ class WebStore(FsspecStore):
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
         url = self.path(key)
-        with store_errors(url):
-            return cast("Mapping[str, Any]", self.patience.run("stat", self._head, url))
+        return cast("Mapping[str, Any]", self.ask("stat", url, self._head, url))
 
     def entry(self, key: str) -> DirEntry:
         """Look up one name. An HTML page may be the listing of a directory; its size may be unknown."""
@@ -126,8 +125,8 @@ class WebStore(FsspecStore):
         self._waiting()
         url = self.path(key).rstrip("/") + "/"
         names: dict[str, bool] = {}
-        with suppress(FileNotFoundError, NotADirectoryError), store_errors(url):
-            names = self.patience.run("list", self._listing, url)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = self.ask("list", url, self._listing, url)
         entries = [DirEntry(name, directory, None) for name, directory in names.items() if not name.startswith(OWN)]
         self._lists |= bool(entries)
         yield from entries

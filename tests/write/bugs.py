@@ -81,9 +81,9 @@ BUGS = [
         (
             ("written", "        syscalls.fsync(fd)\n    except BaseException:", "    except BaseException:"),
             (
-                "LocalWriter._updated",
-                "                    return stat_of(new)\n",
-                "                    syscalls.fsync(fd)\n                    return stat_of(new)\n",
+                "LocalWriter._attempt",
+                "            return stat_of(new)\n",
+                "            syscalls.fsync(fd)\n            return stat_of(new)\n",
             ),
         ),
         (POWER,),
@@ -91,8 +91,8 @@ BUGS = [
     bug(
         "what is appended to a shard is not synced before entries lead there",
         "_append",
-        "os.fstat(fd), nothing)))\n    syscalls.fsync(fd)\n",
-        "os.fstat(fd), nothing)))\n",
+        "    check(new)\n    syscalls.fsync(fd)\n",
+        "    check(new)\n",
         LYING,
     ),
     bug(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from shardfs.model.errors import UnsupportedError, errno_of, message
 from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
-from shardfs.storage.writers.common import Begun, Make, Writer
+from shardfs.storage.writers.common import Begun, Changed, Make, Writer
 from shardfs.storage.writers.gcs import GcsObjects
 from shardfs.storage.writers.lease import Lease
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.storage.writers.memory import MemoryObjects
-from shardfs.storage.writers.objects import Changed, ObjectWriter
+from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.plain import PlainObjects
 from shardfs.storage.writers.s3 import S3Objects
 
@@ -51,7 +51,7 @@ def open_writer(
     if isinstance(store, LocalStore):
         return LocalWriter(store, replace_links=replace_links)
     if not isinstance(store, FsspecStore):
-        raise UnsupportedError("this kind of store cannot be written")
+        raise UnsupportedError("this kind of store cannot be written; mount it read-only")
     protocols = {store.fs.protocol} if isinstance(store.fs.protocol, str) else set(store.fs.protocol)
     kind = next((kind for protocol, kind in _OBJECTS.items() if protocol in protocols), PlainObjects)
     objects, root = kind(store), store.path("")

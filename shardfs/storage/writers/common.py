@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import random
 import re
 import secrets
+import time
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
@@ -191,9 +193,25 @@ def _only_local(key: str) -> UnsupportedError:
     return UnsupportedError(f"{key}: {why}; use a local copy of the source for this")
 
 
-def outrun(key: str, seconds: float) -> StaleShardError:
-    """Return the error for an update that failed for `seconds` because other writers were faster."""
-    return StaleShardError(f"{key}: other writers kept replacing it for {seconds:g} s; try again when they have ended")
+class Changed(Exception):
+    """Another writer changed the object after it was read. The attempt to change it had no effect."""
+
+
+def repeated(key: str, race_s: float, attempt: Callable[[], Stat | None], pause_s: float = 0.0) -> Stat | None:
+    """Return the result of `attempt`, which is called again while it raises Changed.
+
+    Raise StaleShardError after `race_s` seconds. A random pause of at most `pause_s` seconds follows each attempt, so
+    that two writers do not collide again.
+    """
+    deadline = time.monotonic() + race_s
+    while True:
+        try:
+            return attempt()
+        except Changed:
+            if time.monotonic() > deadline:
+                why = f"other writers kept replacing it for {race_s:g} s; try again when they have ended"
+                raise StaleShardError(f"{key}: {why}") from None
+        time.sleep(random.uniform(0.0, pause_s))
 
 
 def require_inside(key: str) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import sync_wrapper
 
-from shardfs.storage.writers.objects import MARK, Changed, Known, Objects, Requests, age_s
+from shardfs.storage.writers.common import Changed
+from shardfs.storage.writers.objects import MARK, Known, Objects, Requests, age_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.model.errors import BusyError, message
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, describe, owner_in, read_owner
-from shardfs.storage.writers.common import PlannedBlob
-from shardfs.storage.writers.objects import PAUSE_S, Changed, Known, put_once, remove_once
+from shardfs.storage.writers.common import Changed, PlannedBlob
+from shardfs.storage.writers.objects import PAUSE_S, Known, put_once, remove_once
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange
@@ -18,18 +18,17 @@ from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.writers import in_place as in_its_place
-from shardfs.storage.writers.common import Begun, Make, Writer, nobody, outrun, temporary_name
-from shardfs.storage.writers.directories import Directories, TemporaryFiles
-from shardfs.storage.writers.files import identity_at, open_old
+from shardfs.storage.writers.common import Begun, Changed, Make, Writer, nobody, repeated, temporary_name
+from shardfs.storage.writers.files import DIRECTORY, SourceDirectories, TemporaryFiles, identity_at, open_old
 from shardfs.storage.writers.replace import locked, name_new, settle, switch, synced, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from shardfs.model.blobs import Blob, Stat
     from shardfs.storage.local import LocalStore
-    from shardfs.storage.writers.directories import ObjectPlace
+    from shardfs.storage.writers.files import ObjectPlace
 
 LOCK_S = 120.0
 """Seconds to wait for the lock of another writer."""
@@ -53,8 +52,8 @@ class LocalWriter(Writer):
         self, store: LocalStore, *, replace_links: bool = False, lock_s: float = LOCK_S, race_s: float = RACE_S
     ) -> None:
         self._store, self._replace_links, self._lock_s, self._race_s = store, replace_links, lock_s, race_s
-        self._directories = Directories(store)
-        self.temporary_files = TemporaryFiles(self._directories)
+        self._directories = SourceDirectories(store)
+        self.temporary_files = TemporaryFiles(store)
         # Updates by key that failed after the switch, and whose cleanup failed, too.
         self._unsettled: dict[str, Begun] = {}
 
@@ -91,7 +90,11 @@ class LocalWriter(Writer):
             self.temporary_files.sweep_once(directory)
             self._directories.make_durable(directory)
             with locked(place, self._lock_s):
-                return self._updated(place, make, begun, check, in_place)
+                if key in self._unsettled:
+                    settle(place, self._unsettled[key])
+                    del self._unsettled[key]
+                attempt = partial(self._attempt, place, make, begun, check, in_place)
+                return repeated(key, self._race_s, attempt)
 
     def recover(self, begun: Begun) -> None:
         if begun.temp or begun.head:
@@ -105,7 +108,7 @@ class LocalWriter(Writer):
     def recovered(self) -> None:
         self.temporary_files.allow()
 
-    def _updated(
+    def _attempt(
         self,
         place: ObjectPlace,
         make: Make,
@@ -113,40 +116,30 @@ class LocalWriter(Writer):
         check: Callable[[Blob], None],
         in_place: int,
     ) -> Stat | None:
-        deadline = time.monotonic() + self._race_s
-        if place.key in self._unsettled:
-            settle(place, self._unsettled[place.key])
-            del self._unsettled[place.key]
-        while time.monotonic() < deadline:
-            old, base, linked = open_old(self._store, place, replace_links=self._replace_links)
-            plan = make(old)
-            if is_same(plan, None if old is None else old.stat().size):
-                return synced(place, old)
-            if old is not None and plan is not None and not linked:
-                change = in_its_place.change_of(plan, old, in_place)
-                if change is not None:
-                    if (stat := self._changed(place, old, change, begun, check)) is not None:
-                        return stat
-                    continue
-            note = Begun(place.key, base, temporary_name())
-            if plan is None:
-                if self._switched(place, note, begun):
-                    return None
-                continue
-            try:
-                fd = written(place, note.temp, old, plan, check, alike=not linked)
-            except OSError:
-                # Another writer may have truncated the old file during the copy.
-                if identity_at(place.name, place.at) != note.base:
-                    continue
-                raise
-            try:
-                new = os.fstat(fd)
-                if self._switched(place, note._replace(temp_ino=new.st_ino), begun):
-                    return stat_of(new)
-            finally:
-                os.close(fd)
-        raise outrun(place.key, self._race_s)
+        old, base, linked = open_old(self._store, place, replace_links=self._replace_links)
+        plan = make(old)
+        if is_same(plan, None if old is None else old.stat().size):
+            return synced(place, old)
+        if old is not None and plan is not None and not linked:
+            change = in_its_place.change_of(plan, old, in_place)
+            if change is not None:
+                return self._changed(place, old, change, begun, check)
+        note = Begun(place.key, base, temporary_name())
+        if plan is None:
+            self._switch(place, note, begun)
+            return None
+        try:
+            fd = written(place, note.temp, old, plan, check, alike=not linked)
+        except OSError as e:
+            if identity_at(place.name, place.at) != base:  # another writer may have truncated the old file
+                raise Changed from e
+            raise
+        try:
+            new = os.fstat(fd)
+            self._switch(place, note._replace(temp_ino=new.st_ino), begun)
+            return stat_of(new)
+        finally:
+            os.close(fd)
 
     def _changed(
         self,
@@ -155,7 +148,7 @@ class LocalWriter(Writer):
         change: in_its_place.Change,
         begun: Callable[[Begun], None],
         check: Callable[[Blob], None],
-    ) -> Stat | None:
+    ) -> Stat:
         """Call `in_place.changed`. If it fails after `begun`, the update stays in `_unsettled`."""
 
         def noted(note: Begun) -> None:
@@ -164,24 +157,25 @@ class LocalWriter(Writer):
 
         stat = in_its_place.changed(place, old, change, noted, check)
         self._unsettled.pop(place.key, None)
+        if stat is None:
+            raise Changed
         return stat
 
-    def _switched(self, place: ObjectPlace, note: Begun, begun: Callable[[Begun], None]) -> bool:
-        """Switch to the new version and return whether the switch succeeded.
-
-        If not, another writer was faster, and nothing of this update remains.
-        """
+    def _switch(self, place: ObjectPlace, note: Begun, begun: Callable[[Begun], None]) -> None:
+        """Switch to the new version. If another writer was faster, raise Changed; nothing of this update remains."""
         try:
-            if identity_at(place.name, place.at) != note.base:
-                return settle(place, note)
-            begun(note)
-            return switch(place, note)
+            is_current = identity_at(place.name, place.at) == note.base
+            if is_current:
+                begun(note)
+            switched = switch(place, note) if is_current else settle(place, note)
         except BaseException:
             try:
                 settle(place, note)
             except OSError:
                 self._unsettled[place.key] = note
             raise
+        if not switched:
+            raise Changed
 
     # ---- plain files and directories
 
@@ -207,7 +201,7 @@ class LocalWriter(Writer):
             (syscalls.rename_new if noreplace else syscalls.rename)(a.name, b.name, a.at, b.at)
 
     def sync_directory(self, key: str) -> None:
-        with self._directories.opened(key) as at:
+        with self._store.opened(key, DIRECTORY) as at:
             syscalls.fsync_directory(at)
 
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
@@ -233,14 +227,8 @@ class LocalWriter(Writer):
                 raise OSError(number, os.strerror(number), key)
             return syscalls.open(f"/proc/self/fd/{fd}", flags & ~os.O_NOFOLLOW)
 
-    @contextmanager
-    def named(self, key: str, *, follow: bool = True) -> Iterator[int]:
-        fd = os.open(self._store.path(key), os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
-        try:
-            self._store.confined(fd, key)
-            yield fd
-        finally:
-            os.close(fd)
+    def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
+        return self._store.opened(key, os.O_PATH | (0 if follow else os.O_NOFOLLOW))
 
     def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
         with self.named(key, follow=follow) as fd:
@@ -281,7 +269,7 @@ class LocalWriter(Writer):
 
     def links(self, key: str) -> dict[str, str]:
         found = {}
-        with suppress(OSError), self._directories.opened(key) as at, os.scandir(at) as entries:
+        with suppress(OSError), self._store.opened(key, DIRECTORY) as at, os.scandir(at) as entries:
             for name in (e.name for e in entries if e.is_symlink()):
                 with suppress(OSError):  # another program has removed the link meanwhile
                     found[name] = os.readlink(name, dir_fd=at)

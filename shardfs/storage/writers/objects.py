@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import secrets
-import time
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -26,12 +24,13 @@ from shardfs.storage.retry import RetryPolicy, http_status
 from shardfs.storage.store import read_merged
 from shardfs.storage.writers.common import (
     Begun,
+    Changed,
     Make,
     PlannedBlob,
     Writer,
     is_temporary,
     nobody,
-    outrun,
+    repeated,
     require_inside,
 )
 
@@ -56,7 +55,7 @@ RACE_S = 60.0
 """Seconds during which an update is retried because another writer was faster."""
 
 PAUSE_S = 0.05
-"""Longest pause in seconds before an update is retried. A random pause keeps two writers from colliding again."""
+"""Longest pause in seconds before an update is retried."""
 
 ABANDONED_S = 3600.0
 """Age in seconds from which a temporary object belongs to no running writer: all retries of a writer take minutes."""
@@ -65,10 +64,6 @@ ABANDONED_S = 3600.0
 def is_abandoned(path: str, age_s: float) -> bool:
     """Return whether a crashed writer left the object behind."""
     return age_s > ABANDONED_S and is_temporary(path.rpartition("/")[2])
-
-
-class Changed(Exception):
-    """Another writer changed the object after it was read. The request had no effect."""
 
 
 class Known(NamedTuple):
@@ -267,21 +262,15 @@ class ObjectWriter(Writer):
         check: Callable[[Blob], None] = nobody,
         in_place: int = 0,
     ) -> Stat | None:
-        path, deadline = self._path(key), time.monotonic() + self._race_s
         try:
-            while True:
-                try:
-                    return self._attempt(key, path, make, begun, check)
-                except Changed:
-                    if time.monotonic() > deadline:
-                        raise outrun(key, self._race_s) from None
-                    time.sleep(random.uniform(0.0, PAUSE_S))
+            return repeated(key, self._race_s, partial(self._attempt, key, make, begun, check), PAUSE_S)
         finally:
             self._store.reopen(key)
 
     def _attempt(
-        self, key: str, path: str, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
+        self, key: str, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
     ) -> Stat | None:
+        path = self._path(key)
         found = self._objects.look(path, FIRST)
         old = None if found is None else PinnedBlob(self._objects, path, *found)
         plan, base = make(old), None if old is None else old.known

@@ -12,9 +12,8 @@ from shardfs.model.errors import UnsupportedError, errno_of, message
 from shardfs.storage import syscalls
 from shardfs.storage.remote import stat_of_info, store_errors
 from shardfs.storage.retry import is_transient
-from shardfs.storage.writers.common import temporary_name
+from shardfs.storage.writers.common import Changed, temporary_name
 from shardfs.storage.writers.objects import (
-    Changed,
     Known,
     Objects,
     Requests,

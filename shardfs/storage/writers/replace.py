@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, Plan, Stat
     from shardfs.storage.writers.common import Begun
-    from shardfs.storage.writers.directories import ObjectPlace
+    from shardfs.storage.writers.files import ObjectPlace
 
 log = logging.getLogger("shardfs")
 
@@ -212,4 +212,5 @@ def _put_back(place: ObjectPlace, note: Begun) -> None:
             syscalls.exchange(note.temp, place.name, place.at, place.at)
     syscalls.fsync_directory(place.at)
     if identity_at(note.temp, place.at) is not None:
-        log.error("%s: two others have replaced it at once; the earlier version is in %s", place.key, note.temp)
+        why = "two other writers replaced it at the same time; look whether the newer version has all changes"
+        log.error("%s: %s. The earlier version is in %s", place.key, why, note.temp)

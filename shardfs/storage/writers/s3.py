@@ -20,8 +20,8 @@ from shardfs.model.blobs import ByteRange, Piece, Plan
 from shardfs.model.write_plan import joined, piece_size
 from shardfs.storage.retry import http_status, is_transient
 from shardfs.storage.writers import objects
-from shardfs.storage.writers.common import PlannedBlob, part_of, temporary_name
-from shardfs.storage.writers.objects import MARK, Changed, Known, Objects, Requests
+from shardfs.storage.writers.common import Changed, PlannedBlob, part_of, temporary_name
+from shardfs.storage.writers.objects import MARK, Known, Objects, Requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,33 +30,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MIN_PART = 5 << 20
-"""Bytes. S3 accepts a smaller part only as the last one."""
-
-MAX_PART = 8 << 20
-"""Most bytes of one uploaded part."""
-
-MAX_COPY = 256 << 20
-"""Most bytes of one part that the store copies."""
-
 MAX_PARTS = 10_000
 
-MAX_WHOLE = 32 << 20
-"""Bytes. Larger objects are uploaded in parts, because an upload in one request holds up to two copies in memory."""
-
 AT_ONCE = 4
-"""Parts uploaded in parallel. The memory of an update is about `AT_ONCE` times `MAX_PART`."""
+"""Parts uploaded in parallel. The memory of an update is about `AT_ONCE` times `max_part`."""
 
 _KEPT = ("ContentType", "ContentEncoding", "ContentLanguage", "ContentDisposition", "CacheControl", "Metadata")
 
 
 class MultipartLimits(NamedTuple):
-    """Sizes in bytes that decide how an object is uploaded. Tests use smaller ones."""
+    """Sizes in bytes that decide how an object is uploaded. Tests use smaller ones.
 
-    min_part: int = MIN_PART
-    max_part: int = MAX_PART
-    max_copy: int = MAX_COPY
-    max_whole: int = MAX_WHOLE
+    Args:
+        min_part: the smallest part but the last one. S3 accepts no smaller ones.
+        max_part: the largest part that is uploaded.
+        max_copy: the largest part that the store copies.
+        max_whole: the largest object that is uploaded in one request, which holds up to two copies in memory.
+    """
+
+    min_part: int = 5 << 20
+    max_part: int = 8 << 20
+    max_copy: int = 256 << 20
+    max_whole: int = 32 << 20
 
     def to_hold(self, size: int) -> MultipartLimits:
         """Return the limits for an object of `size` bytes.
@@ -151,11 +146,11 @@ class S3Objects(Objects):
     def _parts_are_refused(self) -> bool:
         path = f"{self._root}/{temporary_name()}"
         known = self._probe(path)
-        upload = self._change("create_multipart_upload", path)["UploadId"]
-        part = self._change("upload_part", path, UploadId=upload, PartNumber=1, Body=b"2")["ETag"]
-        words = {"UploadId": upload, "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": part}]}}
-        refused = self._refuses("complete_multipart_upload", path, IfMatch='"0"', **words)
-        self.abandon(path, upload)
+        upload = {"UploadId": self._change("create_multipart_upload", path)["UploadId"]}
+        part = self._change("upload_part", path, PartNumber=1, Body=b"2", **upload)["ETag"]
+        parts = {"Parts": [{"PartNumber": 1, "ETag": part}]}
+        refused = self._refuses("complete_multipart_upload", path, IfMatch='"0"', MultipartUpload=parts, **upload)
+        self.abandon(path, upload["UploadId"])
         found = self.head(path)
         if found is not None:
             objects.remove_once(self, path, found)
