@@ -1,4 +1,4 @@
-"""Views of blobs: a slice, decoded bytes, a replaced beginning, two files joined, a fallback."""
+"""Views of blobs: a slice, decoded bytes, two files joined, a fallback."""
 
 from __future__ import annotations
 
@@ -56,24 +56,6 @@ class BytesBlob:
         return [self._data[slice(*absolute(r, len(self._data)))] for r in requests]
 
 
-class HeadedBlob:
-    """Another blob with other bytes in place of its beginning. `fd` is valid only after these bytes."""
-
-    __slots__ = ("__weakref__", "_blob", "_head", "base", "fd")
-
-    def __init__(self, head: bytes, blob: Blob) -> None:
-        self._head, self._blob = head, blob
-        self.fd, self.base = blob.fd, blob.base
-
-    def stat(self) -> Stat:
-        return self._blob.stat()
-
-    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        wanted = [absolute(r, self.stat().size) for r in requests]
-        heads = [self._head[r.start : r.stop] for r in wanted]
-        return [head + data[len(head) :] for head, data in zip(heads, self._blob.read(wanted), strict=True)]
-
-
 class PairBlob:
     """The concatenation of the index file and the data file of a precomputed shard in its obsolete form.
 
@@ -88,23 +70,18 @@ class PairBlob:
         self.fd, self.base = data.fd, data.base - head
 
     def stat(self) -> Stat:
-        a = self._index.stat()
-        b = self._of_data(lambda data: data.stat())
+        a, b = self._index.stat(), self._of_data(lambda data: data.stat())
         return Stat(self._head + b.size, max(a.mtime_ns, b.mtime_ns), (a.version, b.version))
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        out = []
-        for r in requests:
-            if isinstance(r, Suffix):
-                out += self._read_data(r)
-            elif r.stop <= self._head:
-                out += self._index.read([r])
-            else:
-                out += self._read_data(ByteRange(max(r.start - self._head, 0), r.stop - self._head))
-        return out
+        return [self._read(r) for r in requests]
 
-    def _read_data(self, request: ByteRequest) -> list[bytes]:
-        return self._of_data(lambda data: data.read([request]))
+    def _read(self, request: ByteRequest) -> bytes:
+        if isinstance(request, ByteRange) and request.stop <= self._head:
+            return self._index.read([request])[0]
+        if isinstance(request, ByteRange):
+            request = ByteRange(max(request.start - self._head, 0), request.stop - self._head)
+        return self._of_data(lambda data: data.read([request]))[0]
 
     def _of_data(self, ask: Callable[[Blob], T]) -> T:
         """Return `ask` of the data file.

@@ -8,7 +8,7 @@ import resource
 import stat as stat_module
 import threading
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat
@@ -113,7 +113,7 @@ class LocalStore:
         self._lock = threading.Lock()
 
     def path(self, key: str) -> str:
-        """Return the path of a file. The caller must check the opened file with `confined`."""
+        """Return the path of a file. A caller that opens it must use `confined`."""
         return self._inside + key if key else self.root
 
     def confined(self, fd: int, key: str) -> None:
@@ -125,6 +125,25 @@ class LocalStore:
         if real != self.root and not real.startswith(self._inside):
             why = f"a symbolic link leads out of the source to {real}, and -o symlinks=follow was not given"
             raise PermissionError(errno.EACCES, why, key)
+
+    def descriptor(self, key: str, flags: int) -> int:
+        """Open a file or directory; raise PermissionError if it is outside the source. The caller closes it."""
+        fd = os.open(self.path(key), flags | os.O_CLOEXEC)
+        try:
+            self.confined(fd, key)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    @contextmanager
+    def opened(self, key: str, flags: int) -> Iterator[int]:
+        """Open a file or directory inside the source, and close it afterwards."""
+        fd = self.descriptor(key, flags)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def open(self, key: str) -> LocalBlob:
         blob = self._blobs.get(key)
@@ -149,14 +168,10 @@ class LocalStore:
         return blob
 
     def _open(self, key: str) -> LocalBlob:
-        fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a FIFO must not block
+        fd = self.descriptor(key, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO must not block
         try:
-            self.confined(fd, key)
             info = os.fstat(fd)
-            if stat_module.S_ISDIR(info.st_mode):
-                raise IsADirectoryError(errno.EISDIR, "is a directory", key)
-            if not stat_module.S_ISREG(info.st_mode):
-                raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
+            require_file(info, key)
             return LocalBlob(fd, info, self._waiting)
         except BaseException:
             os.close(fd)
@@ -185,24 +200,19 @@ class LocalStore:
                 self._blobs.pop(known, None)
 
     def entry(self, key: str) -> DirEntry:
-        fd = os.open(self.path(key), os.O_PATH | os.O_CLOEXEC)
+        fd = self.descriptor(key, os.O_PATH)
         try:
-            self.confined(fd, key)
             info = os.fstat(fd)
         finally:
             os.close(fd)
-        directory = stat_module.S_ISDIR(info.st_mode)
-        if not directory and not stat_module.S_ISREG(info.st_mode):
-            raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
-        return DirEntry(key.rsplit("/", 1)[-1], directory, stat_of(info))
+        return DirEntry(key.rsplit("/", 1)[-1], is_directory(info, key), stat_of(info))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         try:
-            fd = os.open(self.path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = self.descriptor(key, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
             return
         try:
-            self.confined(fd, key)
             self._waiting()
             with os.scandir(fd) as entries:
                 for e in entries:
@@ -212,13 +222,10 @@ class LocalStore:
             os.close(fd)
 
     def _listed(self, parent: str, e: os.DirEntry[str]) -> DirEntry:
-        if e.is_symlink():
-            try:
-                return self.entry(f"{parent}/{e.name}" if parent else e.name)
-            except OSError:
-                return DirEntry(e.name, False, None)  # the name is listed, and opening it raises the error
         directory = e.is_dir(follow_symlinks=False)
-        with suppress(OSError):
+        with suppress(OSError):  # the name is listed without attributes, and opening it raises the error
+            if e.is_symlink():
+                return self.entry(f"{parent}/{e.name}" if parent else e.name)
             info = e.stat(follow_symlinks=False)
             if directory or stat_module.S_ISREG(info.st_mode):
                 return DirEntry(e.name, directory, stat_of(info))
@@ -237,6 +244,19 @@ class LocalStore:
 
     def statvfs(self) -> os.statvfs_result:
         return os.statvfs(self.root)
+
+
+def is_directory(info: os.stat_result, key: str) -> bool:
+    """Return whether it is a directory, not a file. Raise PermissionError for a device, a socket or a pipe."""
+    if not stat_module.S_ISDIR(info.st_mode) and not stat_module.S_ISREG(info.st_mode):
+        raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
+    return stat_module.S_ISDIR(info.st_mode)
+
+
+def require_file(info: os.stat_result, key: str) -> None:
+    """Raise OSError unless it is a regular file."""
+    if is_directory(info, key):
+        raise IsADirectoryError(errno.EISDIR, "is a directory", key)
 
 
 def stat_of(info: os.stat_result) -> Stat:

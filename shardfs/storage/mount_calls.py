@@ -14,10 +14,13 @@ EMPTY_PATH, BENEATH = 0x4, 0x200  # move_mount(2)
 AT_FDCWD = -100
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
 def detach(mountpoint: str, *, lazy: bool) -> None:
     """Detach the topmost mount at `mountpoint`. Raise EBUSY if programs use the mount, unless `lazy`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    _check(libc.umount2(os.fsencode(mountpoint), DETACH if lazy else 0), mountpoint)
+    _check(_libc.umount2(os.fsencode(mountpoint), DETACH if lazy else 0), mountpoint)
 
 
 def clone(path: str) -> int:
@@ -35,10 +38,8 @@ def attach(mount: int, mountpoint: str, *, beneath: bool) -> None:
 
 
 def _call(number: int, path: str, *arguments: int | bytes) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
     words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    return _check(libc.syscall(ctypes.c_long(number), *words), path)
+    return _check(_libc.syscall(ctypes.c_long(number), *words), path)
 
 
 def _check(result: int, path: str) -> int:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 FS_TYPE = "fuse.shardfs"
 
@@ -81,10 +80,7 @@ def entries(process: int | str = "self") -> Iterator[MountInfo]:
 
 
 def mount_type(mountpoint: str) -> str | None:
-    """Return the type of the topmost file system at exactly this path; None if there is none.
-
-    Does not access the path.
-    """
+    """Return the type of the file system that `mounted_at` finds; None if there is none."""
     found = mounted_at(mountpoint)
     return None if found is None else found.type
 
@@ -136,10 +132,12 @@ def _unescaped(path: str) -> str:
 def mounts(mountpoint: str | None = None) -> list[Mount]:
     """Return the mounts of shardfs on this machine, or only the one at `mountpoint`. Takes less than a second."""
     wanted = [e for e in topmost().values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
-    return [Mount(e.mountpoint, e.source, *answer) for e, answer in zip(wanted, _asked(wanted), strict=True)]
+    asking = [_started(_ASK, e.mountpoint, output=subprocess.PIPE) for e in wanted]
+    end = time.monotonic() + PATIENCE_S
+    return [Mount(e.mountpoint, e.source, *_answer(p, end)) for e, p in zip(wanted, asking, strict=True)]
 
 
-# A subprocess reads the status file: a process that waits for a hanging mount may be unkillable.
+# Subprocesses run these programs: a process that waits for a hanging mount may be unkillable.
 _ASK = """\
 import os, sys
 try:
@@ -149,7 +147,6 @@ except OSError as e:
     sys.exit(e.errno)
 """
 
-
 _FLUSH = """\
 import os, sys
 try:
@@ -157,6 +154,12 @@ try:
 except OSError as e:
     sys.exit(e.errno)
 """
+
+
+def _started(program: str, *arguments: str, output: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    command, null = [sys.executable, "-IS", "-c", program, *arguments], subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=null, stdout=output, stderr=null, start_new_session=True)
+
 
 GRACE_S = 10.0
 """Seconds after the time limit of a flush in which the mount may still report its time-out."""
@@ -167,9 +170,7 @@ def flush(path: str, seconds: float, look: Callable[[], object] = lambda: None) 
 
     Raise OSError with the first failure. Raise TimeoutError after `seconds`, also if the mount does not answer at all.
     """
-    null = subprocess.DEVNULL
-    command = [sys.executable, "-IS", "-c", _FLUSH, path, f"{seconds:g}"]
-    asking = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+    asking = _started(_FLUSH, path, f"{seconds:g}")
     end, code = time.monotonic() + seconds + GRACE_S, None
     while code is None and time.monotonic() < end:
         with suppress(subprocess.TimeoutExpired):
@@ -177,7 +178,8 @@ def flush(path: str, seconds: float, look: Callable[[], object] = lambda: None) 
         look()
     if code is None:
         asking.kill()  # no effect while the process waits uninterruptibly
-        raise TimeoutError(errno.ETIMEDOUT, "the mount does not answer", path)
+        why = f"the mount does not answer within {seconds + GRACE_S:g} s; see `shardfs doctor`"
+        raise TimeoutError(errno.ETIMEDOUT, why, path)
     if code:
         raise OSError(code, os.strerror(code), path)
 
@@ -200,34 +202,16 @@ def mount_of(path: str) -> str | None:
 _BY_ERRNO = {errno.ENOTCONN: DEAD, errno.ECONNABORTED: DEAD, errno.EACCES: CLOSED, errno.EPERM: CLOSED}
 
 
-def _asked(wanted: Sequence[MountInfo]) -> list[tuple[str, dict[str, Any] | None]]:
-    null = subprocess.DEVNULL
-    asking = [
-        subprocess.Popen(
-            [sys.executable, "-IS", "-c", _ASK, e.mountpoint],
-            stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True,
-        )
-        for e in wanted
-    ]  # fmt: skip
-    end = time.monotonic() + PATIENCE_S
-    return [_answer(process, end) for process in asking]
-
-
 def _answer(process: subprocess.Popen[bytes], end: float) -> tuple[str, dict[str, Any] | None]:
-    out, data = process.stdout, b""
-    if out is None:
-        return HANGS, None
-    with out:
-        while select.select([out], [], [], max(end - time.monotonic(), 0))[0]:
-            part = os.read(out.fileno(), 1 << 20)
-            if not part:
-                break
-            data += part
+    """Return the state of a mount, and its status."""
     try:
-        code = process.wait(max(end - time.monotonic(), 0.01))
+        data, _ = process.communicate(timeout=max(end - time.monotonic(), 0.01))
     except subprocess.TimeoutExpired:
         process.kill()  # no effect while the process waits uninterruptibly
         return HANGS, None
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
     with suppress(ValueError):
         return ANSWERS, json.loads(data)
-    return _BY_ERRNO.get(code, OLD), None
+    return _BY_ERRNO.get(process.returncode, OLD), None

@@ -48,8 +48,8 @@ def open_store(
         if not separator or "HTTP" not in str(e):
             raise
         why = "the web server does not send byte ranges, which archives are read by"
-        told = f"{why}; to download the archive first, mount {archive}::simplecache::http{url}"
-        raise OSError(errno.EOPNOTSUPP, told) from e
+        advice = f"to download the archive first, mount {archive}::simplecache::http{url}"
+        raise OSError(errno.EOPNOTSUPP, f"{why}; {advice}") from e
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
     if "http" in fs.protocol:

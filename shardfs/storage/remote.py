@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
@@ -14,7 +15,7 @@ from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from shardfs.storage.store import MAX_GAP, MAX_MERGED, OWN, DirEntry, coalesce
+from shardfs.storage.store import OWN, DirEntry, read_merged
 
 
 class FsspecBlob:
@@ -72,37 +73,32 @@ class FsspecStore:
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
         return stat_of_info(info)
 
+    def ask(self, kind: str, path: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Send a request with time-outs and retries, and convert the client's exceptions to OSError."""
+        with store_errors(path):
+            return self.patience.run(kind, method, *args, **kwargs)
+
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
         path = self.path(key)
-        with store_errors(path):
-            return cast("Mapping[str, Any]", self.patience.run("stat", self.fs.info, path))
+        return cast("Mapping[str, Any]", self.ask("stat", path, self.fs.info, path))
 
     def read(self, key: str, requests: Sequence[ByteRequest]) -> list[bytes]:
         self._waiting()
         path = self.path(key)
         if len(requests) == 1:
             return [self._read_one(path, requests[0])]
-        out: list[bytes] = [b""] * len(requests)
-        ranges = []
-        for i, r in enumerate(requests):
-            if isinstance(r, Suffix):
-                out[i] = self._read_one(path, r)
-            elif r.stop > r.start:
-                ranges.append((i, r))
-        merged = coalesce([r for _, r in ranges], MAX_GAP, MAX_MERGED)
-        if not merged:
-            return out
+        ranges = [r for r in requests if isinstance(r, ByteRange)]
+        parts = iter(read_merged(ranges, partial(self._read_ranges, path)))
+        return [self._read_one(path, r) if isinstance(r, Suffix) else next(parts) for r in requests]
+
+    def _read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
         with store_errors(path):
-            got = self._ask_for_ranges(path, [r for r, _ in merged])
-            parts = [_bytes_or_raise(data) for data in got]
+            parts = [_bytes_or_raise(data) for data in self._ask_for_ranges(path, ranges)]
         self.patience.counters.received(sum(map(len, parts)))
-        for (whole, members), data in zip(merged, parts, strict=True):
-            _require_part(data, whole.stop - whole.start, path)
-            for m in members:
-                i, r = ranges[m]
-                out[i] = bytes(data[r.start - whole.start : r.stop - whole.start])
-        return out
+        for data, r in zip(parts, ranges, strict=True):
+            _require_part(data, r.stop - r.start, path)
+        return parts
 
     def _read_one(self, path: str, request: ByteRequest) -> bytes:
         wanted = request.size if isinstance(request, Suffix) else request.stop - request.start
@@ -132,8 +128,8 @@ class FsspecStore:
 
         May return more than `limit` bytes.
         """
-        nothing: list[int | None] = [None] * len(paths)  # `cat` would treat brackets in a path as a pattern
-        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), nothing, nothing, on_error="return")
+        whole: list[int | None] = [None] * len(paths)  # `cat` would treat brackets in a path as a pattern
+        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), whole, whole, on_error="return")
         return cast("list[bytes | Exception]", found)
 
     def entry(self, key: str) -> DirEntry:
@@ -145,23 +141,18 @@ class FsspecStore:
         self._waiting()
         path = self.path(key)
         try:
-            with store_errors(path):
-                listed = self.patience.run("list", self.fs.ls, path, detail=True)
+            listed = self.ask("list", path, self.fs.ls, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return
         directories = {info["name"].rstrip("/") for info in listed if info.get("type") == "directory"}
         for info in listed:
-            name = info["name"].rstrip("/").rsplit("/", 1)[-1]
-            if info["name"].rstrip("/") == path or not name:
+            directory, name = info.get("type") == "directory", info["name"].rstrip("/").rsplit("/", 1)[-1]
+            if info["name"].rstrip("/") == path:
                 continue  # some stores list the directory's own marker object
-            if info.get("type") != "directory" and info["name"] in directories:
+            if not directory and info["name"] in directories:
                 continue  # object stores may have both; lookups find the directory
-            if name.startswith(OWN):
-                continue
-            if name in (".", "..") or "/" in name or "\0" in name:
-                continue
-            directory = info.get("type") == "directory"
-            yield DirEntry(name, directory, None if directory or info.get("size") is None else stat_of_info(info))
+            if name not in ("", ".", "..") and "\0" not in name and not name.startswith(OWN):
+                yield DirEntry(name, directory, None if directory or info.get("size") is None else stat_of_info(info))
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         self._waiting()
@@ -237,11 +228,10 @@ def _mtime_ns(info: Mapping[str, Any]) -> int:
 
 def stat_of_info(info: Mapping[str, Any]) -> Stat:
     """Convert fsspec's `info` of an object to a `Stat`. Raise OSError if the size is missing."""
-    ns = _mtime_ns(info)
-    size = info.get("size")
-    if size is None:
-        raise OSError(errno.EIO, "the store does not tell the size", info.get("name"))
-    return tagged(info.get("ETag") or info.get("etag") or info.get("generation"), int(size), ns)
+    if info.get("size") is None:
+        why = "the store does not report the size, without which the object cannot be read; use another kind of store"
+        raise OSError(errno.EIO, why, info.get("name"))
+    return tagged(info.get("ETag") or info.get("etag") or info.get("generation"), int(info["size"]), _mtime_ns(info))
 
 
 def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:

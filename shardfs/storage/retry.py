@@ -83,13 +83,14 @@ class RetryPolicy:
         """Yield the number of retries for an operation. Raise StoreTimeout if the store is silent and being probed."""
         if not self._silent:
             yield self.retries
-        elif self._probing.acquire(blocking=False):
-            try:
-                yield 0
-            finally:
-                self._probing.release()
-        else:
-            raise StoreTimeout(errno.ETIMEDOUT, "the store does not answer; another request already tests it")
+            return
+        if not self._probing.acquire(blocking=False):
+            why = "the store does not answer, and another request already tests it; try again later"
+            raise StoreTimeout(errno.ETIMEDOUT, why)
+        try:
+            yield 0
+        finally:
+            self._probing.release()
 
     def _attempts(self, retries: int, began: float, method: Any, args: Any, kwargs: Any) -> Any:
         end = began + self.timeout_s * (2 if retries else 1)
@@ -100,8 +101,9 @@ class RetryPolicy:
             if not timeout:
                 self._silent = False
             pause = min(FIRST_PAUSE_S * 3**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
-            error = failure or _first_accident(result)
-            if error is None or not is_transient(error) or number == retries or clock() + pause >= end:
+            parts = [failure] if failure else result if isinstance(result, list) else ()
+            transient = any(isinstance(part, BaseException) and is_transient(part) for part in parts)
+            if not transient or number == retries or clock() + pause >= end:
                 break
             time.sleep(pause)
         if failure is not None:
@@ -113,7 +115,8 @@ class RetryPolicy:
         future = self._begun(method, args, kwargs)
         if not wait([future], seconds).done:
             future.cancel()
-            return None, StoreTimeout(errno.ETIMEDOUT, f"the store does not answer within {self.timeout_s:g} s")
+            why = f"the store does not answer within {self.timeout_s:g} s; check the network, or raise -o store_timeout"
+            return None, StoreTimeout(errno.ETIMEDOUT, why)
         try:
             return future.result(), None
         except Exception as e:  # noqa: BLE001 - the caller raises it after the last attempt
@@ -168,9 +171,6 @@ class _Threads:
                 self._free += 1
 
 
-# ---- transient errors
-
-
 def is_transient(error: BaseException) -> bool:
     """Return whether the error is transient: a lost connection, a time-out, throttling or a server error."""
     if _error_code(error) in _THROTTLED:
@@ -186,11 +186,6 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | TimeoutError) or names & _PASSING:
         return True
     return isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
-
-
-def _first_accident(result: Any) -> BaseException | None:
-    parts = result if isinstance(result, list) else ()
-    return next((part for part in parts if isinstance(part, BaseException) and is_transient(part)), None)
 
 
 _PASSING = {

@@ -49,10 +49,18 @@ def names(source: str) -> list[str]:
 def read_owner(path: str) -> dict[str, Any]:
     """Return the record that the last owner wrote into a lock file; empty if the file is unreadable."""
     try:
-        told = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
+        return owner_in(Path(path).read_bytes())
+    except OSError:
         return {}
-    return told if isinstance(told, dict) else {}
+
+
+def owner_in(raw: bytes) -> dict[str, Any]:
+    """Return the owner record in the bytes of a lock; empty if they hold none."""
+    try:
+        record = json.loads(raw)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def busy(owner: dict[str, Any], source: str = "", other: str = "") -> BusyError:
@@ -79,7 +87,8 @@ def describe(owner: dict[str, Any]) -> str:
     return words
 
 
-def _about_us(mountpoint: str, source: str) -> dict[str, Any]:
+def owner_record(mountpoint: str, source: str) -> dict[str, Any]:
+    """Return the record of this process, for a lock that it holds."""
     return {
         "sources": names(source) if source else [],
         "host": socket.gethostname(),

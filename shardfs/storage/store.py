@@ -12,7 +12,7 @@ from shardfs.model.blobs import Blob, ByteRange, Stat
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 MAX_GAP = 1 << 20
 
@@ -107,6 +107,17 @@ def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list
                 continue
         merged.append((r, [i]))
     return merged
+
+
+def read_merged(ranges: Sequence[ByteRange], fetch: Callable[[list[ByteRange]], Sequence[bytes]]) -> list[bytes]:
+    """Return the bytes of each range. One call of `fetch` reads all of them as fewer, merged ranges."""
+    out = [b""] * len(ranges)
+    filled = [i for i, r in enumerate(ranges) if r.stop > r.start]
+    merged = coalesce([ranges[i] for i in filled], MAX_GAP, MAX_MERGED)
+    for (whole, members), data in zip(merged, fetch([whole for whole, _ in merged]) if merged else (), strict=True):
+        for i in (filled[member] for member in members):
+            out[i] = bytes(data[ranges[i].start - whole.start : ranges[i].stop - whole.start])
+    return out
 
 
 PACKAGES = {

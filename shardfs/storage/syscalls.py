@@ -13,6 +13,7 @@ import random
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 Data: TypeAlias = bytes | bytearray | memoryview
@@ -35,6 +36,7 @@ MAX_COPY = 64 * 1024 * 1024
 """Most bytes that one call copies, so that no thread stays in the kernel for long."""
 
 
+_NO_FOLLOW = {"follow_symlinks": False}
 _FICLONERANGE = 0x4020940D
 _NOREPLACE, _EXCHANGE = 1, 2
 _AT_FDCWD = -100
@@ -70,9 +72,8 @@ def open_unnamed(directory: str) -> int:
     return fd
 
 
-def close(fd: int) -> None:
-    """Close a descriptor. It is closed even if this raises, so never retry."""
-    call("close", os.close, fd)
+close: Callable[[int], None] = partial(call, "close", os.close)
+"""Close a descriptor. It is closed even if this raises, so never retry."""
 
 
 def write_all(fd: int, data: Data) -> None:
@@ -90,14 +91,11 @@ def pwrite_all(fd: int, data: Data, offset: int) -> None:
         view, offset = view[n:], offset + n
 
 
-def ftruncate(fd: int, size: int) -> None:
-    """Set the file's size: truncate it, or extend it with zeros."""
-    call("ftruncate", os.ftruncate, fd, size)
+ftruncate: Callable[[int, int], None] = partial(call, "ftruncate", os.ftruncate)
+"""Set the file's size: truncate it, or extend it with zeros."""
 
-
-def fallocate(fd: int, start: int, size: int) -> None:
-    """Allocate disk space for `[start, start + size)`, extending the file if needed."""
-    call("fallocate", os.posix_fallocate, fd, start, size)
+fallocate: Callable[[int, int, int], None] = partial(call, "fallocate", os.posix_fallocate)
+"""Allocate disk space for `[start, start + size)`, extending the file if needed."""
 
 
 def allocate(fd: int, start: int, size: int, mode: int) -> None:
@@ -113,29 +111,24 @@ def _fallocate(fd: int, start: int, size: int, mode: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def fsync(fd: int) -> None:
-    """Flush a file to disk.
+fsync: Callable[[int], None] = partial(call, "fsync", os.fsync)
+"""Flush a file to disk.
 
-    Do not retry: after an error the kernel marks the pages clean, so a second fsync may succeed falsely.
-    """
-    call("fsync", os.fsync, fd)
+Do not retry: after an error the kernel marks the pages clean, so a second fsync may succeed falsely.
+"""
 
-
-def fdatasync(fd: int) -> None:
-    """Flush a file's data to disk without its times. Do not retry, as for `fsync`."""
-    call("fdatasync", os.fdatasync, fd)
+fdatasync: Callable[[int], None] = partial(call, "fdatasync", os.fdatasync)
+"""Flush a file's data to disk without its times. Do not retry, as for `fsync`."""
 
 
 def fsync_directory(directory: str | int) -> None:
     """Flush the names in a directory (path or descriptor) to disk."""
-    if isinstance(directory, int):
-        call("fsync_directory", os.fsync, directory)
-        return
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if isinstance(directory, str) else directory
     try:
         call("fsync_directory", os.fsync, fd)
     finally:
-        os.close(fd)
+        if fd != directory:
+            os.close(fd)
 
 
 def rename(old: str, new: str, at: int | None = None, new_at: int | None = None) -> None:
@@ -168,14 +161,7 @@ def _renameat2(old: str, new: str, at: int | None, new_at: int | None, flags: in
 
 def link(old: str, new: str, at: int | None = None, new_at: int | None = None) -> None:
     """Make a hard link `new` to `old`. Raise FileExistsError if `new` exists."""
-    call(
-        "link",
-        lambda o, n, a, b: os.link(o, n, src_dir_fd=a, dst_dir_fd=b, follow_symlinks=False),
-        old,
-        new,
-        at,
-        new_at,
-    )
+    call("link", lambda o, n, a, b: os.link(o, n, src_dir_fd=a, dst_dir_fd=b, **_NO_FOLLOW), old, new, at, new_at)
 
 
 def symlink(target: str, path: str, at: int | None = None) -> None:
@@ -198,14 +184,11 @@ def rmdir(path: str, at: int | None = None) -> None:
     call("rmdir", lambda p, d: os.rmdir(p, dir_fd=d), path, at)
 
 
-def chmod(path: str | int, mode: int) -> None:
-    """Set the mode of a path or descriptor."""
-    call("chmod", os.chmod, path, mode)
+chmod: Callable[[str | int, int], None] = partial(call, "chmod", os.chmod)
+"""Set the mode of a path or descriptor."""
 
-
-def chown(path: str | int, user: int, group: int) -> None:
-    """Change the owner of a path or descriptor; -1 keeps the user or the group."""
-    call("chown", os.chown, path, user, group)
+chown: Callable[[str | int, int, int], None] = partial(call, "chown", os.chown)
+"""Change the owner of a path or descriptor; -1 keeps the user or the group."""
 
 
 def utime(path: str | int, atime_ns: int, mtime_ns: int) -> None:
@@ -218,9 +201,8 @@ def setxattr(path: str | int, name: str, value: bytes, flags: int = 0) -> None:
     call("setxattr", os.setxattr, path, name, value, flags)
 
 
-def removexattr(path: str | int, name: str) -> None:
-    """Remove an extended attribute of a path or descriptor. Raise OSError (ENODATA) if it does not exist."""
-    call("removexattr", os.removexattr, path, name)
+removexattr: Callable[[str | int, str], None] = partial(call, "removexattr", os.removexattr)
+"""Remove an extended attribute of a path or descriptor. Raise OSError (ENODATA) if it does not exist."""
 
 
 def lock(fd: int, *, exclusive: bool = True, wait: float = 0.0) -> None:
@@ -232,18 +214,18 @@ def lock(fd: int, *, exclusive: bool = True, wait: float = 0.0) -> None:
     deadline, pause = time.monotonic() + wait, 0.0005
     while True:
         try:
-            call("lock", _ofd_lock, fd, fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK)
+            call("lock", _ofd_lock, fd, fcntl.F_OFD_SETLK, fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK)
             return
         except (BlockingIOError, PermissionError) as e:  # POSIX allows EAGAIN and EACCES for a conflicting lock
             if time.monotonic() >= deadline:
-                raise BlockingIOError(errno.EAGAIN, "locked by another program") from e
+                raise BlockingIOError(errno.EAGAIN, "another program has locked the file; try again later") from e
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, 0.02)
 
 
 def unlock(fd: int) -> None:
     """Release the lock that `lock` acquired."""
-    call("unlock", _ofd_lock, fd, fcntl.F_UNLCK)
+    call("unlock", _ofd_lock, fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
 
 
 def is_locked(fd: int) -> bool:
@@ -251,17 +233,14 @@ def is_locked(fd: int) -> bool:
 
     Only queries the lock, so that a concurrent `lock` call does not fail because of this check.
     """
-    told = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole(fcntl.F_RDLCK))
-    kind: int = struct.unpack_from("h", told)[0]
-    return kind != fcntl.F_UNLCK
+    return _ofd_lock(fd, fcntl.F_OFD_GETLK, fcntl.F_RDLCK) != fcntl.F_UNLCK
 
 
-def _ofd_lock(fd: int, kind: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole(kind))
-
-
-def _whole(kind: int) -> bytes:
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+def _ofd_lock(fd: int, command: int, kind: int) -> int:
+    """Call fcntl(2) for a lock of the whole file; return the kind of lock in the answer."""
+    answer = fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
+    found: int = struct.unpack_from("h", answer)[0]
+    return found
 
 
 def copy_range(source: int, target: int, start: int, size: int, at: int) -> None:
@@ -292,24 +271,18 @@ def _clone(source: int, target: int, start: int, size: int, at: int) -> bool:
 def _copy(source: int, target: int, start: int, size: int, at: int) -> None:
     in_kernel = True
     while size:
+        most = min(size, MAX_COPY)
         try:
-            n = _copy_some(source, target, start, min(size, MAX_COPY), at, in_kernel=in_kernel)
+            n = call("copy_file_range", os.copy_file_range, source, target, most, start, at) if in_kernel else 0
         except OSError as e:
-            if not in_kernel or e.errno not in _NOT_HERE:
+            if e.errno not in _NOT_HERE:
                 raise
+            n = 0
+        if not n:  # an error above, the end of the file, or a file type for which copy_file_range returns 0
             in_kernel = False
-            continue
-        if not n and in_kernel:  # either the end of the file, or a file type for which copy_file_range returns 0
-            in_kernel = False
-        elif not n:
-            raise OSError(errno.EIO, f"it ends at {start}, where {size} further bytes were expected")
+            data = os.pread(source, min(most, 1 << 20), start)
+            if not data:
+                raise OSError(errno.EIO, f"the file ends at {start}, where {size} further bytes were expected")
+            pwrite_all(target, data, at)
+            n = len(data)
         start, size, at = start + n, size - n, at + n
-
-
-def _copy_some(source: int, target: int, start: int, size: int, at: int, *, in_kernel: bool) -> int:
-    if in_kernel:
-        n: int = call("copy_file_range", os.copy_file_range, source, target, size, start, at)
-        return n
-    data = os.pread(source, min(size, 1024 * 1024), start)
-    pwrite_all(target, data, at)
-    return len(data)

@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 import re
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -24,7 +24,7 @@ from shardfs.storage.remote import FsspecStore, stat_of_info, store_errors
 from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.model.blobs import ByteRequest
 
@@ -86,8 +86,7 @@ class WebStore(FsspecStore):
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
         url = self.path(key)
-        with store_errors(url):
-            return cast("Mapping[str, Any]", self.patience.run("stat", self._head, url))
+        return cast("Mapping[str, Any]", self.ask("stat", url, self._head, url))
 
     def entry(self, key: str) -> DirEntry:
         """Look up one name. An HTML page may be the listing of a directory; its size may be unknown."""
@@ -100,12 +99,13 @@ class WebStore(FsspecStore):
         return cast("bytes", self.patience.run("read", self._part, path, request))
 
     def _ask_for_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
-        return cast("list[bytes | Exception]", self.patience.run("read", self._parts, path, ranges))
+        return cast("list[bytes | Exception]", self._each("read", self._part, [(path, r) for r in ranges]))
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
-        got = self.patience.run("documents", self._documents, paths, limit)
-        pages = [found.page for found in got if isinstance(found, _Document) and found.page is not None]
-        proven = any(isinstance(found, _Document) and found.page is None for found in got)
+        got = self._each("documents", self._document, [(path, limit) for path in paths])
+        documents = [found for found in got if isinstance(found, _Document)]
+        pages = [found.page for found in documents if found.page is not None]
+        proven = len(pages) < len(documents)
         if proven and pages:  # pages beside documents stand for missing names; they are not login pages
             self._missing_page = pages[0]
         elif pages and directory != self.root:  # some servers ignore the rest of a path after the name of a file
@@ -122,28 +122,20 @@ class WebStore(FsspecStore):
         return out
 
     def scan(self, key: str) -> Iterator[DirEntry]:
-        empty = True
-        for entry in self._scan(key):
-            empty = False
-            self._lists = True
-            yield entry
-        if empty and not self._lists and not (key and any(True for _ in self.scan(""))):
+        self._waiting()
+        url = self.path(key).rstrip("/") + "/"
+        names: dict[str, bool] = {}
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = self.ask("list", url, self._listing, url)
+        entries = [DirEntry(name, directory, None) for name, directory in names.items() if not name.startswith(OWN)]
+        self._lists |= bool(entries)
+        yield from entries
+        if not self._lists and not (key and any(True for _ in self.scan(""))):
             # The source has at least one document, so an empty listing is wrong. Servers that do not list directories
             # may answer 404 or a page of their own instead of 403. The content is unknown then, and must not look
             # empty.
-            raise PermissionError(errno.EACCES, "the web server does not list directories", self.path(key))
-
-    def _scan(self, key: str) -> Iterator[DirEntry]:
-        self._waiting()
-        url = self.path(key).rstrip("/") + "/"
-        try:
-            with store_errors(url):
-                names: dict[str, bool] = self.patience.run("list", self._listing, url)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for name, directory in names.items():
-            if not name.startswith(OWN):
-                yield DirEntry(name, directory, None)
+            why = "the web server does not list directories; enable directory listings there, or mount a copy"
+            raise PermissionError(errno.EACCES, why, self.path(key))
 
     def require_ranges(self, keys: Iterable[str]) -> None:
         """Raise OSError if the server sends shards only as a whole. No request if it honoured ranges for documents.
@@ -154,7 +146,7 @@ class WebStore(FsspecStore):
         rest = iter(keys)
         while self._ignored and (some := [self.path(key) for key in itertools.islice(rest, TRIED)]):
             with store_errors(some[0]):
-                found: list[str | Exception | None] = self.patience.run("probe", self._probe_all, some)
+                found: list[str | Exception | None] = self._each("probe", self._probe, [(url,) for url in some])
             for url, answer in zip(some, found, strict=True):
                 if isinstance(answer, str):
                     why = f"does not send byte ranges (it answers {answer}), and chunks in shards are byte ranges"
@@ -162,10 +154,17 @@ class WebStore(FsspecStore):
                 if answer is None:
                     return
         if self._ignored:
-            told = f"objects of more than {MAX_MERGED >> 20} MiB may be unreadable"
-            log.warning("%s: the web server does not send byte ranges, so %s; %s", self.root, told, ADVICE)
+            why = f"so objects of more than {MAX_MERGED >> 20} MiB may be unreadable"
+            log.warning("%s: the web server does not send byte ranges, %s; %s", self.root, why, ADVICE)
 
     # ---- requests ----
+
+    def _each(self, kind: str, method: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send requests at the same time; return the result or the exception of each."""
+        return cast("list[Any]", self.patience.run(kind, self._gathered, method, calls))
+
+    async def _gathered(self, method: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return await asyncio.gather(*(method(*call) for call in calls), return_exceptions=True)
 
     @asynccontextmanager
     async def _asked(self, method: str, url: str, **headers: str) -> AsyncIterator[Any]:
@@ -232,12 +231,7 @@ class WebStore(FsspecStore):
             if answer.status in (416, 501):
                 raise IgnoredRangeError(f"{answer.status} {answer.reason}", url)
             answer.raise_for_status()
-            if answer.status == 206:
-                return await _body(answer, 0, _size_sent(answer, request, url))
-            return await _cut_out(answer, request, url)
-
-    async def _parts(self, url: str, ranges: Sequence[ByteRange]) -> list[bytes | BaseException]:
-        return await asyncio.gather(*(self._part(url, r) for r in ranges), return_exceptions=True)
+            return await _body(answer, *_range_sent(answer, request, url))
 
     async def _document(self, url: str, limit: int) -> _Document:
         """Return the beginning of a document.
@@ -257,12 +251,6 @@ class WebStore(FsspecStore):
         async with self._asked("GET", url) as answer:
             answer.raise_for_status()
             return await _document_of(answer, limit)
-
-    async def _documents(self, urls: Sequence[str], limit: int) -> list[_Document | BaseException]:
-        return await asyncio.gather(*(self._document(url, limit) for url in urls), return_exceptions=True)
-
-    async def _probe_all(self, urls: Sequence[str]) -> list[str | BaseException | None]:
-        return await asyncio.gather(*map(self._probe, urls), return_exceptions=True)
 
     async def _probe(self, url: str) -> str | None:
         """Return the server's answer to a range request if it is not the range; None if the server sends the range.
@@ -318,36 +306,27 @@ def _total(answer: Any) -> int | None:
     return int(length) if answer.ok and length.isdecimal() and not _is_encoded(answer) else None
 
 
-def _size_sent(answer: Any, request: ByteRequest, url: str) -> int:
-    """Return the number of bytes in a 206 Partial Content answer.
+def _range_sent(answer: Any, request: ByteRequest, url: str) -> tuple[int, int]:
+    """Return the position of the requested range in the body, and its size.
 
-    Raise IgnoredRangeError if its range is not the requested one.
+    Raise IgnoredRangeError if the answer has another range, or if too many bytes of the object precede the range.
     """
+    total, status = _total(answer), f"{answer.status} {answer.reason}"
+    if answer.status != 206:
+        if total is None and isinstance(request, Suffix):
+            raise IgnoredRangeError(f"{status} with the whole object, of unknown size", url)
+        start, stop = absolute(request, request.stop if total is None else total)  # type: ignore[union-attr]
+        if start > MAX_MERGED:
+            raise IgnoredRangeError(f"{status} with the whole object", url)
+        return start, stop - start
     found = _content_range(answer)
-    told = f"206 and the Content-Range {answer.headers.get('Content-Range')!r} for {_header(request)!r}"
-    if found is None or found[1] is None:
-        raise IgnoredRangeError(told, url)
-    sent = ByteRange(int(found[1]), int(found[2]) + 1)
-    total = _total(answer)
-    if absolute(request, sent.stop if total is None else total) != sent:
-        raise IgnoredRangeError(told, url)
+    sent = None if found is None or found[1] is None else ByteRange(int(found[1]), int(found[2]) + 1)
+    if sent is None or absolute(request, sent.stop if total is None else total) != sent:
+        header = answer.headers.get("Content-Range")
+        raise IgnoredRangeError(f"206 and the Content-Range {header!r} for {_header(request)!r}", url)
     if _is_encoded(answer) and sent != (0, total):
         raise IgnoredRangeError(f"a part of an object in the encoding {answer.headers['Content-Encoding']!r}", url)
-    return sent.stop - sent.start
-
-
-async def _cut_out(answer: Any, request: ByteRequest, url: str) -> bytes:
-    """Return a range from an answer with the whole object.
-
-    Raise IgnoredRangeError if too many bytes precede the range.
-    """
-    total = _total(answer)
-    if total is None and isinstance(request, Suffix):
-        raise IgnoredRangeError(f"{answer.status} {answer.reason} with the whole object, of unknown size", url)
-    start, stop = absolute(request, request.stop if total is None else total)  # type: ignore[union-attr]
-    if start > MAX_MERGED:
-        raise IgnoredRangeError(f"{answer.status} {answer.reason} with the whole object", url)
-    return await _body(answer, start, stop - start)
+    return 0, sent.stop - sent.start
 
 
 async def _body(answer: Any, skip: int, size: int) -> bytes:
@@ -380,10 +359,10 @@ def _page_of(answer: Any) -> Page | None:
 
 
 def _info_of(url: str, answer: Any) -> dict[str, Any]:
-    told = {name: answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers}
-    # Listings are HTML or generated for each request, so servers send no validators (ETag, Last-Modified) with them.
-    page, identity = _is_html(answer) or not told, _page_of(answer)
-    return {"name": url, "type": "file", "size": _total(answer), "page": page, "identity": identity, **told}
+    validators = {name: answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers}
+    # Listings are HTML or generated for each request, so servers send no validators with them.
+    page, identity = _is_html(answer) or not validators, _page_of(answer)
+    return {"name": url, "type": "file", "size": _total(answer), "page": page, "identity": identity, **validators}
 
 
 class _Links(HTMLParser):
@@ -410,13 +389,8 @@ def _names_in(links: Iterable[str], url: str) -> dict[str, bool]:
             continue
         if target.query or target.fragment or target.netloc != here.netloc:
             continue  # such as a link that sorts the listing
-        path = [unquote(part, errors="surrogateescape") for part in target.path.split("/")]
-        name, below = path[len(above)] if len(path) > len(above) else "", path[len(above) + 1 :]
-        if (
-            path[: len(above)] == above
-            and below in ([], [""])
-            and name not in ("", ".", "..")
-            and not {*name} & {*"/\0"}
-        ):
-            names[name] = names.get(name, False) or bool(below)
+        parts = target.path.removesuffix("/").split("/")
+        *parents, name = (unquote(part, errors="surrogateescape") for part in parts)
+        if parents == above and name not in ("", ".", "..") and "/" not in name and "\0" not in name:
+            names[name] = names.get(name, False) or target.path.endswith("/")
     return names

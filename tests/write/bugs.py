@@ -57,21 +57,21 @@ BUGS = [
     # ---- the order of things on the disk
     bug(
         "the new shard is not synced",
-        "_written",
+        "written",
         "        syscalls.fsync(fd)\n    except BaseException:",
         "    except BaseException:",
         POWER,
     ),
     bug(
         "the name of a new shard is not synced",
-        "_switch",
+        "switch",
         "    syscalls.fsync_directory(place.at)\n    return True\n",
         "    return True\n",
         POWER,
     ),
     bug(
         "the old shard is removed before the exchange is on disk",
-        "_settle",
+        "settle",
         "        syscalls.fsync_directory(place.at)  # first",
         "        # first",
         POWER,
@@ -79,11 +79,11 @@ BUGS = [
     Bug(
         "the new shard is synced after the exchange",
         (
-            ("_written", "        syscalls.fsync(fd)\n    except BaseException:", "    except BaseException:"),
+            ("written", "        syscalls.fsync(fd)\n    except BaseException:", "    except BaseException:"),
             (
-                "LocalWriter._updated",
-                "                    return stat_of(new)\n",
-                "                    syscalls.fsync(fd)\n                    return stat_of(new)\n",
+                "LocalWriter._attempt",
+                "            return stat_of(new)\n",
+                "            syscalls.fsync(fd)\n            return stat_of(new)\n",
             ),
         ),
         (POWER,),
@@ -91,8 +91,8 @@ BUGS = [
     bug(
         "what is appended to a shard is not synced before entries lead there",
         "_append",
-        "os.fstat(fd), nothing)))\n    syscalls.fsync(fd)\n",
-        "os.fstat(fd), nothing)))\n",
+        "    check(new)\n    syscalls.fsync(fd)\n",
+        "    check(new)\n",
         LYING,
     ),
     bug(
@@ -195,16 +195,16 @@ BUGS = [
     ),
     bug(
         "what comes out of the exchange is taken for ours",
-        "_settle",
+        "settle",
         "    if found == note.base:\n",
         "    if True:\n",
         "tests/write/test_local_writer.py",
     ),
     bug(
         "shards are not locked",
-        "LocalWriter._locked",
-        "                    syscalls.lock(fd, wait=max(deadline - time.monotonic(), 0))\n",
-        "                    pass\n",
+        "locked",
+        "                syscalls.lock(fd, wait=max(deadline - time.monotonic(), 0))\n",
+        "                pass\n",
         "tests/write/test_local_writer.py",
         "tests/write/test_native_writers.py",
     ),

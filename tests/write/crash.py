@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.formats.registry import formats
-from shardfs.storage.writers import files, in_place, local
+from shardfs.storage.writers import files, in_place, local, replace
 from tests.write.engines import ENGINES, Engine
 from tests.write.faults import ERRORS, KILLED, NEVER_FAIL, Calls, FailAt, KillAt, ShortenAt, hooked
 from tests.write.history import History, Log
@@ -389,7 +389,7 @@ def numbered(inodes: Mapping[int, int]) -> Iterator[None]:
         values, more = parts
         return os.stat_result((values[0], inodes[info.st_ino], *values[2:]), more)
 
-    modules = [vars(module) for module in (local, files, in_place)]
+    modules = [vars(module) for module in (local, files, in_place, replace)]
     for module in modules:
         module["os"] = Seen()
     try:

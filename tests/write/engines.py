@@ -74,7 +74,7 @@ class BareFiles:
                 self._writer.recover(Begun(*json.loads(line)))
             self._notes.unlink()
         for directory in {os.path.dirname(key) for key in self._shards}:
-            self._writer.sweep(directory)
+            self._writer.temporary_files.sweep(directory)
 
     read_only = False
 

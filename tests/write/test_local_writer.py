@@ -377,7 +377,7 @@ def test_killed_at_every_call(scenario: str, behind: bool, writer: LocalWriter, 
         for _ in range(2):  # a second time it does nothing
             if log.exists():
                 writer.recover(Begun(*json.loads(log.read_text())))
-            writer.sweep("a")
+            writer.temporary_files.sweep("a")
             assert read(tmp_path) == found, at
             assert set(names(tmp_path)) <= {"shard", "shard.__lock"}, at
         writer.update(KEY, make)
@@ -444,10 +444,10 @@ def test_sweeping_spares_what_somebody_is_at(writer: LocalWriter, tmp_path: Path
         return [b"new"]
 
     swept: list[int] = []
-    writer.update(KEY, make, check=lambda _: swept.append(writer.sweep("a")))
+    writer.update(KEY, make, check=lambda _: swept.append(writer.temporary_files.sweep("a")))
     assert swept == [1]
     assert names(tmp_path) == ["shard"]
-    assert writer.sweep("missing") == 0
+    assert writer.temporary_files.sweep("missing") == 0
 
 
 # ------------------------------------------------------------------------------------------- locks

@@ -86,7 +86,7 @@ def knows_of_parts(bench: Bench) -> Bench:
 def memory_bench() -> Bench:
     store = open_store("memory://write-tests/root")
     assert isinstance(store, FsspecStore)
-    return Bench(store, ObjectWriter(store, MemoryObjects(store.fs)))
+    return Bench(store, ObjectWriter(store, MemoryObjects(store)))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def gcs_bench(server: Server) -> Bench:
     if server.url not in clients:
         clients[server.url] = fsspec.filesystem("gs", **gcs_options(server))
     store = FsspecStore(clients[server.url], "data/root")
-    return Bench(store, ObjectWriter(store, GcsObjects(store.fs, store.patience)), server)
+    return Bench(store, ObjectWriter(store, GcsObjects(store)), server)
 
 
 @pytest.fixture(params=["memory", "s3", "s3 in parts", "moto", "gcs"])
@@ -530,7 +530,7 @@ def test_a_store_that_stays_busy(server: Server) -> None:
 @pytest.mark.parametrize("name", ["get_object", "put_object"])
 def test_a_store_that_hangs_is_given_up(name: str, server: Server) -> None:
     bench = s3_bench(server, patience=RetryPolicy(timeout_s=60, retries=0))
-    patiences = (bench.store.patience, cast("S3Objects", bench.objects)._writing)
+    patiences = (bench.store.patience, cast("S3Objects", bench.objects)._requests.writing)
     bench.writer.put(KEY, b"old")
     for patience in patiences:
         patience.timeout_s = 2

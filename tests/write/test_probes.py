@@ -11,7 +11,8 @@ from shardfs.model.errors import UnsupportedError
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.writers import Begun, open_writer
-from shardfs.storage.writers.objects import ABANDONED_S, ObjectWriter, temporary_path
+from shardfs.storage.writers.common import temporary_name
+from shardfs.storage.writers.objects import ABANDONED_S, ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
 from tests.conftest import MountFailed, need_fuse
 from tests.mount.test_remote import in_words
@@ -112,7 +113,7 @@ def test_a_delete_that_is_refused_for_the_right_version_is_not_conditional(serve
 
 def test_probes_of_earlier_mounts_are_removed(server: Server) -> None:
     """Only those that no mount can need any more, and nothing else."""
-    old, new, other, deep = (temporary_path("data/root") for _ in range(4))
+    old, new, other, deep = (f"data/root/{temporary_name()}" for _ in range(4))
     kept = [new, f"{other}x", "data/root/.shardfs-notes.tmp", f"data/root/a/{deep.rpartition('/')[2]}"]
     for path in (old, *kept):
         server.objects[path] = Object(b"1", {})

@@ -1,20 +1,27 @@
-"""Types that all writers share: plans of new objects, and recovery notes of begun updates."""
+"""What all writers share: their interface, recovery notes of begun updates, and blobs of planned objects."""
 
 from __future__ import annotations
 
+import errno
+import random
+import re
+import secrets
+import time
 from bisect import bisect_right
 from collections.abc import Callable
-from errno import EIO
 from itertools import accumulate
 from os import pread
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from shardfs.model.blobs import Blob, ByteRange, FilePart, Piece, Plan, Stat
+from shardfs.model.errors import StaleShardError, UnsupportedError
 from shardfs.model.write_plan import piece_size
 from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from shardfs.model.blobs import ByteRequest
 
@@ -49,6 +56,181 @@ Make = Callable[[Blob | None], Plan | None]
 
 def nobody(_: Any) -> None:
     """Ignore the argument: the default of optional callbacks."""
+
+
+class Writer(Protocol):
+    """Changes the objects of one store. Thread-safe. Keys are paths in the store.
+
+    The methods with a body here are those of a store whose objects are no files.
+
+    `conditional`: an update never overwrites another writer's change if the store can distinguish the two versions.
+    `local`: the objects are files of this machine.
+    """
+
+    @property
+    def conditional(self) -> bool: ...
+
+    @property
+    def local(self) -> bool: ...
+
+    def update(
+        self,
+        key: str,
+        make: Make,
+        begun: Callable[[Begun], None] = nobody,
+        check: Callable[[Blob], None] = nobody,
+        in_place: int = 0,
+    ) -> Stat | None:
+        """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
+
+        Args:
+            make: gets the current object (None: absent) and returns the plan of the new one (None: remove). It is
+                called again with the current object when another writer changes the object, and when the object's
+                directory had to be created.
+            begun: called when everything is prepared, right before the switch. After a crash, pass its argument to
+                `recover`.
+            check: gets the new object before the switch. It raises ValueError if the object is invalid.
+            in_place: the size in bytes of the units in which a local file may be changed in place; 0 always replaces
+                the object.
+
+        A change in place needs a plan of three parts: new bytes for the beginning, the unchanged rest, and appended
+        pieces. The beginning is written last, one unit at a time in any order. A crash may leave a mix of old and new
+        units, and unused bytes at the end.
+
+        Raise StaleShardError if other writers keep changing the object, OSError for errors of the store. After an error
+        the object is unchanged, unless the store failed after the switch. A repeated update detects that case.
+        """
+
+    def require_writable(self, key: str) -> None:
+        """Raise OSError if every `update` of this object is certain to fail, such as for a write-protected file.
+
+        Only an attempt shows whether a remote store permits a write.
+        """
+        return
+
+    def recover(self, begun: Begun) -> None:
+        """Clean up after an interrupted update: finish or undo its switch, and remove its temporary data."""
+
+    def recovered(self) -> None:
+        """Declare that `recover` was called for every begun update. Remaining temporary files may now be removed."""
+        return
+
+    def close(self) -> None:
+        """Release the source for other writable mounts. Afterwards only `close` may be called again."""
+        return
+
+    def put(self, key: str, data: bytes) -> Stat:
+        """Replace or create the object without regard to its current version."""
+        return cast("Stat", self.update(key, lambda _: [data]))
+
+    def delete(self, key: str) -> None:
+        """Remove the object. Raise FileNotFoundError if it does not exist."""
+
+    def make_directory(self, key: str, mode: int | None = None) -> None:
+        """Create a directory. `mode` None applies the umask.
+
+        In an object store, a directory exists while an object is below it.
+
+        Raise FileExistsError if the name exists, FileNotFoundError if the parent directory does not.
+        """
+        return
+
+    def remove_directory(self, key: str) -> None:
+        """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
+
+    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
+        """Rename a file, or a directory with its contents. `noreplace`: raise FileExistsError if `new` exists."""
+
+    def sync_directory(self, key: str) -> None:
+        """Flush a directory: names created, renamed or removed in it survive a power failure after the return.
+
+        An acknowledged change of an object store is durable.
+        """
+        return
+
+    def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
+        """Return a descriptor, as `os.open` does, but with exactly this `mode` whatever the umask is."""
+        raise _only_local(key)
+
+    def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
+        """Return the attributes of a file or directory; without `follow`, of a symbolic link itself."""
+        raise _only_local(key)
+
+    def set_mode(self, key: str, mode: int) -> None:
+        """Set the permission bits of a file or directory."""
+        raise _only_local(key)
+
+    def set_times(self, key: str, mtime_ns: int, *, follow: bool = True) -> None:
+        """Set the modification time of a file or directory; without `follow`, of a symbolic link itself."""
+        raise _only_local(key)
+
+    def make_link(self, key: str, target: str) -> None:
+        """Create a symbolic link to `target`. Raise FileExistsError."""
+        raise _only_local(key)
+
+    def link_target(self, key: str) -> str | None:
+        """Return the target of a symbolic link; None if `key` is not one."""
+        return None
+
+    def links(self, key: str) -> dict[str, str]:
+        """Return the targets of the symbolic links in a directory, by name."""
+        return {}
+
+    def copy(self, fd: int, key: str) -> None:
+        """Create a file with the bytes, mode, times and extended attributes of the open file `fd`.
+
+        Raise FileExistsError.
+        """
+        raise _only_local(key)
+
+    def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
+        """Open a file or directory with O_PATH (open(2)): to call `fstat`, or to use its path in /proc/self/fd."""
+        raise _only_local(key)
+
+
+def _only_local(key: str) -> UnsupportedError:
+    why = "an object of a remote store has no descriptor, mode, owner or links of its own"
+    return UnsupportedError(f"{key}: {why}; use a local copy of the source for this")
+
+
+class Changed(Exception):
+    """Another writer changed the object after it was read. The attempt to change it had no effect."""
+
+
+def repeated(key: str, race_s: float, attempt: Callable[[], Stat | None], pause_s: float = 0.0) -> Stat | None:
+    """Return the result of `attempt`, which is called again while it raises Changed.
+
+    Raise StaleShardError after `race_s` seconds. A random pause of at most `pause_s` seconds follows each attempt, so
+    that two writers do not collide again.
+    """
+    deadline = time.monotonic() + race_s
+    while True:
+        try:
+            return attempt()
+        except Changed:
+            if time.monotonic() > deadline:
+                why = f"other writers kept replacing it for {race_s:g} s; try again when they have ended"
+                raise StaleShardError(f"{key}: {why}") from None
+        time.sleep(random.uniform(0.0, pause_s))
+
+
+def require_inside(key: str) -> None:
+    """Raise PermissionError if a key has parts such as `..`, which could lead out of the source."""
+    if (key and {"", ".", ".."} & set(key.split("/"))) or "\0" in key:
+        raise PermissionError(errno.EACCES, "is not the path of a file in the source; remove `.`, `..` and `//`", key)
+
+
+_TEMPORARY = re.compile(r"\.shardfs-[0-9a-f]{16}\.tmp")
+
+
+def temporary_name() -> str:
+    """Return a random name for a temporary file or object."""
+    return f".shardfs-{secrets.token_hex(8)}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether the name is one of `temporary_name`."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def part_of(piece: Piece, start: int, stop: int) -> Piece:
@@ -102,6 +284,6 @@ class PlannedBlob:
             else:
                 data = piece
             if len(data) != piece_size(piece):
-                raise OSError(EIO, f"{piece_size(piece)} bytes were expected, {len(data)} are there")
+                raise OSError(errno.EIO, f"{piece_size(piece)} bytes were expected, but only {len(data)} are there")
             joined.append(data)
         return b"".join(joined)

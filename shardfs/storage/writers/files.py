@@ -1,24 +1,31 @@
-"""Local files for writers: their places, the identities of their versions, and copying data into them."""
+"""Local files for writers: their directories, temporary files, versions, and copying data into them."""
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
+import threading
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.write_plan import piece_size
 from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
-from shardfs.storage.local import LocalBlob
+from shardfs.storage.local import LocalBlob, require_file
+from shardfs.storage.writers.common import is_temporary, require_inside
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardfs.model.blobs import Plan
     from shardfs.storage.local import LocalStore
 
 MAX_JOINED = 1 << 20
 """Bytes. Pieces in memory are joined up to about this size before they are written."""
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+"""Flags to open a directory."""
 
 
 class ObjectPlace(NamedTuple):
@@ -27,6 +34,123 @@ class ObjectPlace(NamedTuple):
     key: str
     at: int
     name: str
+
+
+class SourceDirectories:
+    """Opens and creates the directories of `store`, and makes their names durable."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._source = _identity(store.root)
+        self._durable = {""}  # directories whose names, and those of all parents, are on disk
+
+    def require_source(self) -> None:
+        """Raise OSError (ESTALE) if the source was moved away or unmounted.
+
+        Its shards still exist elsewhere, and a directory that now has its path is another source.
+        """
+        if self._source is not None and _identity(self._store.root) != self._source:
+            why = "the source was moved, removed or unmounted; bring it back, or unmount and mount again"
+            raise OSError(errno.ESTALE, why, self._store.root)
+
+    def locate(self, key: str, *, make: bool = False) -> ObjectPlace:
+        """Open the directory that contains an object; `make` creates the directory. The caller closes it."""
+        require_inside(key)
+        if key:
+            parent, _, name = key.rpartition("/")
+            return ObjectPlace(key, self._open(parent, make=make), name)
+        parent, name = os.path.split(self._store.path(key))
+        return ObjectPlace(key, os.open(parent, DIRECTORY | os.O_CLOEXEC), name)
+
+    @contextmanager
+    def changing(self, place: ObjectPlace) -> Iterator[ObjectPlace]:
+        """Close a place after the object has changed. The store then opens the new version."""
+        try:
+            yield place
+        finally:
+            self._store.reopen(place.key)
+            os.close(place.at)
+
+    def _open(self, key: str, *, make: bool = False) -> int:
+        try:
+            return self._store.descriptor(key, DIRECTORY)
+        except FileNotFoundError:
+            if not make or not key:
+                raise
+        parent, _, name = key.rpartition("/")
+        above = self._open(parent, make=True)
+        try:
+            with suppress(FileExistsError):
+                syscalls.mkdir(name, at=above)
+            syscalls.fsync_directory(above)
+        finally:
+            os.close(above)
+        return self._store.descriptor(key, DIRECTORY)
+
+    def make_durable(self, key: str) -> None:
+        """Fsync the parents of a directory once, so that its name is on disk.
+
+        The process that created the directory may have been killed, or may have got an error, before its fsync.
+        """
+        if key not in self._durable and not self._store.follow_symlinks:
+            above, _, _ = key.rpartition("/")
+            self.make_durable(above)
+            with self._store.opened(above, DIRECTORY) as at:
+                syscalls.fsync_directory(at)
+            self._durable.add(key)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return the device and inode number of a directory; None if there is none at this path."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        info = os.stat(os.path.join(path, ""))
+        return info.st_dev, info.st_ino
+    return None
+
+
+class TemporaryFiles:
+    """Removes the temporary files of updates that a crash ended before they began."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._swept: set[str] | None = None
+        self._sweeping = threading.Lock()
+
+    def allow(self) -> None:
+        """Allow `sweep_once`: each begun update was recovered."""
+        self._swept = set()
+
+    def sweep_once(self, directory: str) -> None:
+        """Sweep a directory that has not been swept, if that is allowed."""
+        with self._sweeping:
+            if self._swept is not None and directory not in self._swept:
+                self._swept.add(directory)
+                self.sweep(directory)
+
+    def sweep(self, directory: str) -> int:
+        """Remove the temporary files in a directory; return how many.
+
+        Call this only after `recover` of every begun update.
+        """
+        with suppress(FileNotFoundError), self._store.opened(directory, DIRECTORY) as at:
+            return sum(_removed(name, at) for name in os.listdir(at) if is_temporary(name))
+        return 0
+
+
+def _removed(name: str, at: int) -> bool:
+    """Remove a temporary file, unless its writer still holds its lock; return whether it was removed."""
+    try:
+        fd = syscalls.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, at=at)
+    except OSError:
+        return False
+    try:
+        syscalls.lock(fd)
+        syscalls.unlink(name, at)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 class Old(NamedTuple):
@@ -55,49 +179,31 @@ def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = Fal
             raise
         # Read the identity of the link before opening the file, because another program may replace the link meanwhile.
         link = identity_at(place.name, place.at)
-        fd = _open_linked(store, place, flags, replace_links)
-    info = os.fstat(fd)
-    blob = LocalBlob(fd, info, nothing)
-    if stat.S_ISDIR(info.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "is a directory", place.key)
-    if not stat.S_ISREG(info.st_mode):
-        raise PermissionError(errno.EACCES, "is neither a file nor a directory", place.key)
+        fd = _open_linked(place, flags, replace_links=replace_links)
+    blob = LocalBlob(fd, info := os.fstat(fd), nothing)  # closes the file if a check below fails
+    if link is not None:
+        store.confined(fd, place.key)
+    require_file(info, place.key)
     # The directory's permissions would allow replacing a write-protected file. An update never changes the target of a
     # link, so the target may be write-protected.
     if link is None and not os.access(f"/proc/self/fd/{fd}", os.W_OK):
         raise PermissionError(errno.EACCES, "is write-protected", place.key)
-    return Old(blob, link or identity(blob), link is not None)
+    return Old(blob, link or identity_in(info), link is not None)
 
 
-def _open_linked(store: LocalStore, place: ObjectPlace, flags: int, replace_links: bool) -> int:
+def _open_linked(place: ObjectPlace, flags: int, *, replace_links: bool) -> int:
     if not replace_links:
         why = "is a symbolic link, and -o linked_shards=replace, which puts a file in its place, was not given"
         raise OSError(errno.EROFS, why, place.key)
     try:
-        fd = os.open(place.name, flags, dir_fd=place.at)
+        return os.open(place.name, flags, dir_fd=place.at)
     except FileNotFoundError:
-        raise OSError(errno.EROFS, "is a symbolic link that leads nowhere", place.key) from None
-    try:
-        store.confined(fd, place.key)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def identity(blob: LocalBlob | None) -> list[int] | None:
-    """Return the identity of a file's version: inode number, size and modification time.
-
-    The device number is left out because it may change when the machine restarts.
-    """
-    if blob is None:
-        return None
-    info = os.fstat(blob.fd)
-    return [info.st_ino, blob.stat().size, blob.stat().mtime_ns]
+        why = "is a symbolic link that leads nowhere; fetch its target (git-annex: git annex get), or remove the link"
+        raise OSError(errno.EROFS, why, place.key) from None
 
 
 def identity_at(name: str, at: int) -> list[int] | None:
-    """Return the `identity` of the file with this name in directory `at`; None if there is none.
+    """Return `identity_in` of the file with this name in directory `at`; None if there is none.
 
     Does not follow links.
     """
@@ -108,17 +214,11 @@ def identity_at(name: str, at: int) -> list[int] | None:
 
 
 def identity_in(info: os.stat_result) -> list[int]:
-    """Return the `identity` from the result of `os.stat`."""
+    """Return the identity of a file's version: inode number, size and modification time.
+
+    The device number is left out because it may change when the machine restarts.
+    """
     return [info.st_ino, info.st_size, info.st_mtime_ns]
-
-
-def directory_identity(path: str) -> tuple[int, int] | None:
-    """Return the device and inode number of a directory; None if there is none at this path."""
-    try:
-        info = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return (info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else None
 
 
 def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:

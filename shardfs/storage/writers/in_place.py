@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardfs.model.blobs import ByteRange
 from shardfs.model.write_plan import size_of
 from shardfs.storage import syscalls
-from shardfs.storage.blob_views import HeadedBlob
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
-from shardfs.storage.writers.common import Begun
-from shardfs.storage.writers.files import fill, identity, identity_at, identity_in
+from shardfs.storage.writers.common import Begun, PlannedBlob
+from shardfs.storage.writers.files import fill, identity_at, identity_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,8 +73,8 @@ def changed(
 
     Return None if another writer changed or replaced the file meanwhile.
     """
-    base, end = identity(old), old.stat().size + size_of(change.tail)
-    fd = _opened(place)
+    base = [os.fstat(old.fd).st_ino, old.stat().size, old.stat().mtime_ns]
+    end, fd = old.stat().size + size_of(change.tail), _opened(place)
     if fd is None:
         return None
     try:
@@ -85,14 +84,19 @@ def changed(
         try:
             grown = _append(fd, old, change, check)
             begun(Begun(place.key, base, head=len(head)))
-            if not _is_ours(place, fd, grown, head, end):
-                return None
+            now, known = identity_at(place.name, place.at), identity_in(grown)
+            if grown.st_size != end or known != now or os.pread(fd, len(head), 0) != head:
+                return None  # the file was changed since it has grown, or has lost its name
             for at, entry in change.entries(head):
                 syscalls.pwrite_all(fd, entry, at)
         except BaseException:
             _cut_off(fd, old, head, end)
             raise
-        _make_newer(fd, max(grown.st_mtime_ns, old.stat().mtime_ns))
+        # tensorstore distinguishes versions by time, but many kernels give all changes within a few milliseconds the
+        # same time. So the new time must be later than the earlier ones.
+        info, mtime_ns = os.fstat(fd), max(grown.st_mtime_ns, old.stat().mtime_ns)
+        if info.st_mtime_ns <= mtime_ns:
+            syscalls.utime(fd, info.st_atime_ns, mtime_ns + 1)
         syscalls.fsync(fd)
         info = os.fstat(fd)
         return stat_of(info) if identity_in(info) == identity_at(place.name, place.at) else None
@@ -113,15 +117,12 @@ def _opened(place: ObjectPlace) -> int | None:
 def _append(fd: int, old: LocalBlob, change: Change, check: Callable[[Blob], None]) -> os.stat_result:
     """Append, check and fsync the tail; return the file's attributes afterwards."""
     fill(fd, old, change.tail, old.stat().size)
-    check(HeadedBlob(change.head, LocalBlob(os.dup(fd), os.fstat(fd), nothing)))
+    grown = LocalBlob(os.dup(fd), os.fstat(fd), nothing)
+    new = PlannedBlob([change.head, ByteRange(len(change.head), grown.stat().size)], grown)
+    new.fd = grown.fd  # valid after the head only, where all chunks are
+    check(new)
     syscalls.fsync(fd)
     return os.fstat(fd)
-
-
-def _is_ours(place: ObjectPlace, fd: int, grown: os.stat_result, head: bytes, end: int) -> bool:
-    """Return whether the file is unchanged since `grown` was taken, and still has its name."""
-    now = identity_at(place.name, place.at)
-    return grown.st_size == end and identity_in(grown) == now and os.pread(fd, len(head), 0) == head
 
 
 def _cut_off(fd: int, old: LocalBlob, head: bytes, end: int) -> None:
@@ -131,17 +132,6 @@ def _cut_off(fd: int, old: LocalBlob, head: bytes, end: int) -> None:
         if size < info.st_size <= end and os.pread(fd, len(head), 0) == head:
             syscalls.ftruncate(fd, size)
             syscalls.utime(fd, info.st_atime_ns, old.stat().mtime_ns)
-
-
-def _make_newer(fd: int, mtime_ns: int) -> None:
-    """Ensure that the modification time is later than `mtime_ns`.
-
-    tensorstore distinguishes versions by time, but many kernels give all changes within a few milliseconds the same
-    time.
-    """
-    info = os.fstat(fd)
-    if info.st_mtime_ns <= mtime_ns:
-        syscalls.utime(fd, info.st_atime_ns, mtime_ns + 1)
 
 
 def made_last(place: ObjectPlace, note: Begun) -> None:

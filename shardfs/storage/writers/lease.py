@@ -18,9 +18,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from shardfs.model.errors import BusyError, message
-from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, describe, read_owner
-from shardfs.storage.writers.common import PlannedBlob
-from shardfs.storage.writers.objects import PAUSE_S, Changed, Known, put_once, remove_once
+from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, describe, owner_in, read_owner
+from shardfs.storage.writers.common import Changed, PlannedBlob
+from shardfs.storage.writers.objects import PAUSE_S, Known, put_once, remove_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,9 @@ EXPIRED_S = 2 * LEASE_S
 The store's clock gives both times, so clocks of different machines are never compared.
 """
 
+MAX_RECORD = 1 << 16
+"""Most bytes of a lock object that are read."""
+
 
 class Lease:
     """The lock object of one source, at `path` of `objects`.
@@ -51,9 +54,8 @@ class Lease:
     """
 
     def __init__(self, objects: Objects, path: str, journal: Path) -> None:
-        self._objects, self._path = objects, path
-        self._lock = journal / LOCK
-        self._about = self._told()
+        self._objects, self._path, self._lock = objects, path, journal / LOCK
+        self._record = self._read_record()
         self._known: Known | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
@@ -70,71 +72,70 @@ class Lease:
                 lease._expired(f"{above}/{SOURCE_LOCK}", directory, str(above))
         for _ in range(ATTEMPTS):
             with suppress(Changed):  # another mount takes the lease at this moment
-                lease._renew(lease._expired(lease._path))
+                lease._write(lease._expired(lease._path))
                 lease._thread.start()
                 return lease
             time.sleep(random.uniform(0.0, PAUSE_S))
-        raise BusyError(errno.EBUSY, f"{lease._path}: the store refuses to write the lock object, again and again")
+        why = f"the store refuses to write the lock object, {ATTEMPTS} times in a row; try again later"
+        raise BusyError(errno.EBUSY, why, lease._path)
 
-    def _expired(self, path: str, source: str = "", other: str = "") -> Known | None:
-        """Return an expired lock object that may be taken over; None if there is none.
-
-        Raise BusyError, with the message of `busy`, if the lock object has not expired.
-        """
-        found = self._objects.look(path, 1 << 16)
-        if found is None:
-            return None
-        known, raw = found
-        owner = _owner(raw)
-        if not self._was_ours(owner):
-            if known.age_s < EXPIRED_S:
-                raise busy(owner, source, other)
-            log.warning("the source was %s, but that mount says nothing any more", describe(owner))
-        return known
-
-    def _was_ours(self, owner: dict[str, Any]) -> bool:
-        # A journal has one owner at a time, and this mount has locked it. So an earlier owner of the lease that used
-        # the same journal has ended.
-        return all(owner.get(name) == self._about.get(name) for name in ("boot", "journal"))
-
-    def _told(self) -> dict[str, Any]:
-        """Return this mount's entry for the lock object: its owner record, and the identity of the journal's lock file.
+    def _read_record(self) -> dict[str, Any]:
+        """Return the content of the lock object: the journal's owner record, and the identity of its lock file.
 
         The identity changes if another program removes the lock file and the journal creates a new one.
         """
         info = os.stat(self._lock)
         return read_owner(str(self._lock)) | {"journal": [info.st_dev, info.st_ino]}
 
-    def _renew(self, base: Known | None) -> None:
+    def _look(self, path: str) -> tuple[Known | None, dict[str, Any], bool]:
+        """Return the version of a lock object, its record, and whether this journal wrote it.
+
+        A journal has one owner at a time, and this mount has locked the journal. So an earlier owner of the lease that
+        used the same journal has ended.
+        """
+        known, raw = self._objects.look(path, MAX_RECORD) or (None, b"")
+        owner = owner_in(raw)
+        return known, owner, all(owner.get(name) == self._record.get(name) for name in ("boot", "journal"))
+
+    def _expired(self, path: str, source: str = "", other: str = "") -> Known | None:
+        """Return an expired lock object that may be taken over; None if there is none.
+
+        Raise BusyError, with the message of `busy`, if the lock object has not expired.
+        """
+        known, owner, is_ours = self._look(path)
+        if known is not None and not is_ours:
+            if known.age_s < EXPIRED_S:
+                raise busy(owner, source, other)
+            log.warning("%s was %s; that mount has not renewed its lock and is replaced", path, describe(owner))
+        return known
+
+    def _write(self, base: Known | None) -> None:
         with suppress(OSError):
-            told = self._told()
-            if told.get("pid") == self._about.get("pid"):
-                self._about = told
-        self._known = put_once(self._objects, self._path, base, PlannedBlob([json.dumps(self._about).encode()], None))
+            record = self._read_record()
+            if record.get("pid") == self._record.get("pid"):
+                self._record = record
+        new = PlannedBlob([json.dumps(self._record).encode()], None)
+        self._known = put_once(self._objects, self._path, base, new)
+
+    def _renew(self) -> None:
+        try:
+            self._write(self._known)
+        except Changed:  # an earlier renewal may have succeeded without its answer arriving
+            known, _, is_ours = self._look(self._path)
+            if known is None or not is_ours:
+                raise
+            self._write(known)
 
     def _renew_for_ever(self) -> None:
         while not self._ended.wait(RENEW_S):
             try:
-                self._renew_ours()
+                self._renew()
             except Changed:
-                log.error("another mount has taken over the source: what both change is compared, chunk by chunk")
+                why = "both mounts now write, and each compares its changes with the store, chunk by chunk"
+                log.error("%s: another mount has taken over the source: %s; unmount one", self._path, why)
                 return
             except OSError as e:
-                log.warning("the lock of the source cannot be renewed: %s", message(e))
-
-    def _renew_ours(self) -> None:
-        try:
-            self._renew(self._known)
-        except Changed:  # an earlier renewal may have succeeded without its answer arriving
-            known = self._ours()
-            if known is None:
-                raise
-            self._renew(known)
-
-    def _ours(self) -> Known | None:
-        """Return the lock object if this mount wrote it."""
-        found = self._objects.look(self._path, 1 << 16)
-        return found[0] if found is not None and self._was_ours(_owner(found[1])) else None
+                log.warning("%s: the lock of the source cannot be renewed: %s", self._path, message(e))
 
     @property
     def lost(self) -> bool:
@@ -146,16 +147,8 @@ class Lease:
         lost = self.lost
         self._ended.set()
         self._thread.join()
-        if self._known is not None and not lost:
+        if not lost:
             with suppress(Changed, OSError):
-                known = self._ours()
-                if known is not None:
+                known, _, is_ours = self._look(self._path)
+                if known is not None and is_ours:
                     remove_once(self._objects, self._path, known)
-
-
-def _owner(raw: bytes) -> dict[str, Any]:
-    try:
-        told = json.loads(raw)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}

@@ -8,25 +8,38 @@ from __future__ import annotations
 
 import errno
 import os
-import random
-import re
 import secrets
-import time
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shardfs.model.errors import StaleShardError, UnsupportedError
+from shardfs.model.blobs import ByteRange
 from shardfs.model.write_plan import is_same
 from shardfs.storage import syscalls
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.cache import nothing
 from shardfs.storage.remote import store_errors, tagged
-from shardfs.storage.writers.common import Begun, Make, PlannedBlob, nobody
+from shardfs.storage.retry import RetryPolicy, http_status
+from shardfs.storage.store import read_merged
+from shardfs.storage.writers.common import (
+    Begun,
+    Changed,
+    Make,
+    PlannedBlob,
+    Writer,
+    is_temporary,
+    nobody,
+    repeated,
+    require_inside,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from datetime import datetime
 
-    from shardfs.model.blobs import Blob, ByteRange, ByteRequest, Stat
+    from shardfs.model.blobs import Blob, ByteRequest, Stat
     from shardfs.storage.remote import FsspecStore
 
 FIRST = 8 << 20
@@ -42,30 +55,15 @@ RACE_S = 60.0
 """Seconds during which an update is retried because another writer was faster."""
 
 PAUSE_S = 0.05
-"""Longest pause before an update is retried, in seconds.
-
-The pause is random, so that two writers do not collide again.
-"""
-
+"""Longest pause in seconds before an update is retried."""
 
 ABANDONED_S = 3600.0
 """Age in seconds from which a temporary object belongs to no running writer: all retries of a writer take minutes."""
 
-_TEMPORARY = re.compile(r"\.shardfs-[0-9a-f]{16}\.tmp")
-
-
-def temporary_path(directory: str) -> str:
-    """Return a random path in `directory` for a temporary object."""
-    return f"{directory}/.shardfs-{secrets.token_hex(8)}.tmp"
-
 
 def is_abandoned(path: str, age_s: float) -> bool:
     """Return whether a crashed writer left the object behind."""
-    return age_s > ABANDONED_S and _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
-
-
-class Changed(Exception):
-    """Another writer changed the object after it was read. The request had no effect."""
+    return age_s > ABANDONED_S and is_temporary(path.rpartition("/")[2])
 
 
 class Known(NamedTuple):
@@ -92,6 +90,40 @@ class Known(NamedTuple):
         return tagged(self.shown, self.size, self.mtime_ns)
 
 
+@contextmanager
+def conditional_errors(path: str) -> Iterator[None]:
+    """Convert the exceptions of a client to OSError, and refused conditions to Changed."""
+    try:
+        with store_errors(path):
+            yield
+    except OSError as e:
+        # 412: another version; 409: a concurrent update. gcsfs raises FileExistsError for 412.
+        if isinstance(e, FileExistsError) or http_status(e.__cause__ or e) in (409, 412):
+            raise Changed from e
+        raise
+
+
+class Requests:
+    """Sends the requests of a writer with time-outs and retries. `errors` converts the client's exceptions."""
+
+    def __init__(
+        self, store: FsspecStore, errors: Callable[[str], AbstractContextManager[None]] = conditional_errors
+    ) -> None:
+        self.reading, self._errors = store.patience, errors
+        self.writing = RetryPolicy(max(PUT_S, self.reading.timeout_s), self.reading.retries)
+        self.writing.counters = self.reading.counters
+
+    def ask(self, kind: str, path: str, method: Callable[..., Any], *args: Any, **words: Any) -> Any:
+        """Send a request that changes nothing."""
+        with self._errors(path):
+            return self.reading.run(kind, method, *args, **words)
+
+    def change(self, name: str, path: str, method: Callable[..., Any], *args: Any, **words: Any) -> Any:
+        """Send a request that changes the store. Tests know the request by its `name`."""
+        with self._errors(path):
+            return syscalls.call(name, partial(self.writing.run, "write", method, *args, **words))
+
+
 class Objects(Protocol):
     """The requests to one kind of store. Paths are those of the store's fsspec file system.
 
@@ -99,17 +131,24 @@ class Objects(Protocol):
     OSError for errors of the store. `base` None requires that the object does not exist.
     """
 
-    conditional: bool
-    removes: bool
+    conditional: bool = True
+    removes: bool = True
 
     def head(self, path: str) -> Known | None:
         """Return the current version; None if there is no object."""
 
     def look(self, path: str, size: int) -> tuple[Known, bytes] | None:
         """Return the current version and its first `size` bytes; None if there is no object."""
+        known = self.head(path)
+        if known is None:
+            return None
+        return known, self.read(path, known, [ByteRange(0, min(size, known.size))])[0] if known.size else b""
 
     def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Read byte ranges of the version `known`. Raise Changed if another version has replaced it."""
+        """Read byte ranges, none of which is empty, of the version `known`.
+
+        Raise Changed if another version has replaced it.
+        """
 
     def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
         """Replace the version `base`. Raise Changed if another version is current.
@@ -118,21 +157,26 @@ class Objects(Protocol):
         """
 
     def remove(self, path: str, base: Known) -> None:
-        """Remove the version `base`. Raise Changed if another version is current; a missing object is no error."""
+        """Remove the version `base`. Raise Changed if another version is current; FileNotFoundError if none is."""
 
     def abandon(self, path: str, temp: str) -> None:
         """Remove the remains of an interrupted `put`; `temp` is the argument of its `begun` call.
 
         `temp` is the id of a multipart upload, or the path of a temporary object.
         """
+        return
 
 
-def cut(r: ByteRange, parts: Iterable[tuple[ByteRange, bytes]]) -> bytes:
-    """Return the bytes of a range from the one of `parts` that covers it; empty if none does."""
-    for whole, data in parts:
-        if whole.start <= r.start and r.stop <= whole.stop:
-            return data[r.start - whole.start : r.stop - whole.start]
-    return b""
+def require_version(objects: Objects, path: str, base: Known | None) -> None:
+    """Raise Changed unless `base` is the current version. A change after this comparison goes unnoticed."""
+    found = objects.head(path)
+    if (None if found is None else found.tag) != (None if base is None else base.tag):
+        raise Changed
+
+
+def age_s(date: str | None, modified: datetime) -> float:
+    """Return the age in seconds when the store answered. `date` is the answer's header; without one, the age is 0."""
+    return (parsedate_to_datetime(date) - modified).total_seconds() if date else 0.0
 
 
 class PinnedBlob:
@@ -150,7 +194,7 @@ class PinnedBlob:
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         wanted = [absolute(r, self.known.size) for r in requests]
         far = [r for r in wanted if r.stop > len(self._first)]
-        rest = iter(self._objects.read(self._path, self.known, far) if far else ())
+        rest = iter(read_merged(far, lambda merged: self._objects.read(self._path, self.known, merged)))
         return [next(rest) if r.stop > len(self._first) else self._first[r.start : r.stop] for r in wanted]
 
 
@@ -177,7 +221,8 @@ def remove_once(objects: Objects, path: str, base: Known) -> None:
     Raise Changed if another version is current, OSError if `base` may still exist.
     """
     try:
-        objects.remove(path, base)
+        with suppress(FileNotFoundError):
+            objects.remove(path, base)
     except (Changed, OSError) as e:
         if _after(e, objects, path) is not None:
             raise
@@ -195,7 +240,7 @@ def _after(failure: Changed | OSError, objects: Objects, path: str) -> Known | N
         raise (failure if isinstance(failure, OSError) else e) from failure
 
 
-class ObjectWriter:
+class ObjectWriter(Writer):
     """Changes the objects of `store` through the requests of `objects`; see `Writer`. `close` calls `unlock`."""
 
     local = False
@@ -217,21 +262,15 @@ class ObjectWriter:
         check: Callable[[Blob], None] = nobody,
         in_place: int = 0,
     ) -> Stat | None:
-        path, deadline = self._path(key), time.monotonic() + self._race_s
         try:
-            while True:
-                try:
-                    return self._attempt(key, path, make, begun, check)
-                except Changed:
-                    if time.monotonic() > deadline:
-                        raise StaleShardError(f"{key}: others do not stop replacing it") from None
-                    time.sleep(random.uniform(0.0, PAUSE_S))
+            return repeated(key, self._race_s, partial(self._attempt, key, make, begun, check), PAUSE_S)
         finally:
             self._store.reopen(key)
 
     def _attempt(
-        self, key: str, path: str, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
+        self, key: str, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
     ) -> Stat | None:
+        path = self._path(key)
         found = self._objects.look(path, FIRST)
         old = None if found is None else PinnedBlob(self._objects, path, *found)
         plan, base = make(old), None if old is None else old.known
@@ -250,37 +289,15 @@ class ObjectWriter:
         if begun.temp:
             self._objects.abandon(self._path(begun.key), begun.temp)
 
-    def require_writable(self, key: str) -> None:
-        """Nothing to do: only an attempt shows whether the store permits a write."""
-
-    def recovered(self) -> None:
-        """Nothing to do: before `begun`, an update creates no object, at most an incomplete multipart upload."""
-
     def close(self) -> None:
         unlock, self._unlock = self._unlock, nothing
         unlock()
 
-    def put(self, key: str, data: bytes) -> Stat:
-        new = self.update(key, lambda _: [data])
-        if new is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
-        return new
-
     def delete(self, key: str) -> None:
-        path, found = self._path(key), []
-
-        def gone(old: Blob | None) -> None:
-            found.append(old is not None)
-
-        self.update(key, gone)
-        if not any(found):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-
-    def make_directory(self, key: str, mode: int | None = None) -> None:
-        """Nothing to do: in an object store, a directory exists while an object is below it."""
-
-    def sync_directory(self, key: str) -> None:
-        """Nothing to do: an acknowledged change of an object store is durable."""
+        existed = []
+        self.update(key, lambda old: existed.append(old is not None))
+        if not any(existed):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path(key))
 
     def remove_directory(self, key: str) -> None:
         if next(iter(self._store.scan(key)), None) is not None:
@@ -302,36 +319,8 @@ class ObjectWriter:
         self._store.reopen(new)
         self.delete(old)
 
-    def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
-        raise UnsupportedError("objects of a remote store are no files")
-
-    def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
-        raise UnsupportedError("objects of a remote store are no files")
-
-    def set_mode(self, key: str, mode: int) -> None:
-        raise UnsupportedError("objects of a remote store have no mode")
-
-    def set_times(self, key: str, mtime_ns: int, *, follow: bool = True) -> None:
-        raise UnsupportedError("objects of a remote store have times of their own")
-
-    def make_link(self, key: str, target: str) -> None:
-        raise UnsupportedError("a remote store has no symbolic links")
-
-    def link_target(self, key: str) -> str | None:
-        return None
-
-    def links(self, key: str) -> dict[str, str]:
-        return {}
-
-    def copy(self, fd: int, key: str) -> None:
-        raise UnsupportedError("objects of a remote store are no files")
-
-    def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
-        raise UnsupportedError("objects of a remote store are no files")
-
     def _path(self, key: str) -> str:
-        if (key and {"", ".", ".."} & set(key.split("/"))) or "\0" in key:
-            raise PermissionError(errno.EACCES, "is no path in the source", key)
+        require_inside(key)
         try:
             key.encode()
         except UnicodeEncodeError:

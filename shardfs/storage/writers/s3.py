@@ -12,66 +12,46 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fsspec.asyn import sync_wrapper
-
 from shardfs.model.blobs import ByteRange, Piece, Plan
 from shardfs.model.write_plan import joined, piece_size
-from shardfs.storage import syscalls
-from shardfs.storage.remote import store_errors
-from shardfs.storage.retry import RetryPolicy, http_status, is_transient
-from shardfs.storage.store import MAX_GAP, MAX_MERGED, coalesce
-from shardfs.storage.writers.common import PlannedBlob, part_of
-from shardfs.storage.writers.objects import (
-    MARK,
-    PUT_S,
-    Changed,
-    Known,
-    cut,
-    is_abandoned,
-    put_once,
-    remove_once,
-    temporary_path,
-)
+from shardfs.storage.retry import http_status, is_transient
+from shardfs.storage.writers import objects
+from shardfs.storage.writers.common import Changed, PlannedBlob, part_of, temporary_name
+from shardfs.storage.writers.objects import MARK, Known, Objects, Requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from shardfs.storage.remote import FsspecStore
 
 log = logging.getLogger(__name__)
 
-MIN_PART = 5 << 20
-"""Bytes. S3 accepts a smaller part only as the last one."""
-
-MAX_PART = 8 << 20
-"""Most bytes of one uploaded part."""
-
-MAX_COPY = 256 << 20
-"""Most bytes of one part that the store copies."""
-
 MAX_PARTS = 10_000
 
-MAX_WHOLE = 32 << 20
-"""Bytes. Larger objects are uploaded in parts, because an upload in one request holds up to two copies in memory."""
-
 AT_ONCE = 4
-"""Parts uploaded in parallel. The memory of an update is about `AT_ONCE` times `MAX_PART`."""
+"""Parts uploaded in parallel. The memory of an update is about `AT_ONCE` times `max_part`."""
 
 _KEPT = ("ContentType", "ContentEncoding", "ContentLanguage", "ContentDisposition", "CacheControl", "Metadata")
 
 
 class MultipartLimits(NamedTuple):
-    """Sizes in bytes that decide how an object is uploaded. Tests use smaller ones."""
+    """Sizes in bytes that decide how an object is uploaded. Tests use smaller ones.
 
-    min_part: int = MIN_PART
-    max_part: int = MAX_PART
-    max_copy: int = MAX_COPY
-    max_whole: int = MAX_WHOLE
+    Args:
+        min_part: the smallest part but the last one. S3 accepts no smaller ones.
+        max_part: the largest part that is uploaded.
+        max_copy: the largest part that the store copies.
+        max_whole: the largest object that is uploaded in one request, which holds up to two copies in memory.
+    """
+
+    min_part: int = 5 << 20
+    max_part: int = 8 << 20
+    max_copy: int = 256 << 20
+    max_whole: int = 32 << 20
 
     def to_hold(self, size: int) -> MultipartLimits:
         """Return the limits for an object of `size` bytes.
@@ -81,28 +61,17 @@ class MultipartLimits(NamedTuple):
         return self._replace(max_part=max(self.max_part, -(-size // (MAX_PARTS // 2))))
 
 
-class S3Objects:
+class S3Objects(Objects):
     """Implements `Objects`.
 
     The file system of `store` is an S3FileSystem. Probe objects are created in the store's root.
     """
 
     def __init__(self, store: FsspecStore, limits: MultipartLimits = MultipartLimits()) -> None:  # noqa: B008 - a tuple
-        fs, patience, self._root = store.fs, store.patience, store.path("")
-        self.conditional = self.removes = True
+        self._fs, self._requests, self._limits, self._root = store.fs, Requests(store), limits, store.path("")
+        self.loop = store.fs.loop  # where `RetryPolicy` runs `_get`, and cancels it when it times out
         self._parts_hold: bool | None = None
         self._trying = threading.Lock()
-        self._fs, self._limits = fs, limits
-        self._reading = patience
-        self._writing = RetryPolicy(max(PUT_S, patience.timeout_s), patience.retries)
-        self._writing.counters = patience.counters
-        self._get = sync_wrapper(self._get_async, obj=fs)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the client, in which `RetryPolicy` cancels calls that time out."""
-        loop: asyncio.AbstractEventLoop = self._fs.loop
-        return loop
 
     def try_conditions(self) -> None:
         """Test which conditions the store enforces. Many stores accept conditions and ignore them.
@@ -111,7 +80,7 @@ class S3Objects:
         is ignored or rejected as unknown. Raise OSError or Changed if the store gives no definite answer. A later mount
         then removes the probe object.
         """
-        path = temporary_path(self._root)
+        path = f"{self._root}/{temporary_name()}"
         known = self._probe(path)
         self.conditional = self.conditional and all(
             self._refuses("put_object", path, Body=b"2", **condition)
@@ -124,7 +93,7 @@ class S3Objects:
         else:
             self.conditional = self.conditional and found.tag == known.tag
             try:
-                remove_once(self, path, found)
+                objects.remove_once(self, path, found)
             except Changed:  # although the version matches
                 self.removes = False
                 self._change("delete_object", path)
@@ -133,7 +102,7 @@ class S3Objects:
     def _probe(self, path: str) -> Known:
         """Create a probe object, on condition that it does not exist. If the store rejects conditions, send none."""
         try:
-            return put_once(self, path, None, PlannedBlob([b"1"], None))
+            return objects.put_once(self, path, None, PlannedBlob([b"1"], None))
         except OSError as e:
             if not self.conditional or not _is_unknown(e):
                 raise
@@ -156,17 +125,16 @@ class S3Objects:
     def _clean(self) -> None:
         """Remove probe objects that earlier mounts left behind. Takes one request if there are none."""
         try:
-            listed = self._ask("list_objects_v2", f"{self._root}/.shardfs-", key_name="Prefix", Delimiter="/")
+            listed = self._ask("list_objects_v2", f"{self._root}/.shardfs-", "Prefix", Delimiter="/")
             for found in listed.get("Contents", ()):
                 path = f"{self._root}/{found['Key'].rpartition('/')[2]}"
-                if is_abandoned(path, _age_s(listed, found["LastModified"])):
+                if objects.is_abandoned(path, objects.age_s(_date(listed), found["LastModified"])):
                     self._change("delete_object", path)
         except (Changed, OSError) as e:
-            log.debug("probes of earlier mounts are not removed: %s", e)
+            log.debug("%s: probe objects of earlier mounts cannot be removed: %s", self._root, e)
 
     def _may_send_parts(self) -> bool:
-        """Return whether multipart uploads are safe: the store enforces conditions for them, or conditions are not in
-        use.
+        """Return whether multipart uploads need no conditions, or the store enforces these.
 
         The first large upload tests this.
         """
@@ -176,19 +144,21 @@ class S3Objects:
             return self._parts_hold
 
     def _parts_are_refused(self) -> bool:
-        path = temporary_path(self._root)
+        path = f"{self._root}/{temporary_name()}"
         known = self._probe(path)
-        upload = self._change("create_multipart_upload", path)["UploadId"]
-        part = self._change("upload_part", path, UploadId=upload, PartNumber=1, Body=b"2")["ETag"]
-        told = {"UploadId": upload, "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": part}]}}
-        refused = self._refuses("complete_multipart_upload", path, IfMatch='"0"', **told)
-        self.abandon(path, upload)
+        upload = {"UploadId": self._change("create_multipart_upload", path)["UploadId"]}
+        part = self._change("upload_part", path, PartNumber=1, Body=b"2", **upload)["ETag"]
+        parts = {"Parts": [{"PartNumber": 1, "ETag": part}]}
+        refused = self._refuses("complete_multipart_upload", path, IfMatch='"0"', MultipartUpload=parts, **upload)
+        self.abandon(path, upload["UploadId"])
         found = self.head(path)
         if found is not None:
-            remove_once(self, path, found)
+            objects.remove_once(self, path, found)
         if refused and found is not None and found.tag == known.tag:
             return True
-        log.warning("uploads in parts keep no conditions on this store: large shards are sent whole, from memory")
+        log.warning(
+            "this store does not heed conditions of multipart uploads: large shards are sent whole, from memory"
+        )
         return False
 
     # ---- reading
@@ -212,25 +182,19 @@ class S3Objects:
         return _known(answer), data
 
     def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
-        merged = coalesce([r for r in ranges if r.stop > r.start], MAX_GAP, MAX_MERGED)
-        answers = self._fetch(path, [whole for whole, _ in merged], IfMatch=known.tag)
-        parts = list(zip((whole for whole, _ in merged), (data for _, data in answers), strict=True))
-        return [cut(r, parts) for r in ranges]
+        return [data for _, data in self._fetch(path, ranges, IfMatch=known.tag)]
 
     def _fetch(self, path: str, ranges: Sequence[ByteRange], **condition: str) -> list[tuple[Any, bytes]]:
-        with _translated(path):
-            answers: list[tuple[Any, bytes]] = self._reading.run("read", self._get, path, ranges, condition)
-        self._reading.counters.received(sum(len(data) for _, data in answers))
+        answers: list[tuple[Any, bytes]] = self._requests.ask("read", path, self._get, path, ranges, condition)
+        self._requests.reading.counters.received(sum(len(data) for _, data in answers))
         return answers
 
-    async def _get_async(
+    async def _get(
         self, path: str, ranges: Sequence[ByteRange], condition: Mapping[str, str]
     ) -> list[tuple[Any, bytes]]:
-        bucket, key, _ = self._fs.split_path(path)
-
         async def get(r: ByteRange) -> tuple[Any, bytes]:
-            words = {"Bucket": bucket, "Key": key, "Range": f"bytes={r.start}-{r.stop - 1}"}
-            answer = await self._fs._call_s3("get_object", **words, **condition)
+            words = {**self._place(path), "Range": f"bytes={r.start}-{r.stop - 1}", **condition}
+            answer = await self._fs._call_s3("get_object", **words)
             try:
                 return answer, await answer["Body"].read()
             finally:
@@ -238,98 +202,84 @@ class S3Objects:
 
         return list(await asyncio.gather(*map(get, ranges)))
 
-    def _ask(self, method: str, path: str, key_name: str = "Key", **words: Any) -> Any:
+    def _place(self, path: str, key_name: str = "Key") -> dict[str, str]:
         bucket, key, _ = self._fs.split_path(path)
-        with _translated(path):
-            return self._reading.run("stat", self._fs.call_s3, method, Bucket=bucket, **{key_name: key}, **words)
+        return {"Bucket": bucket, key_name: key}
+
+    def _ask(self, method: str, path: str, key_name: str = "Key", **words: Any) -> Any:
+        return self._requests.ask("stat", path, self._fs.call_s3, method, **self._place(path, key_name), **words)
 
     # ---- changing
 
     def _change(self, method: str, path: str, **words: Any) -> Any:
-        bucket, key, _ = self._fs.split_path(path)
-        words |= {"Bucket": bucket, "Key": key}
-        with _translated(path):
-            return syscalls.call(
-                method, lambda m, w: self._writing.run("write", self._fs.call_s3, m, **w), method, words
-            )
+        return self._requests.change(method, path, self._fs.call_s3, method, **self._place(path), **words)
 
     def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
         condition = {"IfNoneMatch": "*"} if base is None else {"IfMatch": base.tag}
         if not self.conditional:
-            self._require(path, base)
+            objects.require_version(self, path, base)
             condition = {}
-        words = _marked(base.facts if base is not None else {}, mark)
+        kept = base.facts if base is not None else {}
+        facts = {**kept, "Metadata": {**kept.get("Metadata", {}), MARK: mark}}
         try:
             if new.size <= self._limits.max_whole or not self._may_send_parts():
                 data = new.bytes(new.plan)
                 begun("")
-                answer = self._change("put_object", path, Body=data, **words, **condition)
+                answer = self._change("put_object", path, Body=data, **facts, **condition)
             else:
-                answer = self._put_in_parts(path, base, new, words, condition, begun)
+                answer = self._put_in_parts(path, base, new, facts, condition, begun)
         except FileNotFoundError as e:
             if base is None:
                 raise
             raise Changed from e  # another writer removed the object
-        return _made(answer, new.size, mark, words)
+        # The answer has no modification time, so its date is used. A `head` request would return the exact time.
+        date = _date(answer)
+        mtime_ns = int(parsedate_to_datetime(date).timestamp() * 1e9) if date else time.time_ns()
+        return Known(answer["ETag"], new.size, mtime_ns, mark, facts, shown=answer["ETag"])
 
     def _put_in_parts(
         self,
         path: str,
         base: Known | None,
         new: PlannedBlob,
-        words: Mapping[str, Any],
+        facts: Mapping[str, Any],
         condition: Mapping[str, str],
         begun: Callable[[str], None],
     ) -> Any:
         parts = list(in_parts(new.plan, self._limits.to_hold(new.size)))
         if len(parts) > MAX_PARTS:
-            raise OSError(errno.EFBIG, f"needs {len(parts)} parts, more than a store takes", path)
-        upload = self._change("create_multipart_upload", path, **words)["UploadId"]
+            why = f"would be sent in {len(parts)} parts, but a store takes at most {MAX_PARTS}; use smaller shards"
+            raise OSError(errno.EFBIG, why, path)
+        upload = self._change("create_multipart_upload", path, **facts)["UploadId"]
+
+        def send(number: int, part: Plan) -> dict[str, Any]:
+            return {"PartNumber": number, "ETag": self._part(path, base, new, part, UploadId=upload, PartNumber=number)}
+
         try:
-            tags = self._sent(path, base, new, upload, parts)
+            with ThreadPoolExecutor(AT_ONCE, "shardfs-part") as pool:
+                sent = list(pool.map(send, range(1, len(parts) + 1), parts))  # cancels the others if one fails
             begun(upload)
-            told = [{"PartNumber": i + 1, "ETag": tag} for i, tag in enumerate(tags)]
-            whole = {"UploadId": upload, "MultipartUpload": {"Parts": told}}
-            return self._change("complete_multipart_upload", path, **whole, **condition)
+            words = {"UploadId": upload, "MultipartUpload": {"Parts": sent}}
+            return self._change("complete_multipart_upload", path, **words, **condition)
         except BaseException:
             with suppress(OSError, Changed):
                 self.abandon(path, upload)
             raise
 
-    def _sent(self, path: str, base: Known | None, new: PlannedBlob, upload: str, parts: Sequence[Plan]) -> list[str]:
-        with ThreadPoolExecutor(AT_ONCE, "shardfs-part") as pool:
-            jobs = [pool.submit(self._part, path, base, new, upload, i + 1, part) for i, part in enumerate(parts)]
-            try:
-                return [job.result() for job in jobs]
-            except BaseException:
-                for job in jobs:
-                    job.cancel()
-                raise
-
-    def _part(self, path: str, base: Known | None, new: PlannedBlob, upload: str, number: int, part: Plan) -> str:
-        words: dict[str, Any] = {"UploadId": upload, "PartNumber": number}
+    def _part(self, path: str, base: Known | None, new: PlannedBlob, part: Plan, **words: Any) -> str:
+        """Send one part of an upload, or have the store copy it; return its tag."""
         if base is None or len(part) > 1 or not isinstance(part[0], ByteRange):
             tag: str = self._change("upload_part", path, Body=new.bytes(part), **words)["ETag"]
             return tag
-        bucket, key, _ = self._fs.split_path(path)
-        words |= {"CopySource": {"Bucket": bucket, "Key": key}, "CopySourceIfMatch": base.tag}
+        words |= {"CopySource": self._place(path), "CopySourceIfMatch": base.tag}
         words["CopySourceRange"] = f"bytes={part[0].start}-{part[0].stop - 1}"
         tag = self._change("upload_part_copy", path, **words)["CopyPartResult"]["ETag"]
         return tag
 
     def remove(self, path: str, base: Known) -> None:
-        with suppress(FileNotFoundError):
-            if self.removes:
-                self._change("delete_object", path, IfMatch=base.tag)
-            else:
-                self._require(path, base)
-                self._change("delete_object", path)
-
-    def _require(self, path: str, base: Known | None) -> None:
-        """Raise Changed unless `base` is the current version. A change after this comparison goes unnoticed."""
-        found = self.head(path)
-        if (None if found is None else found.tag) != (None if base is None else base.tag):
-            raise Changed
+        if not self.removes:
+            objects.require_version(self, path, base)
+        self._change("delete_object", path, **({"IfMatch": base.tag} if self.removes else {}))
 
     def abandon(self, path: str, temp: str) -> None:
         with suppress(FileNotFoundError):
@@ -341,44 +291,17 @@ def _is_unknown(error: OSError) -> bool:
     return http_status(error) in (400, 501) and not is_transient(error)
 
 
-@contextmanager
-def _translated(path: str) -> Iterator[None]:
-    try:
-        with store_errors(path):
-            yield
-    except OSError as e:
-        if http_status(e) in (409, 412):  # 412: another version; 409: a concurrent update
-            raise Changed from e
-        raise
+def _date(answer: Mapping[str, Any]) -> str | None:
+    date: str | None = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return date
 
 
 def _known(answer: Mapping[str, Any]) -> Known:
     size = answer["ContentRange"].rpartition("/")[2] if "ContentRange" in answer else answer["ContentLength"]
     facts = {name: answer[name] for name in _KEPT if name in answer}
-    modified = answer["LastModified"]
-    mark, age_s = facts.get("Metadata", {}).get(MARK, ""), _age_s(answer, modified)
-    return Known(answer["ETag"], int(size), int(modified.timestamp() * 1e9), mark, facts, age_s, answer["ETag"])
-
-
-def _age_s(answer: Mapping[str, Any], modified: datetime) -> float:
-    """Return the age in seconds by the store's clock; 0 if its answer has no date."""
-    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return (parsedate_to_datetime(date) - modified).total_seconds() if date else 0.0
-
-
-def _made(answer: Mapping[str, Any], size: int, mark: str, words: Mapping[str, Any]) -> Known:
-    """Return the version that a request created.
-
-    The answer has no modification time, so the date of the answer is used. A `head` request would be needed for the
-    exact time.
-    """
-    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    mtime_ns = int(parsedate_to_datetime(date).timestamp() * 1e9) if date else time.time_ns()
-    return Known(answer["ETag"], size, mtime_ns, mark, words, shown=answer["ETag"])
-
-
-def _marked(facts: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    return {**facts, "Metadata": {**facts.get("Metadata", {}), MARK: mark}}
+    mark, modified, tag = facts.get("Metadata", {}).get(MARK, ""), answer["LastModified"], answer["ETag"]
+    age = objects.age_s(_date(answer), modified)
+    return Known(tag, int(size), int(modified.timestamp() * 1e9), mark, facts, age, tag)
 
 
 def in_parts(plan: Iterable[Piece], limits: MultipartLimits) -> Iterator[Plan]:

@@ -20,7 +20,7 @@ from shardfs.storage.mount_table import entries
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, _about_us, busy, canonical, read_owner
+from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, owner_record, read_owner
 
 log = logging.getLogger("shardfs")
 
@@ -183,7 +183,7 @@ class Lock:
                 syscalls.lock(fd)
                 if is_at(fd, path):  # else the previous owner unlinked the file after this open
                     syscalls.ftruncate(fd, 0)
-                    syscalls.pwrite_all(fd, json.dumps(_about_us(mountpoint, source)).encode(), 0)
+                    syscalls.pwrite_all(fd, json.dumps(owner_record(mountpoint, source)).encode(), 0)
                     return cls(path, fd, mountpoint, source, fleeting=fleeting)
             except BlockingIOError:
                 owner = read_owner(path)

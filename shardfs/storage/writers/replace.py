@@ -1,0 +1,216 @@
+"""Replace local files atomically: write a new file beside the old one, exchange the two, and verify the outcome.
+
+At every moment the name leads to the old or the new file, complete and on disk. (`in_place` may instead change an
+existing file step by step.)
+
+Cooperating writers are excluded by tensorstore's lock on `<name>.__lock`. The exchange reveals writers that do not take
+this lock, because it yields their version instead of the expected one. Their version is then put back, and the update
+starts again from it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat as stat_module
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from shardfs.storage import syscalls
+from shardfs.storage.cache import nothing
+from shardfs.storage.local import LocalBlob
+from shardfs.storage.writers import in_place
+from shardfs.storage.writers.files import fill, identity_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardfs.model.blobs import Blob, Plan, Stat
+    from shardfs.storage.writers.common import Begun
+    from shardfs.storage.writers.files import ObjectPlace
+
+log = logging.getLogger("shardfs")
+
+_NO_SUCH_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+"""Errors of file systems that support rename, but not RENAME_EXCHANGE or RENAME_NOREPLACE."""
+
+
+@contextmanager
+def locked(place: ObjectPlace, wait_s: float) -> Iterator[None]:
+    """Hold the lock file `<name>.__lock` by the protocol of tensorstore's file driver.
+
+    The lock file is removed with the lock; tensorstore may also rename the lock file to the object. So after
+    locking, check that the name still leads to the locked file. Otherwise lock the file that now has the name.
+    """
+    name, flags, deadline = f"{place.name}.__lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, time.monotonic() + wait_s
+    fd = syscalls.open(name, flags, 0o666, place.at)
+    try:
+        while True:
+            try:
+                syscalls.lock(fd, wait=max(deadline - time.monotonic(), 0))
+            except BlockingIOError:
+                why = f"another program has kept it locked for {wait_s:g} s; end that program, or try again later"
+                raise TimeoutError(errno.ETIMEDOUT, why, place.key) from None
+            again = syscalls.open(name, flags, 0o666, place.at)
+            if os.path.sameopenfile(fd, again):
+                os.close(again)
+                break
+            os.close(fd)
+            fd = again
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # a leftover lock file blocks no other writer
+                syscalls.unlink(name, place.at)
+    finally:
+        os.close(fd)
+
+
+def written(
+    place: ObjectPlace,
+    temp: str,
+    old: LocalBlob | None,
+    plan: Plan,
+    check: Callable[[Blob], None],
+    *,
+    alike: bool = True,
+) -> int:
+    """Write a temporary file and return its descriptor. The file is complete, checked and on disk.
+
+    `alike`: copy owner, mode and extended attributes of `old`. Otherwise the umask and the directory determine them.
+    """
+    alike = alike and old is not None
+    fd = syscalls.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 if alike else 0o666, place.at)
+    try:
+        with suppress(OSError):
+            syscalls.lock(fd)  # keeps `sweep` from removing the file
+        fill(fd, old, plan)
+        if alike and old is not None:
+            _copy_attributes(fd, old.fd)
+        check(LocalBlob(os.dup(fd), os.fstat(fd), nothing))
+        syscalls.fsync(fd)
+    except BaseException:
+        with suppress(OSError):
+            syscalls.unlink(temp, place.at)
+        os.close(fd)
+        raise
+    return fd
+
+
+def _copy_attributes(fd: int, old: int) -> None:
+    """Copy owner, mode and extended attributes (including access control lists) as far as permissions allow."""
+    info, mine = os.fstat(old), os.fstat(fd)
+    for user, group in ((info.st_uid, -1), (-1, info.st_gid)):
+        if (user, group) not in ((mine.st_uid, -1), (-1, mine.st_gid)):
+            with suppress(PermissionError):
+                syscalls.chown(fd, user, group)
+    syscalls.chmod(fd, stat_module.S_IMODE(info.st_mode))
+    try:
+        names = os.listxattr(old)
+    except OSError:
+        return
+    for name in names:
+        try:
+            syscalls.setxattr(fd, name, os.getxattr(old, name))
+        except OSError as e:
+            if e.errno not in (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENODATA):
+                raise
+
+
+def synced(place: ObjectPlace, old: LocalBlob | None) -> Stat | None:
+    """Fsync an unchanged object: an earlier update may have failed or crashed before its own fsync."""
+    if old is not None:
+        syscalls.fsync(old.fd)
+    syscalls.fsync_directory(place.at)
+    return None if old is None else old.stat()
+
+
+def switch(place: ObjectPlace, note: Begun) -> bool:
+    """Exchange the versions; return whether the new one is in place. If not, another writer was faster."""
+    try:
+        if note.base is None:
+            syscalls.rename_new(note.temp, place.name, place.at, place.at)
+        elif note.temp_ino:
+            syscalls.exchange(note.temp, place.name, place.at, place.at)
+        else:
+            syscalls.rename_new(place.name, note.temp, place.at, place.at)
+    except (FileExistsError, FileNotFoundError):
+        return settle(place, note)
+    except OSError as e:
+        if e.errno not in _NO_SUCH_RENAME:
+            raise
+        return _switched_by_comparing(place, note)
+    if note.base is not None:
+        return settle(place, note)
+    syscalls.fsync_directory(place.at)
+    return True
+
+
+def name_new(place: ObjectPlace, temp: str) -> None:
+    """Rename a temporary file to its final name. Raise FileExistsError if the name exists."""
+    try:
+        syscalls.rename_new(temp, place.name, place.at, place.at)
+    except OSError as e:
+        if e.errno not in _NO_SUCH_RENAME:
+            raise
+        if identity_at(place.name, place.at) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place.key) from None
+        syscalls.rename(temp, place.name, place.at, place.at)
+
+
+def _switched_by_comparing(place: ObjectPlace, note: Begun) -> bool:
+    """Switch on a file system without RENAME_EXCHANGE: compare versions, then rename or unlink.
+
+    Another writer's change between these two calls is lost.
+    """
+    if identity_at(place.name, place.at) != note.base:
+        return settle(place, note)
+    if note.temp_ino:
+        syscalls.rename(note.temp, place.name, place.at, place.at)
+    else:
+        syscalls.unlink(place.name, place.at)
+    syscalls.fsync_directory(place.at)
+    return True
+
+
+def settle(place: ObjectPlace, note: Begun) -> bool:
+    """Clean up the temporary name; return whether it held the old version, so that the new version is in place.
+
+    The temporary name may also hold the new version (the exchange did not happen or was undone), or a version of
+    another writer, which is put back under its own name.
+    """
+    if note.head:
+        in_place.made_last(place, note)
+        return False
+    found = identity_at(note.temp, place.at)
+    if found is None:
+        return False
+    if found[0] == note.temp_ino:
+        syscalls.unlink(note.temp, place.at)
+        return False
+    if found == note.base:
+        syscalls.fsync_directory(place.at)  # first, so that the new version is on disk before the old one is removed
+        syscalls.unlink(note.temp, place.at)
+        return True
+    _put_back(place, note)
+    return False
+
+
+def _put_back(place: ObjectPlace, note: Begun) -> None:
+    name = identity_at(place.name, place.at)
+    if name is None:
+        with suppress(FileExistsError):
+            syscalls.rename_new(note.temp, place.name, place.at, place.at)
+    elif name[0] == note.temp_ino:
+        syscalls.exchange(note.temp, place.name, place.at, place.at)
+        found = identity_at(note.temp, place.at)
+        if found is not None and found[0] == note.temp_ino:
+            syscalls.unlink(note.temp, place.at)
+        elif found is not None:  # a third version, which is newer
+            syscalls.exchange(note.temp, place.name, place.at, place.at)
+    syscalls.fsync_directory(place.at)
+    if identity_at(note.temp, place.at) is not None:
+        why = "two other writers replaced it at the same time; look whether the newer version has all changes"
+        log.error("%s: %s. The earlier version is in %s", place.key, why, note.temp)
