@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.model.values import Coords
 
@@ -21,8 +22,6 @@ MAX_ITEMS = 1_000_000
 """Documents beyond these limits count as damaged, because parsing could need more memory than the mount may use."""
 
 MAX_PRETTY = 64 << 10
-
-T = TypeVar("T")
 
 
 def parse_json(path: str, name: str, raw: bytes) -> Any:
@@ -53,10 +52,13 @@ def parse_written(name: str, raw: bytes) -> dict[str, Any]:
     return doc
 
 
-def require_same(found: Any, stored: Any, what: str) -> None:
+def require_same(written: Any, stored: Any, member: str) -> None:
     """Raise ValueError if a written value differs from the value that the stored chunks need."""
-    if found != stored:
-        raise ValueError(f"{what} is {stored!r:.200} and cannot become {found!r:.200}: chunks are stored so")
+    if written != stored:
+        raise ValueError(
+            f"{member} is {stored!r:.200} and cannot become {written!r:.200}: stored chunks depend on it; "
+            "keep its value, or write a new array"
+        )
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -117,15 +119,13 @@ def intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:
         return None
 
 
-def unsharded(unshard: Callable[[dict[str, Any]], T | None], doc: dict[str, Any] | None) -> T | None:
-    """The result of `unshard`; None without a document, and None if `unshard` fails.
-
-    The mount shows documents that `unshard` cannot translate unchanged.
-    """
+@contextmanager
+def naming(document: str) -> Iterator[None]:
+    """Turn exceptions of `UNFIT` into ValueErrors that name the document."""
     try:
-        return None if doc is None else unshard(doc)
-    except UNFIT:
-        return None
+        yield
+    except UNFIT as e:
+        raise ValueError(f"{document}: {reason(e)}") from e
 
 
 def integer(value: Any, name: str, least: int) -> int:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardfs.formats import n5_viewer
-from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json, print_strict
 from shardfs.formats.format import OfDocuments, Pairing, System
 from shardfs.formats.n5 import edits
@@ -19,6 +18,8 @@ from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from shardfs.formats.create_rules import Rule, Sharding
 
 _BLOCK = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:/(?:0|[1-9][0-9]{0,18}))*")
 
@@ -83,17 +84,13 @@ class N5Format(OfDocuments):
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
-        return {DOCUMENT: edits.edited(stored.get(DOCUMENT), new, rule)}
+        return {DOCUMENT: edits.DATASETS.edited(DOCUMENT, stored.get(DOCUMENT), new, rule)}
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return Sharding("n5", stored) if edits.is_sharded(stored.get(DOCUMENT)) else None
+        return edits.DATASETS.sharding(stored)
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        if isinstance(sharding, Rule):
-            made = edits.sharded_by_rule(new, sharding)
-        else:
-            made = edits.sharded_as_before(new, sharding.documents[DOCUMENT])
-        return None if made is None else {DOCUMENT: made}
+        return edits.DATASETS.sharded(name, new, sharding)
 
     def chunk_like(self, name: str) -> bool:
         return _BLOCK.fullmatch(name) is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
 from shardfs.formats.format import OfDocuments, System
 from shardfs.formats.zarr3 import edits
@@ -17,6 +16,7 @@ from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, MAX_NESTING, open_
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardfs.formats.create_rules import Rule, Sharding
     from shardfs.model.dataset import Dataset
 
 __all__ = ("MAX_EDGES", "MAX_NESTING", "ZARR3", "Zarr3")
@@ -59,14 +59,10 @@ class Zarr3(OfDocuments):
         return {DOCUMENT: edits.edited(stored, new, rule)}
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return Sharding("zarr3", stored) if edits.is_sharded(stored.get(DOCUMENT)) else None
+        return edits.ARRAYS.sharding(stored)
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        if isinstance(sharding, Rule):
-            made = edits.sharded_by_rule(new, sharding)
-        else:
-            made = edits.sharded_as_before(new, sharding.documents[DOCUMENT])
-        return None if made is None else {DOCUMENT: made}
+        return edits.ARRAYS.sharded(name, new, sharding)
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardfs.model.values import Coords
 
 DOCUMENT = "zarr.json"
+SHARDING = "sharding_indexed"
 FORM = frozenset((DOCUMENT,))
 
 MEMBERS = frozenset(
@@ -201,7 +202,7 @@ def unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
     array cannot be shown unsharded.
     """
     codecs = codec_list(doc["codecs"])
-    if not any(c["name"] == "sharding_indexed" for c in codecs):
+    if not any(c["name"] == SHARDING for c in codecs):
         return None
     if doc.get("storage_transformers"):
         raise ValueError("storage transformers may store chunks elsewhere")
@@ -288,7 +289,7 @@ def _bounds(edges: Any, extent: int) -> tuple[int, ...]:
 
 def _enter(state: _Unsharding, codecs: list[dict[str, Any]], keys: ChunkKeys) -> list[dict[str, Any]] | None:
     """Add a layer for the chain's sharding codec, and return the codecs inside it; None if the chain has none."""
-    at = next((i for i, c in enumerate(codecs) if c["name"] == "sharding_indexed"), None)
+    at = next((i for i, c in enumerate(codecs) if c["name"] == SHARDING), None)
     if at is None:
         return None
     for c in codecs[:at]:

@@ -30,6 +30,7 @@ FORMAT = "zarr3-draft"
 DOCUMENT = "zarr.json"
 META, DATA = "meta/root", "data/root"
 CONSOLIDATED = ".zmetadata"
+TRANSFORMERS = "storage_transformers"
 
 MAX_NESTING = 16
 
@@ -159,7 +160,7 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     """
     if not isinstance(doc, dict):
         raise ValueError("should be an object")
-    transformers = doc.get("storage_transformers")
+    transformers = doc.get(TRANSFORMERS)
     if not transformers:
         return None
     kept, shardings = split_transformers(transformers)
@@ -175,9 +176,9 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
         grid = tuple(ceil_div(n, per) for n, per in zip(grid, per_shard, strict=True))
         shard = tuple(n * per for n, per in zip(shard, per_shard, strict=False))
     layers.reverse()  # the last transformer in the document is next to the store
-    shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
+    shown = {k: v for k, v in doc.items() if k != TRANSFORMERS}
     if kept:
-        shown = {**doc, "storage_transformers": kept}
+        shown = {**doc, TRANSFORMERS: kept}
     collection = Collection(
         format=FORMAT,
         path="",
@@ -198,7 +199,7 @@ def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any
     """
     kept: list[Any] = []
     shardings: list[dict[str, Any]] = []
-    for t in listed(transformers, "storage_transformers"):
+    for t in listed(transformers, TRANSFORMERS):
         extension = t["extension"]
         if not isinstance(extension, str):
             raise ValueError(f"extension should be a URL, not {extension!r:.80}")
@@ -302,7 +303,7 @@ DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 def _array(doc: Mapping[str, Any]) -> Array:
     """The description of an array from its unsharded document. Raise one of `UNFIT`, with the reason, if it fails."""
-    if doc.get("storage_transformers"):
+    if doc.get(TRANSFORMERS):
         raise ValueError("what a storage transformer makes of chunks is unknown")
     shape = integers(doc["shape"], "shape", 0)
     chunk, _ = chunk_grid(doc["chunk_grid"], len(shape))
