@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardfs.model.values import Coords
 
@@ -22,6 +22,8 @@ MAX_ITEMS = 1_000_000
 """Documents beyond these limits count as damaged, because parsing could need more memory than the mount may use."""
 
 MAX_PRETTY = 64 << 10
+
+T = TypeVar("T")
 
 
 def parse_json(path: str, name: str, raw: bytes) -> Any:
@@ -117,6 +119,17 @@ def intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:
         return None if raw is None else parse_written(name, raw)
     except ValueError:
         return None
+
+
+def shown_document(unshard: Callable[[T], tuple[Any, T] | None], doc: T) -> T | None:
+    """The document that `unshard` returns; None for arrays that are not sharded or that it cannot translate.
+
+    The mount shows the documents of these arrays unchanged. Opening the array reports why it cannot be translated.
+    """
+    with suppress(*UNFIT):
+        if (found := unshard(doc)) is not None:
+            return found[1]
+    return None
 
 
 @contextmanager

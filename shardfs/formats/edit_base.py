@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardfs.formats.create_rules import Rule, Sharding
-from shardfs.formats.documents import UNFIT, intelligible, naming, parse_written, require_same
+from shardfs.formats.documents import UNFIT, intelligible, naming, parse_written, require_same, shown_document
 from shardfs.formats.json_text import Path, changed
 from shardfs.model.grid import ceil_div
 
@@ -108,10 +108,7 @@ class ArrayEdits:
 
     def _shown(self, doc: Document | None) -> Document | None:
         """The document that the mount shows for a sharded array; None for one that it shows unchanged."""
-        with suppress(*UNFIT):
-            if doc is not None and (found := self.unshard(doc)) is not None:
-                return found[1]
-        return None
+        return None if doc is None else shown_document(self.unshard, doc)
 
     def _refuse_shards(self, name: str, doc: Document) -> None:
         """Raise ValueError if a new array has shards, because its writer would then write shards instead of chunks."""

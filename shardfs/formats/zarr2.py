@@ -19,17 +19,18 @@ from shardfs.codecs.uncompressed import can_store
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import parse_json, print_json, print_strict
 from shardfs.formats.format import OfDocuments, Pairing, System
-from shardfs.formats.layouts import PlacedArray, arrays_of, images_of, laid_out, levels_below, shown, with_offset
+from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
+from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
 from shardfs.formats.zarr_values import SHUFFLES, STRING
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Consolidation, Dataset
 from shardfs.model.errors import UnsupportedError
-from shardfs.model.grid import FlatNames, NestedNames
+from shardfs.model.grid import FlatNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model.collection import ChunkNames, Collection
+    from shardfs.model.collection import Collection
 
 ARRAY, GROUP, ATTRIBUTES, CONSOLIDATED = ".zarray", ".zgroup", ".zattrs", ".zmetadata"
 
@@ -95,12 +96,10 @@ class Zarr2(OfDocuments):
         levels = {level.path for image in dataset.multiscales for level in image.levels}
         is_level = dataset.level_of is not None
         placed = [replace(_Placed.of(c, at, shown_encoding), is_level=is_level or at in levels) for c, at in arrays]
-        documents = {} if is_array else _group_documents(dataset)
-        for p in placed:
-            documents |= p.documents()
-        consolidation = None if is_array else CONSOLIDATION
-        out = laid_out("zarr2", dataset, (p.collection() for p in placed), documents, consolidation=consolidation)
-        return replace(out, images=images_of(dataset, children))
+        shown_arrays = ((p.collection(), p.documents()) for p in placed)
+        if is_array:
+            return laid_out_zarr(self.name, dataset, children, shown_arrays, {})
+        return laid_out_zarr(self.name, dataset, children, shown_arrays, _group_documents(dataset), CONSOLIDATION)
 
 
 # ---- groups ----
@@ -141,7 +140,8 @@ class _Placed(PlacedArray):
     def collection(self) -> Collection:
         array, axes, codecs = self.array, self.array.grid_axes, (c.name for c in self.encoding.codecs)
         filler = None if self._fill_value == array.fill_value else FillValue(array, self.encoding, lazy=True)
-        return shown(self.stored, self.path, self.encoding, self._names(), axes, codecs, filler)
+        names = ChunkKeys("", self._separator, "0", len(array.grid)).names(array.grid)
+        return shown(self.stored, self.path, self.encoding, names, axes, codecs, filler)
 
     @property
     def _axes(self) -> tuple[str | None, ...] | None:
@@ -169,19 +169,10 @@ class _Placed(PlacedArray):
         names = self.stored.names
         return names.separator.decode() if isinstance(names, FlatNames) else "/"
 
-    def _names(self) -> ChunkNames:
-        grid = self.array.grid
-        if self._separator == "/" and grid:
-            return NestedNames(grid)
-        return FlatNames(grid, b"", self._separator.encode(), b"0")
-
     def documents(self) -> dict[str, bytes]:
         """The documents of the array and of the groups above it, by path."""
-        parts = self.path.split("/") if self.path else []
-        documents = {"/".join([*parts[:n], GROUP]): print_json({"zarr_format": 2}) for n in range(1, len(parts))}
-        documents["/".join([*parts, ARRAY])] = print_json(self._document())
-        documents["/".join([*parts, ATTRIBUTES])] = print_strict(self._attributes())
-        return documents
+        array = {ARRAY: print_json(self._document()), ATTRIBUTES: print_strict(self._attributes())}
+        return with_groups(self.path, _group_documents(None), array)
 
     def _document(self) -> dict[str, Any]:
         array, encoding = self.array, self.encoding
@@ -216,22 +207,22 @@ def _is_nan(name: str, value: Any) -> bool:
 
 def _mark(array: Array) -> Any:
     """The marker of missing values, as a fill value; None if the array has none, or one of another type."""
-    told = array.attributes.get(MARK)
-    dtype = np.dtype(array.data_type)
+    mark = array.attributes.get(MARK)
     try:
-        return None if told is None else zarr_values.fill_value(_decoded(told, dtype.kind), array.data_type)
+        return None if mark is None else zarr_values.fill_value(_decoded(mark, array.data_type), array.data_type)
     except ValueError:
         return None
 
 
-def _decoded(told: Any, kind: str) -> Any:
+def _decoded(mark: Any, data_type: str) -> Any:
     """The marker as JSON numbers. xarray writes floats in Zarr v3 as base64 of a float64, complex numbers as two."""
-    if kind == "c" and isinstance(told, list):
-        return [_decoded(part, "f") for part in told]
-    if kind != "f" or not isinstance(told, str) or told in zarr_values.NAMES_OF_FLOATS:
-        return told
-    raw = base64.b64decode(told, validate=True)
-    return struct.unpack("<d", raw)[0] if len(raw) == struct.calcsize("<d") else told
+    kind = np.dtype(data_type).kind
+    if kind == "c" and isinstance(mark, list):
+        return [_decoded(part, "f8") for part in mark]
+    if kind != "f" or not isinstance(mark, str) or mark in zarr_values.NAMES_OF_FLOATS:
+        return mark
+    raw = base64.b64decode(mark, validate=True)
+    return struct.unpack("<d", raw)[0] if len(raw) == struct.calcsize("<d") else mark
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:
@@ -241,14 +232,13 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     orders = tuple(range(rank)), tuple(range(rank))[::-1]
     order = next((o for o in orders if memory_order(o, array.chunk) == memory_order(stored.order, array.chunk)), None)
     around = without_checks(stored.codecs)
-    is_cut = stored.clipped and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
     if array.data_type == STRING:
         if order is None or stored.serializer.name != "vlen-utf8" or len(around) > 1 or None in map(compressor, around):
             raise UnsupportedError("strings are shown only as they are stored, and Zarr v2 has not these codecs")
         return ChunkEncoding(STRING, order, serializer=Codec("vlen-utf8"), codecs=around)
     if dtype.kind not in KINDS:
         raise UnsupportedError(f"data type {dtype.name} has no form in Zarr v2 that its readers share")
-    is_known = len(around) == 1 and compressor(around[0]) and (can_store(around) or not is_cut)
+    is_known = len(around) == 1 and compressor(around[0]) and (can_store(around) or not array.is_cropped)
     if order is not None and stored.serializer == BYTES and (not around or is_known):
         return ChunkEncoding(stored.data_type, order, codecs=around)
     return ChunkEncoding(dtype.newbyteorder("<").str, orders[0])

@@ -17,16 +17,16 @@ from shardfs.codecs.uncompressed import can_store
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import print_strict
 from shardfs.formats.format import Pairing
-from shardfs.formats.layouts import PlacedArray, arrays_of, images_of, laid_out, levels_below, shown, with_offset
+from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
+from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import UnsupportedError
-from shardfs.model.grid import FlatNames, NestedNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model.collection import ChunkNames, Collection
+    from shardfs.model.collection import Collection
 
 DOCUMENT = "zarr.json"
 
@@ -66,7 +66,7 @@ class Zarr3View:
 
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:
-            return Dataset(self.name, documents={DOCUMENT: print_strict(_group({}))})
+            return Dataset(self.name, documents=_group({}))
         if dataset.format == self.name:
             return dataset  # the native layout is this one
         is_array, arrays = arrays_of(dataset)
@@ -74,18 +74,16 @@ class Zarr3View:
         if dataset.level_of is not None:  # OME-Zarr 0.5 requires the image's axis names in the levels, too
             axes = tuple(axis.name for axis in dataset.level_of.axes)
             placed = [replace(p, array=replace(p.array, names=axes)) for p in placed]
-        documents = {} if is_array else {DOCUMENT: print_strict(_group(_attributes(dataset, children)))}
-        for p in placed:
-            documents |= p.documents()
-        out = laid_out(self.name, dataset, (p.collection() for p in placed), documents)
-        return replace(out, images=images_of(dataset, children))
+        documents = {} if is_array else _group(_attributes(dataset, children))
+        return laid_out_zarr(self.name, dataset, children, ((p.collection(), p.documents()) for p in placed), documents)
 
 
 # ---- groups ----
 
 
-def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+def _group(attributes: Mapping[str, Any]) -> dict[str, bytes]:
+    """The documents of a group."""
+    return {DOCUMENT: print_strict({"zarr_format": 3, "node_type": "group", "attributes": attributes})}
 
 
 def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, Any]:
@@ -112,15 +110,12 @@ def _rank(dataset: Dataset) -> int:
 class _Placed(PlacedArray):
     def collection(self) -> Collection:
         grid, axes = self.array.grid, self.array.grid_axes
-        names: ChunkNames = NestedNames(grid, b"c") if grid else FlatNames((), b"c/", b"/", b"c")
+        names = ChunkKeys("c/", "/", "c", len(grid)).names(grid)
         return shown(self.stored, self.path, self.encoding, names, axes, (c["name"] for c in _chain(self.encoding)))
 
     def documents(self) -> dict[str, bytes]:
         """The documents of the array and of the groups above it, by path."""
-        parts = self.path.split("/") if self.path else []
-        documents = {"/".join([*parts[:n], DOCUMENT]): print_strict(_group({})) for n in range(1, len(parts))}
-        documents["/".join([*parts, DOCUMENT])] = print_strict(self._document())
-        return documents
+        return with_groups(self.path, _group({}), {DOCUMENT: print_strict(self._document())})
 
     def _document(self) -> dict[str, Any]:
         array = self.array
@@ -145,9 +140,8 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         raise UnsupportedError(f"data type {dtype.name} is none of Zarr v3")
     if stored.serializer != BYTES:
         return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))
-    is_cut = stored.clipped and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
     codecs = _with_gzip(stored.codecs)
-    passes = all(c.name in MEMBERS for c in codecs) and (not is_cut or can_store(codecs))
+    passes = all(c.name in MEMBERS for c in codecs) and (not array.is_cropped or can_store(codecs))
     return ChunkEncoding(stored.data_type, stored.order, codecs=codecs if passes else ())
 
 

@@ -14,6 +14,7 @@ from shardfs.model.arrays import BYTES, ChunkEncoding, Codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import UnionType
 
 NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
            "float16", "float32", "float64", "complex64", "complex128", "bool")  # fmt: skip
@@ -39,7 +40,14 @@ SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 Named = tuple[str, "Mapping[str, Any]"]
 
 
-# ---- data types and fill values ----
+# ---- data types, fill values and names of axes ----
+
+
+def axis_names(names: Any, rank: int, kind: type | UnionType = str) -> tuple[Any, ...] | None:
+    """The names of all axes; None unless there is one of type `kind` for each axis."""
+    if not isinstance(names, list) or not names or len(names) != rank or not all(isinstance(n, kind) for n in names):
+        return None
+    return tuple(names)
 
 
 def numpy_type(data_type: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardfs.formats.documents import parse_json
 from shardfs.formats.format import OfDocuments, System
 from shardfs.formats.zarr3 import edits
-from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, MAX_NESTING, open_array, open_group
+from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, open_array, open_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from shardfs.formats.create_rules import Rule, Sharding
     from shardfs.model.dataset import Dataset
 
-__all__ = ("MAX_EDGES", "MAX_NESTING", "ZARR3", "Zarr3")
+__all__ = ("MAX_EDGES", "ZARR3", "Zarr3")
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _CHUNK = re.compile(rf"c|(?:c/|){_NUMBER}(?:/{_NUMBER})*|(?:c\.|){_NUMBER}(?:\.{_NUMBER})*")
-"""Chunk keys in all encodings that `stored.ChunkKeys` supports."""
+"""Chunk keys in all encodings that `stored.chunk_keys` supports."""
 
 
 class Zarr3(OfDocuments):

@@ -9,15 +9,15 @@ from shardfs.formats.documents import integers, intelligible, parse_written, req
 from shardfs.formats.edit_base import ArrayEdits, index_parameters
 from shardfs.formats.zarr3.stored import (
     DOCUMENT,
-    MAX_NESTING,
     SHARDING,
-    ChunkKeys,
+    chunk_keys,
     codec_list,
     item_size,
     named,
     rewritten,
     unshard,
 )
+from shardfs.formats.zarr_arrays import MAX_NESTING, object_member
 from shardfs.formats.zarr_values import transposed
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _restore(source: Document, shown: Document, doc: Document) -> Changes:
     require_same(len(doc["shape"]), rank, "the number of axes")
     require_same(_chunk_shape(doc), shown["chunk_grid"]["configuration"]["chunk_shape"], "the chunk shape")
     require_same(named(doc["data_type"]), named(shown["data_type"]), "the data type")
-    keys = [ChunkKeys(d.get("chunk_key_encoding"), rank).key((1,) * rank) for d in (doc, shown)]
+    keys = [chunk_keys(d.get("chunk_key_encoding"), rank).key((1,) * rank) for d in (doc, shown)]
     require_same(keys[0], keys[1], "the key of a chunk")
     if doc.get("storage_transformers"):
         raise ValueError("storage transformers would store chunks elsewhere; leave out storage_transformers")
@@ -140,9 +140,8 @@ def references(new: bytes) -> Sequence[str]:
 
 def _copies(doc: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Document]]:
     """The consolidated documents in a group's document, with their paths in it; nested groups included."""
-    consolidated = doc.get("consolidated_metadata")
-    members = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    for name, copy in members.items() if isinstance(members, dict) else ():
+    members = object_member(object_member(doc, "consolidated_metadata"), "metadata")
+    for name, copy in members.items():
         if isinstance(copy, dict):
             path = (*above, "consolidated_metadata", "metadata", name)
             yield path, copy

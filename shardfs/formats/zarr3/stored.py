@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import numpy as np
-
 from shardfs.codecs.checks import Chain
 from shardfs.codecs.decoders import can_decode
 from shardfs.formats import ome, zarr_values
-from shardfs.formats.documents import UNFIT, integer, integers, listed, print_json, reason, require_rank
-from shardfs.model.arrays import Array, Codec
-from shardfs.model.collection import ChunkNames, Collection, Facts, Layer
+from shardfs.formats.documents import integer, integers, listed, print_json, require_rank, shown_document
+from shardfs.formats.zarr_arrays import (
+    MAX_NESTING,
+    ChunkKeys,
+    described_array,
+    full_chunks,
+    object_member,
+    opened,
+    unsharded_array,
+)
+from shardfs.model.arrays import Codec
+from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
-from shardfs.model.grid import FlatNames, NestedNames, ceil_div, cell_of
+from shardfs.model.grid import ceil_div
 from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
-from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,12 +66,12 @@ _ITEM = re.compile(r"(?:u?int|float|bfloat|complex)(8|16|32|64|128)|r(8|16|24|32
 MAX_EDGES = 1_000_000
 """The largest number of shards along one axis of a rectilinear grid, whose edges are kept in memory."""
 
-MAX_NESTING = 16
+TRANSFORMED = "storage transformers may store chunks elsewhere, and shardfs does not know them"
 
 
 def open_group(path: str, doc: dict[str, Any]) -> Dataset:
     """The dataset for a group's document. Consolidated documents of sharded arrays in it are shown unsharded."""
-    attributes = _attributes(doc)
+    attributes = object_member(doc, "attributes")
     group = Dataset("zarr3", form=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
     try:
         shown = rewritten(doc)
@@ -77,107 +82,44 @@ def open_group(path: str, doc: dict[str, Any]) -> Dataset:
 
 def open_array(path: str, doc: dict[str, Any]) -> Dataset:
     """The dataset for the document of an array, sharded or not; with a problem if the array cannot be unsharded."""
-    array = Dataset("zarr3", closed=True, form=FORM | {"c"})
-    try:
-        unsharded = unshard(doc)
-        if unsharded is None:
-            return _described(array, doc)
-        collection, shown = unsharded
-        return _described(replace(array, collections=(collection,), documents={DOCUMENT: print_json(shown)}), shown)
-    except UNFIT as e:
-        return replace(array, problems=(Problem(path, f"{DOCUMENT}: {reason(e)}"),))
+    return opened(Dataset("zarr3", closed=True, form=FORM | {"c"}), path, DOCUMENT, doc, unshard, _unsharded)
 
 
-def _attributes(doc: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = doc.get("attributes")
-    return found if isinstance(found, dict) else {}
-
-
-# ---- what other layouts need to know ----
-
-
-def _described(dataset: Dataset, doc: Mapping[str, Any]) -> Dataset:
-    """The dataset with the description of its array, from the unsharded document `doc`, or with `indescribable`."""
-    try:
-        array = _array(doc)
-        if dataset.collections:
-            return replace(dataset, collections=tuple(replace(c, array=array) for c in dataset.collections))
-        return replace(dataset, unsharded=(_plain(doc, array),))
-    except (*UNFIT, RecursionError) as e:
-        return replace(dataset, indescribable=reason(e))
-
-
-def _array(doc: Mapping[str, Any]) -> Array:
-    """The description of an array with a regular chunk grid. Raise one of `UNFIT` for other arrays."""
-    _require_understood(doc)
-    shape = integers(doc["shape"], "shape", 0)
-    chunk = _regular(doc["chunk_grid"], shape)
-    data_type, names = zarr_values.numpy_type(doc["data_type"]), doc.get("dimension_names")
-    chain = [(c["name"], c.get("configuration", {})) for c in codec_list(doc["codecs"])]
-    named = isinstance(names, list) and len(names) == len(shape) and all(isinstance(n, str | None) for n in names)
-    return Array(
-        shape,
-        chunk,
-        data_type,
-        zarr_values.chunk_encoding(data_type, len(shape), chain),
-        tuple(range(len(shape))),
-        zarr_values.fill_value(doc.get("fill_value"), data_type),
-        tuple(names) if named and names else None,
-        attributes=_attributes(doc),
-    )
-
-
-def _require_understood(doc: Mapping[str, Any]) -> None:
-    """Raise ValueError for an extension that readers must understand, because other formats cannot express it."""
+def _unsharded(doc: Mapping[str, Any]) -> Collection:
+    """The collection of an unsharded array with a regular chunk grid. Raise one of `UNFIT` for other arrays."""
     for name, value in doc.items():
         may_be_ignored = value is None or (isinstance(value, dict) and value.get("must_understand") is False)
         if name not in MEMBERS and not may_be_ignored:
-            raise ValueError(f"member {name!r:.80} is an extension that must be understood")
-
-
-def _regular(grid: Any, shape: Coords) -> Coords:
-    name, configuration = named(grid)
+            raise ValueError(f"member {name!r:.80} is an extension that must be understood; shardfs does not know it")
+    if doc.get("storage_transformers"):
+        raise ValueError(TRANSFORMED)
+    name, configuration = named(doc["chunk_grid"])
     if name != "regular":
         raise ValueError(f"chunk grid {name!r:.80} is not regular")
+    rank = len(integers(doc["shape"], "shape", 0))
     chunk = integers(configuration["chunk_shape"], "chunk_shape", 1)
-    require_rank(chunk, len(shape), "chunk_grid")
-    return chunk
-
-
-def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
-    """The collection of an unsharded array, with an object for each chunk."""
-    if doc.get("storage_transformers"):
-        raise ValueError("storage transformers may store chunks elsewhere")
-    keys = ChunkKeys(doc.get("chunk_key_encoding"), len(array.shape))
-    facts = Facts(array.shape, array.chunk, None, _data_type(doc["data_type"]), "none")
-    codecs = tuple(c["name"] for c in codec_list(doc["codecs"]))
-    layer = Layer(Unsharded(array.grid, keys.key, keys.coords))
-    return Collection("zarr3", "", keys.names(array.grid), (layer,), codecs, facts, array=array)
+    require_rank(chunk, rank, "chunk_grid")
+    codecs = [Codec(*named(c)) for c in codec_list(doc["codecs"])]
+    names = zarr_values.axis_names(doc.get("dimension_names"), rank, str | None)
+    data_type, attributes = zarr_values.numpy_type(doc["data_type"]), object_member(doc, "attributes")
+    array = described_array(doc, chunk, data_type, codecs, names, attributes)
+    keys = chunk_keys(doc.get("chunk_key_encoding"), rank)
+    return unsharded_array("zarr3", array, keys, tuple(c.name for c in codecs), _data_type(doc["data_type"]))
 
 
 def rewritten(doc: dict[str, Any]) -> dict[str, Any]:
     """The group's document with unsharded arrays in its consolidated metadata; `doc` itself without sharded arrays."""
-    consolidated = doc.get("consolidated_metadata")
-    if not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
-        return doc
-    members: dict[str, Any] = consolidated["metadata"]
-    changed = {}
+    consolidated = object_member(doc, "consolidated_metadata")
+    members = object_member(consolidated, "metadata")
+    changed: dict[str, Any] = {}
     for name, member in members.items():
-        if not isinstance(member, dict):
-            continue
-        if member.get("node_type") == "array":
-            try:
-                unsharded = unshard(member)
-            except UNFIT:
-                continue  # opening the array reports the problem
-            if unsharded is not None:
-                changed[name] = unsharded[1]
-        elif (inner := rewritten(member)) is not member:
-            changed[name] = inner
+        if isinstance(member, dict):
+            is_array = member.get("node_type") == "array"
+            shown = shown_document(unshard, member) if is_array else rewritten(member)
+            changed |= {} if shown is None or shown is member else {name: shown}
     if not changed:
         return doc
-    shown = {name: changed.get(name, member) for name, member in members.items()}
-    return {**doc, "consolidated_metadata": {**consolidated, "metadata": shown}}
+    return {**doc, "consolidated_metadata": {**consolidated, "metadata": {**members, **changed}}}
 
 
 # ---- one array ----
@@ -205,11 +147,11 @@ def unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
     if not any(c["name"] == SHARDING for c in codecs):
         return None
     if doc.get("storage_transformers"):
-        raise ValueError("storage transformers may store chunks elsewhere")
+        raise ValueError(TRANSFORMED)
     shape = integers(doc["shape"], "shape", 0)
     state = _start(shape, doc["chunk_grid"])
     shard_shape = None if any(state.bounds) else tuple(state.chunk)
-    keys = ChunkKeys(doc.get("chunk_key_encoding"), len(shape))
+    keys = chunk_keys(doc.get("chunk_key_encoding"), len(shape))
     inner = codecs
     for _ in range(MAX_NESTING):
         step = _enter(state, inner, keys)
@@ -242,10 +184,7 @@ def _check(chain: Sequence[Mapping[str, Any]], chunk: Sequence[int], data_type: 
     if not rest or rest[0]["name"] not in ("bytes", "endian"):
         return Chain(encoding=rest[0]["name"] if rest else "?")
     around = [Codec(c["name"], c.get("configuration", {})) for c in rest[1:]]
-    item = item_size(data_type)
-    if item is None or (size := math.prod(chunk) * item) >= 2**62:
-        return Chain(around)
-    return Chain(around, lambda coords: np.full(len(coords), size, np.uint64))
+    return full_chunks(around, chunk, item_size(data_type))
 
 
 def item_size(data_type: Any) -> int | None:
@@ -359,34 +298,17 @@ def _describe(state: _Unsharding) -> str:
     return ", ".join(words)
 
 
-class ChunkKeys:
-    """The `chunk_key_encoding` of an array, which gives chunks and shards their names."""
-
-    def __init__(self, encoding: Any, rank: int) -> None:
-        name, configuration = named(encoding)
-        if name not in ("default", "v2"):
-            raise ValueError(f"unknown chunk key encoding {name!r}")
-        self._separator = configuration.get("separator", "/" if name == "default" else ".")
-        if self._separator not in ("/", "."):
-            raise ValueError(f"chunk_key_encoding: separator should be / or ., not {self._separator!r}")
-        self._head = "c" + self._separator if name == "default" else ""
-        self._scalar = "c" if name == "default" else "0"
-        self._rank = rank
-
-    def names(self, grid: Coords) -> ChunkNames:
-        if self._separator == "/" and grid:
-            return NestedNames(grid, b"c" if self._head else b"")
-        return FlatNames(grid, self._head.encode(), self._separator.encode(), self._scalar.encode())
-
-    def key(self, coords: Coords) -> str:
-        return self._head + self._separator.join(map(str, coords)) if coords else self._scalar
-
-    def coords(self, key: str) -> Coords | None:
-        if not self._rank:
-            return () if key == self._scalar else None
-        if not key.startswith(self._head):
-            return None
-        return cell_of(key[len(self._head) :], self._separator, self._rank)
+def chunk_keys(encoding: Any, rank: int) -> ChunkKeys:
+    """The names of chunks and shards by the member `chunk_key_encoding`. Raise one of `UNFIT` if it is invalid."""
+    name, configuration = named(encoding)
+    if name not in ("default", "v2"):
+        raise ValueError(f"chunk_key_encoding should be default or v2, not {name!r:.80}")
+    separator = configuration.get("separator", "/" if name == "default" else ".")
+    if separator not in ("/", "."):
+        raise ValueError(f"chunk_key_encoding: separator should be / or ., not {separator!r:.80}")
+    return (
+        ChunkKeys(f"c{separator}", separator, "c", rank) if name == "default" else ChunkKeys("", separator, "0", rank)
+    )
 
 
 # ---- members ----
