@@ -18,7 +18,7 @@ from shardfs.codecs.transcode import FillValue, memory_order, without_checks
 from shardfs.codecs.uncompressed import can_store
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import parse_json, print_json, print_strict
-from shardfs.formats.format import OfDocuments, Pairing, System
+from shardfs.formats.format import Format, Pairing, System
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
 from shardfs.formats.zarr_values import SHUFFLES, STRING
@@ -50,7 +50,7 @@ KINDS = "biufcUS"
 MARK = "_FillValue"
 
 
-class Zarr2(OfDocuments):
+class Zarr2(Format):
     """The layout `zarr2`, and a format that detects Zarr v2 datasets but does not describe their arrays."""
 
     name = "zarr2"

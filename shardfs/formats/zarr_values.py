@@ -86,7 +86,7 @@ def fill_value(value: Any, data_type: str) -> Any:
     dtype = np.dtype(data_type)
     if data_type == STRING or dtype.kind in "US":  # both versions write bytes in base64
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"fill_value {value!r:.80} is no string")
+            raise _unfit(value, "string")
         return value or ""
     if value is None:
         value = False if dtype.kind == "b" else 0
@@ -100,7 +100,7 @@ def fill_value(value: Any, data_type: str) -> Any:
         parts = value if isinstance(value, list) else [value, 0.0]
         if len(parts) == 2:
             return [_float(part, np.dtype(f"f{dtype.itemsize // 2}")) for part in parts]
-    raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+    raise _unfit(value, dtype.name)
 
 
 def _integer(value: Any, dtype: np.dtype[Any]) -> int:
@@ -108,7 +108,7 @@ def _integer(value: Any, dtype: np.dtype[Any]) -> int:
         value = int(value)
     limits = np.iinfo(dtype)
     if isinstance(value, bool) or not isinstance(value, int) or not limits.min <= value <= limits.max:
-        raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+        raise _unfit(value, dtype.name)
     return value
 
 
@@ -117,23 +117,19 @@ def _float(value: Any, dtype: np.dtype[Any]) -> float | int | str:
     if isinstance(value, str) and value.startswith("0x"):
         bits = int(value, 16)  # raises ValueError
         if len(value) != 2 + 2 * dtype.itemsize:
-            raise ValueError(f"fill_value {value!r:.80} is not the bits of {dtype.name}")
+            raise _unfit(value, f"{dtype.name}, whose bits have another number of digits")
         value = np.array(bits, f"u{dtype.itemsize}").view(dtype).item()
-    if isinstance(value, str):
-        if value not in NAMES_OF_FLOATS:
-            raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+    if isinstance(value, str) and value in NAMES_OF_FLOATS:
         return value
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or (isinstance(value, int) and abs(value) > 2**1023)
-    ):
-        raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or (type(value) is int and abs(value) > 2**1023):
+        raise _unfit(value, dtype.name)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _unfit(value: Any, expected: str) -> ValueError:
+    return ValueError(f"fill_value {value!r:.80} should be of type {expected}")
 
 
 # ---- codecs ----
@@ -186,6 +182,6 @@ def _ordered(data_type: str, endian: Any) -> str:
 def _normal(name: str, configuration: Mapping[str, Any]) -> Codec:
     if name == "numcodecs.blosc":
         shuffle = configuration.get("shuffle", 1)
-        told = SHUFFLES[shuffle] if type(shuffle) is int and 0 <= shuffle < len(SHUFFLES) else "shuffle"
-        return Codec("blosc", {**configuration, "shuffle": told})
+        name = SHUFFLES[shuffle] if type(shuffle) is int and 0 <= shuffle < len(SHUFFLES) else "shuffle"
+        return Codec("blosc", {**configuration, "shuffle": name})
     return Codec(ALIASES.get(name, name), configuration)

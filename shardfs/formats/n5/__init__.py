@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import parse_json, print_strict
-from shardfs.formats.format import OfDocuments, Pairing, System
+from shardfs.formats.format import Format, Pairing, System
 from shardfs.formats.n5 import edits
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:/(?:0|[1-9][0-9]{0,18}))*")
 
 
-class N5Format(OfDocuments):
+class N5Format(Format):
     """The format and the layout `n5`."""
 
     name = "n5"

@@ -10,9 +10,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import OfDocuments, Pairing, System
+from shardfs.formats.format import Format, Pairing, System
 from shardfs.formats.precomputed import edits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM, INFO
@@ -22,6 +21,8 @@ from shardfs.model.dataset import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from shardfs.formats.create_rules import Rule, Sharding
 
 _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
 """The beginning of an info document of segment properties. It has no shards, and may be too large to parse."""
@@ -35,7 +36,7 @@ cloud-volume adds the suffixes of compressed files.
 """
 
 
-class Precomputed(OfDocuments):
+class Precomputed(Format):
     """The format and the layout `precomputed`."""
 
     name = "precomputed"
@@ -117,14 +118,10 @@ class Precomputed(OfDocuments):
         return {INFO: edits.edited(self._open_info, stored.get(INFO), new, rule)}
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return Sharding(self.name, stored) if edits.is_sharded(self._open_info, stored.get(INFO)) else None
+        return edits.sharding(self._open_info, stored)
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        if isinstance(sharding, Rule):
-            made = edits.sharded_by_rule(self._open_info, new, sharding)
-        else:
-            made = edits.sharded_as_before(self._open_info, new, sharding.documents[INFO])
-        return None if made is None else {INFO: made}
+        return edits.sharded(self._open_info, new, sharding)
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None

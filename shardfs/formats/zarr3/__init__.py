@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import OfDocuments, System
+from shardfs.formats.format import Format, System
 from shardfs.formats.zarr3 import edits
 from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, open_array, open_group
 
@@ -26,7 +26,7 @@ _CHUNK = re.compile(rf"c|(?:c/|){_NUMBER}(?:/{_NUMBER})*|(?:c\.|){_NUMBER}(?:\.{
 """Chunk keys in all encodings that `stored.chunk_keys` supports."""
 
 
-class Zarr3(OfDocuments):
+class Zarr3(Format):
     """The format of Zarr v3 datasets."""
 
     documents = (DOCUMENT,)

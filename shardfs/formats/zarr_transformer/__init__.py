@@ -14,7 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json, parse_written
-from shardfs.formats.format import OfDocuments, System
+from shardfs.formats.format import Format, System
 from shardfs.formats.zarr_transformer import edits
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
@@ -42,7 +42,7 @@ _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _CHUNK = re.compile(rf"c{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
 
 
-class ZarrTransformer(OfDocuments):
+class ZarrTransformer(Format):
     """The format of hierarchies of the Zarr v3 draft of 2022."""
 
     documents = (DOCUMENT,)
