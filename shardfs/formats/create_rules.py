@@ -142,12 +142,12 @@ def _rule(text: str) -> Rule:
 
 def _chunks_per_shard(value: str) -> Coords:
     """Numbers separated by commas or by `x`. Unlike a comma, `x` needs no backslash in the mount options after `-o`."""
-    found = re.split("[,x]", value)
+    numbers = re.split("[,x]", value)
     if value == "auto":
         return ()
-    if not all(n.isascii() and n.isdecimal() and 0 < int(n) < 2**31 for n in found):
+    if not all(n.isascii() and n.isdecimal() and 0 < int(n) < 2**31 for n in numbers):
         raise ValueError(f"chunks_per_shard should be numbers such as 8,8,8 or 8x8x8, or auto, not {value!r}")
-    return tuple(map(int, found))
+    return tuple(map(int, numbers))
 
 
 def _help(format: str) -> str:

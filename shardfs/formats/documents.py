@@ -97,9 +97,14 @@ def _named_numbers(value: Any) -> Any:
         return {name: _named_numbers(v) for name, v in value.items()}
     if isinstance(value, list | tuple):
         return [_named_numbers(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return named_number(value) if isinstance(value, float) else value
+
+
+def named_number(value: float) -> float | str:
+    """A finite number unchanged; else its name: "NaN", "Infinity" or "-Infinity"."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 # ---- members of documents ----

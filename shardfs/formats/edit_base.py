@@ -73,21 +73,21 @@ class ArrayEdits:
         sharded = {name: raw for name, raw in stored.items() if self._shown(self._array(name, raw)) is not None}
         return Sharding(self.format, sharded) if sharded else None
 
-    def sharded(self, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
+    def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
         """The document of a new array with shards: see `Format.shard`.
 
-        An array equal to the deleted array of `sharding` gets its document verbatim. A different array gets as many
+        An array equal to the deleted array of `like` gets its document verbatim. A different array gets as many
         chunks per shard.
         """
         doc = self._array(name, new)
-        like = sharding if isinstance(sharding, Rule) else sharding.documents.get(name)
-        if doc is None or like is None:
+        template = like if isinstance(like, Rule) else like.documents.get(name)
+        if doc is None or template is None:
             return None
         self._refuse_shards(name, doc)
-        if isinstance(like, bytes):
+        if isinstance(template, bytes):
             with suppress(ValueError):  # a different array
-                return {name: self.edited(name, like, new)}
-        return {name: self._sharded(name, doc, new, like)}
+                return {name: self.edited(name, template, new)}
+        return {name: self._sharded(name, doc, new, template)}
 
     def with_copies(self, new: bytes, copies: Iterable[tuple[Path, Document, Any]]) -> bytes:
         """The document `new` of a group, with copies of array documents in it as their arrays are stored.
@@ -149,11 +149,11 @@ class ArrayEdits:
                 return self._changed(new, self.shard(doc, per_shard, like.words, None))
             before = parse_written(name, like)
             found = self.unshard(before)
-            facts = None if found is None else found[0].facts
-            if found is None or facts is None or facts.shard_shape is None:
-                raise ValueError("the deleted array had no shards of equal size to repeat")
+            shard = None if found is None else found[0].facts.shard_shape
+            if found is None or shard is None:
+                raise ValueError("the deleted array had no shards of equal size to repeat; a rule of --create can help")
             require_same(len(shape), len(self.sizes(found[1])[0]), "the number of axes")
-            per_shard = tuple(s // c for s, c in zip(facts.shard_shape, facts.chunk_shape, strict=True))
+            per_shard = tuple(s // c for s, c in zip(shard, found[0].facts.chunk_shape, strict=True))
             return self._changed(new, self.shard(doc, per_shard, {}, before))
 
     def _changed(self, new: bytes, changes: Changes) -> bytes:

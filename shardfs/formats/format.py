@@ -51,10 +51,23 @@ class Pairing(NamedTuple):
     readers: str
 
 
+class Edits(Protocol):
+    """Translates documents that clients write to the documents of sharded datasets: see the methods of `Format`."""
+
+    def edited(self, name: str, raw: bytes | None, new: bytes, rule: Rule | None = None) -> bytes:
+        """The document to store for the stored one `raw` when a client writes `new`."""
+
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        """The sharding of these documents; None if they have no sharding."""
+
+    def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
+        """The documents of a new dataset with shards; None if there is nothing to shard."""
+
+
 class Format(Protocol):
     """A format of datasets in the source: detects datasets and translates their documents in both directions.
 
-    The methods here suit a format of documents that a mount does not change.
+    The methods here suit a format of datasets that one document describes.
     """
 
     @property
@@ -63,6 +76,9 @@ class Format(Protocol):
 
     documents: Sequence[str] = ()
     """The names of the documents that `open` needs."""
+
+    edits: Edits | None = None
+    """Translates documents that clients write; None if a mount does not change documents of this format."""
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         """The dataset that the documents in directory `path` describe; None if they belong to another format.
@@ -114,11 +130,13 @@ class Format(Protocol):
         Raise ValueError, with the reason, if `new` is not such a document, if `new` contradicts stored chunks (chunk
         shape, codecs, data type, names of chunks), or if `new` describes shards, because clients write single chunks.
         """
-        raise ValueError(f"{name}: documents of this format cannot be changed through a mount; change the source")
+        if self.edits is None:
+            raise ValueError(f"{name}: documents of this format cannot be changed through a mount; change the source")
+        return {name: self.edits.edited(name, stored.get(name), new, rule)}
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
         """The sharding to keep when these documents are deleted, for a later `shard`; None if they have no sharding."""
-        return None
+        return None if self.edits is None else self.edits.sharding(stored)
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
         """The documents of the sharded dataset, made from the document `new` of an unsharded one.
@@ -126,7 +144,7 @@ class Format(Protocol):
         None if there is nothing to shard (a group). Raise ValueError, with the reason, if the dataset cannot be
         sharded, or is sharded already.
         """
-        return None
+        return None if self.edits is None else self.edits.sharded(name, new, sharding)
 
     def chunk_like(self, name: str) -> bool:
         """Whether a chunk of some dataset of this format could have this path, relative to the dataset."""

@@ -21,7 +21,7 @@ from shardfs.formats.documents import parse_json, print_json, print_strict
 from shardfs.formats.format import Format, Pairing, System
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
-from shardfs.formats.zarr_values import SHUFFLES, STRING
+from shardfs.formats.zarr_values import CODEC_PARAMETERS, SHUFFLES, STRING
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Consolidation, Dataset
 from shardfs.model.errors import UnsupportedError
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 
 ARRAY, GROUP, ATTRIBUTES, CONSOLIDATED = ".zarray", ".zgroup", ".zattrs", ".zmetadata"
 
-MEMBERS: Mapping[str, Sequence[str]] = {
-    "gzip": ("level",),
-    "zstd": ("level",),  # no `checksum`: tensorstore refuses it, and decoding does not need it
-    "blosc": ("cname", "clevel", "shuffle", "blocksize"),
+OMITTED: Mapping[str, Sequence[str]] = {
+    "gzip": (),
+    "zstd": ("checksum",),  # tensorstore refuses it, and decoding does not need it
+    "blosc": ("typesize",),
 }
-"""The parameters of the codecs that both Zarr v2 and v3 have. Codecs named `numcodecs.*` keep all their parameters."""
+"""The codecs that both Zarr v2 and v3 have, with the parameters that only v3 has.
 
-DEFAULTS: Mapping[str, Any] = {"level": 5, "cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0}
+Codecs named `numcodecs.*` keep all their parameters.
+"""
 
 PASSING = frozenset(("bz2", "zlib", "lzma", "lz4"))
 """Further compressors of numcodecs, by their name in Zarr v2, that all readers of Zarr v2 support."""
@@ -79,10 +80,10 @@ class Zarr2(Format):
     documents = (ARRAY, GROUP, ATTRIBUTES)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        found = {name: raw for name, raw in documents.items() if name in self.documents}
-        if ARRAY not in found and GROUP not in found:
+        own = {name: raw for name, raw in documents.items() if name in self.documents}
+        if ARRAY not in own and GROUP not in own:
             return None
-        return Dataset("zarr2", documents=found, closed=ARRAY in found, form=frozenset(found))
+        return Dataset("zarr2", documents=own, closed=ARRAY in own, form=frozenset(own))
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()
@@ -234,7 +235,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     around = without_checks(stored.codecs)
     if array.data_type == STRING:
         if order is None or stored.serializer.name != "vlen-utf8" or len(around) > 1 or None in map(compressor, around):
-            raise UnsupportedError("strings are shown only as they are stored, and Zarr v2 has not these codecs")
+            raise UnsupportedError("strings are shown only as they are stored, and Zarr v2 lacks these codecs")
         return ChunkEncoding(STRING, order, serializer=Codec("vlen-utf8"), codecs=around)
     if dtype.kind not in KINDS:
         raise UnsupportedError(f"data type {dtype.name} has no form in Zarr v2 that its readers share")
@@ -249,12 +250,13 @@ def compressor(codec: Codec) -> dict[str, Any] | None:
     name = codec.name.removeprefix("numcodecs.")
     if name in PASSING and name != codec.name:
         return {"id": name, **codec.configuration}
-    if name not in MEMBERS:
+    if name not in OMITTED:
         return None
-    found = {member: codec.configuration.get(member, DEFAULTS[member]) for member in MEMBERS[name]}
-    if isinstance(shuffle := found.get("shuffle"), str):
-        found["shuffle"] = SHUFFLES.index(shuffle) if shuffle in SHUFFLES else 0
-    return {"id": name, **found}
+    defaults = {member: value for member, value in CODEC_PARAMETERS[name].items() if member not in OMITTED[name]}
+    parameters = {member: codec.configuration.get(member, default) for member, default in defaults.items()}
+    if isinstance(shuffle := parameters.get("shuffle"), str):
+        parameters["shuffle"] = SHUFFLES.index(shuffle) if shuffle in SHUFFLES else 0
+    return {"id": name, **parameters}
 
 
 ZARR2 = Zarr2()

@@ -19,6 +19,7 @@ from shardfs.formats.documents import print_strict
 from shardfs.formats.format import Pairing
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
+from shardfs.formats.zarr_values import CODEC_PARAMETERS
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import UnsupportedError
@@ -29,14 +30,6 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Collection
 
 DOCUMENT = "zarr.json"
-
-MEMBERS: Mapping[str, Mapping[str, Any]] = {
-    "gzip": {"level": 5},
-    "zstd": {"level": 0, "checksum": False},
-    "blosc": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 1, "blocksize": 0},
-    "crc32c": {},
-}
-"""The codecs of the specification, with default parameters for sources that omit them. Readers need all parameters."""
 
 
 class Zarr3View:
@@ -89,19 +82,15 @@ def _group(attributes: Mapping[str, Any]) -> dict[str, bytes]:
 def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, Any]:
     """The user's attributes, with the images as OME-Zarr 0.5."""
     attributes = ome.as_05(dataset.attributes or {})
-    ranks = {path: _rank(child) for path, child in below.items()}
+    ranks = {}
+    for path, child in below.items():
+        stored = (*child.collections, *child.unsharded)
+        ranks[path] = len(stored[0].array.shape) if len(stored) == 1 and stored[0].array is not None else -1
     ranks |= {c.path: len(c.array.shape) for c in (*dataset.collections, *dataset.unsharded) if c.array is not None}
     images = [image for image in dataset.multiscales if all(ranks.get(x.path) == len(image.axes) for x in image.levels)]
     if not images or ome.multiscales(attributes):
         return attributes
     return {**attributes, **ome.attributes_05(images)}
-
-
-def _rank(dataset: Dataset) -> int:
-    """The rank of a dataset that is one described array; else -1."""
-    stored = (*dataset.collections, *dataset.unsharded)
-    array = stored[0].array if len(stored) == 1 else None
-    return -1 if array is None else len(array.shape)
 
 
 # ---- arrays ----
@@ -123,7 +112,7 @@ class _Placed(PlacedArray):
             "zarr_format": 3,
             "node_type": "array",
             "shape": array.shape,
-            "data_type": zarr_values.zarr3_type(array.data_type),
+            "data_type": zarr_values.name_of(array.data_type),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": _fill_value(array),
@@ -141,7 +130,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if stored.serializer != BYTES:
         return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))
     codecs = _with_gzip(stored.codecs)
-    passes = all(c.name in MEMBERS for c in codecs) and (not array.is_cropped or can_store(codecs))
+    passes = all(c.name in CODEC_PARAMETERS for c in codecs) and (not array.is_cropped or can_store(codecs))
     return ChunkEncoding(stored.data_type, stored.order, codecs=codecs if passes else ())
 
 
@@ -150,7 +139,7 @@ def _with_gzip(codecs: tuple[Codec, ...]) -> tuple[Codec, ...]:
     inner = without_checks(codecs)
     if not inner or inner[-1].name != ZLIB:
         return codecs
-    return *inner[:-1], Codec("gzip", MEMBERS["gzip"]), *codecs[len(inner) :]
+    return *inner[:-1], Codec("gzip", CODEC_PARAMETERS["gzip"]), *codecs[len(inner) :]
 
 
 def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
@@ -165,8 +154,8 @@ def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
 
 
 def _codec(codec: Codec) -> dict[str, Any]:
-    members = MEMBERS[codec.name]
-    configuration = {member: codec.configuration.get(member, default) for member, default in members.items()}
+    defaults = CODEC_PARAMETERS[codec.name]
+    configuration = {member: codec.configuration.get(member, default) for member, default in defaults.items()}
     return {"name": codec.name, "configuration": configuration} if configuration else {"name": codec.name}
 
 

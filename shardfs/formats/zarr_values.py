@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from shardfs.formats.documents import named_number
 from shardfs.model.arrays import BYTES, ChunkEncoding, Codec
 
 if TYPE_CHECKING:
@@ -36,6 +37,17 @@ ALIASES = {f"numcodecs.{name}": name for name in ("gzip", "zstd", "crc32c")} | {
 
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 """The names of Blosc's shuffles; the index is the number in Zarr v2 and numcodecs."""
+
+CODEC_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "gzip": {"level": 5},
+    "zstd": {"level": 0, "checksum": False},
+    "blosc": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 1, "blocksize": 0},
+    "crc32c": {},
+}
+"""The codecs of the Zarr v3 specification, with default parameters for sources that omit them.
+
+Only encoding uses the parameters, but readers need all of them.
+"""
 
 Named = tuple[str, "Mapping[str, Any]"]
 
@@ -68,14 +80,6 @@ def numpy_type(data_type: Any) -> str:
 def name_of(data_type: str) -> str:
     """The name, for messages, of a data type in numpy's notation."""
     return "string" if data_type == STRING else np.dtype(data_type).name
-
-
-def zarr3_type(data_type: str) -> str:
-    """The name in Zarr v3 of a data type in numpy's notation. Raise ValueError for a type without such a name."""
-    name = name_of(data_type)
-    if name != "string" and name not in NUMBERS:
-        raise ValueError(f"data type {data_type!r:.80} is none of Zarr v3")
-    return name
 
 
 def fill_value(value: Any, data_type: str) -> Any:
@@ -123,9 +127,7 @@ def _float(value: Any, dtype: np.dtype[Any]) -> float | int | str:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or (type(value) is int and abs(value) > 2**1023):
         raise _unfit(value, dtype.name)
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return named_number(value)
 
 
 def _unfit(value: Any, expected: str) -> ValueError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import parse_json, print_strict
 from shardfs.formats.format import Format, Pairing, System
-from shardfs.formats.n5 import edits
+from shardfs.formats.n5.edits import DATASETS
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
 from shardfs.formats.n5.words import DOCUMENT, FORM
@@ -18,8 +18,6 @@ from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from shardfs.formats.create_rules import Rule, Sharding
 
 _BLOCK = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:/(?:0|[1-9][0-9]{0,18}))*")
 
@@ -46,6 +44,7 @@ class N5Format(Format):
         Pairing("bloscpack", "as bcolz's", "tensorstore"),
     )
     documents = (DOCUMENT,)
+    edits = DATASETS
     systems = (
         System(
             "n5",
@@ -80,17 +79,6 @@ class N5Format(Format):
             return None  # another format's documents are better evidence than this name
         attributes = {name: value for name, value in doc.items() if name != "n5"}
         return Dataset("n5", form=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
-
-    def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
-    ) -> Mapping[str, bytes]:
-        return {DOCUMENT: edits.DATASETS.edited(DOCUMENT, stored.get(DOCUMENT), new, rule)}
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return edits.DATASETS.sharding(stored)
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        return edits.DATASETS.sharded(name, new, sharding)
 
     def chunk_like(self, name: str) -> bool:
         return _BLOCK.fullmatch(name) is not None

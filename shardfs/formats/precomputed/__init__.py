@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json
 from shardfs.formats.format import Format, Pairing, System
-from shardfs.formats.precomputed import edits
+from shardfs.formats.precomputed.edits import InfoEdits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM, INFO
 from shardfs.formats.precomputed.view import children_of, shown_as_volumes
@@ -21,8 +21,6 @@ from shardfs.model.dataset import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from shardfs.formats.create_rules import Rule, Sharding
 
 _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
 """The beginning of an info document of segment properties. It has no shards, and may be too large to parse."""
@@ -89,6 +87,9 @@ class Precomputed(Format):
         ),
     )
 
+    def __init__(self) -> None:
+        self.edits = InfoEdits(lambda raw: self.open("", {INFO: raw}))
+
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get("info")
         if raw is None or not raw.lstrip().startswith(b"{") or _SEGMENT_PROPERTIES.match(raw):
@@ -108,20 +109,6 @@ class Precomputed(Format):
             case None if isinstance(info.get("scales"), list):
                 return open_volume(path, info)
         return None
-
-    def _open_info(self, raw: bytes) -> Dataset | None:
-        return self.open("", {INFO: raw})
-
-    def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
-    ) -> Mapping[str, bytes]:
-        return {INFO: edits.edited(self._open_info, stored.get(INFO), new, rule)}
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return edits.sharding(self._open_info, stored)
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        return edits.sharded(self._open_info, new, sharding)
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from shardfs.formats.json_text import Path
     from shardfs.model.dataset import Dataset
     from shardfs.model.values import Coords
-
-    Open: TypeAlias = Callable[[bytes], Dataset | None]
 
 VOLUME, ANNOTATIONS = "neuroglancer_multiscale_volume", "neuroglancer_annotations_v1"
 MESHES, SKELETONS = "neuroglancer_multilod_draco", "neuroglancer_skeletons"
@@ -122,51 +121,100 @@ class InfoPair(NamedTuple):
         return (stored, stored["sharding"]) if "sharding" in stored.keys() - shown.keys() else None
 
 
-def _source(open_: Open, raw: bytes | None) -> InfoPair | None:
-    """The stored and the shown document; None if the mount shows no part unsharded."""
-    with suppress(ValueError, CorruptShardError):  # the mount shows a damaged document unchanged, for repairs
-        if raw is not None and (dataset := open_(raw)) is not None and INFO in dataset.documents:
-            return InfoPair(Info(raw), Info(dataset.documents[INFO]))
-    return None
+@dataclass(frozen=True)
+class InfoEdits:
+    """The `Edits` of info documents.
 
-
-def edited(open_: Open, raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
-    """The document to store when a client writes `new`: see `Format.edit`."""
-    source = _source(open_, raw)
-    if source is None:
-        info = _info(new)
-        return new if info is None else _sharded(open_, info, new, None, rule)
-    info = Info(new)
-    if raw is not None and info.doc == source.shown.doc:
-        return raw
-    with naming(INFO):
-        require_same(info.type, source.stored.type, "@type")
-    return _sharded(open_, info, new, source, rule)
-
-
-def sharding(open_: Open, stored: Mapping[str, bytes]) -> Sharding | None:
-    """The stored document, if the mount shows parts of it unsharded: see `Format.sharding`."""
-    return None if _source(open_, stored.get(INFO)) is None else Sharding("precomputed", stored)
-
-
-def sharded(open_: Open, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
-    """The document of a new dataset with shards: see `Format.shard`. None if no part is sharded.
-
-    A rule shards parts keyed by ids only if it gives numbers of bits, since the number of ids is unknown. Like a
-    deleted dataset, parts with the same keys are sharded again. A part with other chunks gets shards of as many chunks.
+    Args:
+        open: the dataset that an info document describes.
     """
-    info = _info(new)
-    if info is None:
+
+    open: Callable[[bytes], Dataset | None]
+
+    def _source(self, raw: bytes | None) -> InfoPair | None:
+        """The stored and the shown document; None if the mount shows no part unsharded."""
+        with suppress(ValueError, CorruptShardError):  # the mount shows a damaged document unchanged, for repairs
+            if raw is not None and (dataset := self.open(raw)) is not None and INFO in dataset.documents:
+                return InfoPair(Info(raw), Info(dataset.documents[INFO]))
         return None
-    if isinstance(like, Rule):
-        made = _sharded(open_, info, new, None, like)
-        return None if made == new else {INFO: made}
-    source = _source(open_, like.documents[INFO])
-    if source is None or info.type != source.stored.type:
-        return None
-    if info.doc == source.shown.doc:
-        return {INFO: like.documents[INFO]}
-    return {INFO: _sharded(open_, info, new, source, None, again=True)}
+
+    def edited(self, name: str, raw: bytes | None, new: bytes, rule: Rule | None = None) -> bytes:
+        """The document to store when a client writes `new`: see `Edits`."""
+        source = self._source(raw)
+        if source is None:
+            info = _info(new)
+            return new if info is None else self._sharded(info, new, None, rule)
+        info = Info(new)
+        if raw is not None and info.doc == source.shown.doc:
+            return raw
+        with naming(INFO):
+            require_same(info.type, source.stored.type, "@type")
+        return self._sharded(info, new, source, rule)
+
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        """The stored document, if the mount shows parts of it unsharded: see `Edits`."""
+        return None if self._source(stored.get(INFO)) is None else Sharding("precomputed", stored)
+
+    def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
+        """The document of a new dataset with shards: see `Edits`. None if no part is sharded.
+
+        A rule shards parts keyed by ids only if it gives numbers of bits, since the number of ids is unknown. A deleted
+        dataset shards parts with the same keys. A part with other chunks gets shards of as many chunks.
+        """
+        info = _info(new)
+        if info is None:
+            return None
+        if isinstance(like, Rule):
+            made = self._sharded(info, new, None, like)
+            return None if made == new else {INFO: made}
+        source = self._source(like.documents[INFO])
+        if source is None or info.type != source.stored.type:
+            return None
+        if info.doc == source.shown.doc:
+            return {INFO: like.documents[INFO]}
+        return {INFO: self._sharded(info, new, source, None, again=True)}
+
+    def _sharded(
+        self, info: Info, new: bytes, source: InfoPair | None, rule: Rule | None, *, again: bool = False
+    ) -> bytes:
+        """The document with the source's `sharding` in existing parts, and with the rule's in new parts.
+
+        `again` means that no chunks are stored: a part that differs from the source gets an adapted `sharding`.
+        """
+        changes: dict[Path, Any] = {}
+        with naming(INFO):
+            for part in info.parts:
+                written = part.value.get("sharding")
+                before = source.stored.by_name.get(part.name) if source is not None else None
+                hidden = source.hidden(part.name) if source is not None else None
+                if written is not None and written != (before or {}).get("sharding"):
+                    raise ValueError(
+                        f"{part}: sharding describes shards, but a mount takes single chunks; "
+                        "create it without shards (the mount option --create shards it in the source)"
+                    )
+                spec = written
+                if source is not None and hidden is not None:
+                    spec = _kept(info, source.stored, part, *hidden, again=again)
+                elif before is None and rule is not None:
+                    spec = _new_spec(info, part, rule)
+                if spec != written:
+                    changes[*part.at, "sharding"] = spec
+            if changes:
+                new = changed(new, changes)
+                self._require_understood(new, changes)
+        return new
+
+    def _require_understood(self, made: bytes, parts: Iterable[Path]) -> None:
+        """Raise ValueError unless the mount will show all these parts of the new document unsharded."""
+        try:
+            dataset = self.open(made)
+        except CorruptShardError as e:
+            raise ValueError(e.why) from None
+        doc: Any = json.loads(dataset.documents.get(INFO, made)) if dataset is not None else {}
+        for *at, member in parts:
+            if member in reduce(getitem, at, doc):
+                problems = [problem.why for problem in dataset.problems] if dataset is not None else []
+                raise ValueError("; ".join(problems) or f"{'.'.join(map(str, at))}: it cannot be sharded")
 
 
 def _info(new: bytes) -> Info | None:
@@ -175,50 +223,6 @@ def _info(new: bytes) -> Info | None:
         info = Info(new)
         return info if info.parts else None
     return None
-
-
-def _sharded(
-    open_: Open, info: Info, new: bytes, source: InfoPair | None, rule: Rule | None, *, again: bool = False
-) -> bytes:
-    """The document with the source's `sharding` in existing parts, and with the rule's in new parts.
-
-    `again` means that no chunks are stored: a part that differs from the source gets an adapted `sharding`.
-    """
-    changes: dict[Path, Any] = {}
-    with naming(INFO):
-        for part in info.parts:
-            written = part.value.get("sharding")
-            before = source.stored.by_name.get(part.name) if source is not None else None
-            hidden = source.hidden(part.name) if source is not None else None
-            if written is not None and written != (before or {}).get("sharding"):
-                raise ValueError(
-                    f"{part}: sharding describes shards, but a mount takes single chunks; "
-                    "create it without shards (the mount option --create shards it in the source)"
-                )
-            spec = written
-            if source is not None and hidden is not None:
-                spec = _kept(info, source.stored, part, *hidden, again=again)
-            elif before is None and rule is not None:
-                spec = _new_spec(info, part, rule)
-            if spec != written:
-                changes[*part.at, "sharding"] = spec
-        if changes:
-            new = changed(new, changes)
-            _require_understood(open_, new, changes)
-    return new
-
-
-def _require_understood(open_: Open, made: bytes, parts: Iterable[Path]) -> None:
-    """Raise ValueError unless the mount will show all these parts of the new document unsharded."""
-    try:
-        dataset = open_(made)
-    except CorruptShardError as e:
-        raise ValueError(e.why) from None
-    doc: Any = json.loads(dataset.documents.get(INFO, made)) if dataset is not None else {}
-    for *at, member in parts:
-        if member in reduce(getitem, at, doc):
-            problems = [problem.why for problem in dataset.problems] if dataset is not None else []
-            raise ValueError("; ".join(problems) or f"{'.'.join(map(str, at))}: it cannot be sharded")
 
 
 # ---- what chunks contradict ----

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json
 from shardfs.formats.format import Format, System
-from shardfs.formats.zarr3 import edits
+from shardfs.formats.zarr3.edits import ARRAYS, edited, references
 from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, open_array, open_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.formats.create_rules import Rule, Sharding
+    from shardfs.formats.create_rules import Rule
     from shardfs.model.dataset import Dataset
 
 __all__ = ("MAX_EDGES", "ZARR3", "Zarr3")
@@ -30,6 +30,7 @@ class Zarr3(Format):
     """The format of Zarr v3 datasets."""
 
     documents = (DOCUMENT,)
+    edits = ARRAYS
     systems = (
         System(
             "zarr3",
@@ -51,18 +52,12 @@ class Zarr3(Format):
         return open_array(path, doc) if doc.get("node_type") == "array" else open_group(path, doc)
 
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
-        return edits.references(new)
+        return references(new)
 
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
-        return {DOCUMENT: edits.edited(stored, new, rule)}
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return edits.ARRAYS.sharding(stored)
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        return edits.ARRAYS.sharded(name, new, sharding)
+        return {DOCUMENT: edited(stored, new, rule)}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None

@@ -18,7 +18,7 @@ from shardfs.formats.zarr3.stored import (
     unshard,
 )
 from shardfs.formats.zarr_arrays import MAX_NESTING, object_member
-from shardfs.formats.zarr_values import transposed
+from shardfs.formats.zarr_values import CODEC_PARAMETERS, transposed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from shardfs.formats.edit_base import Changes, Document
     from shardfs.formats.json_text import Path
     from shardfs.model.values import Coords
-
-ENCODERS = {"gzip": ("level",), "zstd": ("level", "checksum"),
-            "blosc": ("cname", "clevel", "shuffle", "typesize", "blocksize")}  # fmt: skip
-"""Codecs with the parameters that only encoding uses. Clients may change these while chunks are stored."""
 
 INDEX_CODECS = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 
@@ -87,9 +83,12 @@ def _chunk_shape(doc: Mapping[str, Any]) -> Any:
 
 
 def _decoding(codec: Mapping[str, Any], rank: int, item: int | None) -> tuple[str, Any]:
-    """The name and parameters of a codec that decoding uses. Codecs with equal results decode bytes equally."""
+    """The name and parameters of a codec that decoding uses. Codecs with equal results decode bytes equally.
+
+    Clients may change the other parameters while chunks are stored.
+    """
     name, configuration = named(codec)
-    used = {k: v for k, v in configuration.items() if k not in ENCODERS.get(name, ())}
+    used = {k: v for k, v in configuration.items() if k not in CODEC_PARAMETERS.get(name, ())}
     match name:
         case "bytes" | "endian":
             return "bytes", {} if item == 1 else {"endian": "little", **used}

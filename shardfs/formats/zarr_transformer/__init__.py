@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json, parse_written
 from shardfs.formats.format import Format, System
-from shardfs.formats.zarr_transformer import edits
+from shardfs.formats.zarr_transformer.edits import ARRAYS, copies, edited_copies
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
     DATA,
@@ -31,7 +31,7 @@ from shardfs.model.errors import CorruptShardError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.formats.create_rules import Rule, Sharding
+    from shardfs.formats.create_rules import Rule
 
 __all__ = ("META", "ZARR_TRANSFORMER", "ArrayDocuments", "Hierarchy", "ZarrTransformer")
 
@@ -46,6 +46,7 @@ class ZarrTransformer(Format):
     """The format of hierarchies of the Zarr v3 draft of 2022."""
 
     documents = (DOCUMENT,)
+    edits = ARRAYS
     systems = (
         System(
             FORMAT,
@@ -90,7 +91,7 @@ class ZarrTransformer(Format):
         raw = stored.get(name)
         if raw is None or not self.describes(name):
             return raw
-        array = name if _is_array(name) else next(iter(edits.copies(raw)), "")
+        array = name if _is_array(name) else next(iter(copies(raw)), "")
         try:
             return ArrayDocuments(array.rpartition(".array")[2]).rewrite(path, name, raw) or raw
         except CorruptShardError:
@@ -101,15 +102,9 @@ class ZarrTransformer(Format):
     ) -> Mapping[str, bytes]:
         if name != CONSOLIDATED:
             parse_written(name, new)  # the name shows that this should be a document of the draft
-            return {name: edits.ARRAYS.edited(name, stored.get(name), new, rule)}
+            return {name: ARRAYS.edited(name, stored.get(name), new, rule)}
         arrays = {key: stored.get(document) for key, document in _arrays_in(path, new).items()}
-        return {name: edits.edited_copies(stored.get(name), new, arrays)}
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return edits.ARRAYS.sharding({name: raw for name, raw in stored.items() if _is_array(name)})
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        return edits.ARRAYS.sharded(name, new, sharding) if _is_array(name) else None
+        return {name: edited_copies(stored.get(name), new, arrays)}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None
@@ -122,7 +117,7 @@ def _is_array(name: str) -> bool:
 def _arrays_in(path: str, consolidated: bytes) -> Mapping[str, str]:
     """The documents of arrays that a `.zmetadata` document copies: paths relative to `path`, by path from the root."""
     root = _root(path)
-    return {key: posixpath.relpath(f"{root}/{key}", f"/{path}") for key in edits.copies(consolidated)}
+    return {key: posixpath.relpath(f"{root}/{key}", f"/{path}") for key in copies(consolidated)}
 
 
 def _root(path: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.formats.documents import integers, intelligible, parse_written, require_same
 from shardfs.formats.edit_base import ArrayEdits
+from shardfs.formats.zarr_arrays import object_member
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
     FORMAT,
@@ -69,9 +70,9 @@ ARRAYS = ArrayEdits(FORMAT, (TRANSFORMERS,), _is_array, unshard, _restore, _size
 
 def copies(raw: bytes | None) -> Mapping[str, Document]:
     """The documents of all arrays in a `.zmetadata` document, by path from the root of the hierarchy."""
-    members = (intelligible(CONSOLIDATED, raw) or {}).get("metadata")
-    found = {key: doc for key, doc in members.items() if isinstance(doc, dict)} if isinstance(members, dict) else {}
-    return {key: doc for key, doc in found.items() if _is_array(doc) and not {"", ".", ".."} & set(key.split("/"))}
+    members = object_member(intelligible(CONSOLIDATED, raw), "metadata")
+    arrays = {key: doc for key, doc in members.items() if isinstance(doc, dict) and _is_array(doc)}
+    return {key: doc for key, doc in arrays.items() if not {"", ".", ".."} & set(key.split("/"))}
 
 
 def edited_copies(raw: bytes | None, new: bytes, arrays: Mapping[str, bytes | None]) -> bytes:
@@ -81,7 +82,10 @@ def edited_copies(raw: bytes | None, new: bytes, arrays: Mapping[str, bytes | No
     """
     parse_written(CONSOLIDATED, new)
     known = copies(raw)
-    found = copies(new).items()
     return ARRAYS.with_copies(
-        new, ((("metadata", key), copy, intelligible(key, arrays[key]) or known.get(key)) for key, copy in found)
+        new,
+        (
+            (("metadata", key), copy, intelligible(key, arrays[key]) or known.get(key))
+            for key, copy in copies(new).items()
+        ),
     )

@@ -139,7 +139,7 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     None if the array is not sharded. Raise one of `UNFIT`, with the reason, if the array cannot be shown unsharded.
     """
     if not isinstance(doc, dict):
-        raise ValueError("should be an object")
+        raise ValueError(f"should be an object, not {type(doc).__name__}")
     transformers = doc.get(TRANSFORMERS)
     if not transformers:
         return None
@@ -189,7 +189,7 @@ def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any
         elif shardings:
             raise ValueError(f"the storage transformer {extension!r:.200} between shards and store is unknown")
         elif "/sharding/" in extension:
-            raise ValueError(f"sharding of a version that is unknown: {extension!r:.200}")
+            raise ValueError(f"sharding of a version that is unknown: {extension!r:.200}; shardfs reads version 1.0")
         else:
             kept.append(t)
     if len(shardings) > MAX_NESTING:
@@ -213,12 +213,12 @@ def _chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
         raise ValueError(f"unknown type of shards {transformer['type']!r:.80}")
     per_shard = transformer["configuration"]["chunks_per_shard"]
     # As in zarr-python, a bare number is allowed, and shards are one chunk long along axes without a number.
-    found = integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
-    if len(found) > rank:
-        raise ValueError(f"chunks_per_shard has {len(found)} axes, the array {rank}")
-    if 16 * math.prod(found) > MAX_INDEX_BYTES:
-        raise ValueError(f"chunks_per_shard {list(found)}: an index of more than {MAX_INDEX_BYTES} bytes")
-    return found + (1,) * (rank - len(found))
+    numbers = integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
+    if len(numbers) > rank:
+        raise ValueError(f"chunks_per_shard has {len(numbers)} axes, the array {rank}")
+    if 16 * math.prod(numbers) > MAX_INDEX_BYTES:
+        raise ValueError(f"chunks_per_shard {list(numbers)} needs an index above the limit of {MAX_INDEX_BYTES} bytes")
+    return numbers + (1,) * (rank - len(numbers))
 
 
 def _shards(grid: Coords, per_shard: Coords, keys: ChunkKeys) -> ShardingIndexed:
@@ -291,7 +291,7 @@ def _numpy_type(value: Any) -> np.dtype[Any]:
     """The numpy type of a number type, whose name is numpy's, such as <u2, i1, bool. Complex types are an extension."""
     name = _data_type(value)
     if re.fullmatch(r"bool|[<>|]?[biufc][0-9]{1,2}", name) is None:
-        raise ValueError(f"data type {name!r:.80} is none of numbers")
+        raise ValueError(f"data type {name!r:.80} is no number type")
     return np.dtype(name)  # raises TypeError, one of `UNFIT`
 
 
