@@ -114,7 +114,7 @@ class ArrayEdits:
         """Raise ValueError if a new array has shards, because its writer would then write shards instead of chunks."""
         if self._shown(doc) is not None:
             raise ValueError(
-                f"{name}: it describes shards ({' or '.join(self.members)}), but a mount takes single chunks; "
+                f"{name}: the document describes shards ({' or '.join(self.members)}), but clients write chunks; "
                 "create the array without shards (the mount option --create shards it in the source)"
             )
 
@@ -159,7 +159,7 @@ class ArrayEdits:
     def _changed(self, new: bytes, changes: Changes) -> bytes:
         made = changed(new, changes)
         if self.unshard(json.loads(made)) is None:
-            raise ValueError(f"{' or '.join(self.members)}: they cannot describe shards of this array")
+            raise ValueError(f"this array cannot be sharded: {' or '.join(self.members)} cannot describe its shards")
         return made
 
 

@@ -96,7 +96,7 @@ class Zarr2(Format):
         is_array, arrays = arrays_of(dataset)
         levels = {level.path for image in dataset.multiscales for level in image.levels}
         is_level = dataset.level_of is not None
-        placed = [replace(_Placed.of(c, at, shown_encoding), is_level=is_level or at in levels) for c, at in arrays]
+        placed = [replace(_Zarr2Array.of(c, at, shown_encoding), is_level=is_level or at in levels) for c, at in arrays]
         shown_arrays = ((p.collection(), p.documents()) for p in placed)
         if is_array:
             return laid_out_zarr(self.name, dataset, children, shown_arrays, {})
@@ -133,7 +133,7 @@ CONSOLIDATION = Consolidation(CONSOLIDATED, _consolidated)
 
 
 @dataclass(frozen=True)
-class _Placed(PlacedArray):
+class _Zarr2Array(PlacedArray):
     """An array shown as Zarr v2. `is_level` marks a level of an image."""
 
     is_level: bool = False

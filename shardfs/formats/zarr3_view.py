@@ -63,7 +63,7 @@ class Zarr3View:
         if dataset.format == self.name:
             return dataset  # the native layout is this one
         is_array, arrays = arrays_of(dataset)
-        placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
+        placed = [_Zarr3Array.of(c, at, shown_encoding) for c, at in arrays]
         if dataset.level_of is not None:  # OME-Zarr 0.5 requires the image's axis names in the levels, too
             axes = tuple(axis.name for axis in dataset.level_of.axes)
             placed = [replace(p, array=replace(p.array, names=axes)) for p in placed]
@@ -96,7 +96,7 @@ def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, 
 # ---- arrays ----
 
 
-class _Placed(PlacedArray):
+class _Zarr3Array(PlacedArray):
     def collection(self) -> Collection:
         grid, axes = self.array.grid, self.array.grid_axes
         names = ChunkKeys("c/", "/", "c", len(grid)).names(grid)
