@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from shardfs.codecs.checks import Chain
-from shardfs.formats.format import Fixed, System
+from shardfs.formats.format import Format, System
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset
@@ -17,8 +17,6 @@ from shardfs.model.grid import NumberedNames
 from shardfs.shards.byte_layouts.blosc2_frame import Frame, Frames, is_contiguous, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shardfs.model.blobs import Blob
     from shardfs.model.values import Coords
 
@@ -28,10 +26,9 @@ STORE = ".b2d"
 """The suffix of directories with a tree or a table, whose readers need contiguous frames."""
 
 
-class Blosc2(Fixed):
+class Blosc2(Format):
     """The format of Blosc2 contiguous frames."""
 
-    documents = ()
     systems = (
         System(
             "blosc2",
@@ -42,9 +39,6 @@ class Blosc2(Fixed):
             "python-blosc2",
         ),
     )
-
-    def open(self, path: str, documents: Mapping[str, bytes]) -> None:
-        return None
 
     def may_hold(self, name: str) -> bool:
         return name.endswith((".b2nd", ".b2frame", ".b2f")) and name != INDEX

@@ -21,7 +21,7 @@ MAX_CHUNKS, MAX_BYTES = 1000, 1 << 30
 _LOCATION = {"index_location": ("end", "start")}
 _ENCODING = ("gzip", "raw")
 
-WORDS: Mapping[str, Mapping[str, Sequence[str]]] = {
+PARAMETERS: Mapping[str, Mapping[str, Sequence[str] | int]] = {
     "zarr3": _LOCATION,
     "zarr3-draft": {},
     "n5": _LOCATION,
@@ -29,12 +29,12 @@ WORDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "hash": ("identity", "murmurhash3_x86_128"),
         "minishard_index_encoding": _ENCODING,
         "data_encoding": _ENCODING,
+        "preshift_bits": 64,
+        "minishard_bits": 32,
+        "shard_bits": 64,
     },
 }
-"""The formats that rules can create. Each has its sharding parameters with text values, and the allowed values."""
-
-NUMBERS = {"precomputed": {"preshift_bits": 64, "minishard_bits": 32, "shard_bits": 64}}
-"""The sharding parameters with integer values of each format, and the largest allowed value."""
+"""The formats that rules can create, and their sharding parameters: the allowed words, or the largest number."""
 
 
 class Sharding(NamedTuple):
@@ -49,11 +49,11 @@ class Rule:
     """How new arrays of one format are sharded.
 
     Args:
-        format: a format of `WORDS`, or `NONE`.
+        format: a format of `PARAMETERS`, or `NONE`.
         pattern: the paths that the rule applies to. `*` matches anything but a slash, `**` matches anything.
         chunks_per_shard: in the axis order of shapes in the format's documents; () for `automatic`.
-        words: parameters with text values, from `WORDS`.
-        numbers: parameters with integer values, from `NUMBERS`.
+        words: the parameters with text values.
+        numbers: the parameters with integer values.
     """
 
     format: str
@@ -74,11 +74,11 @@ class Rule:
         `chunks_per_shard` applies to the fastest-varying axes. For arrays of lower rank, the numbers of the slowest
         axes are ignored. For arrays of higher rank, shards are one chunk long along the slowest axes.
         """
-        told, rank = self.chunks_per_shard, len(grid)
-        if not told:
+        given, rank = self.chunks_per_shard, len(grid)
+        if not given:
             return automatic(grid, chunk_bytes, last_is_fastest=last_is_fastest)
-        rest = (1,) * (rank - len(told))
-        return (*rest, *told[max(len(told) - rank, 0) :]) if last_is_fastest else (*told[:rank], *rest)
+        rest = (1,) * (rank - len(given))
+        return (*rest, *given[max(len(given) - rank, 0) :]) if last_is_fastest else (*given[:rank], *rest)
 
 
 def automatic(grid: Coords, chunk_bytes: int, *, last_is_fastest: bool = True) -> Coords:
@@ -117,7 +117,7 @@ def parse(text: str) -> Rules:
 
 
 def _rule(text: str) -> Rule:
-    formats = (*WORDS, NONE)
+    formats = (*PARAMETERS, NONE)
     match = re.fullmatch(rf"(?:(.*?)=)?({'|'.join(map(re.escape, formats))})(?::(.*))?", text, re.DOTALL)
     if match is None:
         raise ValueError(f"{text!r} is no rule such as zarr3:chunks_per_shard=8,8,8 (formats: {', '.join(formats)})")
@@ -128,30 +128,30 @@ def _rule(text: str) -> Rule:
     # Commas separate parameters, and also the numbers of one parameter.
     for part in filter(None, re.split(r",(?=[^,]*=)", parameters)):
         name, _, value = part.partition("=")
+        allowed = PARAMETERS.get(format, {}).get(name, ())
         if name == "chunks_per_shard" and format != NONE:
             chunks = _chunks_per_shard(value)
-        elif value in WORDS.get(format, {}).get(name, ()):
-            words[name] = value
-        elif value.isascii() and value.isdecimal() and int(value) <= NUMBERS.get(format, {}).get(name, -1):
+        elif isinstance(allowed, int) and value.isascii() and value.isdecimal() and int(value) <= allowed:
             numbers[name] = int(value)
+        elif not isinstance(allowed, int) and value in allowed:
+            words[name] = value
         else:
-            raise ValueError(f"{part!r} says nothing of new {format} arrays; {_help(format)}")
+            raise ValueError(f"{part!r} is no parameter of a {format} rule; {_help(format)}")
     return Rule(format, "**" if pattern is None else pattern.strip("/"), chunks, words, numbers)
 
 
 def _chunks_per_shard(value: str) -> Coords:
     """Numbers separated by commas or by `x`. Unlike a comma, `x` needs no backslash in the mount options after `-o`."""
-    found = re.split("[,x]", value)
+    numbers = re.split("[,x]", value)
     if value == "auto":
         return ()
-    if not all(n.isascii() and n.isdecimal() and 0 < int(n) < 2**31 for n in found):
+    if not all(n.isascii() and n.isdecimal() and 0 < int(n) < 2**31 for n in numbers):
         raise ValueError(f"chunks_per_shard should be numbers such as 8,8,8 or 8x8x8, or auto, not {value!r}")
-    return tuple(map(int, found))
+    return tuple(map(int, numbers))
 
 
 def _help(format: str) -> str:
     if format == NONE:
         return "none takes no parameters"
-    words = [f"{name}={'|'.join(values)}" for name, values in WORDS[format].items()]
-    numbers = [f"{name}=0..{most}" for name, most in NUMBERS.get(format, {}).items()]
-    return ", ".join(["known are chunks_per_shard=8,8,8", *words, *numbers])
+    values = {name: f"0..{v}" if isinstance(v, int) else "|".join(v) for name, v in PARAMETERS[format].items()}
+    return ", ".join(["known are chunks_per_shard=8,8,8", *(f"{name}={allowed}" for name, allowed in values.items())])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardfs.model.values import Coords
 
@@ -53,10 +54,13 @@ def parse_written(name: str, raw: bytes) -> dict[str, Any]:
     return doc
 
 
-def require_same(found: Any, stored: Any, what: str) -> None:
+def require_same(written: Any, stored: Any, member: str) -> None:
     """Raise ValueError if a written value differs from the value that the stored chunks need."""
-    if found != stored:
-        raise ValueError(f"{what} is {stored!r:.200} and cannot become {found!r:.200}: chunks are stored so")
+    if written != stored:
+        raise ValueError(
+            f"{member} is {stored!r:.200} and cannot become {written!r:.200}: stored chunks depend on it; "
+            "keep its value, or write a new array"
+        )
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -93,9 +97,14 @@ def _named_numbers(value: Any) -> Any:
         return {name: _named_numbers(v) for name, v in value.items()}
     if isinstance(value, list | tuple):
         return [_named_numbers(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return named_number(value) if isinstance(value, float) else value
+
+
+def named_number(value: float) -> float | str:
+    """A finite number unchanged; else its name: "NaN", "Infinity" or "-Infinity"."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 # ---- members of documents ----
@@ -117,15 +126,24 @@ def intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:
         return None
 
 
-def unsharded(unshard: Callable[[dict[str, Any]], T | None], doc: dict[str, Any] | None) -> T | None:
-    """The result of `unshard`; None without a document, and None if `unshard` fails.
+def shown_document(unshard: Callable[[T], tuple[Any, T] | None], doc: T) -> T | None:
+    """The document that `unshard` returns; None for arrays that are not sharded or that it cannot translate.
 
-    The mount shows documents that `unshard` cannot translate unchanged.
+    The mount shows the documents of these arrays unchanged. Opening the array reports why it cannot be translated.
     """
+    with suppress(*UNFIT):
+        if (found := unshard(doc)) is not None:
+            return found[1]
+    return None
+
+
+@contextmanager
+def naming(document: str) -> Iterator[None]:
+    """Turn exceptions of `UNFIT` into ValueErrors that name the document."""
     try:
-        return None if doc is None else unshard(doc)
-    except UNFIT:
-        return None
+        yield
+    except UNFIT as e:
+        raise ValueError(f"{document}: {reason(e)}") from e
 
 
 def integer(value: Any, name: str, least: int) -> int:

@@ -51,43 +51,72 @@ class Pairing(NamedTuple):
     readers: str
 
 
+class Edits(Protocol):
+    """Translates documents that clients write to the documents of sharded datasets: see the methods of `Format`."""
+
+    def edited(self, name: str, raw: bytes | None, new: bytes, rule: Rule | None = None) -> bytes:
+        """The document to store for the stored one `raw` when a client writes `new`."""
+
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        """The sharding of these documents; None if they have no sharding."""
+
+    def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
+        """The documents of a new dataset with shards; None if there is nothing to shard."""
+
+
 class Format(Protocol):
-    """A format of datasets in the source: detects datasets and translates their documents in both directions."""
+    """A format of datasets in the source: detects datasets and translates their documents in both directions.
+
+    The methods here suit a format of datasets that one document describes.
+    """
 
     @property
     def systems(self) -> Sequence[System]:
         """The kinds of data that the format detects, for the documentation."""
 
-    @property
-    def documents(self) -> Sequence[str]:
-        """The names of the documents that `open` needs."""
+    documents: Sequence[str] = ()
+    """The names of the documents that `open` needs."""
+
+    edits: Edits | None = None
+    """Translates documents that clients write; None if a mount does not change documents of this format."""
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         """The dataset that the documents in directory `path` describe; None if they belong to another format.
 
         `path` is for messages. Raise CorruptShardError if a document is damaged.
         """
+        return None
 
     def may_hold(self, name: str) -> bool:
         """Whether a file of this name may be a dataset. The caller then passes the file to `open_file`."""
+        return False
 
     def open_file(self, path: str, blob: Blob) -> Dataset | None:
         """The dataset in the file, shown as a directory with the file's name; None if the file is an ordinary file.
 
         Raise ValueError, with the reason, if the file is damaged.
         """
+        return None
 
     def describes(self, name: str) -> bool:
         """Whether a file of this name may be a document that `edit` and `shard` can translate."""
+        return name in self.documents
 
     def described_by(self, path: str, name: str) -> str:
         """The directory that the document `name` in directory `path` describes."""
+        return path
 
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
         """Further documents of the source that `edit` needs, as paths relative to directory `path`."""
+        return ()
 
     def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
         """The document `name` as a mount shows it, translated from the stored documents; None if there is none."""
+        try:
+            dataset = self.open(path, stored)
+        except CorruptShardError:
+            dataset = None
+        return stored.get(name) if dataset is None else dataset.documents.get(name, stored.get(name))
 
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
@@ -101,9 +130,13 @@ class Format(Protocol):
         Raise ValueError, with the reason, if `new` is not such a document, if `new` contradicts stored chunks (chunk
         shape, codecs, data type, names of chunks), or if `new` describes shards, because clients write single chunks.
         """
+        if self.edits is None:
+            raise ValueError(f"{name}: documents of this format cannot be changed through a mount; change the source")
+        return {name: self.edits.edited(name, stored.get(name), new, rule)}
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
         """The sharding to keep when these documents are deleted, for a later `shard`; None if they have no sharding."""
+        return None if self.edits is None else self.edits.sharding(stored)
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
         """The documents of the sharded dataset, made from the document `new` of an unsharded one.
@@ -111,61 +144,11 @@ class Format(Protocol):
         None if there is nothing to shard (a group). Raise ValueError, with the reason, if the dataset cannot be
         sharded, or is sharded already.
         """
+        return None if self.edits is None else self.edits.sharded(name, new, sharding)
 
     def chunk_like(self, name: str) -> bool:
         """Whether a chunk of some dataset of this format could have this path, relative to the dataset."""
-
-
-class Fixed:
-    """Base of formats whose documents are read-only."""
-
-    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        return None
-
-    def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
-        try:
-            found = self.open(path, stored)
-        except CorruptShardError:
-            found = None
-        return stored.get(name) if found is None else found.documents.get(name, stored.get(name))
-
-    def describes(self, name: str) -> bool:
         return False
-
-    def described_by(self, path: str, name: str) -> str:
-        return path
-
-    def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
-        return ()
-
-    def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
-    ) -> Mapping[str, bytes]:
-        raise ValueError("the documents of this format cannot be changed through a mount")
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return None
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        return None
-
-    def chunk_like(self, name: str) -> bool:
-        return False
-
-
-class OfDocuments(Fixed):
-    """Base of formats that are detected by documents, never by a single file."""
-
-    documents: Sequence[str] = ()
-
-    def describes(self, name: str) -> bool:
-        return name in self.documents
-
-    def may_hold(self, name: str) -> bool:
-        return False
-
-    def open_file(self, path: str, blob: Blob) -> None:
-        return None
 
 
 class View(Protocol):

@@ -7,34 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
 from json.decoder import JSONDecodeError
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 Path: TypeAlias = "tuple[str | int, ...]"
 """The location of a value in a document: names of members and indices of list items. () is the whole document."""
 
 
-class _Removed:
-    """The type of `REMOVED`."""
-
-
-REMOVED = _Removed()
+REMOVED: Final = object()
 """Passed instead of a value to remove the member."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
-
-
-class _Member(NamedTuple):
-    """The text range `start` to `stop` of an object's member, with its name, or of a list's item."""
-
-    start: int
-    value: int
-    stop: int
 
 
 def changed(raw: bytes, values: Mapping[Path, Any]) -> bytes:
@@ -44,88 +31,66 @@ def changed(raw: bytes, values: Mapping[Path, Any]) -> bytes:
     the last step of a path may name a new member.
     """
     text = raw.decode(json.detect_encoding(raw), "surrogatepass")
-    edits: list[tuple[int, int, str]] = []
+    start = _skip(text, 0)
     try:
-        _collect(text, _skip(text, 0), {path: value for path, value in values.items()}, edits)
+        new, stop = _rewritten(text, start, values)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    for start, stop, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[stop:]
-    return text.encode("utf-8", "surrogatepass")
+    return (text[:start] + new + text[stop:]).encode("utf-8", "surrogatepass")
 
 
-def _collect(text: str, at: int, values: Mapping[Path, Any], edits: list[tuple[int, int, str]]) -> None:
-    """Append to `edits` the replacements (start, stop, new text) for the value that begins at `at`."""
+def _rewritten(text: str, start: int, values: Mapping[Path, Any]) -> tuple[str, int]:
+    """The new text of the value that begins at `start`, and where its old text ends."""
     if () in values:
-        edits.append((at, _end(text, at), _printed(values[()], text, at)))
-        return
-    members = _members(text, at)
-    below: dict[str | int, dict[Path, Any]] = {}
-    for (name, *rest), value in values.items():
-        below.setdefault(name, {})[tuple(rest)] = value
-    gone = {name for name, inner in below.items() if isinstance(inner.get(()), _Removed)}
-    if found := gone & members.keys():
-        edits += _removals(members, found)
-    new: dict[str, Any] = {}
-    for name in (name for name in below if name not in gone):
-        if name in members:
-            _collect(text, members[name].value, below[name], edits)
-        elif isinstance(name, str) and text[at] == "{" and () in below[name]:
-            new[name] = below[name][()]
-        else:
-            raise ValueError(f"there is no {name!r:.80} to change")
-    if new:
-        edits.append(_addition(text, at, [m for n, m in members.items() if n not in gone], new))
-
-
-def _members(text: str, at: int) -> dict[str | int, _Member]:
-    """The members of an object or the items of a list, in order. Raise ValueError for any other value."""
-    if text[at : at + 1] not in ("{", "["):
+        return _printed(values[()], text, start), _end(text, start)
+    if text[start : start + 1] not in ("{", "["):
         raise ValueError("should be an object or a list")
-    is_object, found, at = text[at] == "{", dict[str | int, _Member](), _skip(text, at + 1)
-    while text[at] not in "}]":
-        start, name = at, len(found)
-        if is_object:
-            name, at = _DECODER.raw_decode(text, at)
-            at = _skip(text, _skip(text, at) + 1)
-        stop = _end(text, at)
-        found[name] = _Member(start, at, stop)
-        at = _skip(text, stop)
-        at = _skip(text, at + 1) if text[at] == "," else at
-    return found
+    below: dict[str | int, dict[Path, Any]] = {}
+    for (step, *rest), value in values.items():
+        below.setdefault(step, {})[tuple(rest)] = value
+    kept: list[str] = []  # the text of each member that stays, with the space before it
+    names: list[str | int] = []
+    space, like, at = "", start, start + 1
+    while not text.startswith(("}", "]"), member := _skip(text, at)):
+        name, value_at = _name(text, member) if text[start] == "{" else (len(names), member)
+        inner = below.get(name, {})
+        new, stop = _rewritten(text, value_at, inner) if inner and not _removes(inner) else ("", _end(text, value_at))
+        names.append(name)
+        comma = _skip(text, stop)
+        ends = not text.startswith(",", comma)
+        if not _removes(inner):
+            kept.append(text[at:value_at] + (new or text[value_at:stop]) + ("" if ends else text[stop:comma]))
+            space, like = text[at:member], member
+        at = stop if ends else comma + 1
+    for added in [name for name in below if name not in names and not _removes(below[name])]:
+        if text[start] == "[" or not isinstance(added, str) or () not in below[added]:
+            raise ValueError(f"there is no {added!r:.80} to change")
+        printed = f"{json.dumps(added)}: {_printed(below[added][()], text, like)}"
+        kept.append((space or " ") + printed if kept else printed)
+    return text[start] + ",".join(kept) + text[at : member + 1], member + 1
 
 
-def _removals(members: Mapping[str | int, _Member], gone: set[str | int]) -> list[tuple[int, int, str]]:
-    """The edits that remove members, each with the comma after it, or with the comma before it if no member follows."""
-    names = list(members)
-    stays = [name for name in names if name not in gone]
-    behind = members[stays[-1]].stop if stays else members[names[0]].start
-    tail = names[names.index(stays[-1]) + 1 :] if stays else names
-    edits = [(behind, members[tail[-1]].stop, "")] if tail else []
-    inside = ((members[n].start, members[after].start) for n, after in pairwise(names) if n in gone and n not in tail)
-    return edits + [(start, stop, "") for start, stop in inside]
+def _name(text: str, at: int) -> tuple[str, int]:
+    """The name of the member that begins at `at`, and where its value begins."""
+    name, stop = _DECODER.raw_decode(text, at)
+    return name, _skip(text, _skip(text, stop) + 1)
 
 
-def _addition(text: str, at: int, members: Sequence[_Member], new: Mapping[str, Any]) -> tuple[int, int, str]:
-    """The edit that adds members after the existing ones."""
-    like = members[-1].start if members else at
-    space = text[len(text[:like].rstrip(" \t\n\r")) : like] if members else ""
-    printed = f",{space or ' '}".join(f"{json.dumps(name)}: {_printed(v, text, like)}" for name, v in new.items())
-    if not members:
-        return at + 1, at + 1, printed
-    return members[-1].stop, members[-1].stop, f",{space or ' '}{printed}"
+def _removes(values: Mapping[Path, Any]) -> bool:
+    return values.get(()) is REMOVED
 
 
 def _printed(value: Any, text: str, at: int) -> str:
     """A new value as JSON text, indented as the line where it is inserted."""
-    line = text[text.rfind("\n", 0, at) + 1 : at]
-    indent = line[: len(line) - len(line.lstrip(" \t"))]
     if "\n" not in text[:at]:
         return json.dumps(value, ensure_ascii=False)
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    indent = line[: len(line) - len(line.lstrip(" \t"))]
     return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + indent)
 
 
 def _skip(text: str, at: int) -> int:
+    """The position of the first character from `at` on that is not white space."""
     match = _SPACE.match(text, at)
     return match.end() if match is not None else at
 
@@ -142,7 +107,7 @@ def _end(text: str, at: int) -> int:
 
 def alike(a: Any, b: Any) -> bool:
     """Whether two values are equal as JSON. The order of members is ignored, but 1, 1.0 and true differ."""
-    if isinstance(a, _Removed) or isinstance(b, _Removed):
+    if a is REMOVED or b is REMOVED:
         return a is b
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 

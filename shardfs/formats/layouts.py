@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from shardfs.codecs.transcode import transcoder
+from shardfs.formats.zarr_values import CODEC_PARAMETERS
 from shardfs.model.arrays import BYTES, Codec
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import UnsupportedError
@@ -46,8 +47,8 @@ def arrays_of(dataset: Dataset) -> tuple[bool, list[tuple[Collection, str]]]:
 def array_of(stored: Collection) -> Array:
     """The array of a collection. Raise UnsupportedError if the source does not describe an array."""
     if stored.array is None:
-        what = f"{stored.facts.data_type or 'what is no array'} in codecs {', '.join(stored.codecs)}"
-        raise UnsupportedError(f"{stored.path}: {what} has no description")
+        data = f"{stored.facts.data_type or 'data without a type'} in codecs {', '.join(stored.codecs)}"
+        raise UnsupportedError(f"{stored.path}: shardfs cannot describe {data} as an array")
     return stored.array
 
 
@@ -65,8 +66,8 @@ def images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> dict[str, Multi
     out = {}
     for image in reversed(dataset.multiscales):  # so that the first image of a level wins
         for level in image.levels:
-            found = below.get(level.path)
-            stored = (*found.collections, *found.unsharded) if found is not None else ()
+            child = below.get(level.path)
+            stored = (*child.collections, *child.unsharded) if child is not None else ()
             array = stored[0].array if len(stored) == 1 and not stored[0].path else None
             if array is not None and len(array.shape) == len(image.axes):
                 out[level.path] = replace(image, levels=(replace(level, path=""),))
@@ -80,10 +81,10 @@ def from_above(path: str, stored: Collection) -> Collection:
 
 CODECS: Mapping[str, tuple[Codec, ...]] = {
     "raw": (),
-    "gzip": (Codec("gzip", {"level": 5}),),
+    "gzip": (Codec("gzip", CODEC_PARAMETERS["gzip"]),),
     "zlib": (Codec("numcodecs.zlib", {"level": 1}),),
-    "zstd": (Codec("zstd", {"level": 0, "checksum": False}),),
-    "blosc": (Codec("blosc", {"cname": "lz4", "clevel": 5, "shuffle": "noshuffle", "typesize": 1, "blocksize": 0}),),
+    "zstd": (Codec("zstd", CODEC_PARAMETERS["zstd"]),),
+    "blosc": (Codec("blosc", {**CODEC_PARAMETERS["blosc"], "shuffle": "noshuffle"}),),
 }
 """The codecs for each value of the option `chunk_codec`."""
 

@@ -6,6 +6,7 @@ attribute `ome`, which has the version. In version 0.4 the members are attribute
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardfs.model.arrays import Axis, Level, Multiscale, finest_first, numbers
@@ -26,21 +27,17 @@ def as_04(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     ome = attributes.get("ome")
     if not isinstance(ome, dict) or not str(ome.get("version", "0.5")).startswith("0.5"):
         return attributes
-    out = {name: value for name, value in attributes.items() if name != "ome"}
-    for name, value in ome.items():
-        if name != "version":
-            out[name] = _versioned(name, value, "0.4")
-    return out
+    others = {name: value for name, value in attributes.items() if name != "ome"}
+    return others | {name: _versioned(name, value, "0.4") for name, value in ome.items() if name != "version"}
 
 
 def as_05(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The attributes converted from version 0.4 to 0.5. Attributes without 0.4 metadata or with `ome` are unchanged."""
-    told = {name: value for name, value in attributes.items() if name in MEMBERS and _is_04(name, value)}
-    if not told or "ome" in attributes:
+    members = {name: _versioned(name, v, None) for name, v in attributes.items() if name in MEMBERS and _is_04(name, v)}
+    if not members or "ome" in attributes:
         return attributes
-    out = {name: value for name, value in attributes.items() if name not in told}
-    inside = {name: _versioned(name, value, None) for name, value in told.items()}
-    return {"ome": {"version": "0.5", **inside}, **out}
+    others = {name: value for name, value in attributes.items() if name not in members}
+    return {"ome": {"version": "0.5", **members}, **others}
 
 
 def _is_04(name: str, value: Any) -> bool:
@@ -70,17 +67,13 @@ def _versioned(name: str, value: Any, version: str | None) -> Any:
 def multiscales(attributes: Mapping[str, Any]) -> tuple[Multiscale, ...]:
     """The images that the attributes of a group describe, in either version. Invalid descriptions are skipped."""
     ome = attributes.get("ome")
-    told = ome if isinstance(ome, dict) else attributes
-    listed = told.get("multiscales")
-    if not isinstance(listed, list):
-        return ()
-    found = []
-    for item in listed:
-        try:
-            found.append(_multiscale(item, "image-label" in told))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-    return tuple(found)
+    members = ome if isinstance(ome, dict) else attributes
+    items = members.get("multiscales")
+    images = []
+    for item in items if isinstance(items, list) else ():
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            images.append(_multiscale(item, "image-label" in members))
+    return tuple(images)
 
 
 def _multiscale(item: Mapping[str, Any], segmentation: bool) -> Multiscale:
@@ -106,7 +99,7 @@ _Affine = tuple[tuple[float, ...], tuple[float, ...]]
 def _level(dataset: Mapping[str, Any], common: _Affine, rank: int) -> Level:
     path = dataset["path"]
     if not isinstance(path, str) or ".." in path.split("/"):
-        raise ValueError(f"a level cannot lie at {path!r:.80}")
+        raise ValueError(f"a level cannot be at {path!r:.80}")
     (scale, shift), (outer, move) = _transformation(dataset.get("coordinateTransformations", ()), rank), common
     return Level(
         path,
@@ -147,17 +140,13 @@ def attributes_05(images: Sequence[Multiscale]) -> dict[str, Any]:
 
 
 def _written(image: Multiscale) -> dict[str, Any]:
-    members: dict[str, Any] = {"name": image.name} if image.name else {}
+    name = {"name": image.name} if image.name else {}
+    axes = ({"name": axis.name, "type": axis.type, "unit": axis.unit} for axis in image.axes)
     return {
-        **members,
-        "axes": [_written_axis(a) for a in image.axes],
+        **name,
+        "axes": [{member: value for member, value in axis.items() if value is not None} for axis in axes],
         "datasets": list(map(_written_level, image.levels)),
     }
-
-
-def _written_axis(axis: Axis) -> dict[str, str]:
-    told = {"name": axis.name, "type": axis.type, "unit": axis.unit}
-    return {name: value for name, value in told.items() if value is not None}
 
 
 def _written_level(level: Level) -> dict[str, Any]:

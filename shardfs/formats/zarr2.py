@@ -18,29 +18,31 @@ from shardfs.codecs.transcode import FillValue, memory_order, without_checks
 from shardfs.codecs.uncompressed import can_store
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import parse_json, print_json, print_strict
-from shardfs.formats.format import OfDocuments, Pairing, System
-from shardfs.formats.layouts import PlacedArray, arrays_of, images_of, laid_out, levels_below, shown, with_offset
-from shardfs.formats.zarr_values import SHUFFLES, STRING
+from shardfs.formats.format import Format, Pairing, System
+from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
+from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
+from shardfs.formats.zarr_values import CODEC_PARAMETERS, SHUFFLES, STRING
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Consolidation, Dataset
 from shardfs.model.errors import UnsupportedError
-from shardfs.model.grid import FlatNames, NestedNames
+from shardfs.model.grid import FlatNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model.collection import ChunkNames, Collection
+    from shardfs.model.collection import Collection
 
 ARRAY, GROUP, ATTRIBUTES, CONSOLIDATED = ".zarray", ".zgroup", ".zattrs", ".zmetadata"
 
-MEMBERS: Mapping[str, Sequence[str]] = {
-    "gzip": ("level",),
-    "zstd": ("level",),  # no `checksum`: tensorstore refuses it, and decoding does not need it
-    "blosc": ("cname", "clevel", "shuffle", "blocksize"),
+OMITTED: Mapping[str, Sequence[str]] = {
+    "gzip": (),
+    "zstd": ("checksum",),  # tensorstore refuses it, and decoding does not need it
+    "blosc": ("typesize",),
 }
-"""The parameters of the codecs that both Zarr v2 and v3 have. Codecs named `numcodecs.*` keep all their parameters."""
+"""The codecs that both Zarr v2 and v3 have, with the parameters that only v3 has.
 
-DEFAULTS: Mapping[str, Any] = {"level": 5, "cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0}
+Codecs named `numcodecs.*` keep all their parameters.
+"""
 
 PASSING = frozenset(("bz2", "zlib", "lzma", "lz4"))
 """Further compressors of numcodecs, by their name in Zarr v2, that all readers of Zarr v2 support."""
@@ -49,7 +51,7 @@ KINDS = "biufcUS"
 MARK = "_FillValue"
 
 
-class Zarr2(OfDocuments):
+class Zarr2(Format):
     """The layout `zarr2`, and a format that detects Zarr v2 datasets but does not describe their arrays."""
 
     name = "zarr2"
@@ -78,10 +80,10 @@ class Zarr2(OfDocuments):
     documents = (ARRAY, GROUP, ATTRIBUTES)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        found = {name: raw for name, raw in documents.items() if name in self.documents}
-        if ARRAY not in found and GROUP not in found:
+        own = {name: raw for name, raw in documents.items() if name in self.documents}
+        if ARRAY not in own and GROUP not in own:
             return None
-        return Dataset("zarr2", documents=found, closed=ARRAY in found, form=frozenset(found))
+        return Dataset("zarr2", documents=own, closed=ARRAY in own, form=frozenset(own))
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()
@@ -94,13 +96,11 @@ class Zarr2(OfDocuments):
         is_array, arrays = arrays_of(dataset)
         levels = {level.path for image in dataset.multiscales for level in image.levels}
         is_level = dataset.level_of is not None
-        placed = [replace(_Placed.of(c, at, shown_encoding), is_level=is_level or at in levels) for c, at in arrays]
-        documents = {} if is_array else _group_documents(dataset)
-        for p in placed:
-            documents |= p.documents()
-        consolidation = None if is_array else CONSOLIDATION
-        out = laid_out("zarr2", dataset, (p.collection() for p in placed), documents, consolidation=consolidation)
-        return replace(out, images=images_of(dataset, children))
+        placed = [replace(_Zarr2Array.of(c, at, shown_encoding), is_level=is_level or at in levels) for c, at in arrays]
+        shown_arrays = ((p.collection(), p.documents()) for p in placed)
+        if is_array:
+            return laid_out_zarr(self.name, dataset, children, shown_arrays, {})
+        return laid_out_zarr(self.name, dataset, children, shown_arrays, _group_documents(dataset), CONSOLIDATION)
 
 
 # ---- groups ----
@@ -133,7 +133,7 @@ CONSOLIDATION = Consolidation(CONSOLIDATED, _consolidated)
 
 
 @dataclass(frozen=True)
-class _Placed(PlacedArray):
+class _Zarr2Array(PlacedArray):
     """An array shown as Zarr v2. `is_level` marks a level of an image."""
 
     is_level: bool = False
@@ -141,7 +141,8 @@ class _Placed(PlacedArray):
     def collection(self) -> Collection:
         array, axes, codecs = self.array, self.array.grid_axes, (c.name for c in self.encoding.codecs)
         filler = None if self._fill_value == array.fill_value else FillValue(array, self.encoding, lazy=True)
-        return shown(self.stored, self.path, self.encoding, self._names(), axes, codecs, filler)
+        names = ChunkKeys("", self._separator, "0", len(array.grid)).names(array.grid)
+        return shown(self.stored, self.path, self.encoding, names, axes, codecs, filler)
 
     @property
     def _axes(self) -> tuple[str | None, ...] | None:
@@ -169,19 +170,10 @@ class _Placed(PlacedArray):
         names = self.stored.names
         return names.separator.decode() if isinstance(names, FlatNames) else "/"
 
-    def _names(self) -> ChunkNames:
-        grid = self.array.grid
-        if self._separator == "/" and grid:
-            return NestedNames(grid)
-        return FlatNames(grid, b"", self._separator.encode(), b"0")
-
     def documents(self) -> dict[str, bytes]:
         """The documents of the array and of the groups above it, by path."""
-        parts = self.path.split("/") if self.path else []
-        documents = {"/".join([*parts[:n], GROUP]): print_json({"zarr_format": 2}) for n in range(1, len(parts))}
-        documents["/".join([*parts, ARRAY])] = print_json(self._document())
-        documents["/".join([*parts, ATTRIBUTES])] = print_strict(self._attributes())
-        return documents
+        array = {ARRAY: print_json(self._document()), ATTRIBUTES: print_strict(self._attributes())}
+        return with_groups(self.path, _group_documents(None), array)
 
     def _document(self) -> dict[str, Any]:
         array, encoding = self.array, self.encoding
@@ -216,22 +208,22 @@ def _is_nan(name: str, value: Any) -> bool:
 
 def _mark(array: Array) -> Any:
     """The marker of missing values, as a fill value; None if the array has none, or one of another type."""
-    told = array.attributes.get(MARK)
-    dtype = np.dtype(array.data_type)
+    mark = array.attributes.get(MARK)
     try:
-        return None if told is None else zarr_values.fill_value(_decoded(told, dtype.kind), array.data_type)
+        return None if mark is None else zarr_values.fill_value(_decoded(mark, array.data_type), array.data_type)
     except ValueError:
         return None
 
 
-def _decoded(told: Any, kind: str) -> Any:
+def _decoded(mark: Any, data_type: str) -> Any:
     """The marker as JSON numbers. xarray writes floats in Zarr v3 as base64 of a float64, complex numbers as two."""
-    if kind == "c" and isinstance(told, list):
-        return [_decoded(part, "f") for part in told]
-    if kind != "f" or not isinstance(told, str) or told in zarr_values.NAMES_OF_FLOATS:
-        return told
-    raw = base64.b64decode(told, validate=True)
-    return struct.unpack("<d", raw)[0] if len(raw) == struct.calcsize("<d") else told
+    kind = np.dtype(data_type).kind
+    if kind == "c" and isinstance(mark, list):
+        return [_decoded(part, "f8") for part in mark]
+    if kind != "f" or not isinstance(mark, str) or mark in zarr_values.NAMES_OF_FLOATS:
+        return mark
+    raw = base64.b64decode(mark, validate=True)
+    return struct.unpack("<d", raw)[0] if len(raw) == struct.calcsize("<d") else mark
 
 
 def shown_encoding(array: Array) -> ChunkEncoding:
@@ -241,14 +233,13 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     orders = tuple(range(rank)), tuple(range(rank))[::-1]
     order = next((o for o in orders if memory_order(o, array.chunk) == memory_order(stored.order, array.chunk)), None)
     around = without_checks(stored.codecs)
-    is_cut = stored.clipped and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
     if array.data_type == STRING:
         if order is None or stored.serializer.name != "vlen-utf8" or len(around) > 1 or None in map(compressor, around):
-            raise UnsupportedError("strings are shown only as they are stored, and Zarr v2 has not these codecs")
+            raise UnsupportedError("strings are shown only as they are stored, and Zarr v2 lacks these codecs")
         return ChunkEncoding(STRING, order, serializer=Codec("vlen-utf8"), codecs=around)
     if dtype.kind not in KINDS:
         raise UnsupportedError(f"data type {dtype.name} has no form in Zarr v2 that its readers share")
-    is_known = len(around) == 1 and compressor(around[0]) and (can_store(around) or not is_cut)
+    is_known = len(around) == 1 and compressor(around[0]) and (can_store(around) or not array.is_cropped)
     if order is not None and stored.serializer == BYTES and (not around or is_known):
         return ChunkEncoding(stored.data_type, order, codecs=around)
     return ChunkEncoding(dtype.newbyteorder("<").str, orders[0])
@@ -259,12 +250,13 @@ def compressor(codec: Codec) -> dict[str, Any] | None:
     name = codec.name.removeprefix("numcodecs.")
     if name in PASSING and name != codec.name:
         return {"id": name, **codec.configuration}
-    if name not in MEMBERS:
+    if name not in OMITTED:
         return None
-    found = {member: codec.configuration.get(member, DEFAULTS[member]) for member in MEMBERS[name]}
-    if isinstance(shuffle := found.get("shuffle"), str):
-        found["shuffle"] = SHUFFLES.index(shuffle) if shuffle in SHUFFLES else 0
-    return {"id": name, **found}
+    defaults = {member: value for member, value in CODEC_PARAMETERS[name].items() if member not in OMITTED[name]}
+    parameters = {member: codec.configuration.get(member, default) for member, default in defaults.items()}
+    if isinstance(shuffle := parameters.get("shuffle"), str):
+        parameters["shuffle"] = SHUFFLES.index(shuffle) if shuffle in SHUFFLES else 0
+    return {"id": name, **parameters}
 
 
 ZARR2 = Zarr2()

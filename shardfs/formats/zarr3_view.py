@@ -17,26 +17,19 @@ from shardfs.codecs.uncompressed import can_store
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import print_strict
 from shardfs.formats.format import Pairing
-from shardfs.formats.layouts import PlacedArray, arrays_of, images_of, laid_out, levels_below, shown, with_offset
+from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
+from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
+from shardfs.formats.zarr_values import CODEC_PARAMETERS
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import UnsupportedError
-from shardfs.model.grid import FlatNames, NestedNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model.collection import ChunkNames, Collection
+    from shardfs.model.collection import Collection
 
 DOCUMENT = "zarr.json"
-
-MEMBERS: Mapping[str, Mapping[str, Any]] = {
-    "gzip": {"level": 5},
-    "zstd": {"level": 0, "checksum": False},
-    "blosc": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 1, "blocksize": 0},
-    "crc32c": {},
-}
-"""The codecs of the specification, with default parameters for sources that omit them. Readers need all parameters."""
 
 
 class Zarr3View:
@@ -66,32 +59,33 @@ class Zarr3View:
 
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:
-            return Dataset(self.name, documents={DOCUMENT: print_strict(_group({}))})
+            return Dataset(self.name, documents=_group({}))
         if dataset.format == self.name:
             return dataset  # the native layout is this one
         is_array, arrays = arrays_of(dataset)
-        placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
+        placed = [_Zarr3Array.of(c, at, shown_encoding) for c, at in arrays]
         if dataset.level_of is not None:  # OME-Zarr 0.5 requires the image's axis names in the levels, too
             axes = tuple(axis.name for axis in dataset.level_of.axes)
             placed = [replace(p, array=replace(p.array, names=axes)) for p in placed]
-        documents = {} if is_array else {DOCUMENT: print_strict(_group(_attributes(dataset, children)))}
-        for p in placed:
-            documents |= p.documents()
-        out = laid_out(self.name, dataset, (p.collection() for p in placed), documents)
-        return replace(out, images=images_of(dataset, children))
+        documents = {} if is_array else _group(_attributes(dataset, children))
+        return laid_out_zarr(self.name, dataset, children, ((p.collection(), p.documents()) for p in placed), documents)
 
 
 # ---- groups ----
 
 
-def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+def _group(attributes: Mapping[str, Any]) -> dict[str, bytes]:
+    """The documents of a group."""
+    return {DOCUMENT: print_strict({"zarr_format": 3, "node_type": "group", "attributes": attributes})}
 
 
 def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, Any]:
     """The user's attributes, with the images as OME-Zarr 0.5."""
     attributes = ome.as_05(dataset.attributes or {})
-    ranks = {path: _rank(child) for path, child in below.items()}
+    ranks = {}
+    for path, child in below.items():
+        stored = (*child.collections, *child.unsharded)
+        ranks[path] = len(stored[0].array.shape) if len(stored) == 1 and stored[0].array is not None else -1
     ranks |= {c.path: len(c.array.shape) for c in (*dataset.collections, *dataset.unsharded) if c.array is not None}
     images = [image for image in dataset.multiscales if all(ranks.get(x.path) == len(image.axes) for x in image.levels)]
     if not images or ome.multiscales(attributes):
@@ -99,28 +93,18 @@ def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, 
     return {**attributes, **ome.attributes_05(images)}
 
 
-def _rank(dataset: Dataset) -> int:
-    """The rank of a dataset that is one described array; else -1."""
-    stored = (*dataset.collections, *dataset.unsharded)
-    array = stored[0].array if len(stored) == 1 else None
-    return -1 if array is None else len(array.shape)
-
-
 # ---- arrays ----
 
 
-class _Placed(PlacedArray):
+class _Zarr3Array(PlacedArray):
     def collection(self) -> Collection:
         grid, axes = self.array.grid, self.array.grid_axes
-        names: ChunkNames = NestedNames(grid, b"c") if grid else FlatNames((), b"c/", b"/", b"c")
+        names = ChunkKeys("c/", "/", "c", len(grid)).names(grid)
         return shown(self.stored, self.path, self.encoding, names, axes, (c["name"] for c in _chain(self.encoding)))
 
     def documents(self) -> dict[str, bytes]:
         """The documents of the array and of the groups above it, by path."""
-        parts = self.path.split("/") if self.path else []
-        documents = {"/".join([*parts[:n], DOCUMENT]): print_strict(_group({})) for n in range(1, len(parts))}
-        documents["/".join([*parts, DOCUMENT])] = print_strict(self._document())
-        return documents
+        return with_groups(self.path, _group({}), {DOCUMENT: print_strict(self._document())})
 
     def _document(self) -> dict[str, Any]:
         array = self.array
@@ -128,7 +112,7 @@ class _Placed(PlacedArray):
             "zarr_format": 3,
             "node_type": "array",
             "shape": array.shape,
-            "data_type": zarr_values.zarr3_type(array.data_type),
+            "data_type": zarr_values.name_of(array.data_type),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": _fill_value(array),
@@ -145,9 +129,8 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         raise UnsupportedError(f"data type {dtype.name} is none of Zarr v3")
     if stored.serializer != BYTES:
         return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))
-    is_cut = stored.clipped and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
     codecs = _with_gzip(stored.codecs)
-    passes = all(c.name in MEMBERS for c in codecs) and (not is_cut or can_store(codecs))
+    passes = all(c.name in CODEC_PARAMETERS for c in codecs) and (not array.is_cropped or can_store(codecs))
     return ChunkEncoding(stored.data_type, stored.order, codecs=codecs if passes else ())
 
 
@@ -156,7 +139,7 @@ def _with_gzip(codecs: tuple[Codec, ...]) -> tuple[Codec, ...]:
     inner = without_checks(codecs)
     if not inner or inner[-1].name != ZLIB:
         return codecs
-    return *inner[:-1], Codec("gzip", MEMBERS["gzip"]), *codecs[len(inner) :]
+    return *inner[:-1], Codec("gzip", CODEC_PARAMETERS["gzip"]), *codecs[len(inner) :]
 
 
 def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
@@ -171,8 +154,8 @@ def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
 
 
 def _codec(codec: Codec) -> dict[str, Any]:
-    members = MEMBERS[codec.name]
-    configuration = {member: codec.configuration.get(member, default) for member, default in members.items()}
+    defaults = CODEC_PARAMETERS[codec.name]
+    configuration = {member: codec.configuration.get(member, default) for member, default in defaults.items()}
     return {"name": codec.name, "configuration": configuration} if configuration else {"name": codec.name}
 
 

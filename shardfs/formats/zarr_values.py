@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from shardfs.formats.documents import named_number
 from shardfs.model.arrays import BYTES, ChunkEncoding, Codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import UnionType
 
 NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
            "float16", "float32", "float64", "complex64", "complex128", "bool")  # fmt: skip
@@ -36,10 +38,28 @@ ALIASES = {f"numcodecs.{name}": name for name in ("gzip", "zstd", "crc32c")} | {
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 """The names of Blosc's shuffles; the index is the number in Zarr v2 and numcodecs."""
 
+CODEC_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "gzip": {"level": 5},
+    "zstd": {"level": 0, "checksum": False},
+    "blosc": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 1, "blocksize": 0},
+    "crc32c": {},
+}
+"""The codecs of the Zarr v3 specification, with default parameters for sources that omit them.
+
+Only encoding uses the parameters, but readers need all of them.
+"""
+
 Named = tuple[str, "Mapping[str, Any]"]
 
 
-# ---- data types and fill values ----
+# ---- data types, fill values and names of axes ----
+
+
+def axis_names(names: Any, rank: int, kind: type | UnionType = str) -> tuple[Any, ...] | None:
+    """The names of all axes; None unless there is one of type `kind` for each axis."""
+    if not isinstance(names, list) or not names or len(names) != rank or not all(isinstance(n, kind) for n in names):
+        return None
+    return tuple(names)
 
 
 def numpy_type(data_type: Any) -> str:
@@ -62,14 +82,6 @@ def name_of(data_type: str) -> str:
     return "string" if data_type == STRING else np.dtype(data_type).name
 
 
-def zarr3_type(data_type: str) -> str:
-    """The name in Zarr v3 of a data type in numpy's notation. Raise ValueError for a type without such a name."""
-    name = name_of(data_type)
-    if name != "string" and name not in NUMBERS:
-        raise ValueError(f"data type {data_type!r:.80} is none of Zarr v3")
-    return name
-
-
 def fill_value(value: Any, data_type: str) -> Any:
     """A fill value of Zarr v3 or v2 in the form of `arrays.Array.fill_value`. An undefined fill value (None) is zero.
 
@@ -78,7 +90,7 @@ def fill_value(value: Any, data_type: str) -> Any:
     dtype = np.dtype(data_type)
     if data_type == STRING or dtype.kind in "US":  # both versions write bytes in base64
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"fill_value {value!r:.80} is no string")
+            raise _unfit(value, "string")
         return value or ""
     if value is None:
         value = False if dtype.kind == "b" else 0
@@ -92,7 +104,7 @@ def fill_value(value: Any, data_type: str) -> Any:
         parts = value if isinstance(value, list) else [value, 0.0]
         if len(parts) == 2:
             return [_float(part, np.dtype(f"f{dtype.itemsize // 2}")) for part in parts]
-    raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+    raise _unfit(value, dtype.name)
 
 
 def _integer(value: Any, dtype: np.dtype[Any]) -> int:
@@ -100,7 +112,7 @@ def _integer(value: Any, dtype: np.dtype[Any]) -> int:
         value = int(value)
     limits = np.iinfo(dtype)
     if isinstance(value, bool) or not isinstance(value, int) or not limits.min <= value <= limits.max:
-        raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+        raise _unfit(value, dtype.name)
     return value
 
 
@@ -109,23 +121,17 @@ def _float(value: Any, dtype: np.dtype[Any]) -> float | int | str:
     if isinstance(value, str) and value.startswith("0x"):
         bits = int(value, 16)  # raises ValueError
         if len(value) != 2 + 2 * dtype.itemsize:
-            raise ValueError(f"fill_value {value!r:.80} is not the bits of {dtype.name}")
+            raise _unfit(value, f"{dtype.name}, whose bits have another number of digits")
         value = np.array(bits, f"u{dtype.itemsize}").view(dtype).item()
-    if isinstance(value, str):
-        if value not in NAMES_OF_FLOATS:
-            raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
+    if isinstance(value, str) and value in NAMES_OF_FLOATS:
         return value
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or (isinstance(value, int) and abs(value) > 2**1023)
-    ):
-        raise ValueError(f"fill_value {value!r:.80} is none of {dtype.name}")
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or (type(value) is int and abs(value) > 2**1023):
+        raise _unfit(value, dtype.name)
+    return named_number(value)
+
+
+def _unfit(value: Any, expected: str) -> ValueError:
+    return ValueError(f"fill_value {value!r:.80} should be of type {expected}")
 
 
 # ---- codecs ----
@@ -178,6 +184,6 @@ def _ordered(data_type: str, endian: Any) -> str:
 def _normal(name: str, configuration: Mapping[str, Any]) -> Codec:
     if name == "numcodecs.blosc":
         shuffle = configuration.get("shuffle", 1)
-        told = SHUFFLES[shuffle] if type(shuffle) is int and 0 <= shuffle < len(SHUFFLES) else "shuffle"
-        return Codec("blosc", {**configuration, "shuffle": told})
+        name = SHUFFLES[shuffle] if type(shuffle) is int and 0 <= shuffle < len(SHUFFLES) else "shuffle"
+        return Codec("blosc", {**configuration, "shuffle": name})
     return Codec(ALIASES.get(name, name), configuration)

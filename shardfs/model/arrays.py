@@ -78,6 +78,11 @@ class Array:
         """The number of chunks along each axis."""
         return tuple(-(-s // c) for s, c in zip(self.shape, self.chunk, strict=True))
 
+    @property
+    def is_cropped(self) -> bool:
+        """Whether stored chunks at the edge are smaller than `chunk`."""
+        return self.encoding.clipped and any(s % c for s, c in zip(self.shape, self.chunk, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:

@@ -16,7 +16,7 @@ from shardfs.config import loading, markdown, options, parsers
 from shardfs.config.loading import from_environment, from_flags, from_mount_options, merged
 from shardfs.config.options import Options
 from shardfs.config.parsers import OptionError
-from shardfs.formats import documents, zarr3
+from shardfs.formats import documents, zarr3, zarr_arrays
 from shardfs.formats.precomputed import parts
 from shardfs.shards.byte_layouts import single_page
 from shardfs.vfs import discovery
@@ -263,7 +263,7 @@ def test_the_limits_in_the_documents_are_those_of_the_code() -> None:
         f"must be decoded | {zlib_streams.MAX_DECODED >> 20} MiB",
         f"of one array | 2^{discovery.MAX_NODES.bit_length() - 1} ",
         f"rectilinear grid | {zarr3.MAX_EDGES} ",
-        f"to a depth of {zarr3.MAX_NESTING} ",
+        f"to a depth of {zarr_arrays.MAX_NESTING} ",
         f"scales of a volume | {parts.MAX_PARTS} ",
     ):
         assert told in text

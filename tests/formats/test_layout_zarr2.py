@@ -399,7 +399,10 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "serializer": ({"codecs": [{"name": "example.image"}]}, "codec 'example.image' must be undone"),
     "filter": ({"codecs": [{"name": "numcodecs.delta"}, LITTLE]}, "codec 'numcodecs.delta'"),
     "grid": ({"chunk_grid": {"name": "example.grid", "configuration": {}}}, "chunk grid 'example.grid'"),
-    "keys": ({"chunk_key_encoding": {"name": "example.keys"}}, "chunk key encoding 'example.keys'"),
+    "keys": (
+        {"chunk_key_encoding": {"name": "example.keys"}},
+        "chunk_key_encoding should be default or v2, not 'example.keys'",
+    ),
     "fill value": ({"fill_value": 300, "data_type": "uint8"}, "fill_value 300"),
     "no byte order": ({"codecs": [{"name": "bytes"}]}, "endian"),
     "extension": ({"example.ext": {"name": "x"}}, "member 'example.ext' is an extension that must be understood"),
@@ -441,7 +444,7 @@ def test_or_left_out_and_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture
     (problem,) = tree.problems()
     assert problem.path == "a/bad"
     assert problem.skipped
-    assert "a/bad: not shown: cannot be shown as zarr2: data type 'int4'" in caplog.text
+    assert "a/bad: not shown: cannot be shown as zarr2: zarr.json: data type 'int4'" in caplog.text
 
 
 def test_a_source_without_data_is_still_none(tmp_path: Path) -> None:

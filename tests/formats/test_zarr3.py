@@ -122,7 +122,7 @@ def test_codecs_after_sharding_are_dropped(codec: Any) -> None:
     [
         ({"codecs": [{"name": "numcodecs.delta"}, *SHARDED["codecs"]]}, "'numcodecs.delta' before sharding_indexed"),
         ({"codecs": [*SHARDED["codecs"], {"name": "mystery"}]}, "codec 'mystery' around the shard is unknown"),
-        ({"chunk_key_encoding": {"name": "zarrs.default_suffix"}}, "unknown chunk key encoding"),
+        ({"chunk_key_encoding": {"name": "zarrs.default_suffix"}}, "chunk_key_encoding should be default or v2"),
         ({"chunk_grid": {"name": "zarrs.regular_bounded", "configuration": {}}}, "unknown chunk grid"),
         ({"storage_transformers": [{"name": "x"}]}, "storage transformers"),
         ({"shape": [7, 10, 3]}, "has 2 axes, the array 3"),

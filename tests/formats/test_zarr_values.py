@@ -19,8 +19,8 @@ from tests.data_layouts import element
 @pytest.mark.parametrize("name", zarr_values.NUMBERS)
 def test_data_types_are_numpy_s(name: str) -> None:
     assert zarr_values.numpy_type(name) == np.dtype(name).str
-    assert zarr_values.zarr3_type(np.dtype(name).str) == name
-    assert zarr_values.zarr3_type(np.dtype(name).newbyteorder(">").str) == name
+    assert zarr_values.name_of(np.dtype(name).str) == name
+    assert zarr_values.name_of(np.dtype(name).newbyteorder(">").str) == name
 
 
 @given(st.sampled_from(("float16", "float32", "float64")), st.data())

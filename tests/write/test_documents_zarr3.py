@@ -120,8 +120,8 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "no codecs": ("codecs should be a list", {"codecs": None}),
     "transformers": ("storage transformers", {"storage_transformers": [{"name": "x"}]}),
     "group": ("a group cannot", {"node_type": "group"}),
-    "version": ("zarr_format should", {"zarr_format": 2}),
-    "another sharding": ("the chunk shape", {
+    "version": ("zarr_format is 3 and cannot become 2", {"zarr_format": 2}),
+    "another sharding": ("chunk_grid is", {
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8, 6]}},
         "codecs": SHARDED["codecs"],
     }),

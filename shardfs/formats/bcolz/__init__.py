@@ -14,7 +14,7 @@ from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attrib
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
 from shardfs.formats.bcolz.values import parsed, problem_of
 from shardfs.formats.bcolz.view import shown_as_bcolz
-from shardfs.formats.format import Fixed, Pairing, System
+from shardfs.formats.format import Format, Pairing, System
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.superchunk import Beginning, is_superchunk, read_head
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CHUNK = re.compile(r"(?:.*/)?data/__(?:0|[1-9][0-9]{0,18})\.blp", re.DOTALL)
 
 
-class Bcolz(Fixed):
+class Bcolz(Format):
     """The format and the layout `bcolz`.
 
     Args:

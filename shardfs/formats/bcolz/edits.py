@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardfs.formats.bcolz.carrays import ATTRS, SIZES, STORAGE
 from shardfs.formats.bcolz.stored import ATTRIBUTES
 from shardfs.formats.bcolz.values import parsed
-from shardfs.formats.documents import UNFIT, integers, parse_written, print_json, reason, require_same
+from shardfs.formats.documents import integers, naming, parse_written, print_json, require_same
 from shardfs.formats.json_text import changed
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 EDITABLE = (SIZES, STORAGE, ATTRS)
 
-MATTERS = ("dtype", "chunklen")
+NEEDED = ("dtype", "chunklen")
 """The members of `meta/storage` on which stored chunks depend.
 
 The others affect only new chunks, and superchunks cannot store them.
@@ -34,45 +35,37 @@ def edited(dataset: Dataset | None, stored: Mapping[str, bytes], name: str, new:
     if dataset is None or shown is None:
         return {name: new}
     doc, before = parse_written(name, new), json.loads(shown)
-    try:
-        if doc == before:
-            return {}
-        if (
-            name == ATTRS and ATTRIBUTES not in stored and ATTRS in stored
-        ):  # superchunks with attributes as in bcolz 1.x
-            return {ATTRS: new}
+    if doc == before:
+        return {}
+    with naming(name):
         if name == ATTRS:
-            return {ATTRIBUTES: _attributes(stored, before, doc)}
-        if len(dataset.collections) > 1:
-            raise ValueError("a table keeps its rows")  # bcolz stores a shape for each column
-        if name == STORAGE:
-            for member in MATTERS:
-                require_same(doc[member], before[member], member)
-            return {}
-        return _sizes(stored, before, doc)
-    except UNFIT as e:
-        raise ValueError(f"{name}: {reason(e)}") from e
+            as_in_1x = ATTRIBUTES not in stored and ATTRS in stored
+            return {ATTRS: new} if as_in_1x else {ATTRIBUTES: _attributes(stored, before, doc)}
+        if len(dataset.collections) > 1:  # bcolz stores a shape for each column
+            raise ValueError("a table keeps its rows; only arrays of one column can change their length")
+        if name == SIZES:
+            return _sizes(stored, before, doc)
+        for member in NEEDED:
+            require_same(doc[member], before[member], member)
+        return {}
 
 
 def _attributes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> bytes:
     """The source's attributes with the changed values. Unchanged values keep their types, which the RFC stores, too."""
-    found = parsed(stored, ATTRIBUTES) if ATTRIBUTES in stored else {}
-    told: Mapping[str, Any] = found if isinstance(found, dict) else {}
-    kept = {str(name): value for name, value in told.items()}
-    return print_json({n: kept[n] if n in kept and n in before and before[n] == v else v for n, v in doc.items()})
+    source = parsed(stored, ATTRIBUTES) if ATTRIBUTES in stored else {}
+    typed = {str(name): value for name, value in source.items()} if isinstance(source, dict) else {}
+    return print_json({n: typed[n] if n in typed and n in before and before[n] == v else v for n, v in doc.items()})
 
 
 def _sizes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> Mapping[str, bytes]:
     """The document of sizes to store; none if the array keeps its length."""
-    shape, was = integers(doc["shape"], "shape", 0), integers(before["shape"], "shape", 0)
-    require_same(shape[1:], was[1:], "the shape of a row")
-    if shape == was:
+    shape, old = integers(doc["shape"], "shape", 0), integers(before["shape"], "shape", 0)
+    require_same(shape[1:], old[1:], "the shape of a row")
+    if shape == old:
         return {}
     new = {name: doc[name] for name in ("shape", "nbytes", "cbytes") if name in doc}
-    raw, found = stored[SIZES], parsed(stored, SIZES)
+    raw = stored[SIZES]
     if raw.lstrip().startswith(b"{"):
-        try:
+        with suppress(ValueError):  # a document in braces may also be YAML
             return {SIZES: changed(raw, {(name,): value for name, value in new.items()})}
-        except ValueError:
-            pass  # a document in braces may also be YAML
-    return {SIZES: print_json({**found, **new})}
+    return {SIZES: print_json({**parsed(stored, SIZES), **new})}

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardfs.formats import n5_viewer
-from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json, print_strict
-from shardfs.formats.format import OfDocuments, Pairing, System
-from shardfs.formats.n5 import edits
+from shardfs.formats.format import Format, Pairing, System
+from shardfs.formats.n5.edits import DATASETS
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
 from shardfs.formats.n5.words import DOCUMENT, FORM
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:/(?:0|[1-9][0-9]{0,18}))*")
 
 
-class N5Format(OfDocuments):
+class N5Format(Format):
     """The format and the layout `n5`."""
 
     name = "n5"
@@ -45,6 +44,7 @@ class N5Format(OfDocuments):
         Pairing("bloscpack", "as bcolz's", "tensorstore"),
     )
     documents = (DOCUMENT,)
+    edits = DATASETS
     systems = (
         System(
             "n5",
@@ -79,21 +79,6 @@ class N5Format(OfDocuments):
             return None  # another format's documents are better evidence than this name
         attributes = {name: value for name, value in doc.items() if name != "n5"}
         return Dataset("n5", form=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
-
-    def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
-    ) -> Mapping[str, bytes]:
-        return {DOCUMENT: edits.edited(stored.get(DOCUMENT), new, rule)}
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return Sharding("n5", stored) if edits.is_sharded(stored.get(DOCUMENT)) else None
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        if isinstance(sharding, Rule):
-            made = edits.sharded_by_rule(new, sharding)
-        else:
-            made = edits.sharded_as_before(new, sharding.documents[DOCUMENT])
-        return None if made is None else {DOCUMENT: made}
 
     def chunk_like(self, name: str) -> bool:
         return _BLOCK.fullmatch(name) is not None

@@ -10,10 +10,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import OfDocuments, Pairing, System
-from shardfs.formats.precomputed import edits
+from shardfs.formats.format import Format, Pairing, System
+from shardfs.formats.precomputed.edits import InfoEdits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM, INFO
 from shardfs.formats.precomputed.view import children_of, shown_as_volumes
@@ -35,7 +34,7 @@ cloud-volume adds the suffixes of compressed files.
 """
 
 
-class Precomputed(OfDocuments):
+class Precomputed(Format):
     """The format and the layout `precomputed`."""
 
     name = "precomputed"
@@ -88,6 +87,9 @@ class Precomputed(OfDocuments):
         ),
     )
 
+    def __init__(self) -> None:
+        self.edits = InfoEdits(lambda raw: self.open("", {INFO: raw}))
+
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get("info")
         if raw is None or not raw.lstrip().startswith(b"{") or _SEGMENT_PROPERTIES.match(raw):
@@ -107,24 +109,6 @@ class Precomputed(OfDocuments):
             case None if isinstance(info.get("scales"), list):
                 return open_volume(path, info)
         return None
-
-    def _open_info(self, raw: bytes) -> Dataset | None:
-        return self.open("", {INFO: raw})
-
-    def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
-    ) -> Mapping[str, bytes]:
-        return {INFO: edits.edited(self._open_info, stored.get(INFO), new, rule)}
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return Sharding(self.name, stored) if edits.is_sharded(self._open_info, stored.get(INFO)) else None
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        if isinstance(sharding, Rule):
-            made = edits.sharded_by_rule(self._open_info, new, sharding)
-        else:
-            made = edits.sharded_as_before(self._open_info, new, sharding.documents[INFO])
-        return None if made is None else {INFO: made}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shardfs.formats.create_rules import MAX_BYTES, MAX_CHUNKS, Rule
-from shardfs.formats.documents import UNFIT, integers, listed, parse_written, reason, require_rank, require_same
+from shardfs.formats.create_rules import MAX_BYTES, MAX_CHUNKS, Rule, Sharding
+from shardfs.formats.documents import (
+    UNFIT,
+    integer,
+    integers,
+    listed,
+    naming,
+    parse_written,
+    require_rank,
+    require_same,
+)
 from shardfs.formats.json_text import changed
 from shardfs.formats.precomputed.parts import INFO, key_path
 from shardfs.model.errors import CorruptShardError
@@ -25,10 +36,14 @@ if TYPE_CHECKING:
     from shardfs.model.dataset import Dataset
     from shardfs.model.values import Coords
 
-    Open: TypeAlias = Callable[[bytes], Dataset | None]
-
 VOLUME, ANNOTATIONS = "neuroglancer_multiscale_volume", "neuroglancer_annotations_v1"
 MESHES, SKELETONS = "neuroglancer_multilod_draco", "neuroglancer_skeletons"
+
+LISTS = {VOLUME: {"scale": "scales"}, ANNOTATIONS: {"relationships": "relationships", "spatial": "spatial"}}
+"""The lists of parts in documents of each type, by the kind of their parts."""
+
+GRIDS = {"scale": "size", "spatial": "grid_shape"}
+"""The kinds of parts whose chunks are numbered in a grid, with the member that determines the grid."""
 
 MEMBERS = ("chunk_sizes", "encoding", "compressed_segmentation_block_size")
 """The members of a scale on which stored chunks depend. `voxel_offset` changes only the names of chunks, not their ids.
@@ -71,32 +86,27 @@ class Info:
     def __init__(self, raw: bytes) -> None:
         self.doc = parse_written(INFO, raw)
         self.type = str(self.doc.get("@type", VOLUME if "scales" in self.doc else ""))
-        self.parts = [InfoPart((kind, _key(value)), at, value) for kind, at, value in self._listed()]
+        with naming(INFO):
+            self.parts = list(self._listed())
         self.by_name = {part.name: part.value for part in self.parts}
 
-    def _listed(self) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-        found: list[tuple[str, Path, Any]] = []
-        if self.type == VOLUME:
-            found = [("scale", ("scales", i), v) for i, v in enumerate(listed(self.doc.get("scales"), "scales"))]
-        elif self.type in (MESHES, SKELETONS):
-            found = [("whole", (), self.doc)]
-        elif self.type == ANNOTATIONS:
-            if "by_id" in self.doc:
-                found = [("by_id", ("by_id",), self.doc["by_id"])]
-            for member in ("relationships", "spatial"):
-                values = listed(self.doc.get(member, []), member)
-                found += [(member, (member, i), v) for i, v in enumerate(values)]
-        for kind, at, value in found:
-            if not isinstance(value, dict):
-                raise ValueError(f"{INFO}: {at[0]} should hold objects, not {value!r:.80}")
-            yield kind, at, value
+    def _listed(self) -> Iterator[InfoPart]:
+        if self.type in (MESHES, SKELETONS):
+            yield _part("whole", (), self.doc)
+        if self.type == ANNOTATIONS and "by_id" in self.doc:
+            yield _part("by_id", ("by_id",), self.doc["by_id"])
+        for kind, member in LISTS.get(self.type, {}).items():
+            for i, value in enumerate(listed(self.doc.get(member, None if kind == "scale" else []), member)):
+                yield _part(kind, (member, i), value)
 
 
-def _key(part: Mapping[str, Any]) -> str:
-    try:
-        return key_path(part.get("key"))
-    except ValueError:
-        return ""  # no key, or outside of the directory: the part cannot be sharded
+def _part(kind: str, at: Path, value: Any) -> InfoPart:
+    if not isinstance(value, dict):
+        raise ValueError(f"{at[0]} should hold objects, not {value!r:.80}")
+    key = ""  # without a valid key, the part cannot be sharded
+    with suppress(ValueError):
+        key = key_path(value.get("key"))
+    return InfoPart((kind, key), at, value)
 
 
 class InfoPair(NamedTuple):
@@ -111,107 +121,108 @@ class InfoPair(NamedTuple):
         return (stored, stored["sharding"]) if "sharding" in stored.keys() - shown.keys() else None
 
 
-def _source(open_: Open, raw: bytes | None) -> InfoPair | None:
-    """The stored and the shown document; None if the mount shows no part unsharded."""
-    if raw is None:
+@dataclass(frozen=True)
+class InfoEdits:
+    """The `Edits` of info documents.
+
+    Args:
+        open: the dataset that an info document describes.
+    """
+
+    open: Callable[[bytes], Dataset | None]
+
+    def _source(self, raw: bytes | None) -> InfoPair | None:
+        """The stored and the shown document; None if the mount shows no part unsharded."""
+        with suppress(ValueError, CorruptShardError):  # the mount shows a damaged document unchanged, for repairs
+            if raw is not None and (dataset := self.open(raw)) is not None and INFO in dataset.documents:
+                return InfoPair(Info(raw), Info(dataset.documents[INFO]))
         return None
-    try:
-        found = open_(raw)
-        shown = found.documents.get(INFO) if found is not None else None
-        return None if shown is None else InfoPair(Info(raw), Info(shown))
-    except (ValueError, CorruptShardError):
-        return None  # the mount shows a damaged document unchanged, so that clients can repair it
 
+    def edited(self, name: str, raw: bytes | None, new: bytes, rule: Rule | None = None) -> bytes:
+        """The document to store when a client writes `new`: see `Edits`."""
+        source = self._source(raw)
+        if source is None:
+            info = _info(new)
+            return new if info is None else self._sharded(info, new, None, rule)
+        info = Info(new)
+        if raw is not None and info.doc == source.shown.doc:
+            return raw
+        with naming(INFO):
+            require_same(info.type, source.stored.type, "@type")
+        return self._sharded(info, new, source, rule)
 
-def is_sharded(open_: Open, raw: bytes | None) -> bool:
-    """Whether the mount shows parts of this document unsharded."""
-    return _source(open_, raw) is not None
+    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+        """The stored document, if the mount shows parts of it unsharded: see `Edits`."""
+        return None if self._source(stored.get(INFO)) is None else Sharding("precomputed", stored)
 
+    def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
+        """The document of a new dataset with shards: see `Edits`. None if no part is sharded.
 
-def edited(open_: Open, raw: bytes | None, new: bytes, rule: Rule | None) -> bytes:
-    """The document to store when a client writes `new`: see `Format.edit`."""
-    source = _source(open_, raw)
-    if source is None:
+        A rule shards parts keyed by ids only if it gives numbers of bits, since the number of ids is unknown. A deleted
+        dataset shards parts with the same keys. A part with other chunks gets shards of as many chunks.
+        """
         info = _info(new)
-        return new if info is None else _sharded(open_, info, new, None, rule)
-    info = Info(new)
-    if info.doc == source.shown.doc:
-        return raw or b""
-    require_same(info.type, source.stored.type, "@type")
-    return _sharded(open_, info, new, source, rule)
+        if info is None:
+            return None
+        if isinstance(like, Rule):
+            made = self._sharded(info, new, None, like)
+            return None if made == new else {INFO: made}
+        source = self._source(like.documents[INFO])
+        if source is None or info.type != source.stored.type:
+            return None
+        if info.doc == source.shown.doc:
+            return {INFO: like.documents[INFO]}
+        return {INFO: self._sharded(info, new, source, None, again=True)}
 
+    def _sharded(
+        self, info: Info, new: bytes, source: InfoPair | None, rule: Rule | None, *, again: bool = False
+    ) -> bytes:
+        """The document with the source's `sharding` in existing parts, and with the rule's in new parts.
 
-def sharded_by_rule(open_: Open, new: bytes, rule: Rule) -> bytes | None:
-    """The document of the new dataset, sharded by the rule: see `Format.shard`. None if no part is sharded.
+        `again` means that no chunks are stored: a part that differs from the source gets an adapted `sharding`.
+        """
+        changes: dict[Path, Any] = {}
+        with naming(INFO):
+            for part in info.parts:
+                written = part.value.get("sharding")
+                before = source.stored.by_name.get(part.name) if source is not None else None
+                hidden = source.hidden(part.name) if source is not None else None
+                if written is not None and written != (before or {}).get("sharding"):
+                    raise ValueError(
+                        f"{part}: sharding describes shards, but a mount takes single chunks; "
+                        "create it without shards (the mount option --create shards it in the source)"
+                    )
+                spec = written
+                if source is not None and hidden is not None:
+                    spec = _kept(info, source.stored, part, *hidden, again=again)
+                elif before is None and rule is not None:
+                    spec = _new_spec(info, part, rule)
+                if spec != written:
+                    changes[*part.at, "sharding"] = spec
+            if changes:
+                new = changed(new, changes)
+                self._require_understood(new, changes)
+        return new
 
-    Parts keyed by ids are sharded only if the rule gives numbers of bits, since the number of ids is unknown.
-    """
-    info = _info(new)
-    made = new if info is None else _sharded(open_, info, new, None, rule)
-    return None if made == new else made
-
-
-def sharded_as_before(open_: Open, new: bytes, raw: bytes) -> bytes | None:
-    """The document of the new dataset, sharded as in the deleted document `raw`: see `Format.shard`.
-
-    Parts with the same keys are sharded again. A part with other chunks gets shards of as many chunks.
-    """
-    source, info = _source(open_, raw), _info(new)
-    if source is None or info is None or info.type != source.stored.type:
-        return None
-    return raw if info.doc == source.shown.doc else _sharded(open_, info, new, source, None, again=True)
+    def _require_understood(self, made: bytes, parts: Iterable[Path]) -> None:
+        """Raise ValueError unless the mount will show all these parts of the new document unsharded."""
+        try:
+            dataset = self.open(made)
+        except CorruptShardError as e:
+            raise ValueError(e.why) from None
+        doc: Any = json.loads(dataset.documents.get(INFO, made)) if dataset is not None else {}
+        for *at, member in parts:
+            if member in reduce(getitem, at, doc):
+                problems = [problem.why for problem in dataset.problems] if dataset is not None else []
+                raise ValueError("; ".join(problems) or f"{'.'.join(map(str, at))}: it cannot be sharded")
 
 
 def _info(new: bytes) -> Info | None:
     """The parsed info document; None if no part of it can be sharded."""
-    try:
+    with suppress(ValueError):
         info = Info(new)
-    except ValueError:
-        return None
-    return info if info.parts else None
-
-
-def _sharded(
-    open_: Open, info: Info, new: bytes, source: InfoPair | None, rule: Rule | None, *, again: bool = False
-) -> bytes:
-    """The document with the source's `sharding` in existing parts, and with the rule's in new parts.
-
-    `again` means that no chunks are stored: a part that differs from the source gets an adapted `sharding`.
-    """
-    values: dict[Path, Any] = {}
-    try:
-        for part in info.parts:
-            told = part.value.get("sharding")
-            before = source.stored.by_name.get(part.name) if source is not None else None
-            hidden = source.hidden(part.name) if source is not None else None
-            if told is not None and told != (before or {}).get("sharding"):
-                raise ValueError(f"{part}: the mount shows chunks one by one; create it without shards (--create)")
-            spec = told
-            if source is not None and hidden is not None:
-                spec = _kept(info, source.stored, part, *hidden, again=again)
-            elif before is None and rule is not None:
-                spec = _new_spec(info, part, rule)
-            if spec != told:
-                values[*part.at, "sharding"] = spec
-        if values:
-            new = changed(new, values)
-            _require_understood(open_, new, values)
-    except UNFIT as e:
-        raise ValueError(f"{INFO}: {reason(e)}") from e
-    return new
-
-
-def _require_understood(open_: Open, made: bytes, parts: Iterable[Path]) -> None:
-    """Raise ValueError unless the mount will show all these parts of the new document unsharded."""
-    try:
-        found = open_(made)
-    except CorruptShardError as e:
-        raise ValueError(e.why) from None
-    doc: Any = json.loads(found.documents.get(INFO, made)) if found is not None else {}
-    for *at, member in parts:
-        if member in reduce(getitem, at, doc):
-            why = [problem.why for problem in found.problems] if found is not None else []
-            raise ValueError("; ".join(why) or "it cannot be sharded")
+        return info if info.parts else None
+    return None
 
 
 # ---- what chunks contradict ----
@@ -227,42 +238,42 @@ def _kept(info: Info, stored: Info, part: InfoPart, old: dict[str, Any], spec: A
             for member in MEMBERS:
                 require_same(new.get(member), old.get(member), member)
             _require_size(new, old)
-        elif kind == "spatial":
-            _require_codes(_cells(new), _cells(old), "grid_shape")
+        if kind in GRIDS:
+            _require_codes(_grid(kind, new), _grid(kind, old), GRIDS[kind])
     except UNFIT:
         if not again:
             raise
         inside = spec.get("preshift_bits", 0) + spec["minishard_bits"]
-        total = MortonCode(_grid(new) if kind == "scale" else _cells(new)).bits
-        return {**spec, "shard_bits": max(total - inside, 0)}
+        return {**spec, "shard_bits": max(MortonCode(_grid(kind, new)).bits - inside, 0)}
     return spec
 
 
-def _cells(level: Mapping[str, Any]) -> Coords:
-    return integers(level["grid_shape"], "grid_shape", 1)
-
-
 def _require_size(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-    """Raise ValueError if the new size of a scale would change the shape or the id of stored chunks."""
+    """Raise ValueError if the new size of a scale would change the shape of stored chunks."""
     sizes = [integers(part["size"], "size", 0) for part in (new, old)]
     require_rank(sizes[0], 3, "size")
     for after, before, chunk in zip(*sizes, old["chunk_sizes"][0], strict=True):
         if after != before and min(after, before) % chunk:
             raise ValueError(
                 f"size {list(sizes[1])} cannot become {list(sizes[0])}: chunks end with the volume, and would be cut "
-                "anew where the smaller size is no multiple of the chunk's"
+                f"anew; along each axis that changes, the smaller size should be a multiple of {chunk}"
             )
-    _require_codes(_grid(new), _grid(old), "size")
 
 
-def _require_codes(new: Coords, old: Coords, what: str) -> None:
-    require_rank(new, len(old), what)
+def _require_codes(new: Coords, old: Coords, member: str) -> None:
+    require_rank(new, len(old), member)
     if not MortonCode(new).agrees_with(MortonCode(old)):
-        raise ValueError(f"a grid of {list(old)} chunks cannot become one of {list(new)}: it would change their ids")
+        raise ValueError(
+            f"{member}: a grid of {list(old)} chunks cannot become one of {list(new)}, which would change their ids; "
+            "keep it, or write a new array"
+        )
 
 
-def _grid(scale: Mapping[str, Any]) -> Coords:
-    size, chunk = integers(scale["size"], "size", 0), integers(scale["chunk_sizes"][0], "chunk_sizes", 1)
+def _grid(kind: str, part: Mapping[str, Any]) -> Coords:
+    """The numbers of chunks of a scale along its axes, or of cells of a level of annotations."""
+    if kind == "spatial":
+        return integers(part["grid_shape"], "grid_shape", 1)
+    size, chunk = integers(part["size"], "size", 0), integers(part["chunk_sizes"][0], "chunk_sizes", 1)
     return tuple(ceil_div(s, c) for s, c in zip(size, chunk, strict=True))
 
 
@@ -273,13 +284,12 @@ def _new_spec(info: Info, part: InfoPart, rule: Rule) -> dict[str, Any] | None:
     """The `sharding` of a new part by the rule; None for none. Raise one of `UNFIT` if it cannot be sharded."""
     kind, numbers, total, inside, hashed = part.name[0], rule.numbers, 0, 0, "identity"
     encoding = str(part.value.get("encoding", "")).lower()
-    if kind == "scale":
-        if len(listed(part.value["chunk_sizes"], "chunk_sizes")) != 1:
-            raise ValueError("a scale with several chunk_sizes cannot be sharded")
-        total, inside = MortonCode(_grid(part.value)).bits, _bits_inside(info, part.value, rule)
-    elif kind == "spatial":
-        total = MortonCode(_cells(part.value)).bits
-        inside = min(total, MAX_CHUNKS.bit_length() - 1)
+    if kind == "scale" and len(listed(part.value["chunk_sizes"], "chunk_sizes")) != 1:
+        raise ValueError("a scale with several chunk_sizes cannot be sharded; write a scale for each of them")
+    if kind in GRIDS:
+        total = MortonCode(_grid(kind, part.value)).bits
+        chunks = _chunks_per_shard(info, part.value, rule) if kind == "scale" else MAX_CHUNKS
+        inside = min(chunks.bit_length() - 1, total)
     elif numbers:
         hashed = "murmurhash3_x86_128"
     else:
@@ -298,12 +308,10 @@ def _new_spec(info: Info, part: InfoPart, rule: Rule) -> dict[str, Any] | None:
     }
 
 
-def _bits_inside(info: Info, scale: Mapping[str, Any], rule: Rule) -> int:
-    """The number of bits of a chunk's id that distinguish the chunks of one shard."""
-    told = math.prod(rule.chunks_per_shard)
-    if not rule.chunks_per_shard:
-        voxels = math.prod(integers(scale["chunk_sizes"][0], "chunk_sizes", 1))
-        channels = integers([info.doc.get("num_channels", 1)], "num_channels", 1)[0]
-        size = voxels * channels * np.dtype(str(info.doc["data_type"]).lower()).itemsize
-        told = max(min(MAX_CHUNKS, MAX_BYTES // size), 1)
-    return min(told.bit_length() - 1, MortonCode(_grid(scale)).bits)
+def _chunks_per_shard(info: Info, scale: Mapping[str, Any], rule: Rule) -> int:
+    if rule.chunks_per_shard:
+        return math.prod(rule.chunks_per_shard)
+    voxels = math.prod(integers(scale["chunk_sizes"][0], "chunk_sizes", 1))
+    channels = integer(info.doc.get("num_channels", 1), "num_channels", 1)
+    size = voxels * channels * np.dtype(str(info.doc["data_type"]).lower()).itemsize
+    return max(min(MAX_CHUNKS, MAX_BYTES // size), 1)

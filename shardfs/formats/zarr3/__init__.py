@@ -8,28 +8,29 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import OfDocuments, System
-from shardfs.formats.zarr3 import edits
-from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, MAX_NESTING, open_array, open_group
+from shardfs.formats.format import Format, System
+from shardfs.formats.zarr3.edits import ARRAYS, edited, references
+from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, open_array, open_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardfs.formats.create_rules import Rule
     from shardfs.model.dataset import Dataset
 
-__all__ = ("MAX_EDGES", "MAX_NESTING", "ZARR3", "Zarr3")
+__all__ = ("MAX_EDGES", "ZARR3", "Zarr3")
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _CHUNK = re.compile(rf"c|(?:c/|){_NUMBER}(?:/{_NUMBER})*|(?:c\.|){_NUMBER}(?:\.{_NUMBER})*")
-"""Chunk keys in all encodings that `stored.ChunkKeys` supports."""
+"""Chunk keys in all encodings that `stored.chunk_keys` supports."""
 
 
-class Zarr3(OfDocuments):
+class Zarr3(Format):
     """The format of Zarr v3 datasets."""
 
     documents = (DOCUMENT,)
+    edits = ARRAYS
     systems = (
         System(
             "zarr3",
@@ -51,22 +52,12 @@ class Zarr3(OfDocuments):
         return open_array(path, doc) if doc.get("node_type") == "array" else open_group(path, doc)
 
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
-        return edits.references(new)
+        return references(new)
 
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
-        return {DOCUMENT: edits.edited(stored, new, rule)}
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        return Sharding("zarr3", stored) if edits.is_sharded(stored.get(DOCUMENT)) else None
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        if isinstance(sharding, Rule):
-            made = edits.sharded_by_rule(new, sharding)
-        else:
-            made = edits.sharded_as_before(new, sharding.documents[DOCUMENT])
-        return None if made is None else {DOCUMENT: made}
+        return {DOCUMENT: edited(stored, new, rule)}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None

@@ -13,10 +13,9 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.formats.create_rules import Rule, Sharding
-from shardfs.formats.documents import parse_json
-from shardfs.formats.format import OfDocuments, System
-from shardfs.formats.zarr_transformer import edits
+from shardfs.formats.documents import parse_json, parse_written
+from shardfs.formats.format import Format, System
+from shardfs.formats.zarr_transformer.edits import ARRAYS, copies, edited_copies
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
     DATA,
@@ -32,6 +31,8 @@ from shardfs.model.errors import CorruptShardError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardfs.formats.create_rules import Rule
+
 __all__ = ("META", "ZARR_TRANSFORMER", "ArrayDocuments", "Hierarchy", "ZarrTransformer")
 
 _ARRAY = re.compile(r"(?:.*/)?[^/]+\.array(?:\.[^/]*)?", re.DOTALL)
@@ -41,10 +42,11 @@ _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _CHUNK = re.compile(rf"c{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
 
 
-class ZarrTransformer(OfDocuments):
+class ZarrTransformer(Format):
     """The format of hierarchies of the Zarr v3 draft of 2022."""
 
     documents = (DOCUMENT,)
+    edits = ARRAYS
     systems = (
         System(
             FORMAT,
@@ -83,13 +85,13 @@ class ZarrTransformer(OfDocuments):
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
         if name != CONSOLIDATED:
             return (name,)
-        return [name, *(posixpath.relpath(f"{_root(path)}/{key}", f"/{path}") for key in edits.members(new))]
+        return [name, *_arrays_in(path, new).values()]
 
     def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
         raw = stored.get(name)
         if raw is None or not self.describes(name):
             return raw
-        array = name if _is_array(name) else next(iter(edits.members(raw)), "")
+        array = name if _is_array(name) else next(iter(copies(raw)), "")
         try:
             return ArrayDocuments(array.rpartition(".array")[2]).rewrite(path, name, raw) or raw
         except CorruptShardError:
@@ -99,21 +101,10 @@ class ZarrTransformer(OfDocuments):
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
         if name != CONSOLIDATED:
-            return {name: edits.edited(name, stored.get(name), new, rule)}
-        arrays = {key: stored.get(posixpath.relpath(f"{_root(path)}/{key}", f"/{path}")) for key in edits.members(new)}
-        return {name: edits.edited_members(stored.get(name), new, arrays)}
-
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
-        arrays = {name: raw for name, raw in stored.items() if _is_array(name) and edits.is_sharded(name, raw)}
-        return Sharding(FORMAT, arrays) if arrays else None
-
-    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        if not _is_array(name):
-            return None
-        if isinstance(sharding, Rule):
-            return {name: edits.sharded_by_rule(name, new, sharding)}
-        before = sharding.documents.get(name)
-        return None if before is None else {name: edits.sharded_as_before(name, new, before)}
+            parse_written(name, new)  # the name shows that this should be a document of the draft
+            return {name: ARRAYS.edited(name, stored.get(name), new, rule)}
+        arrays = {key: stored.get(document) for key, document in _arrays_in(path, new).items()}
+        return {name: edited_copies(stored.get(name), new, arrays)}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None
@@ -121,6 +112,12 @@ class ZarrTransformer(OfDocuments):
 
 def _is_array(name: str) -> bool:
     return _ARRAY.fullmatch(name) is not None
+
+
+def _arrays_in(path: str, consolidated: bytes) -> Mapping[str, str]:
+    """The documents of arrays that a `.zmetadata` document copies: paths relative to `path`, by path from the root."""
+    root = _root(path)
+    return {key: posixpath.relpath(f"{root}/{key}", f"/{path}") for key in copies(consolidated)}
 
 
 def _root(path: str) -> str:

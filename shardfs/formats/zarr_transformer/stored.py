@@ -9,30 +9,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.codecs.checks import Chain
 from shardfs.formats import ome, zarr_values
-from shardfs.formats.documents import UNFIT, integers, listed, parse_json, print_json, reason, require_rank
-from shardfs.model.arrays import Array, Codec
-from shardfs.model.collection import ChunkNames, Collection, Facts, Layer
+from shardfs.formats.documents import integers, listed, parse_json, print_json, require_rank, shown_document
+from shardfs.formats.zarr_arrays import (
+    MAX_NESTING,
+    ChunkKeys,
+    described_array,
+    full_chunks,
+    object_member,
+    opened,
+    unsharded_array,
+)
+from shardfs.model.arrays import Codec
+from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
-from shardfs.model.grid import FlatNames, HeadedNames, ceil_div, cell_of
+from shardfs.model.grid import ceil_div
 from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
 from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
-from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from shardfs.codecs.checks import Chain
     from shardfs.model.values import Coords
 
 FORMAT = "zarr3-draft"
 DOCUMENT = "zarr.json"
 META, DATA = "meta/root", "data/root"
 CONSOLIDATED = ".zmetadata"
-
-MAX_NESTING = 16
-
+TRANSFORMERS = "storage_transformers"
 
 _ITEM = re.compile(r"bool|[<>|]?[biufcV]([0-9]{1,4})")
 """Data types whose name ends with their size in bytes, and `bool`, which has one byte."""
@@ -82,31 +88,16 @@ class Hierarchy:
 
 
 def _open_array(path: str, name: str, raw: bytes) -> Dataset:
-    array = Dataset(FORMAT, closed=True)
-    try:
-        doc = parse_json(path, name, raw)
-        unsharded = unshard(doc)
-        if unsharded is not None:
-            print_json(unsharded[1])  # raises ValueError if the document cannot be shown
-    except UNFIT as e:
-        return replace(array, problems=(Problem(path, f"{name}: {reason(e)}"),))
-    collection, shown = unsharded or (None, doc)
-    try:
-        described = _array(shown)
-        if collection is not None:
-            return replace(array, collections=(replace(collection, array=described),))
-        return replace(array, unsharded=(_plain(doc, described),))
-    except UNFIT as e:
-        return replace(array, collections=(collection,) if collection else (), indescribable=f"{name}: {reason(e)}")
+    doc = parse_json(path, name, raw)
+    # The document is not in the directory of the array. `ArrayDocuments` shows it.
+    return replace(opened(Dataset(FORMAT, closed=True), path, name, doc, unshard, _unsharded), documents={})
 
 
 def _open_group(path: str, name: str, raw: bytes) -> Dataset:
     try:
-        doc = parse_json(path, name, raw)
-        attributes = doc.get("attributes", {}) if isinstance(doc, dict) else {}
+        attributes = object_member(parse_json(path, name, raw), "attributes")
     except CorruptShardError as e:  # datasets below do not depend on the document
         return Dataset(FORMAT, problems=(Problem(path, f"{name}: {e.why}"),))
-    attributes = attributes if isinstance(attributes, dict) else {}
     return Dataset(FORMAT, attributes=attributes, multiscales=ome.multiscales(attributes))
 
 
@@ -126,27 +117,17 @@ class ArrayDocuments:
     def rewrite(self, path: str, name: str, raw: bytes) -> bytes | None:
         doc = parse_json(path, name, raw)
         try:
-            shown = self._with_members_unsharded(doc) if name == CONSOLIDATED else _shown(doc)
+            shown = self._with_members_unsharded(doc) if name == CONSOLIDATED else shown_document(unshard, doc)
             return None if shown is None else print_json(shown)
         except ValueError:
             return None  # nested too deeply
 
     def _with_members_unsharded(self, doc: Any) -> dict[str, Any] | None:
-        members = doc.get("metadata") if isinstance(doc, dict) else None
-        if not isinstance(members, dict):
-            return None
-        shown = {name: _shown(member) for name, member in members.items() if name.endswith(f".array{self.suffix}")}
+        members = object_member(doc, "metadata")
+        arrays = {name: member for name, member in members.items() if name.endswith(f".array{self.suffix}")}
+        shown = {name: shown_document(unshard, member) for name, member in arrays.items()}
         changed = {name: member for name, member in shown.items() if member is not None}
         return {**doc, "metadata": {**members, **changed}} if changed else None
-
-
-def _shown(doc: Any) -> dict[str, Any] | None:
-    """The document to show for that of an array; None to show the stored document unchanged."""
-    try:
-        unsharded = unshard(doc)
-    except UNFIT:
-        return None  # opening the array's directory of chunks reports the problem
-    return None if unsharded is None else unsharded[1]
 
 
 # ---- one array ----
@@ -158,8 +139,8 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     None if the array is not sharded. Raise one of `UNFIT`, with the reason, if the array cannot be shown unsharded.
     """
     if not isinstance(doc, dict):
-        raise ValueError("should be an object")
-    transformers = doc.get("storage_transformers")
+        raise ValueError(f"should be an object, not {type(doc).__name__}")
+    transformers = doc.get(TRANSFORMERS)
     if not transformers:
         return None
     kept, shardings = split_transformers(transformers)
@@ -169,19 +150,20 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     chunk, separator = chunk_grid(doc["chunk_grid"], len(shape))
     # An array without axes has one chunk, named c0 as in an array with one axis.
     grid = tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True)) or (1,)
+    keys = ChunkKeys("c", separator, "", len(grid))
     layers, shard = [], chunk
     for per_shard in (_chunks_per_shard(s, len(grid)) for s in shardings):
-        layers.append(Layer(_shards(grid, per_shard, separator)))
+        layers.append(Layer(_shards(grid, per_shard, keys)))
         grid = tuple(ceil_div(n, per) for n, per in zip(grid, per_shard, strict=True))
         shard = tuple(n * per for n, per in zip(shard, per_shard, strict=False))
     layers.reverse()  # the last transformer in the document is next to the store
-    shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
+    shown = {k: v for k, v in doc.items() if k != TRANSFORMERS}
     if kept:
-        shown = {**doc, "storage_transformers": kept}
+        shown = {**doc, TRANSFORMERS: kept}
     collection = Collection(
         format=FORMAT,
         path="",
-        names=_names(layers[-1].format.grid, separator),
+        names=keys.names(layers[-1].format.grid),
         layers=tuple(layers),
         codecs=_codecs(doc),
         facts=Facts(shape, chunk, shard, _data_type(doc.get("data_type")), _describe(len(layers))),
@@ -198,7 +180,7 @@ def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any
     """
     kept: list[Any] = []
     shardings: list[dict[str, Any]] = []
-    for t in listed(transformers, "storage_transformers"):
+    for t in listed(transformers, TRANSFORMERS):
         extension = t["extension"]
         if not isinstance(extension, str):
             raise ValueError(f"extension should be a URL, not {extension!r:.80}")
@@ -207,7 +189,7 @@ def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any
         elif shardings:
             raise ValueError(f"the storage transformer {extension!r:.200} between shards and store is unknown")
         elif "/sharding/" in extension:
-            raise ValueError(f"sharding of a version that is unknown: {extension!r:.200}")
+            raise ValueError(f"sharding of a version that is unknown: {extension!r:.200}; shardfs reads version 1.0")
         else:
             kept.append(t)
     if len(shardings) > MAX_NESTING:
@@ -231,35 +213,17 @@ def _chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
         raise ValueError(f"unknown type of shards {transformer['type']!r:.80}")
     per_shard = transformer["configuration"]["chunks_per_shard"]
     # As in zarr-python, a bare number is allowed, and shards are one chunk long along axes without a number.
-    found = integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
-    if len(found) > rank:
-        raise ValueError(f"chunks_per_shard has {len(found)} axes, the array {rank}")
-    if 16 * math.prod(found) > MAX_INDEX_BYTES:
-        raise ValueError(f"chunks_per_shard {list(found)}: an index of more than {MAX_INDEX_BYTES} bytes")
-    return found + (1,) * (rank - len(found))
+    numbers = integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
+    if len(numbers) > rank:
+        raise ValueError(f"chunks_per_shard has {len(numbers)} axes, the array {rank}")
+    if 16 * math.prod(numbers) > MAX_INDEX_BYTES:
+        raise ValueError(f"chunks_per_shard {list(numbers)} needs an index above the limit of {MAX_INDEX_BYTES} bytes")
+    return numbers + (1,) * (rank - len(numbers))
 
 
-def _shards(grid: Coords, per_shard: Coords, separator: str) -> ShardingIndexed:
+def _shards(grid: Coords, per_shard: Coords, keys: ChunkKeys) -> ShardingIndexed:
     axes = [ShardedAxis(n, per) for n, per in zip(grid, per_shard, strict=True)]
-    return ShardingIndexed(axes, range(len(axes)), IndexEncoding(crc32c=False), *_keys(separator, len(grid)))
-
-
-def _keys(separator: str, rank: int) -> tuple[Callable[[Coords], str], Callable[[str], Coords | None]]:
-    """The functions from the coordinates of a chunk or shard to its name, and back."""
-
-    def key(coords: Coords) -> str:
-        return "c" + separator.join(map(str, coords))
-
-    def coords(key: str) -> Coords | None:
-        return cell_of(key[1:], separator, rank) if key.startswith("c") else None
-
-    return key, coords
-
-
-def _names(grid: Coords, separator: str) -> ChunkNames:
-    if separator == "/" and len(grid) > 1:
-        return HeadedNames(grid, b"c")
-    return FlatNames(grid, b"c", separator.encode(), b"")
+    return ShardingIndexed(axes, range(len(axes)), IndexEncoding(crc32c=False), keys.key, keys.coords)
 
 
 def _codecs(doc: Mapping[str, Any]) -> tuple[str, ...]:
@@ -270,12 +234,10 @@ def _codecs(doc: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _check(doc: Mapping[str, Any], chunk: Coords) -> Chain:
-    """The check of stored chunks. Chunks have their full size also at the edges of the array."""
     around = [Codec(name) for name in _codecs(doc)]
     if doc.get("compressor") is not None and not around:
         around = [Codec("an unknown compressor")]
-    size = math.prod(chunk) * (item_size(doc.get("data_type")) or 2**63)
-    return Chain(around, (lambda coords: np.full(len(coords), size, np.uint64)) if size < 2**62 else None)
+    return full_chunks(around, chunk, item_size(doc.get("data_type")))
 
 
 def item_size(data_type: Any) -> int | None:
@@ -300,48 +262,37 @@ DIMENSIONS = "_ARRAY_DIMENSIONS"
 """The attribute with xarray's names of axes."""
 
 
-def _array(doc: Mapping[str, Any]) -> Array:
-    """The description of an array from its unsharded document. Raise one of `UNFIT`, with the reason, if it fails."""
-    if doc.get("storage_transformers"):
-        raise ValueError("what a storage transformer makes of chunks is unknown")
-    shape = integers(doc["shape"], "shape", 0)
-    chunk, _ = chunk_grid(doc["chunk_grid"], len(shape))
+def _unsharded(doc: Mapping[str, Any]) -> Collection:
+    """The collection of an unsharded array. Raise one of `UNFIT`, with the reason, if the array is not understood."""
+    if doc.get(TRANSFORMERS):
+        raise ValueError("a storage transformer may change chunks, and shardfs does not know it")
+    rank = len(integers(doc["shape"], "shape", 0))
+    chunk, separator = chunk_grid(doc["chunk_grid"], rank)
     dtype, layout = _numpy_type(doc["data_type"]), doc.get("chunk_memory_layout", "C")
     if layout not in ("C", "F"):
         raise ValueError(f"chunk_memory_layout should be C or F, not {layout!r:.80}")
-    chain: list[tuple[str, Mapping[str, Any]]] = [
+    chain: list[zarr_values.Named] = [
         ("transpose", {"order": layout}),
         ("bytes", {"endian": "big" if dtype.str[0] == ">" else "little"}),
     ]
     if (compressor := doc.get("compressor")) is not None:
         chain.append(_compressor(compressor, dtype.itemsize))
-    native = dtype.newbyteorder("=").str
-    attributes = doc.get("attributes")
-    attributes = attributes if isinstance(attributes, dict) else {}
-    names = attributes.get(DIMENSIONS)
-    named = isinstance(names, list) and len(names) == len(shape) and all(isinstance(n, str) for n in names)
-    return Array(
-        shape,
-        chunk,
-        native,
-        zarr_values.chunk_encoding(native, len(shape), chain),
-        tuple(range(len(shape))),
-        zarr_values.fill_value(doc.get("fill_value"), native),
-        tuple(names) if named and names else None,
-        attributes={name: value for name, value in attributes.items() if not (named and name == DIMENSIONS)},
-    )
+    attributes = object_member(doc, "attributes")
+    names = zarr_values.axis_names(attributes.get(DIMENSIONS), rank)
+    if names is not None or (not rank and attributes.get(DIMENSIONS) == []):
+        attributes = {name: value for name, value in attributes.items() if name != DIMENSIONS}
+    array = described_array(doc, chunk, dtype.newbyteorder("=").str, chain, names, attributes)
+    # An array without axes has one chunk, named c0 as in an array with one axis.
+    keys = ChunkKeys("c", separator, "", rank or 1)
+    return unsharded_array(FORMAT, array, keys, _codecs(doc), _data_type(doc["data_type"]))
 
 
 def _numpy_type(value: Any) -> np.dtype[Any]:
     """The numpy type of a number type, whose name is numpy's, such as <u2, i1, bool. Complex types are an extension."""
-    told = _data_type(value)
-    match = re.fullmatch(r"bool|[<>|]?[biufc][0-9]{1,2}", told)
-    if match is None:
-        raise ValueError(f"data type {told!r:.80} is none of numbers")
-    try:
-        return np.dtype(told)
-    except TypeError as e:
-        raise ValueError(str(e)) from e
+    name = _data_type(value)
+    if re.fullmatch(r"bool|[<>|]?[biufc][0-9]{1,2}", name) is None:
+        raise ValueError(f"data type {name!r:.80} is no number type")
+    return np.dtype(name)  # raises TypeError, one of `UNFIT`
 
 
 def _compressor(value: Any, item: int) -> tuple[str, Mapping[str, Any]]:
@@ -352,15 +303,6 @@ def _compressor(value: Any, item: int) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(configuration, dict):
         raise ValueError(f"{kind}: configuration should be an object, not {configuration!r:.80}")
     return COMPRESSORS[kind], {**configuration, "typesize": item} if kind == "blosc" else configuration
-
-
-def _plain(doc: Mapping[str, Any], array: Array) -> Collection:
-    """The collection of an unsharded array, with an object for each chunk."""
-    separator = chunk_grid(doc["chunk_grid"], len(array.shape))[1]
-    grid = array.grid or (1,)
-    layer = Layer(Unsharded(grid, *_keys(separator, len(grid))))
-    facts = Facts(array.shape, array.chunk, None, _data_type(doc["data_type"]), "none")
-    return Collection(FORMAT, "", _names(grid, separator), (layer,), _codecs(doc), facts, array=array)
 
 
 # ---- members ----
