@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from shardfs.codecs.checks import Chain
-from shardfs.formats.format import Fixed, System
+from shardfs.formats.format import Fixed
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset
@@ -32,16 +32,7 @@ class Blosc2(Fixed):
     """The format of Blosc2 contiguous frames."""
 
     documents = ()
-    systems = (
-        System(
-            "blosc2",
-            "Blosc2 contiguous frames",
-            "`*.b2nd`, `*.b2frame`, `*.b2f`, and how the file begins",
-            "a sparse frame: `00000000.chunk`",
-            "python-blosc2",
-            "python-blosc2",
-        ),
-    )
+    dataset_formats = ("blosc2",)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> None:
         return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import OfDocuments, Pairing, System
+from shardfs.formats.format import OfDocuments
 from shardfs.formats.precomputed import edits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM, INFO
@@ -40,53 +40,8 @@ class Precomputed(OfDocuments):
 
     name = "precomputed"
     renames = True
-    pairings = (
-        Pairing(
-            "zarr3",
-            "raw little-endian ones pass, cropped where they end with the array; else decoded",
-            "tensorstore, cloud-volume, Neuroglancer",
-        ),
-        Pairing("zarr3-draft", "as Zarr v3's", "tensorstore, cloud-volume"),
-        Pairing("precomputed", "the native layout", "see docs/formats.md"),
-        Pairing("n5", "raw ones of one byte pass; else turned or decoded", "tensorstore, cloud-volume"),
-        Pairing("bcolz", "decoded", "tensorstore, cloud-volume"),
-        Pairing("bloscpack", "decoded, if they are rows of an array", "tensorstore, cloud-volume"),
-    )
     documents = ("info",)
-    systems = (
-        System(
-            "precomputed",
-            "Neuroglancer volumes",
-            "`info` with `scales`",
-            "the volume: `0-64_0-64_0-16`",
-            "tensorstore, cloud-volume",
-            "tensorstore, cloud-volume",
-        ),
-        System(
-            "precomputed",
-            "Neuroglancer multi-resolution meshes",
-            "`info`, `neuroglancer_multilod_draco`",
-            "`ID.index` and `ID`",
-            "igneous with cloud-volume",
-            "cloud-volume",
-        ),
-        System(
-            "precomputed",
-            "Neuroglancer skeletons",
-            "`info`, `neuroglancer_skeletons`",
-            "`ID`",
-            "igneous with cloud-volume; tensorstore (shards)",
-            "cloud-volume, igneous",
-        ),
-        System(
-            "precomputed",
-            "Neuroglancer annotations",
-            "`info`, `neuroglancer_annotations_v1`",
-            "`ID`, and cells as `1_2_3`",
-            "neuroglancer with tensorstore (shards)",
-            "neuroglancer",
-        ),
-    )
+    dataset_formats = ("precomputed",)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get("info")

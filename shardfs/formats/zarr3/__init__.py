@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import OfDocuments, System
+from shardfs.formats.format import OfDocuments
 from shardfs.formats.zarr3 import edits
 from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, MAX_NESTING, open_array, open_group
 
@@ -30,16 +30,7 @@ class Zarr3(OfDocuments):
     """The format of Zarr v3 datasets."""
 
     documents = (DOCUMENT,)
-    systems = (
-        System(
-            "zarr3",
-            "Zarr v3 `sharding_indexed`",
-            "`zarr.json`, `zarr_format` 3",
-            "Zarr v3: `c/1/2` and the other chunk keys",
-            "tensorstore, zarr-python 3, z5py",
-            "tensorstore, zarr-python 3, z5py, dask",
-        ),
-    )
+    dataset_formats = ("zarr3",)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)

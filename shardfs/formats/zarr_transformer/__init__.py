@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import OfDocuments, System
+from shardfs.formats.format import OfDocuments
 from shardfs.formats.zarr_transformer import edits
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
@@ -45,16 +45,7 @@ class ZarrTransformer(OfDocuments):
     """The format of hierarchies of the Zarr v3 draft of 2022."""
 
     documents = (DOCUMENT,)
-    systems = (
-        System(
-            FORMAT,
-            "Zarr v3 draft of 2022, sharding storage transformer",
-            "`zarr.json`, `zarr_format` a URL, and `meta/root/*.array.json`",
-            "the draft without it: `data/root/foo/c1/2`",
-            "zarr-python 2.18",
-            "zarr-python 2.18",
-        ),
-    )
+    dataset_formats = (FORMAT,)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)
