@@ -224,7 +224,7 @@ def level_attributes(image: Multiscale, i: int) -> dict[str, Any]:
 
 def _factors(image: Multiscale, i: int) -> list[float]:
     finest, level = image.levels[0].scale, image.levels[i].scale
-    return [_tidy(a / b) for a, b in zip(level, finest, strict=True)][::-1]
+    return [tidy(a / b) for a, b in zip(level, finest, strict=True)][::-1]
 
 
 def _space(image: Multiscale) -> dict[str, Any]:
@@ -233,12 +233,12 @@ def _space(image: Multiscale) -> dict[str, Any]:
     units = [symbol for symbol, _ in converted]
     by = [factor for _, factor in converted]
     finest = image.levels[0]
-    resolution = [_tidy(s * f) for s, f in zip(finest.scale[::-1], by, strict=True)]
+    resolution = [tidy(s * f) for s, f in zip(finest.scale[::-1], by, strict=True)]
     out: dict[str, Any] = {"axes": [a.name for a in image.axes][::-1], "units": units, "resolution": resolution}
     if len(set(units)) == 1 and units[0]:
         out["pixelResolution"] = {"unit": units[0], "dimensions": resolution}
     if any(finest.translation):
-        out["offset"] = [_tidy(s * f) for s, f in zip(finest.translation[::-1], by, strict=True)]
+        out["offset"] = [tidy(s * f) for s, f in zip(finest.translation[::-1], by, strict=True)]
     return out
 
 
@@ -249,7 +249,7 @@ def _symbol(unit: str | None) -> tuple[str, float]:
     return (SYMBOLS.get(unit, unit if unit in WORDS else ""), 1.0) if unit else ("", 1.0)
 
 
-def _tidy(value: float) -> float:
+def tidy(value: float) -> float:
     """The value, rounded to an integer if it is nearly one, since N5-viewer reads factors as integers."""
     near = round(value)
     return near if math.isclose(value, near, rel_tol=1e-9) else value

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from shardfs.formats.bcolz import edits
 from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
-from shardfs.formats.bcolz.values import parsed, problem_of
+from shardfs.formats.bcolz.values import parsed
 from shardfs.formats.bcolz.view import shown_as_bcolz
+from shardfs.formats.documents import UNFIT, reason
 from shardfs.formats.format import Fixed
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
@@ -55,8 +56,8 @@ class Bcolz(Fixed):
             if "superchunksize" not in storage:  # bcolz 1.x: a file for each chunk already
                 return open_carray(path, sizes, storage, documents.get(ATTRS))
             return open_superchunks(path, sizes, storage, documents)
-        except (ValueError, TypeError, KeyError) as e:
-            return Dataset(self.name, problems=(problem_of(path, e),), closed=True)
+        except UNFIT as e:
+            return Dataset(self.name, problems=(Problem(path, reason(e)),), closed=True)
 
     def may_hold(self, name: str) -> bool:
         # bcolz names single chunks like this. They are not opened, because a `data` directory may have very many.

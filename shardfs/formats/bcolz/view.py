@@ -36,7 +36,7 @@ MAX_CHUNK = 2**31 - 1 - 16
 def shown_as_bcolz(dataset: Dataset) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if bcolz cannot express it."""
     is_array, arrays = arrays_of(dataset)
-    placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
+    placed = [_ShownCarray.of(c, at, shown_encoding) for c, at in arrays]
     documents = {} if is_array or not dataset.attributes else {ATTRS: _attributes(dataset.attributes)}
     for p in placed:
         documents |= p.documents()
@@ -48,7 +48,7 @@ def _attributes(attributes: Mapping[str, Any]) -> bytes:
     return json_line(json.loads(print_strict(attributes)))
 
 
-class _Placed(PlacedArray):
+class _ShownCarray(PlacedArray):
     def collection(self) -> Collection:
         names = NumberedNames(self.array.grid[0], HEAD, TAIL)
         filler = FillValue(self.array, self.encoding)  # bcolz requires every chunk

@@ -32,7 +32,7 @@ VERSION = "2.0.0"
 def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if N5 cannot express it."""
     is_array, stored = arrays_of(dataset)
-    arrays = [_Shown.of(c, at, shown_encoding) for c, at in stored]
+    arrays = [_ShownDataset.of(c, at, shown_encoding) for c, at in stored]
     image = None if is_array else image_of(dataset)
     levels = _levels_of(image, arrays, below) if image is not None else []
     taken = {level.path for level in levels}
@@ -87,7 +87,7 @@ def image_of(dataset: Dataset) -> Multiscale | None:
     return image if is_free and is_here else None
 
 
-def _levels_of(image: Multiscale, arrays: Sequence[_Shown], below: Mapping[str, Dataset]) -> list[_Shown]:
+def _levels_of(image: Multiscale, arrays: Sequence[_ShownDataset], below: Mapping[str, Dataset]) -> list[_ShownDataset]:
     """The levels of an image under their present names; none if N5 cannot show every level."""
     own, out = {array.path: array for array in arrays}, []
     for level in image.levels:
@@ -98,18 +98,18 @@ def _levels_of(image: Multiscale, arrays: Sequence[_Shown], below: Mapping[str, 
     return out
 
 
-def _level_below(path: str, dataset: Dataset | None) -> _Shown | None:
+def _level_below(path: str, dataset: Dataset | None) -> _ShownDataset | None:
     stored = () if dataset is None or dataset.problems else (*dataset.collections, *dataset.unsharded)
     if len(stored) != 1:
         return None
     try:
-        return _Shown.of(from_above(path, stored[0]), path, shown_encoding)
+        return _ShownDataset.of(from_above(path, stored[0]), path, shown_encoding)
     except UnsupportedError:
         return None  # showing the level's own directory reports the reason
 
 
 @dataclass(frozen=True)
-class _Shown(PlacedArray):
+class _ShownDataset(PlacedArray):
     """An array shown as an N5 dataset. `further` are attributes from the image that has the array as a level."""
 
     further: Mapping[str, Any] = field(default_factory=dict)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
 from shardfs.formats.format import OfDocuments
+from shardfs.formats.layouts import levels_below
 from shardfs.formats.precomputed import edits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM, INFO
-from shardfs.formats.precomputed.view import children_of, shown_as_volumes
+from shardfs.formats.precomputed.view import shown_as_volumes
 from shardfs.formats.precomputed.volumes import open_volume
 from shardfs.model.dataset import Dataset
 
@@ -85,7 +86,7 @@ class Precomputed(OfDocuments):
         return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None
 
     def children(self, dataset: Dataset) -> Sequence[str]:
-        return () if dataset.format == self.name else children_of(dataset)
+        return () if dataset.format == self.name else levels_below(dataset)
 
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardfs.formats.documents import print_json
+from shardfs.formats.documents import UNFIT, print_json, reason
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Layer, Pair
 from shardfs.model.dataset import Dataset, Problem
@@ -50,10 +50,9 @@ class Parts:
             return part
         try:
             self._collections.append(describe(part, ShardingSpec.parse(part["sharding"])))
-        except (ValueError, TypeError, KeyError) as e:
-            why = f"no member {e}" if isinstance(e, KeyError) else str(e)
+        except UNFIT as e:
             where = f"{self.path}/{key if isinstance(key, str) else called}".strip("/")
-            self._problems.append(Problem(where, f"info{called and ', '}{called}: {why}"))
+            self._problems.append(Problem(where, f"info{called and ', '}{called}: {reason(e)}"))
             return part
         # The member is removed, since Neuroglancer refuses `sharding: null`.
         return {k: v for k, v in part.items() if k != "sharding"}

@@ -47,12 +47,6 @@ NANOMETERS = {prefix + "meter": float(f"1e{n + 9}") for prefix, n in {
 """The nanometers in each unit of OME-NGFF. Other or missing units count as nanometers, precomputed's only unit."""
 
 
-def children_of(dataset: Dataset) -> Sequence[str]:
-    """The paths of image levels that are separate datasets below this one: see `View.children`."""
-    own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
-    return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
-
-
 def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if precomputed cannot express it."""
     require_described(dataset)
@@ -86,7 +80,7 @@ def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
 class _Volume:
     """A volume: scales, finest first, with one data type and number of channels."""
 
-    scales: Sequence[_Scale]
+    scales: Sequence[_ShownScale]
     segmentation: bool
 
     def info(self) -> dict[str, Any]:
@@ -148,11 +142,11 @@ def _of_array(collection: Collection) -> _Volume:
     return _volume([_scale(collection, axes, level, level)], segmentation=False)
 
 
-def _volume(scales: Sequence[_Scale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
+def _volume(scales: Sequence[_ShownScale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
     """The volume of these scales, with unique keys. `taken` are further names in the source that keys must avoid."""
     if len({(scale.data_type, scale.channels) for scale in scales}) != 1:
         raise UnsupportedError("its levels differ in data type or number of channels")
-    named: list[_Scale] = []
+    named: list[_ShownScale] = []
     for scale in sorted(scales, key=lambda s: math.prod(s.resolution)):
         used = {other.key for other in named} | taken
         number = next(n for n in itertools.count() if _numbered(scale.key, n) not in used)
@@ -188,7 +182,7 @@ class _Roles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _ShownScale:
     """An array shown as a scale. `resolution` (in nm) and `offset` (in voxels) have x first."""
 
     key: str
@@ -227,7 +221,7 @@ class _Scale:
         return shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), filler)
 
 
-def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _Scale:
+def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _ShownScale:
     """The array as the scale of a level. Raise UnsupportedError, with the reason, if precomputed cannot express it."""
     array = array_of(collection)
     if len(array.shape) != len(axes):
@@ -243,7 +237,7 @@ def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: L
         raise UnsupportedError(f"its voxels would have {resolution} nm")
     offset = tuple(0 if a is None else _voxel_offset(level, finest, a) for a in roles.space)
     key = "_".join(np.format_float_positional(r, 6, unique=True, fractional=False, trim="-") for r in resolution)
-    return _Scale(key, collection, array, data_type, roles, tuple(map(_tidy, resolution)), offset)
+    return _ShownScale(key, collection, array, data_type, roles, tuple(map(n5_viewer.tidy, resolution)), offset)
 
 
 def _voxel_offset(level: Level, finest: Level, axis: int) -> int:
@@ -256,11 +250,6 @@ def _voxel_offset(level: Level, finest: Level, axis: int) -> int:
     if not abs(place) < 2**53:
         raise UnsupportedError(f"it cannot begin at voxel {place}")
     return math.ceil(round(place, 6) - 1)
-
-
-def _tidy(value: float) -> float:
-    near = round(value)
-    return near if near and math.isclose(value, near, rel_tol=1e-9) else value
 
 
 def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:

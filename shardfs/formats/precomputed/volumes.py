@@ -56,7 +56,7 @@ def _named(info: Mapping[str, Any]) -> Iterator[str]:
 # ---- one scale ----
 
 
-class _Scale:
+class _StoredScale:
     """The members of a scale that sharding needs. Raise one of `UNFIT` for an invalid scale."""
 
     def __init__(self, info: Mapping[str, Any], scale: Mapping[str, Any], *, is_sharded: bool) -> None:
@@ -92,7 +92,7 @@ def _triple(value: Any, name: str, least: int) -> Coords:
 
 
 def _sharded(info: dict[str, Any], part: dict[str, Any], spec: ShardingSpec) -> Collection:
-    scale = _Scale(info, part, is_sharded=True)
+    scale = _StoredScale(info, part, is_sharded=True)
     data_type, names = scale.data_type.lower(), scale.names
     sizes = None
     if scale.encoding == "raw" and data_type in DATA_TYPES:
@@ -108,7 +108,7 @@ def _sharded(info: dict[str, Any], part: dict[str, Any], spec: ShardingSpec) -> 
     )
 
 
-def _image_check(scale: _Scale, part: Mapping[str, Any]) -> Image | None:
+def _image_check(scale: _StoredScale, part: Mapping[str, Any]) -> Image | None:
     """The facts that the check of image chunks needs; None if the document lacks them."""
     try:
         configuration = _serializer(scale.encoding, part).configuration
@@ -125,7 +125,7 @@ def _image_check(scale: _Scale, part: Mapping[str, Any]) -> Image | None:
 
 def _unsharded(info: Mapping[str, Any], part: Mapping[str, Any]) -> Collection:
     """The collection of an unsharded scale, with an object for each chunk."""
-    scale = _Scale(info, part, is_sharded=False)
+    scale = _StoredScale(info, part, is_sharded=False)
     return scale.collection((Layer(Unsharded(scale.names.grid, scale.names.name, scale.names.cell)),), "none")
 
 
@@ -157,11 +157,11 @@ def _described_scale(info: Mapping[str, Any], part: Mapping[str, Any], stored: M
     sharding = part.get("sharding")
     collection = _unsharded(info, part) if sharding is None else stored[key_path(part["key"])]
     spec = None if sharding is None else ShardingSpec.parse(sharding)
-    scale = _Scale(info, part, is_sharded=spec is not None)
+    scale = _StoredScale(info, part, is_sharded=spec is not None)
     return replace(collection, array=_array(scale, part, around(spec) if spec else ()))
 
 
-def _array(scale: _Scale, part: Mapping[str, Any], container: tuple[Codec, ...]) -> Array:
+def _array(scale: _StoredScale, part: Mapping[str, Any], container: tuple[Codec, ...]) -> Array:
     """The array of a scale, with axes (z, y, x), or (c, z, y, x) if there are several channels, all in one chunk."""
     if scale.data_type.lower() not in DATA_TYPES:
         raise ValueError(f"data type {scale.data_type!r:.80} is unknown")
