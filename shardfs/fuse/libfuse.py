@@ -1,4 +1,4 @@
-"""A FUSE session of libfuse 3: mount, negotiate, unmount."""
+"""A FUSE session of libfuse 3, which mounts (through fusermount3 where necessary), negotiates, and unmounts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from shardfs.fuse.protocol import BODY, HEADER_SIZE, MAX_TRANSFER, REQUEST_BUFFER
 from shardfs.model.errors import MountError
 from shardfs.storage.mount_calls import attach, clone, detach
-from shardfs.storage.mount_table import mount_number
+from shardfs.storage.mount_table import mount_number, mounted_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
 
     from shardfs.storage import mount_table
 
-from shardfs.fuse.protocol import BODY, HEADER_SIZE, MAX_TRANSFER, REQUEST_BUFFER, _detach_top
-
 # Capabilities that INIT requests or declines (FUSE_CAP_*; the numbers are part of libfuse's ABI)
 _CAP_READDIRPLUS, _CAP_READDIRPLUS_AUTO = 1 << 13, 1 << 14
-
 _CAP_SPLICE = 1 << 7 | 1 << 8 | 1 << 9
 
 # Flags of INIT itself, at this offset of both its request and its reply.
@@ -171,6 +169,13 @@ def _accept(reply: bytearray, at: int, request: bytes, offered_at: int) -> None:
     """Add the flags to an INIT reply that the kernel offers and libfuse does not know."""
     (offered,), (accepted,) = _INIT_FLAGS.unpack_from(request, offered_at), _INIT_FLAGS.unpack_from(reply, at)
     _INIT_FLAGS.pack_into(reply, at, accepted | offered & _HANDLE_KILLPRIV_V2)
+
+
+def _detach_top(mountpoint: str, number: int) -> None:
+    """Detach the mount of this number, if it is still the topmost one: another one may be there by now."""
+    top = mounted_at(mountpoint)
+    if top is not None and top.number == number:
+        detach(mountpoint, lazy=True)
 
 
 class _Arguments(ctypes.Structure):
