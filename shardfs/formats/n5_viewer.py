@@ -61,7 +61,7 @@ def axes_of(attributes: Mapping[str, Any], rank: int) -> tuple[str, ...] | None:
     return tuple(axes) if all(isinstance(a, str) for a in axes) else None
 
 
-def may_be_told(name: str, value: Any, rank: int) -> bool:
+def is_accepted(name: str, value: Any, rank: int) -> bool:
     """Whether tensorstore accepts a dataset with this attribute.
 
     tensorstore refuses datasets whose `axes`, `units` or `resolution` is not a list with one value for each axis. In

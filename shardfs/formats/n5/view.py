@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -55,7 +56,7 @@ def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Da
     documents = {join(at, DOCUMENT): print_strict(found) for at, found in members.items() if found}
     problems = [problem for array in arrays for problem in array.problems(path)]
     if not is_array:
-        problems += [_gone(path, name) for name in dataset.attributes or {} if name in STRUCTURAL]
+        problems += [_hidden_attribute(path, name) for name in dataset.attributes or {} if name in STRUCTURAL]
     collections = (array.collection() for array in arrays)
     return laid_out("n5", dataset, collections, documents, problems=problems, hidden=moved)
 
@@ -71,8 +72,8 @@ def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]
     attributes.pop("multiscales", None)
     if isinstance(inner := attributes.get("ome"), dict):
         attributes["ome"] = {name: value for name, value in inner.items() if name != "multiscales"}
-    told = n5_viewer.group_attributes(image)
-    return {**told, **{name: value for name, value in attributes.items() if name not in told}}
+    own = n5_viewer.group_attributes(image)
+    return {**own, **{name: value for name, value in attributes.items() if name not in own}}
 
 
 def image_of(dataset: Dataset) -> Multiscale | None:
@@ -121,12 +122,9 @@ class _ShownDataset(PlacedArray):
         filler = FillValue(array, encoding) if is_filled(array.fill_value, array.data_type) else None
         return shown(self.stored, self.path, encoding, names, axes, codecs, filler)
 
-    def members(self) -> dict[str, Any]:
-        """The members of `attributes.json`."""
-        own, attributes = self._own(), self.array.attributes
-        return {**own, **{name: value for name, value in attributes.items() if not self._gives_way(name, value)}}
-
-    def _own(self) -> dict[str, Any]:
+    @cached_property
+    def own(self) -> Mapping[str, Any]:
+        """The members of `attributes.json` that do not come from the user."""
         array, around = self.array, self.encoding.codecs
         own: dict[str, Any] = {
             "dimensions": array.shape[::-1],
@@ -140,19 +138,26 @@ class _ShownDataset(PlacedArray):
             own["offset"] = array.offset[::-1]
         return {**own, **self.further}
 
-    def _gives_way(self, name: str, value: Any) -> bool:
-        is_taken = name in STRUCTURAL or name in self._own()
-        return is_taken or not n5_viewer.may_be_told(name, value, len(self.array.shape))
+    @cached_property
+    def kept(self) -> Mapping[str, Any]:
+        """The user's attributes that N5 can store beside its own members."""
+        rank = len(self.array.shape)
+        taken = {*STRUCTURAL, *self.own}
+        attributes = self.array.attributes.items()
+        return {n: value for n, value in attributes if n not in taken and n5_viewer.is_accepted(n, value, rank)}
+
+    def members(self) -> dict[str, Any]:
+        """The members of `attributes.json`."""
+        return {**self.own, **self.kept}
 
     def problems(self, path: str) -> Iterator[Problem]:
         """A problem for each user attribute that N5 cannot store; `path` is the path of the dataset."""
-        own = self._own()
         for name, value in self.array.attributes.items():
-            if self._gives_way(name, value) and value != own.get(name):
-                yield _gone(join(path, self.path), name)
+            if name not in self.kept and value != self.own.get(name):
+                yield _hidden_attribute(join(path, self.path), name)
 
 
-def _gone(path: str, attribute: str) -> Problem:
+def _hidden_attribute(path: str, attribute: str) -> Problem:
     return Problem(path, f"attribute {attribute!r:.80}: N5 has its own of this name", skipped=True)
 
 
@@ -180,7 +185,6 @@ def shown_encoding(array: Array) -> ChunkEncoding:
 
 def _is_known(codec: Codec) -> bool:
     try:
-        compression_of(codec)
+        return bool(compression_of(codec))
     except ValueError:
         return False
-    return True

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.documents import parse_json
@@ -22,7 +23,7 @@ from shardfs.formats.precomputed.volumes import open_volume
 from shardfs.model.dataset import Dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
 """The beginning of an info document of segment properties. It has no shards, and may be too large to parse."""
@@ -34,6 +35,14 @@ _CHUNK = re.compile(rf"(?:{_BOX}_{_BOX}_{_BOX}|{_ID})(?:\.(?:gz|br|zstd|xz|bz2))
 
 cloud-volume adds the suffixes of compressed files.
 """
+
+_OF_IDS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], Dataset]]] = {
+    "neuroglancer_multilod_draco": ("meshes", partial(open_whole, meshes)),
+    "neuroglancer_skeletons": ("skeletons", partial(open_whole, skeletons)),
+    "neuroglancer_annotations_v1": ("annotations", open_annotations),
+    "neuroglancer_legacy_mesh": ("meshes", lambda _path, _info: Dataset("precomputed", closed=True, form=FORM)),
+}
+"""What a directory holds whose chunks have ids, by the `@type` of the info document, and how it is opened."""
 
 
 class Precomputed(OfDocuments):
@@ -49,20 +58,11 @@ class Precomputed(OfDocuments):
         if raw is None or not raw.lstrip().startswith(b"{") or _SEGMENT_PROPERTIES.match(raw):
             return None  # other programs have files named "info", too
         info = parse_json(path, "info", raw)
-        match info.get("@type"):
-            case "neuroglancer_multiscale_volume":
-                return open_volume(path, info)
-            case "neuroglancer_multilod_draco":
-                return replace(open_whole(path, info, meshes), indescribable="meshes are no array")
-            case "neuroglancer_skeletons":
-                return replace(open_whole(path, info, skeletons), indescribable="skeletons are no array")
-            case "neuroglancer_annotations_v1":
-                return replace(open_annotations(path, info), indescribable="annotations are no array")
-            case "neuroglancer_legacy_mesh":
-                return Dataset("precomputed", closed=True, form=FORM, indescribable="meshes are no array")
-            case None if isinstance(info.get("scales"), list):
-                return open_volume(path, info)
-        return None
+        kind = info.get("@type")
+        if kind == "neuroglancer_multiscale_volume" or (kind is None and isinstance(info.get("scales"), list)):
+            return open_volume(path, info)
+        what, open_ids = _OF_IDS.get(str(kind), ("", None))
+        return None if open_ids is None else replace(open_ids(path, info), indescribable=f"{what} are no array")
 
     def _open_info(self, raw: bytes) -> Dataset | None:
         return self.open("", {INFO: raw})
