@@ -47,7 +47,7 @@ class BlpHeader:
 
     def show(self, coords: Coords, stored: bytes) -> bytes:
         if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
-            raise ValueError(f"a Blosc chunk that says another size than {len(stored)} bytes")
+            raise ValueError(f"not a whole Blosc chunk: {len(stored)} bytes are not the size in its header")
         return self.head + stored
 
     def require(self, coords: Coords, shown: bytes) -> None:
@@ -55,10 +55,10 @@ class BlpHeader:
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
         if not shown.startswith(self.head[:4]):
-            raise ValueError(f"no chunk of bcolz: it begins {shown[:4].hex()}")
+            raise ValueError(f"not a chunk of bcolz: it should begin with {self.head[:4]!r}, not {shown[:4]!r}")
         stored = shown[len(self.head) :]
         if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
-            raise ValueError(f"a Blosc chunk of {len(stored)} bytes that says another size")
+            raise ValueError(f"not a whole Blosc chunk: {len(stored)} bytes are not the size in its header")
         return stored
 
 
@@ -136,9 +136,9 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
     """
     dtype, shape = array.dtype, array.shape
     if dtype.name not in zarr_values.NUMBERS:
-        raise ValueError(f"data type {dtype!s:.80} is none of numbers")
+        raise ValueError(f"data type {dtype!s:.80} is not a number type")
     if 0 in shape[1:]:
-        raise ValueError(f"an array of {shape} has rows without elements")
+        raise ValueError(f"the rows of an array of shape {shape} have no elements")
     library, level, shuffle = array.compression
     parameters = {"cname": library, "clevel": level, "shuffle": zarr_values.SHUFFLES[shuffle]}
     encoding = ChunkEncoding(
@@ -165,7 +165,7 @@ def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any],
     try:
         shape = integers(sizes["shape"], "shape", 0)
         if not shape:
-            raise ValueError("no axes")
+            raise ValueError("shape should have at least one axis")
         dtype = numpy_dtype(storage["dtype"], "little")
         array = Carray(shape, integer(storage["chunklen"], "chunklen", 1), dtype, 0, compression_of(storage))
         description = described(array, "bcolz", {} if attributes is None else attributes_of(path, attributes))

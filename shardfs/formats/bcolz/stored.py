@@ -59,7 +59,7 @@ def _described(dataset: Dataset, array: Carray | None, attributes: Mapping[str, 
     (collection,) = dataset.collections
     try:
         if array is None:
-            raise ValueError("no array of numpy's, or one whose chunks are no rows of it")
+            raise ValueError("no numpy array, or one whose chunks are not whole rows")
         known = carrays.described(array, "none", attributes)
     except ValueError as e:
         return replace(dataset, indescribable=str(e))
@@ -80,9 +80,11 @@ def open_superchunks(
     chunkshape = _chunkshape(storage, shape)
     per_file = integer(storage["superchunksize"], "superchunksize", 1)
     if storage.get("order", "C") != "C":
-        raise ValueError(f"order {storage['order']!r}: bcolz has arrays in C order only")
+        raise ValueError(f"order should be C, the only one that bcolz 1.x has, not {storage['order']!r:.80}")
     if not shape or not chunkshape or chunkshape[1:] != shape[1:]:
-        raise ValueError(f"chunks of {chunkshape} of an array of {shape}: bcolz cuts along the first axis only")
+        raise ValueError(
+            f"bcolz cuts arrays along the first axis only, but an array of {shape} has chunks of {chunkshape}"
+        )
     cbytes = sizes.get("cbytes", 0)
     about = Carray(
         shape, chunkshape[0], np.dtype("u1"), cbytes if isinstance(cbytes, int) else 0, _compression(storage)
@@ -106,7 +108,7 @@ def _chunkshape(storage: Mapping[str, Any], shape: Coords) -> Coords:
     rows = integer(storage["chunklen"], "chunklen", 1)
     found = integers(storage["chunkshape"], "chunkshape", 1) if "chunkshape" in storage else (rows, *shape[1:])
     if found[:1] != (rows,):
-        raise ValueError(f"chunkshape is {found}, but chunklen {rows}: one of them must go")
+        raise ValueError(f"chunkshape is {found}, but chunklen {rows}: remove one of them from {STORAGE}")
     return found
 
 
@@ -173,7 +175,7 @@ def _columns(dtype: Mapping[str, Any], below: str = "", depth: int = 0) -> list[
             if not re.fullmatch(r"[^\W\d_]\w*", name) or keyword.iskeyword(name):
                 raise ValueError(f"column {name!r:.80} is no name that bcolz accepts")
         if len(set(names)) != len(names) or not names:
-            raise ValueError("no columns, or two of the same name")
+            raise ValueError("dtype should have columns, and no two of the same name")
     return out
 
 

@@ -85,7 +85,7 @@ def numpy_dtype(told: Any, endianness: str) -> np.dtype[Any]:
     except (TypeError, ValueError, SyntaxError, OverflowError) as e:
         raise ValueError(f"dtype {told!r:.80} is unknown: {e}") from e
     if dtype.hasobject or not 0 < dtype.itemsize <= MAX_ITEM:
-        raise ValueError(f"dtype {told!r:.80} is no type of plain bytes")
+        raise ValueError(f"dtype {told!r:.80} cannot be stored: it holds Python objects, or no bytes")
     explicit = isinstance(told, list) or str(told)[0] in "<>|="
     return dtype if explicit or endianness == "little" else dtype.newbyteorder(">")
 

@@ -71,11 +71,13 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if not shape:
         raise UnsupportedError("bcolz has no arrays without axes")
     if any(n > 1 for n in array.grid[1:]):
-        raise UnsupportedError(f"bcolz cuts arrays along the first axis only, and chunks of {shape} are {chunk}")
+        raise UnsupportedError(
+            f"bcolz cuts arrays along the first axis only, but an array of {shape} has chunks of {chunk}"
+        )
     if 0 in shape[1:]:
-        raise UnsupportedError(f"an array of {shape} has rows without elements")
+        raise UnsupportedError(f"the rows of an array of shape {shape} have no elements")
     if dtype.name not in zarr_values.NUMBERS:
-        raise UnsupportedError(f"data type {zarr_values.name_of(array.data_type)} has no form in bcolz")
+        raise UnsupportedError(f"data type {zarr_values.name_of(array.data_type)} is not one of bcolz")
     if chunk[0] * math.prod(shape[1:]) * dtype.itemsize > MAX_CHUNK or array.grid[0] > MAX_BLOSC_CHUNKS:
         raise UnsupportedError(f"chunks of {chunk} are too large or too many for Blosc")
     stored, order = array.encoding, tuple(range(len(shape)))

@@ -91,7 +91,7 @@ def shape_and_block(doc: Mapping[str, Any]) -> tuple[Coords, Coords]:
     block = integers(doc["blockSize"], "blockSize", 1)
     require_rank(block, len(shape), "blockSize")
     if not shape:
-        raise ValueError("no dimensions")
+        raise ValueError("dimensions should have at least one axis")
     return shape, block
 
 
@@ -179,7 +179,7 @@ def _plain(
     framed, checksum = has_header(first), _names(rest[-1:]) == ["crc32c"]
     around = rest[:-1] if checksum else rest
     if len(around) > 1:
-        raise ValueError(f"plain N5 cannot say codecs {_names(around)!r:.200}: it has at most one")
+        raise ValueError(f"plain N5 cannot express codecs {_names(around)!r:.200}: it has at most one")
     compression = words.compression_as(*around[0]) if around else {"type": "raw"}
     if framed:
         return compression, PlainBlocks(checksum) if checksum else None
@@ -189,7 +189,9 @@ def _plain(
     header = _default_header(chunk)
     swap = item > 1 and endian_of(*first) == "little"
     if around and swap:
-        raise ValueError("plain N5 has no little-endian blocks, and compressed ones cannot be turned")
+        raise ValueError(
+            "plain N5 has no little-endian blocks, and the byte order of compressed blocks cannot be reversed"
+        )
     nbytes = None if around else item * math.prod(chunk)
     return compression, PlainBlocks(checksum, header, nbytes, item if swap else 1)
 
@@ -197,7 +199,7 @@ def _plain(
 def _default_header(size: Coords) -> bytes:
     """The header of a block of this size in N5's default mode. Raise ValueError if the size does not fit into it."""
     if len(size) >= 2**16 or max(size) >= 2**32:
-        raise ValueError(f"the header of a block cannot say a size of {size!r:.80}")
+        raise ValueError(f"blocks of {size!r:.80} are too large for the header of an N5 block")
     return n5_header(size[::-1])
 
 
@@ -258,7 +260,9 @@ class PlainBlocks:
             or header[:4] != self.header[:4]
             or any(a > b for a, b in zip(shape, whole, strict=True))
         ):
-            raise ValueError(f"a block of {shape}, where only those of {whole} can be stored")
+            raise ValueError(
+                f"the block has the shape {shape}; it should be {whole}, or smaller in default mode without compression"
+            )
         item = self.nbytes // math.prod(whole)
         if len(payload) != item * math.prod(shape):
             raise ValueError(f"a block of {shape} should have {item * math.prod(shape)} bytes, not {len(payload)}")
@@ -276,10 +280,10 @@ def _header_size(block: bytes) -> int:
     """The bytes of an N5 block's header, which depend on its mode: 0 default, 1 varying length, 2 object."""
     mode, rank = int.from_bytes(block[:2], "big"), int.from_bytes(block[2:4], "big")
     if len(block) < 6 or mode > 2:
-        raise ValueError(f"no N5 block: mode {mode} in {len(block)} bytes")
+        raise ValueError(f"not an N5 block: its mode should be 0, 1 or 2, not {mode} (in {len(block)} bytes)")
     size = (4 + 4 * rank, 8 + 4 * rank, 6)[mode]
     if size > len(block):
-        raise ValueError(f"no N5 block: a header of {size} bytes in {len(block)}")
+        raise ValueError(f"not an N5 block: its header should have {size} bytes, found {len(block)}")
     return size
 
 
@@ -336,7 +340,7 @@ def _described(dataset: Dataset, doc: Mapping[str, Any], chain: _Chain | None) -
 def _array(doc: Mapping[str, Any], first: Codec, rest: Sequence[Codec]) -> Array:
     shape, block = shape_and_block(doc)
     if doc["dataType"] not in ITEM_SIZES:
-        raise ValueError(f"data type {doc['dataType']!r:.80} is none of numbers")
+        raise ValueError(f"data type {doc['dataType']!r:.80} is not a number type of N5")
     if doc.get("isLabelMultiset") is True:  # Paintera's blocks of bytes, of any length and for all data types
         raise ValueError("label multisets are no array of numbers")
     dtype, framed = np.dtype(doc["dataType"]), has_header(first)

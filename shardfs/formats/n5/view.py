@@ -170,7 +170,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if not array.shape:
         raise UnsupportedError("N5 has no arrays without axes")
     if len(array.chunk) >= 2**16 or max(array.chunk) >= 2**32:
-        raise UnsupportedError(f"the header of a block cannot say a size of {array.chunk!r:.80}")
+        raise UnsupportedError(f"chunks of {array.chunk!r:.80} are too large for the header of an N5 block")
     data_type, around = np.dtype(name).newbyteorder(">").str, without_checks(stored.codecs)
     passes = (
         stored.serializer == BYTES

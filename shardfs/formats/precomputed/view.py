@@ -99,7 +99,7 @@ def _of_image(
     image: Multiscale, stored: Mapping[str, Collection], below: Mapping[str, Dataset], beside: Set[str]
 ) -> _Volume:
     if not image.levels:
-        raise UnsupportedError("an image without levels")
+        raise UnsupportedError("the image has no levels")
     levels = []
     own = (level.path.split("/")[0] for level in image.levels)
     for level in image.levels:
@@ -145,7 +145,9 @@ def _of_array(collection: Collection) -> _Volume:
 def _volume(scales: Sequence[_ShownScale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
     """The volume of these scales, with unique keys. `taken` are further names in the source that keys must avoid."""
     if len({(scale.data_type, scale.channels) for scale in scales}) != 1:
-        raise UnsupportedError("its levels differ in data type or number of channels")
+        raise UnsupportedError(
+            "the levels of the image differ in data type or number of channels, which precomputed cannot express"
+        )
     named: list[_ShownScale] = []
     for scale in sorted(scales, key=lambda s: math.prod(s.resolution)):
         used = {other.key for other in named} | taken
@@ -234,7 +236,7 @@ def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: L
     factors = [NANOMETERS.get(axis.unit or "", 1.0) for axis in axes]
     resolution = tuple(1.0 if a is None else level.scale[a] * factors[a] for a in roles.space)
     if not all(math.isfinite(r) and r > 0 for r in resolution):
-        raise UnsupportedError(f"its voxels would have {resolution} nm")
+        raise UnsupportedError(f"the size of a voxel should be finite and positive, not {resolution} nm")
     offset = tuple(0 if a is None else _voxel_offset(level, finest, a) for a in roles.space)
     key = "_".join(np.format_float_positional(r, 6, unique=True, fractional=False, trim="-") for r in resolution)
     return _ShownScale(key, collection, array, data_type, roles, tuple(map(n5_viewer.tidy, resolution)), offset)
@@ -248,7 +250,7 @@ def _voxel_offset(level: Level, finest: Level, axis: int) -> int:
     """
     place = (level.translation[axis] + finest.scale[axis] / 2) / level.scale[axis]
     if not abs(place) < 2**53:
-        raise UnsupportedError(f"it cannot begin at voxel {place}")
+        raise UnsupportedError(f"the offset of axis {axis} should be less than 2**53 voxels, not {place}")
     return math.ceil(round(place, 6) - 1)
 
 
@@ -266,11 +268,11 @@ def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:
             raise UnsupportedError(f"axis {name!r:.80} has {array.shape[i]} elements; precomputed has no such axis")
     if channels and (chunks := array.grid[channels[0]]) > 1:
         many = array.shape[channels[0]]
-        raise UnsupportedError(f"its {many} channels lie in {chunks} chunks; precomputed has all in one")
+        raise UnsupportedError(f"its {many} channels are in {chunks} chunks; precomputed has all channels in one chunk")
     if not array.shape:
         raise UnsupportedError("precomputed has no arrays without axes")
     if channels and not array.shape[channels[0]]:
-        raise UnsupportedError("it has no channels")
+        raise UnsupportedError("its axis of channels has no elements")
     return _Roles(_placed(space, axes), channels[0] if channels else None, tuple(sorted(others)))
 
 
