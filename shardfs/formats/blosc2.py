@@ -17,8 +17,6 @@ from shardfs.model.grid import NumberedNames
 from shardfs.shards.byte_layouts.blosc2_frame import Frame, Frames, is_contiguous, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shardfs.model.blobs import Blob
     from shardfs.model.values import Coords
 
@@ -33,9 +31,6 @@ class Blosc2(Fixed):
 
     documents = ()
     dataset_formats = ("blosc2",)
-
-    def open(self, path: str, documents: Mapping[str, bytes]) -> None:
-        return None
 
     def may_hold(self, name: str) -> bool:
         return name.endswith((".b2nd", ".b2frame", ".b2f")) and name != INDEX

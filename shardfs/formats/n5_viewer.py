@@ -31,11 +31,14 @@ DEFAULT_AXES = ("x", "y", "z", "c", "t")
 KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "c": "channel"}
 
 PREFIXES = {
-    "": "", "yotta": "Y", "zetta": "Z", "exa": "E", "peta": "P", "tera": "T", "giga": "G", "mega": "M", "kilo": "k",
-    "hecto": "h", "deca": "da", "deci": "d", "centi": "c", "milli": "m", "micro": "u", "nano": "n", "pico": "p",
-    "femto": "f", "atto": "a", "zepto": "z", "yocto": "y",
+    "": ("", 0), "yotta": ("Y", 24), "zetta": ("Z", 21), "exa": ("E", 18), "peta": ("P", 15), "tera": ("T", 12),
+    "giga": ("G", 9), "mega": ("M", 6), "kilo": ("k", 3), "hecto": ("h", 2), "deca": ("da", 1), "deci": ("d", -1),
+    "centi": ("c", -2), "milli": ("m", -3), "micro": ("u", -6), "nano": ("n", -9), "pico": ("p", -12),
+    "femto": ("f", -15), "atto": ("a", -18), "zepto": ("z", -21), "yocto": ("y", -24),
 }  # fmt: skip
-SYMBOLS = {prefix + unit: short + symbol for prefix, short in PREFIXES.items() for unit, symbol in (
+"""The prefixes of units: the symbol, and the power of ten."""
+
+SYMBOLS = {prefix + unit: short + symbol for prefix, (short, _) in PREFIXES.items() for unit, symbol in (
     ("meter", "m"), ("second", "s")
 )}  # fmt: skip
 """OME-NGFF's names of units, and the symbols that N5's viewers read."""
@@ -130,10 +133,10 @@ def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale
     own = [level.attributes.get("downsamplingFactors") for level in levels]
     if listed is None and "multiScale" not in group and not any(own):
         return None
-    told = [own[0] or [1] * rank, *own[1:]] if listed is None else listed
-    if len(told) != len(levels):
+    found = [own[0] or [1] * rank, *own[1:]] if listed is None else listed
+    if len(found) != len(levels):
         return None
-    factors = [numbers(f, rank) for f in told]
+    factors = [numbers(f, rank) for f in found]
     if min(map(min, factors)) <= 0:
         raise ValueError("a factor should be positive")
     attributes = {name: of[name] for of in (levels[0].attributes, group) for name in SPACE if name in of}
@@ -152,14 +155,14 @@ def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale
 
 def _resolution(attributes: Mapping[str, Any], rank: int) -> tuple[Sequence[float], Sequence[str | None]]:
     """The resolution of the finest level, x first, and its units in OME-NGFF's names."""
-    told = attributes.get("pixelResolution", attributes.get("resolution", [1.0] * rank))
+    resolution = attributes.get("pixelResolution", attributes.get("resolution", [1.0] * rank))
     unit = None
-    if isinstance(told, dict):
-        told, unit = told.get("dimensions", [1.0] * rank), told.get("unit")
+    if isinstance(resolution, dict):
+        resolution, unit = resolution.get("dimensions", [1.0] * rank), resolution.get("unit")
     units = attributes.get("units", [unit] * rank)
     if len(units) != rank:
         raise ValueError(f"{rank} units expected, not {units!r:.80}")
-    return numbers(told, rank), [_word(u) for u in units]
+    return numbers(resolution, rank), [_word(u) for u in units]
 
 
 def _word(unit: Any) -> str | None:

@@ -74,26 +74,26 @@ def integers(value: Any, name: str, least: int) -> Coords:
     return documents.integers(value, name, least)
 
 
-def numpy_dtype(told: Any, endianness: str) -> np.dtype[Any]:
+def numpy_dtype(value: Any, endianness: str) -> np.dtype[Any]:
     """The numpy type with this name or list of fields. Raise ValueError for unknown types and types with objects."""
-    if isinstance(told, str) and told.startswith("["):
-        told = literal(told)
-    if isinstance(told, str) and not re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,30}(\[\w{1,10}\])?", told):
-        raise ValueError(f"dtype {told!r:.80} is unknown")
+    if isinstance(value, str) and value.startswith("["):
+        value = literal(value)
+    if isinstance(value, str) and not re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,30}(\[\w{1,10}\])?", value):
+        raise ValueError(f"dtype {value!r:.80} is unknown")
     try:
-        dtype = np.dtype(_fields(told) if isinstance(told, list) else str(told))
+        dtype = np.dtype(_fields(value) if isinstance(value, list) else str(value))
     except (TypeError, ValueError, SyntaxError, OverflowError) as e:
-        raise ValueError(f"dtype {told!r:.80} is unknown: {e}") from e
+        raise ValueError(f"dtype {value!r:.80} is unknown: {e}") from e
     if dtype.hasobject or not 0 < dtype.itemsize <= MAX_ITEM:
-        raise ValueError(f"dtype {told!r:.80} cannot be stored: it holds Python objects, or no bytes")
-    explicit = isinstance(told, list) or str(told)[0] in "<>|="
+        raise ValueError(f"dtype {value!r:.80} cannot be stored: it holds Python objects, or no bytes")
+    explicit = isinstance(value, list) or str(value)[0] in "<>|="
     return dtype if explicit or endianness == "little" else dtype.newbyteorder(">")
 
 
-def _fields(told: list[Any]) -> list[tuple[Any, ...]]:
+def _fields(value: list[Any]) -> list[tuple[Any, ...]]:
     """The fields as the tuples that numpy requires; JSON has lists."""
     out = []
-    for field in told:
+    for field in value:
         if not isinstance(field, list | tuple) or not 2 <= len(field) <= 3 or not isinstance(field[0], str):
             raise ValueError(f"field {field!r:.80} of a dtype")
         inner = _fields(field[1]) if isinstance(field[1], list) else str(field[1])

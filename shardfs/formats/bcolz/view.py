@@ -57,8 +57,10 @@ class _ShownCarray(PlacedArray):
 
     def documents(self) -> dict[str, bytes]:
         array, dtype = self.array, np.dtype(self.encoding.data_type)
-        told = self.encoding.codecs[0].configuration
-        compression = Compression(told["cname"], told["clevel"], zarr_values.SHUFFLES.index(told["shuffle"]))
+        parameters = self.encoding.codecs[0].configuration
+        compression = Compression(
+            parameters["cname"], parameters["clevel"], zarr_values.SHUFFLES.index(parameters["shuffle"])
+        )
         nbytes = math.prod(array.shape) * dtype.itemsize
         documents = carray_documents(Carray(array.shape, array.chunk[0], dtype, nbytes, compression), {})
         documents[ATTRS] = _attributes(with_offset(array.attributes, array))
@@ -81,7 +83,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if chunk[0] * math.prod(shape[1:]) * dtype.itemsize > MAX_CHUNK or array.grid[0] > MAX_BLOSC_CHUNKS:
         raise UnsupportedError(f"chunks of {chunk} are too large or too many for Blosc")
     stored, order = array.encoding, tuple(range(len(shape)))
-    told = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0, "typesize": dtype.itemsize}
+    parameters = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0, "typesize": dtype.itemsize}
     around = without_checks(stored.codecs)
     passes = (
         stored.serializer == BYTES
@@ -89,14 +91,14 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         and [c.name for c in around] == ["blosc"]
     )
     if passes:
-        told |= {name: value for name, value in around[0].configuration.items() if name in told}
-        if told["shuffle"] not in zarr_values.SHUFFLES:
-            told["shuffle"] = "shuffle"
+        parameters |= {name: value for name, value in around[0].configuration.items() if name in parameters}
+        if parameters["shuffle"] not in zarr_values.SHUFFLES:
+            parameters["shuffle"] = "shuffle"
     return ChunkEncoding(
         stored.data_type if stored.serializer == BYTES else dtype.newbyteorder("<").str,
         order,
         # Rows must have the array's length. The last chunk may have more rows than the array.
         clipped=stored.clipped if passes and chunk[1:] == shape[1:] else True,
-        codecs=(Codec("blosc", told),),
+        codecs=(Codec("blosc", parameters),),
         frame="bcolz",
     )

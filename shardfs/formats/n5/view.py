@@ -46,9 +46,8 @@ def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Da
         name, further = f"s{i}", n5_viewer.level_attributes(cast("Multiscale", image), i)
         level = replace(found, path=name, further=further)
         members[name] = level.members()
-        if found.path != name or any(
-            found.stored is c for c, _ in stored
-        ):  # other levels are shown from their own directories; only their documents change
+        # A level below that keeps its name is shown from its own directory; only its document changes.
+        if found.path != name or any(found.stored is c for c, _ in stored):
             arrays.append(level)
     moved = taken - members.keys()
     if not path:

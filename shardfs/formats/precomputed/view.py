@@ -39,11 +39,9 @@ SEGMENT_IDS = frozenset(("uint32", "uint64"))
 XYZ = ("x", "y", "z")
 KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "time": "time", "c": "channel", "channel": "channel"}
 
-NANOMETERS = {prefix + "meter": float(f"1e{n + 9}") for prefix, n in {
-    "": 0, "yotta": 24, "zetta": 21, "exa": 18, "peta": 15, "tera": 12, "giga": 9, "mega": 6, "kilo": 3, "hecto": 2,
-    "deca": 1, "deci": -1, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12, "femto": -15, "atto": -18,
-    "zepto": -21, "yocto": -24,
-}.items()} | {"angstrom": 0.1, "inch": 2.54e7, "foot": 3.048e8, "yard": 9.144e8, "mile": 1.609344e12}  # fmt: skip
+NANOMETERS = {f"{prefix}meter": float(f"1e{power + 9}") for prefix, (_, power) in n5_viewer.PREFIXES.items()} | {
+    "angstrom": 0.1, "inch": 2.54e7, "foot": 3.048e8, "yard": 9.144e8, "mile": 1.609344e12
+}  # fmt: skip
 """The nanometers in each unit of OME-NGFF. Other or missing units count as nanometers, precomputed's only unit."""
 
 
@@ -100,32 +98,24 @@ def _of_image(
 ) -> _Volume:
     if not image.levels:
         raise UnsupportedError("the image has no levels")
-    levels = []
-    own = (level.path.split("/")[0] for level in image.levels)
+    finest, scales = min(image.levels, key=lambda level: math.prod(level.scale)), []
     for level in image.levels:
-        collection = stored.get(level.path) or _collection_below(level.path, below.get(level.path))
-        levels.append((level, collection))
-    finest = min((level for level, _ in levels), key=lambda level: math.prod(level.scale))
-    scales = []
-    for level, collection in levels:
         try:
+            collection = stored.get(level.path) or _collection_below(level.path, below.get(level.path))
             scales.append(_scale(collection, image.axes, level, finest))
         except UnsupportedError as e:
             raise UnsupportedError(f"{level.path}: {e}") from e
-    return _volume(scales, segmentation=image.segmentation, taken={*beside, *own})
+    own = {level.path.split("/")[0] for level in image.levels}
+    return _volume(scales, segmentation=image.segmentation, taken=beside | own)
 
 
 def _collection_below(path: str, dataset: Dataset | None) -> Collection:
     """The collection of the level at `path`, with its stored path relative to the image's directory."""
-    try:
-        if dataset is None:
-            raise UnsupportedError("no array is there")
+    if dataset is not None:
         require_described(dataset)
-        stored = (*dataset.collections, *dataset.unsharded)
-        if len(stored) != 1:
-            raise UnsupportedError("no array is there")
-    except UnsupportedError as e:
-        raise UnsupportedError(f"{path}: {e}") from e
+    stored = () if dataset is None else (*dataset.collections, *dataset.unsharded)
+    if len(stored) != 1:
+        raise UnsupportedError("no array is there")
     return from_above(path, stored[0])
 
 
@@ -137,7 +127,7 @@ def _of_array(collection: Collection) -> _Volume:
     axes = [Axis(name or "", KINDS.get((name or "").lower())) for name in names]
     level = Level("", (1.0,) * len(axes), tuple(map(float, array.offset or (0,) * len(axes))))
     if alone is not None:
-        axes = [replace(axis, unit=told.unit) for axis, told in zip(axes, alone.axes, strict=True)]
+        axes = [replace(axis, unit=described.unit) for axis, described in zip(axes, alone.axes, strict=True)]
         level = alone.levels[0]
     return _volume([_scale(collection, axes, level, level)], segmentation=False)
 
