@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from operator import truediv
 from typing import TYPE_CHECKING, Any
 
+from shardfs.formats.documents import UNFIT
 from shardfs.model.arrays import Axis, Level, Multiscale, finest_first, numbers
 
 if TYPE_CHECKING:
@@ -43,14 +44,9 @@ SYMBOLS = {prefix + unit: short + symbol for prefix, (short, _) in PREFIXES.item
 )}  # fmt: skip
 """OME-NGFF's names of units, and the symbols that N5's viewers read."""
 
-WORDS = {symbol: word for word, symbol in SYMBOLS.items()} | {
-    "µm": "micrometer",
-    "μm": "micrometer",
-    "µs": "microsecond",
-}
+MICRO = {"µm": "micrometer", "μm": "micrometer", "µs": "microsecond"}
+WORDS = {symbol: word for word, symbol in SYMBOLS.items()} | MICRO
 ANGSTROM = "angstrom"
-
-UNFIT = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
 # ---- reading ----
@@ -101,7 +97,7 @@ class LevelsBelow:
             if (listed := _cosem_of(self.attributes)) is not None:
                 return _cosem(listed) if len(found) == len(listed["datasets"]) else None
             return _of_factors(self.attributes, list(found.values())) if found else None
-        except UNFIT:
+        except (*UNFIT, AttributeError):
             return None  # the attributes are invalid
 
 
@@ -113,7 +109,7 @@ def image_of_dataset(array: Array) -> Multiscale | None:
             return _cosem({"datasets": [{"path": "", "transform": own["transform"]}]})
         if any(name in own for name in ("pixelResolution", "resolution", "downsamplingFactors")):
             return _of_factors({"scales": [own.get("downsamplingFactors", [1] * len(array.shape))]}, [array])
-    except UNFIT:
+    except (*UNFIT, AttributeError):
         pass
     return None
 
