@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from shardfs.codecs.checks import Chain
-from shardfs.formats.format import Format, System
+from shardfs.formats.format import Format
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset
@@ -29,16 +29,8 @@ STORE = ".b2d"
 class Blosc2(Format):
     """The format of Blosc2 contiguous frames."""
 
-    systems = (
-        System(
-            "blosc2",
-            "Blosc2 contiguous frames",
-            "`*.b2nd`, `*.b2frame`, `*.b2f`, and how the file begins",
-            "a sparse frame: `00000000.chunk`",
-            "python-blosc2",
-            "python-blosc2",
-        ),
-    )
+    documents = ()
+    dataset_formats = ("blosc2",)
 
     def may_hold(self, name: str) -> bool:
         return name.endswith((".b2nd", ".b2frame", ".b2f")) and name != INDEX

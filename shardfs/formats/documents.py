@@ -148,9 +148,32 @@ def naming(document: str) -> Iterator[None]:
 
 def integer(value: Any, name: str, least: int) -> int:
     """The value if it is an integer from `least` to 2**63 - 1; else raise ValueError, with the reason."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise ValueError(f"{name} should hold integers of at least {least}, not {value!r:.80}")
+    if not _is_integer(value, least):
+        raise ValueError(f"{name} should be an integer of at least {least}, not {value!r:.80}")
+    return int(value)
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+
+
+def choice(value: Any, name: str, *allowed: str) -> Any:
+    """The value if it is one of two allowed texts or more; else raise ValueError, with the reason."""
+    if value not in allowed:
+        raise ValueError(f"{name} should be {' or '.join(allowed)}, not {value!r:.80}")
     return value
+
+
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    """The value if it is a JSON object; else raise ValueError, with the reason."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} should be an object, not {value!r:.80}")
+    return value
+
+
+def mapping_or_empty(value: Any) -> dict[str, Any]:
+    """The value if it is a JSON object; else an empty one, for members that readers ignore if they are invalid."""
+    return value if isinstance(value, dict) else {}
 
 
 def listed(value: Any, name: str) -> list[Any]:
@@ -162,7 +185,10 @@ def listed(value: Any, name: str) -> list[Any]:
 
 def integers(value: Any, name: str, least: int) -> Coords:
     """A list of integers, such as a shape, as a tuple. Raise ValueError, with the reason, for anything else."""
-    return tuple(integer(v, name, least) for v in listed(value, name))
+    for item in listed(value, name):
+        if not _is_integer(item, least):
+            raise ValueError(f"{name} should hold integers of at least {least}, not {item!r:.80}")
+    return tuple(value)
 
 
 def require_rank(value: Sequence[Any], rank: int, name: str) -> None:

@@ -6,7 +6,7 @@ detection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shardfs.model.errors import CorruptShardError
 
@@ -16,39 +16,6 @@ if TYPE_CHECKING:
     from shardfs.formats.create_rules import Rule, Sharding
     from shardfs.model.blobs import Blob
     from shardfs.model.dataset import Dataset
-
-
-class System(NamedTuple):
-    """A kind of sharded data, as docs/formats.md lists it.
-
-    Args:
-        format: the name that `info` prints.
-        found_by: the documents, or the form of a file, that identify such data.
-        shown_as: the files that a mount shows instead.
-        writers: programs of other projects that wrote such data for the tests, or their substitutes.
-        readers: programs of other projects that read such data in the tests, through a mount.
-    """
-
-    format: str
-    name: str
-    found_by: str
-    shown_as: str
-    writers: str
-    readers: str
-
-
-class Pairing(NamedTuple):
-    """A kind of source in a layout, as docs/layouts.md lists it.
-
-    Args:
-        format: the format of the source, as in `System.format`.
-        shown: how the layout shows the chunks.
-        readers: programs of other projects that know only the layout and read the source in the tests, through a mount.
-    """
-
-    format: str
-    shown: str
-    readers: str
 
 
 class Edits(Protocol):
@@ -71,8 +38,8 @@ class Format(Protocol):
     """
 
     @property
-    def systems(self) -> Sequence[System]:
-        """The kinds of data that the format detects, for the documentation."""
+    def dataset_formats(self) -> Sequence[str]:
+        """The values of `Dataset.format` for the format's datasets. docs/formats.md describes each."""
 
     documents: Sequence[str] = ()
     """The names of the documents that `open` needs."""
@@ -152,15 +119,11 @@ class Format(Protocol):
 
 
 class View(Protocol):
-    """A layout: shows datasets of any format as datasets of one format."""
+    """A layout: shows datasets of any format as datasets of one format. docs/layouts.md has a row for each format."""
 
     @property
     def name(self) -> str:
         """The name for `--layout`."""
-
-    @property
-    def pairings(self) -> Sequence[Pairing]:
-        """How the layout shows each kind of source, for the documentation."""
 
     @property
     def renames(self) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from operator import truediv
 from typing import TYPE_CHECKING, Any
 
+from shardfs.formats.documents import UNFIT
 from shardfs.model.arrays import Axis, Level, Multiscale, finest_first, numbers
 
 if TYPE_CHECKING:
@@ -31,23 +32,21 @@ DEFAULT_AXES = ("x", "y", "z", "c", "t")
 KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "c": "channel"}
 
 PREFIXES = {
-    "": "", "yotta": "Y", "zetta": "Z", "exa": "E", "peta": "P", "tera": "T", "giga": "G", "mega": "M", "kilo": "k",
-    "hecto": "h", "deca": "da", "deci": "d", "centi": "c", "milli": "m", "micro": "u", "nano": "n", "pico": "p",
-    "femto": "f", "atto": "a", "zepto": "z", "yocto": "y",
+    "": ("", 0), "yotta": ("Y", 24), "zetta": ("Z", 21), "exa": ("E", 18), "peta": ("P", 15), "tera": ("T", 12),
+    "giga": ("G", 9), "mega": ("M", 6), "kilo": ("k", 3), "hecto": ("h", 2), "deca": ("da", 1), "deci": ("d", -1),
+    "centi": ("c", -2), "milli": ("m", -3), "micro": ("u", -6), "nano": ("n", -9), "pico": ("p", -12),
+    "femto": ("f", -15), "atto": ("a", -18), "zepto": ("z", -21), "yocto": ("y", -24),
 }  # fmt: skip
-SYMBOLS = {prefix + unit: short + symbol for prefix, short in PREFIXES.items() for unit, symbol in (
+"""The prefixes of units: the symbol, and the power of ten."""
+
+SYMBOLS = {prefix + unit: short + symbol for prefix, (short, _) in PREFIXES.items() for unit, symbol in (
     ("meter", "m"), ("second", "s")
 )}  # fmt: skip
 """OME-NGFF's names of units, and the symbols that N5's viewers read."""
 
-WORDS = {symbol: word for word, symbol in SYMBOLS.items()} | {
-    "µm": "micrometer",
-    "μm": "micrometer",
-    "µs": "microsecond",
-}
+MICRO = {"µm": "micrometer", "μm": "micrometer", "µs": "microsecond"}
+WORDS = {symbol: word for word, symbol in SYMBOLS.items()} | MICRO
 ANGSTROM = "angstrom"
-
-UNFIT = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
 # ---- reading ----
@@ -61,7 +60,7 @@ def axes_of(attributes: Mapping[str, Any], rank: int) -> tuple[str, ...] | None:
     return tuple(axes) if all(isinstance(a, str) for a in axes) else None
 
 
-def may_be_told(name: str, value: Any, rank: int) -> bool:
+def is_accepted(name: str, value: Any, rank: int) -> bool:
     """Whether tensorstore accepts a dataset with this attribute.
 
     tensorstore refuses datasets whose `axes`, `units` or `resolution` is not a list with one value for each axis. In
@@ -98,7 +97,7 @@ class LevelsBelow:
             if (listed := _cosem_of(self.attributes)) is not None:
                 return _cosem(listed) if len(found) == len(listed["datasets"]) else None
             return _of_factors(self.attributes, list(found.values())) if found else None
-        except UNFIT:
+        except (*UNFIT, AttributeError):
             return None  # the attributes are invalid
 
 
@@ -110,7 +109,7 @@ def image_of_dataset(array: Array) -> Multiscale | None:
             return _cosem({"datasets": [{"path": "", "transform": own["transform"]}]})
         if any(name in own for name in ("pixelResolution", "resolution", "downsamplingFactors")):
             return _of_factors({"scales": [own.get("downsamplingFactors", [1] * len(array.shape))]}, [array])
-    except UNFIT:
+    except (*UNFIT, AttributeError):
         pass
     return None
 
@@ -130,10 +129,10 @@ def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale
     own = [level.attributes.get("downsamplingFactors") for level in levels]
     if listed is None and "multiScale" not in group and not any(own):
         return None
-    told = [own[0] or [1] * rank, *own[1:]] if listed is None else listed
-    if len(told) != len(levels):
+    found = [own[0] or [1] * rank, *own[1:]] if listed is None else listed
+    if len(found) != len(levels):
         return None
-    factors = [numbers(f, rank) for f in told]
+    factors = [numbers(f, rank) for f in found]
     if min(map(min, factors)) <= 0:
         raise ValueError("a factor should be positive")
     attributes = {name: of[name] for of in (levels[0].attributes, group) for name in SPACE if name in of}
@@ -152,14 +151,14 @@ def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale
 
 def _resolution(attributes: Mapping[str, Any], rank: int) -> tuple[Sequence[float], Sequence[str | None]]:
     """The resolution of the finest level, x first, and its units in OME-NGFF's names."""
-    told = attributes.get("pixelResolution", attributes.get("resolution", [1.0] * rank))
+    resolution = attributes.get("pixelResolution", attributes.get("resolution", [1.0] * rank))
     unit = None
-    if isinstance(told, dict):
-        told, unit = told.get("dimensions", [1.0] * rank), told.get("unit")
+    if isinstance(resolution, dict):
+        resolution, unit = resolution.get("dimensions", [1.0] * rank), resolution.get("unit")
     units = attributes.get("units", [unit] * rank)
     if len(units) != rank:
         raise ValueError(f"{rank} units expected, not {units!r:.80}")
-    return numbers(told, rank), [_word(u) for u in units]
+    return numbers(resolution, rank), [_word(u) for u in units]
 
 
 def _word(unit: Any) -> str | None:
@@ -224,7 +223,7 @@ def level_attributes(image: Multiscale, i: int) -> dict[str, Any]:
 
 def _factors(image: Multiscale, i: int) -> list[float]:
     finest, level = image.levels[0].scale, image.levels[i].scale
-    return [_tidy(a / b) for a, b in zip(level, finest, strict=True)][::-1]
+    return [tidy(a / b) for a, b in zip(level, finest, strict=True)][::-1]
 
 
 def _space(image: Multiscale) -> dict[str, Any]:
@@ -233,12 +232,12 @@ def _space(image: Multiscale) -> dict[str, Any]:
     units = [symbol for symbol, _ in converted]
     by = [factor for _, factor in converted]
     finest = image.levels[0]
-    resolution = [_tidy(s * f) for s, f in zip(finest.scale[::-1], by, strict=True)]
+    resolution = [tidy(s * f) for s, f in zip(finest.scale[::-1], by, strict=True)]
     out: dict[str, Any] = {"axes": [a.name for a in image.axes][::-1], "units": units, "resolution": resolution}
     if len(set(units)) == 1 and units[0]:
         out["pixelResolution"] = {"unit": units[0], "dimensions": resolution}
     if any(finest.translation):
-        out["offset"] = [_tidy(s * f) for s, f in zip(finest.translation[::-1], by, strict=True)]
+        out["offset"] = [tidy(s * f) for s, f in zip(finest.translation[::-1], by, strict=True)]
     return out
 
 
@@ -249,7 +248,7 @@ def _symbol(unit: str | None) -> tuple[str, float]:
     return (SYMBOLS.get(unit, unit if unit in WORDS else ""), 1.0) if unit else ("", 1.0)
 
 
-def _tidy(value: float) -> float:
+def tidy(value: float) -> float:
     """The value, rounded to an integer if it is nearly one, since N5-viewer reads factors as integers."""
     near = round(value)
     return near if math.isclose(value, near, rel_tol=1e-9) else value

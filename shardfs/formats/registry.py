@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-
-from shardfs.formats.format import Format, Pairing, View
+    from shardfs.formats.format import Format, View
 
 
 @cache
@@ -27,26 +26,7 @@ def formats() -> Sequence[Format]:
 
 def format_of(name: str) -> Format:
     """The format with this `Dataset.format`. Raise KeyError if there is none."""
-    return {system.format: f for f in formats() for system in f.systems}[name]
-
-
-def as_markdown() -> str:
-    """The table of docs/formats.md, in Markdown."""
-    head = "| system | recognised by | shown as | written by | read by |\n|---|---|---|---|---|\n"
-    rows = (system for f in formats() for system in f.systems)
-    return head + "".join(f"| {' | '.join(system[1:])} |\n" for system in rows)
-
-
-def layouts_as_markdown() -> str:
-    """The table of docs/layouts.md, in Markdown."""
-    head = "| source | layout | chunks | read by |\n|---|---|---|---|\n"
-    found = {(p.format, view.name): p for view in views().values() for p in view.pairings}
-    rows = []
-    for name in dict.fromkeys(system.format for f in formats() for system in f.systems):
-        for layout in views():
-            pairing = found.get((name, layout), Pairing(name, "refused", ""))
-            rows.append(f"| {name} | {layout} | {pairing.shown} | {pairing.readers} |\n")
-    return head + "".join(rows)
+    return {dataset_format: f for f in formats() for dataset_format in f.dataset_formats}[name]
 
 
 @cache

@@ -18,7 +18,7 @@ from shardfs.codecs.transcode import FillValue, memory_order, without_checks
 from shardfs.codecs.uncompressed import can_store
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import parse_json, print_json, print_strict
-from shardfs.formats.format import Format, Pairing, System
+from shardfs.formats.format import Format
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
 from shardfs.formats.zarr_values import CODEC_PARAMETERS, SHUFFLES, STRING
@@ -56,27 +56,7 @@ class Zarr2(Format):
 
     name = "zarr2"
     renames = False
-    systems: Sequence[System] = ()  # the native layout shows Zarr v2 unchanged
-    pairings = (
-        Pairing(
-            "zarr3",
-            "pass in Blosc, Zstandard, gzip, a codec of numcodecs or none; else decoded",
-            "zarr-python 2.18 and 3, tensorstore, z5py, GDAL, netCDF-C, xarray, ome-zarr",
-        ),
-        Pairing("zarr3-draft", "pass, as Zarr v3's", "zarr-python 2.18 and 3"),
-        Pairing(
-            "precomputed",
-            "volumes only: raw ones pass, padded where they end with the volume; images are decoded",
-            "zarr-python 2.18 and 3, tensorstore",
-        ),
-        Pairing(
-            "n5",
-            "pass without their headers, padded where they end with the array",
-            "zarr-python 2.18 and 3, tensorstore",
-        ),
-        Pairing("bcolz", "pass without their headers", "zarr-python 3, tensorstore"),
-        Pairing("bloscpack", "pass, if they are rows of an array", "zarr-python 3, tensorstore"),
-    )
+    dataset_formats = ("zarr2",)
     documents = (ARRAY, GROUP, ATTRIBUTES)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:

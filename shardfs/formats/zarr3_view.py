@@ -16,7 +16,6 @@ from shardfs.codecs.transcode import ZLIB, without_checks
 from shardfs.codecs.uncompressed import can_store
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import print_strict
-from shardfs.formats.format import Pairing
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
 from shardfs.formats.zarr_values import CODEC_PARAMETERS
@@ -37,22 +36,6 @@ class Zarr3View:
 
     name = "zarr3"
     renames = False
-    pairings = (
-        Pairing("zarr3", "the native layout", "see docs/formats.md"),
-        Pairing("zarr3-draft", "pass", "zarr-python 3, tensorstore, z5py"),
-        Pairing(
-            "precomputed",
-            "volumes only: raw ones pass, padded where they end with the volume; images are decoded",
-            "zarr-python 3, tensorstore, z5py",
-        ),
-        Pairing(
-            "n5",
-            "pass without their headers, padded where they end with the array",
-            "zarr-python 3, tensorstore, z5py (of one byte)",
-        ),
-        Pairing("bcolz", "pass without their headers", "zarr-python 3, tensorstore"),
-        Pairing("bloscpack", "pass, if they are rows of an array", "zarr-python 3, tensorstore"),
-    )
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()

@@ -11,6 +11,7 @@ import errno
 import logging
 import threading
 from collections import deque
+from math import inf
 from threading import get_ident
 from time import monotonic as clock
 from typing import TYPE_CHECKING
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardfs.fuse.device import Device, Handler
-    from shardfs.fuse.error_log import ErrorLog
 
 log = logging.getLogger("shardfs.fuse")
 
 TIMED = 64
 """Of requests that do not wait, one in so many of each kind is timed."""
+
+_EVERYDAY = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENODATA, errno.EOPNOTSUPP, errno.ERANGE, errno.EEXIST,
+    errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.EPERM, errno.EXDEV,
+}  # fmt: skip
+"""The errors that are ordinary answers to clients, and thus not logged."""
 
 
 class Postponed(BaseException):
@@ -219,3 +225,31 @@ class RequestLoop:
         elif self._error_log.is_due(repr(failure)):
             name = protocol.NAMES.get(opcode, str(opcode))
             log.error("%s of node %d failed because of a bug in shardfs", name, node, exc_info=failure)
+
+
+class ErrorLog:
+    """Logs each message at most once a minute: a broken shard that is read in a loop must not fill the log."""
+
+    AGAIN_S = 60.0
+    KEPT = 1000
+
+    def __init__(self) -> None:
+        self._logged: dict[str, float] = {}
+
+    def warn(self, failure: Exception) -> None:
+        """Log the reason of a failed request, unless its errno is an everyday answer such as ENOENT."""
+        if (isinstance(failure, OSError) and failure.errno in _EVERYDAY) or isinstance(failure, FileNotFoundError):
+            return
+        message = str(failure) or repr(failure)
+        if self.is_due(message):
+            log.warning("%s", message)
+
+    def is_due(self, message: str) -> bool:
+        """Return whether this message was not logged within the last minute, and count it as logged now."""
+        now = clock()
+        if now - self._logged.get(message, -inf) < self.AGAIN_S:
+            return False
+        if len(self._logged) >= self.KEPT:
+            self._logged.clear()
+        self._logged[message] = now
+        return True

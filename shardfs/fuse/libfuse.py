@@ -1,4 +1,4 @@
-"""A FUSE session of libfuse 3: mount, negotiate, unmount."""
+"""A FUSE session of libfuse 3, which mounts (through fusermount3 where necessary), negotiates, and unmounts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from shardfs.fuse.protocol import BODY, HEADER_SIZE, MAX_TRANSFER, REQUEST_BUFFER
 from shardfs.model.errors import MountError
 from shardfs.storage.mount_calls import attach, clone, detach
-from shardfs.storage.mount_table import mount_number
+from shardfs.storage.mount_table import mount_number, mounted_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
 
     from shardfs.storage import mount_table
 
-from shardfs.fuse.protocol import BODY, HEADER_SIZE, MAX_TRANSFER, REQUEST_BUFFER, _detach_top
-
 # Capabilities that INIT requests or declines (FUSE_CAP_*; the numbers are part of libfuse's ABI)
 _CAP_READDIRPLUS, _CAP_READDIRPLUS_AUTO = 1 << 13, 1 << 14
-
 _CAP_SPLICE = 1 << 7 | 1 << 8 | 1 << 9
 
 # Flags of INIT itself, at this offset of both its request and its reply.
@@ -67,20 +65,20 @@ class Session:
         # The table of operations is a list of pointers that begins with `init`; a shorter one is allowed.
         self._init = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(self._on_init)
         operations = ctypes.cast(self._init, ctypes.c_void_p)
-        with _stderr() as said:
+        with _stderr() as lines:
             self._handle = self._fuse.new(self._arguments[0], ctypes.byref(operations), ctypes.sizeof(operations), None)
         if not self._handle:
-            raise MountError(errno.EINVAL, _reason(said, "libfuse refused the mount options"))
+            raise MountError(errno.EINVAL, "; ".join(lines) or "libfuse refused the mount options")
         self.fd = -1
         self._detached = -1
         self._attached: list[tuple[str, int]] = []  # what `replace` leaves to `unmount`: mountpoint and number
 
     def mount(self, mountpoint: str) -> None:
         """Mount; requests can be read from `fd` afterwards, INIT first (`negotiate` does that)."""
-        with _stderr() as said:
+        with _stderr() as lines:
             failed = self._fuse.mount(self._handle, os.fsencode(mountpoint))
         if failed:
-            why = _reason(said, "the kernel refused the mount")
+            why = "; ".join(lines) or "the kernel refused the mount"
             raise MountError(errno.EIO, f"cannot mount: {why}; `shardfs doctor` looks for the cause", mountpoint)
         # Our own descriptor: libfuse closes its one in `unmount`, while a thread may still be reading.
         self.fd = os.dup(self._fuse.fd(self._handle))
@@ -103,14 +101,15 @@ class Session:
 
         At each moment clients see one of the two mounts, never the directory below them.
         """
-        here = dead.mountpoint
-        self._attached = [(here, mount_number(self._detached)), (here, dead.number)]
+        mountpoint = dead.mountpoint
+        self._attached = [(mountpoint, mount_number(self._detached)), (mountpoint, dead.number)]
         try:
-            attach(self._detached, here, beneath=True)
+            attach(self._detached, mountpoint, beneath=True)
         except MountError as e:
             if e.errno != errno.EINVAL:
                 raise
-            attach(self._detached, here, beneath=False)  # before Linux 6.5; `unmount` detaches the dead one as well
+            # Before Linux 6.5. `unmount` detaches the dead mount as well.
+            attach(self._detached, mountpoint, beneath=False)
         else:
             _detach_top(*self._attached.pop())
         os.close(self._detached)
@@ -123,10 +122,12 @@ class Session:
             request = self._fuse.Buffer(size=size, mem=ctypes.addressof(buffer))
             with self._intercepted() as reply:
                 self._fuse.process(self._handle, ctypes.byref(request))
-                told = bytearray(reply())
-            if self._negotiated:
-                _accept(told, HEADER_SIZE + _INIT_AT, buffer.raw[:size], BODY + _INIT_AT)
-            os.write(self.fd, told)
+                answer = bytearray(reply())
+            if self._negotiated:  # add the flags that the kernel offers and libfuse does not know
+                (offered,) = _INIT_FLAGS.unpack_from(buffer, BODY + _INIT_AT)
+                (accepted,) = _INIT_FLAGS.unpack_from(answer, HEADER_SIZE + _INIT_AT)
+                _INIT_FLAGS.pack_into(answer, HEADER_SIZE + _INIT_AT, accepted | offered & _HANDLE_KILLPRIV_V2)
+            os.write(self.fd, answer)
 
     @contextlib.contextmanager
     def _intercepted(self) -> Iterator[Callable[[], bytes]]:
@@ -167,10 +168,11 @@ class Session:
         self._negotiated = True
 
 
-def _accept(reply: bytearray, at: int, request: bytes, offered_at: int) -> None:
-    """Add the flags to an INIT reply that the kernel offers and libfuse does not know."""
-    (offered,), (accepted,) = _INIT_FLAGS.unpack_from(request, offered_at), _INIT_FLAGS.unpack_from(reply, at)
-    _INIT_FLAGS.pack_into(reply, at, accepted | offered & _HANDLE_KILLPRIV_V2)
+def _detach_top(mountpoint: str, number: int) -> None:
+    """Detach the mount of this number, if it is still the topmost one: another one may be there by now."""
+    top = mounted_at(mountpoint)
+    if top is not None and top.number == number:
+        detach(mountpoint, lazy=True)
 
 
 class _Arguments(ctypes.Structure):
@@ -225,19 +227,15 @@ def _escaped(option: str) -> str:
 
 @contextlib.contextmanager
 def _stderr() -> Iterator[list[str]]:
-    """Collect what libfuse and fusermount3 write to standard error, the only place where they give reasons."""
-    said: list[str] = []
+    """Collect the lines of libfuse and fusermount3 on standard error, the only place where they give reasons."""
+    lines: list[str] = []
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
-            yield said
+            yield lines
         finally:
             os.dup2(before, 2)
             os.close(before)
             file.seek(0)
-            said += file.read().decode("utf8", "replace").split("\n")
-
-
-def _reason(said: list[str], otherwise: str) -> str:
-    return "; ".join(filter(None, map(str.strip, said))) or otherwise
+            lines += filter(None, map(str.strip, file.read().decode("utf8", "replace").split("\n")))

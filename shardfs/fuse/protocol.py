@@ -1,9 +1,9 @@
-"""libfuse 3 and the kernel's FUSE protocol: mount, negotiate, decode requests, encode replies. No policy.
+"""The kernel's FUSE protocol: the structs of requests, and replies. No policy.
 
-libfuse mounts (through fusermount3 where necessary), negotiates the protocol, and unmounts. Requests are read from the
-session's descriptor and answered on it directly, as packed structs. That costs half a microsecond; a ctypes callback
-and reply cost three. Also, the kernel's structs never change, while libfuse's (`fuse_file_info`, `fuse_conn_info`)
-moved fields in 3.15 and 3.17. See docs/decisions/0004-requests-are-answered-without-libfuse.md.
+Requests are read from the session's descriptor and answered on it directly, as packed structs. That costs half a
+microsecond; a ctypes callback and reply cost three. Also, the kernel's structs never change, while libfuse's
+(`fuse_file_info`, `fuse_conn_info`) moved fields in 3.15 and 3.17. See
+docs/decisions/0004-requests-are-answered-without-libfuse.md.
 
 Struct layouts are those of `include/uapi/linux/fuse.h`, protocol 7.23 and later, in the byte order of the host.
 """
@@ -19,9 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.storage.mount_calls import detach
-from shardfs.storage.mount_table import mounted_at
-
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
@@ -31,13 +28,9 @@ if TYPE_CHECKING:
 
 # Opcodes
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, GETXATTR, LISTXATTR = 1, 2, 3, 14, 15, 17, 18, 22, 23
-
 INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, IOCTL, BATCH_FORGET, READDIRPLUS = 26, 27, 28, 29, 36, 39, 42, 44
-
 SETATTR, READLINK, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE = 4, 5, 6, 8, 9, 10, 11, 12, 13, 16
-
 FSYNC, FLUSH, FSYNCDIR = 20, 25, 30
-
 SETXATTR, REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE = 21, 24, 35, 43, 45, 47, 51
 
 MODIFYING = (SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR, CREATE,
@@ -60,7 +53,6 @@ OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH = 1, 2, 1 << 5  # flags of fuse_o
 
 # Which fields a SETATTR sets
 SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_MTIME, SET_HANDLE, SET_MTIME_NOW = 1, 2, 4, 8, 1 << 5, 1 << 6, 1 << 8
-
 RENAME_NOREPLACE = 1
 
 NAME_MAX = 255
@@ -74,96 +66,49 @@ REQUEST_BUFFER = MAX_TRANSFER + 4096
 
 # Requests. Offsets count from the start of the request, whose header has 40 bytes.
 BODY = 40
-
 HEADER_IN = Struct("=IIQQ")  # length, opcode, unique, node
-
 CALLER, CALLER_IN = 24, Struct("=III")  # in the header: user, group, process
-
 FORGET_IN = Struct("=Q")  # number of references
-
 BATCH_FORGET_IN = Struct("=I4x")  # count; then pairs of node and number of references
-
 READ_IN = Struct("=8xQI")  # offset, size (of READ, READDIR, READDIRPLUS)
-
 READDIR_IN = Struct("=QQI")  # handle, offset, size
-
 HANDLE_IN = Struct("=Q")  # the first field of RELEASE, FLUSH, FSYNC, RELEASEDIR, FSYNCDIR
-
 OPEN_IN = Struct("=I4x")  # flags
-
 CREATE_IN = Struct("=III4x")  # flags, mode, umask; then the name
-
 MKNOD_IN = Struct("=III4x")  # mode, device, umask; then the name
-
 MKDIR_IN = Struct("=II")  # mode, umask; then the name
-
 WRITE_IN = Struct("=QQI20x")  # handle, offset, size; then the data
-
 SETATTR_IN = Struct("=I4xQQ16xq12xI4xI4xII4x")  # fields set, handle, size, mtime, its nsec, mode, user, group
-
 RENAME_IN, RENAME2_IN = Struct("=Q"), Struct("=QI4x")  # new directory, flags; then both names
-
 LINK_IN = Struct("=Q")  # node; then the name
-
 FALLOCATE_IN = Struct("=QQQI4x")  # handle, offset, size, mode
-
 SETXATTR_IN = Struct("=II")  # size, flags; then the name and the value
-
 GETXATTR_IN = Struct("=I4x")  # size; then the name
 
 # Replies
 HEADER_OUT = Struct("=IiQ")  # length, -errno, unique
-
 HEADER_SIZE = HEADER_OUT.size
-
 _ATTR = "QQQqqqIIIIIIIIII"  # ino size blocks atime mtime ctime their-nsec*3 mode nlink uid gid rdev blksize flags
-
 _ENTRY_OUT = Struct("=IiQ" + "QQQQII" + _ATTR)  # node, generation, entry and attribute timeout, their nsec
-
 _DIRENTPLUS = Struct("=" + "QQQQII" + _ATTR + "QQII")  # fuse_entry_out, then ino, offset, length and type of the name
-
 _SHORT_DIRENTPLUS = Struct("=Q32sQQQqqqIII28sQQII8s")  # with a short name; common parts are strings of bytes
-
 _DOTS_PLUS = Struct("=128xQQII8s128xQQII8s")  # two by name only
-
 _DIRENT = Struct("=" + "QQII8s")  # ino, offset, length and type of a name; a short name
-
 _ATTR_OUT = Struct("=IiQ" + "QII" + _ATTR)  # attribute timeout, its nsec
-
 SHORT_RECORD = _SHORT_DIRENTPLUS.size
-
 _UNIQUE = Struct("=Q")  # `unique`, at byte 8 of every reply
-
 _UNIQUE_NODE = Struct("=QQ")  # `unique` and node of a reply with an entry
-
 _ATTR_START = Struct("=QQQqqqIII")  # the fields that differ from file to file
-
 _OPEN_OUT = Struct("=IiQ" + "QI4x")  # handle, flags
-
 _STATFS_OUT = Struct("=IiQ" + "QQQQQIII28x")  # blocks free available files ffree bsize namelen frsize
-
 _XATTR_SIZE_OUT = Struct("=IiQ" + "I4x")
-
 _WRITE_OUT = Struct("=IiQ" + "I4x")
-
 _CREATE_OUT = Struct("=QI4x")  # follows an entry: handle, flags
-
 _INVALID_ENTRY, _INVALID_INODE = Struct("=IiQ" + "QI4x"), Struct("=IiQ" + "Qqq")
-
 _NOTIFY_INODE, _NOTIFY_ENTRY = 2, 3
-
 _MODE = Struct("=I")
-
 _ENTRY_MODE, _ATTR_MODE = 116, 92  # byte offsets in the replies
-
 BLOCK = 4096  # st_blksize: the buffer size that many programs use
-
-
-def _detach_top(mountpoint: str, number: int) -> None:
-    """Detach the mount of this number, if it is still the topmost one: another one may be there by now."""
-    top = mounted_at(mountpoint)
-    if top is not None and top.number == number:
-        detach(mountpoint, lazy=True)
 
 
 # ---- replies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,11 @@ from shardfs.fuse import control, protocol
 from shardfs.vfs.inodes import CREATED, TABLE_END
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Iterator
     from typing import TypeAlias
 
     from shardfs.fuse.device import Device, Handler
+    from shardfs.fuse.invalidation import AttributeCache
     from shardfs.model.file_tree import FileTree, Listable
     from shardfs.model.listing import Batch
     from shardfs.model.values import U64, Bool
@@ -79,9 +79,9 @@ class RecordStream:
     """The records of one directory, from one position on.
 
     Args:
-        stamp: returns a number that changes whenever attributes in the batches may be outdated. From then on, entries
-            are sent as names only. Otherwise the kernel would replace new sizes by old ones and would find names again
-            that it has just removed.
+        cache: given on a writable mount. When its stamp changes, the attributes in the batches may be outdated. From
+            then on, entries are sent as names only. Otherwise the kernel would replace new sizes by old ones and would
+            find names again that it has just removed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RecordStream:
         offset: int,
         *,
         plus: bool,
-        stamp: Callable[[], int] | None = None,
+        cache: AttributeCache | None = None,
     ) -> None:
         self._encoder, self._plus = encoder, plus
         self._batches = (batch for batch in batches if len(batch.names))
@@ -104,7 +104,7 @@ class RecordStream:
         self._records_sent, self._bytes_sent = 0, 0
         self._offset = max(offset, DOTS)
         self._has_counted_nodes = False
-        self._stamp, self._first_stamp = stamp, stamp() if stamp is not None else 0
+        self._cache, self._first_stamp = cache, cache.stamp if cache is not None else 0
 
     def seek(self, offset: int) -> bool:
         """Move to a position behind one of the records of the current batch; False if it is none of these."""
@@ -121,14 +121,14 @@ class RecordStream:
         dots, self._dots = self._dots, b""
         if self._records_sent == len(self._ends) and not self._build():
             return dots, [], self._offset
-        if self._stamp is not None and self._first_stamp != self._stamp():
+        if self._cache is not None and self._first_stamp != self._cache.stamp:
             self._reduce_to_names()
         last = int(self._ends.searchsorted(self._bytes_sent + size - len(dots), "right"))
         end = int(self._ends[last - 1])
         nodes = self._nodes[self._records_sent : last]
         page, self._offset = self._body[self._bytes_sent : end], int(self._offsets[last - 1])
         self._records_sent, self._bytes_sent = last, end
-        if last == len(self._ends) and self._stamp is None:
+        if last == len(self._ends) and self._cache is None:
             self._body = memoryview(b"")
         counted = nodes[(nodes != 0) & _are_counted(nodes)].tolist() if self._has_counted_nodes else []
         return dots + page if dots else page, counted, self._offset
@@ -167,13 +167,13 @@ def _stream(
     size: int,
     *,
     plus: bool,
-    stamp: Callable[[], int] | None = None,
+    cache: AttributeCache | None = None,
 ) -> RecordStream | OnePage:
     """The records of a directory from position `offset`, of which the first page may have `size` bytes."""
     entries = tree.small_listing(number, size // protocol.SHORT_RECORD - DOTS) if plus and not offset else None
     if entries is None:
         batches = tree.scan(number, max(offset - DOTS, 0))
-        return RecordStream(encoder, batches, number, offset, plus=plus, stamp=stamp)
+        return RecordStream(encoder, batches, number, offset, plus=plus, cache=cache)
     return OnePage(encoder.few_entries(number, entries), entries[-1][-1] + DOTS if entries else DOTS)
 
 
@@ -189,40 +189,17 @@ class OpenDirectory:
     current batch; if it is not there, the directory is scanned again.
     """
 
-    def __init__(self, encoder: protocol.Encoder, tree: Listable, number: int, stamp: Callable[[], int]) -> None:
-        self._encoder, self._tree, self._number, self._stamp = encoder, tree, number, stamp
+    def __init__(self, encoder: protocol.Encoder, tree: Listable, number: int, cache: AttributeCache) -> None:
+        self._encoder, self._tree, self._number, self._cache = encoder, tree, number, cache
         self._stream: RecordStream | OnePage = OnePage(b"", -1)
         self._offset = -1
 
     def page(self, offset: int, size: int, *, plus: bool) -> Page:
         """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
         if offset != self._offset and not (offset and self._stream.seek(offset)):
-            self._stream = _stream(self._encoder, self._tree, self._number, offset, size, plus=plus, stamp=self._stamp)
+            self._stream = _stream(self._encoder, self._tree, self._number, offset, size, plus=plus, cache=self._cache)
         page, counted, self._offset = self._stream.take(size)
         return page, counted
-
-
-class OpenDirectories:
-    """The directories that clients have open, by handle. Thread-safe."""
-
-    def __init__(self, encoder: protocol.Encoder, stamp: Callable[[], int]) -> None:
-        self._encoder, self._stamp = encoder, stamp
-        self._open: dict[int, OpenDirectory] = {}
-        self._handles = itertools.count(1)
-
-    def open(self, tree: Listable, number: int) -> int:
-        """A new handle for a directory."""
-        handle = next(self._handles)
-        self._open[handle] = OpenDirectory(self._encoder, tree, number, self._stamp)
-        return handle
-
-    def release(self, handle: int) -> None:
-        """Drop a handle."""
-        self._open.pop(handle, None)
-
-    def page(self, handle: int, offset: int, size: int, *, plus: bool) -> Page:
-        """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
-        return self._open[handle].page(offset, size, plus=plus)
 
 
 class DirRequests:
@@ -250,10 +227,22 @@ class DirRequests:
 
 
 class WritableDirRequests:
-    """Requests about directories on a writable mount, for one thread. Each open directory has a handle."""
+    """Requests about directories on a writable mount, for one thread. Each open directory has a handle.
 
-    def __init__(self, tree: FileTree, files: control.Control, directories: OpenDirectories, device: Device) -> None:
-        self._tree, self._files, self._directories, self._device = tree, files, directories, device
+    All threads share `directories`, which has the open directories by handle, and `handles`, which gives new handles.
+    """
+
+    def __init__(
+        self,
+        tree: FileTree,
+        files: control.Control,
+        cache: AttributeCache,
+        directories: dict[int, OpenDirectory],
+        handles: Iterator[int],
+        device: Device,
+    ) -> None:
+        self._tree, self._files, self._cache, self._device = tree, files, cache, device
+        self._directories, self._handles = directories, handles
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -265,17 +254,19 @@ class WritableDirRequests:
 
     def _open(self, unique: int, number: int, _size: int) -> None:
         source = self._tree if number < control.DIRECTORY else self._files
-        handle = self._directories.open(source, number)
+        handle = next(self._handles)
+        self._directories[handle] = OpenDirectory(self._device.encoder, source, number, self._cache)
         if not self._device.send(protocol.opened(unique, 0, handle)):
-            self._directories.release(handle)
+            del self._directories[handle]
 
     def _list(self, unique: int, *, plus: bool) -> None:
         handle, offset, size = protocol.READDIR_IN.unpack_from(self._device.request, protocol.BODY)
-        page, counted = self._directories.page(handle, offset, size, plus=plus)
+        page, counted = self._directories[handle].page(offset, size, plus=plus)
         _send_page(self._tree, self._device, unique, page, counted)
 
     def _release(self, unique: int, _number: int, _size: int) -> None:
-        self._directories.release(*protocol.HANDLE_IN.unpack_from(self._device.request, protocol.BODY))
+        (handle,) = protocol.HANDLE_IN.unpack_from(self._device.request, protocol.BODY)
+        self._directories.pop(handle, None)
         self._device.send(protocol.error(unique, 0))
 
 

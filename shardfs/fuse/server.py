@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -10,14 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from shardfs.fuse import control, libfuse, protocol
 from shardfs.fuse.access import RecordingDevice
 from shardfs.fuse.device import Device
-from shardfs.fuse.error_log import ErrorLog
 from shardfs.fuse.invalidation import AttributeCache, Notices
-from shardfs.fuse.leadership import TIMED, Leadership, RequestLoop
-from shardfs.fuse.node_requests import NodeRequests, WritableNodeRequests, forget_handlers
+from shardfs.fuse.leadership import TIMED, ErrorLog, Leadership, RequestLoop
+from shardfs.fuse.node_requests import NodeRequests, WritableNodeRequests, XattrRequests, forget_handlers
 from shardfs.fuse.read_requests import ReadRequests
-from shardfs.fuse.readdir import DirRequests, Listings, OpenDirectories, WritableDirRequests
+from shardfs.fuse.readdir import DirRequests, Listings, WritableDirRequests
 from shardfs.fuse.write_requests import NameRequests, WriteRequests
-from shardfs.fuse.xattr_requests import XattrRequests
 from shardfs.storage.counters import OPCODES, Histogram, RequestTally
 from shardfs.vfs.inodes import TABLE_END
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardfs.fuse.access import AccessLog
     from shardfs.fuse.device import Handler
+    from shardfs.fuse.readdir import OpenDirectory
     from shardfs.fuse.settings import FuseSettings
     from shardfs.fuse.write_requests import WritableTree
     from shardfs.model.attributes import Attributes
@@ -63,7 +63,8 @@ class Server:
         self._listings = Listings(settings.encoder())
         # Of a writable mount
         self._cache = AttributeCache()
-        self._directories = OpenDirectories(settings.encoder(), lambda: self._cache.stamp)
+        self._directories: dict[int, OpenDirectory] = {}
+        self._directory_handles = itertools.count(1)
 
     def start(self, tree: FileTree, session: libfuse.Session, on_end: Callable[[], object]) -> None:
         """Begin to serve, in threads of its own. `on_end` is called in one of them when the mount has ended.
@@ -142,10 +143,11 @@ class Server:
         # COPY_FILE_RANGE and TMPFILE get ENOSYS: the kernel returns EOPNOTSUPP to clients and does not ask again.
         tree, files, cache, waiting = cast("WritableTree", self._tree), self.control, self._cache, self.waiting
         nodes = WritableNodeRequests(tree, cache, device, self._control_replies(device))
+        directories = WritableDirRequests(tree, files, cache, self._directories, self._directory_handles, device)
         return {
             **nodes.handlers(),
             **forget_handlers(tree, files, device.request, end=control.DIRECTORY),
-            **WritableDirRequests(tree, files, self._directories, device).handlers(),
+            **directories.handlers(),
             protocol.READ: ReadRequests(tree, files, cache.entries, nodes.attributes, device, waiting).handler(),
             **WriteRequests(tree, cache, device, nodes, waiting).handlers(),
             **NameRequests(tree, cache, device, nodes).handlers(),

@@ -141,8 +141,8 @@ class WriteRequests:
             protocol.OPEN: self._open,
             protocol.WRITE: self._write_handler(),
             protocol.FALLOCATE: self._fallocate,
-            protocol.FLUSH: self._flush,
-            protocol.FSYNC: self._fsync,
+            protocol.FLUSH: self._sync_handler(self._tree.flush),
+            protocol.FSYNC: self._sync_handler(self._tree.fsync),
             protocol.FSYNCDIR: self._fsyncdir,
             protocol.RELEASE: self._release,
             protocol.SETATTR: self._setattr,
@@ -200,23 +200,19 @@ class WriteRequests:
             self._cache.changed(number)
         self._send(protocol.error(unique, 0))
 
-    def _flush(self, unique: int, number: int, _size: int) -> None:
-        if number < control.DIRECTORY:
-            (handle,) = protocol.HANDLE_IN.unpack_from(self._request, protocol.BODY)
-            try:
-                self._tree.flush(handle)
-            finally:
-                self._cache.changed()  # of all files: this may be a metadata document, which describes other files
-        self._send(protocol.error(unique, 0))
+    def _sync_handler(self, sync: Callable[[int], None]) -> Handler:
+        """The handler of FLUSH or FSYNC, which calls `sync` with the handle."""
 
-    def _fsync(self, unique: int, number: int, _size: int) -> None:
-        if number < control.DIRECTORY:
-            (handle,) = protocol.HANDLE_IN.unpack_from(self._request, protocol.BODY)
-            try:
-                self._tree.fsync(handle)
-            finally:
-                self._cache.changed()
-        self._send(protocol.error(unique, 0))
+        def answer(unique: int, number: int, _size: int) -> None:
+            if number < control.DIRECTORY:
+                (handle,) = protocol.HANDLE_IN.unpack_from(self._request, protocol.BODY)
+                try:
+                    sync(handle)
+                finally:
+                    self._cache.changed()  # of all files: this may be a metadata document, which describes other files
+            self._send(protocol.error(unique, 0))
+
+        return answer
 
     def _fsyncdir(self, unique: int, number: int, _size: int) -> None:
         if number < control.DIRECTORY:
@@ -289,8 +285,7 @@ class NameRequests:
         self._request, self._send = device.request, device.send
 
     def handlers(self) -> dict[int, Handler]:
-        return {
-            protocol.CREATE: self._create,
+        changes = {
             protocol.MKNOD: self._mknod,
             protocol.MKDIR: self._mkdir,
             protocol.UNLINK: self._unlink,
@@ -299,8 +294,27 @@ class NameRequests:
             protocol.RENAME2: self._rename2,
             protocol.LINK: self._link,
             protocol.SYMLINK: self._symlink,
-            protocol.READLINK: self._readlink,
         }
+        change_handlers = {opcode: self._change_handler(change) for opcode, change in changes.items()}
+        return {**change_handlers, protocol.CREATE: self._create, protocol.READLINK: self._readlink}
+
+    def _change_handler(self, change: Callable[[int, int], Attributes | None]) -> Handler:
+        """A handler that calls `change` with the request's node number and size.
+
+        The reply describes the file or directory that `change` returns, if there is one.
+        """
+
+        def answer(unique: int, number: int, size: int) -> None:
+            try:
+                made = change(number, size)
+            finally:
+                self._cache.changed()
+            if made is None:
+                self._send(protocol.error(unique, 0))
+            else:
+                self._nodes.send_entry(unique, made)
+
+        return answer
 
     def _name(self, parent: int, start: int, end: int) -> bytes:
         """A name in the request that is to be made or removed. Raise OSError if that is not possible."""
@@ -321,86 +335,53 @@ class NameRequests:
         if not self._nodes.send_created(unique, found, handle):
             self._tree.release(handle)
 
-    def _mknod(self, unique: int, parent: int, size: int) -> None:
+    def _mknod(self, parent: int, size: int) -> Attributes:
         mode, _, _ = protocol.MKNOD_IN.unpack_from(self._request, protocol.BODY)
         name = self._name(parent, protocol.BODY + protocol.MKNOD_IN.size, size - 1)
         if not stat.S_ISREG(mode):
             raise PermissionError(errno.EPERM, "a mount holds only files, directories and symbolic links", name)
-        try:
-            found, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
-            self._tree.flush(handle)
-            self._tree.release(handle)
-        finally:
-            self._cache.changed()
-        self._nodes.send_entry(unique, found)
+        found, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
+        self._tree.flush(handle)
+        self._tree.release(handle)
+        return found
 
-    def _mkdir(self, unique: int, parent: int, size: int) -> None:
+    def _mkdir(self, parent: int, size: int) -> Attributes:
         mode, _ = protocol.MKDIR_IN.unpack_from(self._request, protocol.BODY)
         name = self._name(parent, protocol.BODY + protocol.MKDIR_IN.size, size - 1)
-        try:
-            found = self._tree.mkdir(parent, name, mode & PERMISSIONS)
-        finally:
-            self._cache.changed()
-        self._nodes.send_entry(unique, found)
+        return self._tree.mkdir(parent, name, mode & PERMISSIONS)
 
-    def _unlink(self, unique: int, parent: int, size: int) -> None:
-        name = self._name(parent, protocol.BODY, size - 1)
-        try:
-            self._tree.unlink(parent, name)
-        finally:
-            self._cache.changed()
-        self._send(protocol.error(unique, 0))
+    def _unlink(self, parent: int, size: int) -> None:
+        self._tree.unlink(parent, self._name(parent, protocol.BODY, size - 1))
 
-    def _rmdir(self, unique: int, parent: int, size: int) -> None:
-        name = self._name(parent, protocol.BODY, size - 1)
-        try:
-            self._tree.rmdir(parent, name)
-        finally:
-            self._cache.changed()
-        self._send(protocol.error(unique, 0))
+    def _rmdir(self, parent: int, size: int) -> None:
+        self._tree.rmdir(parent, self._name(parent, protocol.BODY, size - 1))
 
-    def _rename(self, unique: int, parent: int, size: int) -> None:
+    def _rename(self, parent: int, size: int) -> None:
         (new_parent,) = protocol.RENAME_IN.unpack_from(self._request, protocol.BODY)
-        self._move(unique, parent, new_parent, protocol.BODY + protocol.RENAME_IN.size, size, noreplace=False)
+        self._move(parent, new_parent, protocol.BODY + protocol.RENAME_IN.size, size, noreplace=False)
 
-    def _rename2(self, unique: int, parent: int, size: int) -> None:
+    def _rename2(self, parent: int, size: int) -> None:
         new_parent, flags = protocol.RENAME2_IN.unpack_from(self._request, protocol.BODY)
         if flags & ~protocol.RENAME_NOREPLACE:
             # An exchange done as a plain rename would lose one of the two files.
             raise OSError(errno.EINVAL, "renames support no flag but RENAME_NOREPLACE", f"{flags:#x}")
-        start = protocol.BODY + protocol.RENAME2_IN.size
-        self._move(unique, parent, new_parent, start, size, noreplace=bool(flags))
+        self._move(parent, new_parent, protocol.BODY + protocol.RENAME2_IN.size, size, noreplace=bool(flags))
 
-    def _move(self, unique: int, parent: int, new_parent: int, start: int, size: int, *, noreplace: bool) -> None:
+    def _move(self, parent: int, new_parent: int, start: int, size: int, *, noreplace: bool) -> None:
         middle = start + bytes(self._request[start:size]).index(b"\0")
-        name = self._name(parent, start, middle)
-        new_name = self._name(new_parent, middle + 1, size - 1)
-        try:
-            self._tree.rename(parent, name, new_parent, new_name, noreplace)
-        finally:
-            self._cache.changed()
-        self._send(protocol.error(unique, 0))
+        name, new_name = self._name(parent, start, middle), self._name(new_parent, middle + 1, size - 1)
+        self._tree.rename(parent, name, new_parent, new_name, noreplace)
 
-    def _link(self, unique: int, new_parent: int, size: int) -> None:
+    def _link(self, new_parent: int, size: int) -> Attributes:
         (number,) = protocol.LINK_IN.unpack_from(self._request, protocol.BODY)
         if number >= control.DIRECTORY:
             raise control.not_permitted()
         name = self._name(new_parent, protocol.BODY + protocol.LINK_IN.size, size - 1)
-        try:
-            found = self._tree.link(number, new_parent, name)
-        finally:
-            self._cache.changed()
-        self._nodes.send_entry(unique, found)
+        return self._tree.link(number, new_parent, name)
 
-    def _symlink(self, unique: int, parent: int, size: int) -> None:
-        names = bytes(self._request[protocol.BODY : size - 1])
-        middle = names.index(b"\0")
-        name = self._name(parent, protocol.BODY, protocol.BODY + middle)
-        try:
-            found = self._tree.symlink(parent, name, names[middle + 1 :])
-        finally:
-            self._cache.changed()
-        self._nodes.send_entry(unique, found)
+    def _symlink(self, parent: int, size: int) -> Attributes:
+        name, _, target = bytes(self._request[protocol.BODY : size - 1]).partition(b"\0")
+        return self._tree.symlink(parent, self._name(parent, protocol.BODY, protocol.BODY + len(name)), target)
 
     def _readlink(self, unique: int, number: int, _size: int) -> None:
         if number >= control.DIRECTORY:

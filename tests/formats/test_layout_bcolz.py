@@ -161,7 +161,12 @@ def test_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "chunk", "dtype", "why"),
     [
-        ((8, 8), (4, 4), "uint8", r"cuts arrays along the first axis only, and chunks of \(8, 8\) are \(4, 4\)"),
+        (
+            (8, 8),
+            (4, 4),
+            "uint8",
+            r"cuts arrays along the first axis only, but an array of \(8, 8\) has chunks of \(4, 4\)",
+        ),
         ((), (), "uint8", "has no arrays without axes"),
     ],
 )
@@ -371,9 +376,9 @@ def test_tables_of_bcolz_are_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "why"),
     [
-        ({"dtype": "object"}, "no type of plain bytes"),
-        ({"dtype": "|S3"}, "none of numbers"),
-        ({"dtype": [["x", "<i4"], ["y", "<f8"]]}, "none of numbers"),
+        ({"dtype": "object"}, "it holds Python objects"),
+        ({"dtype": "|S3"}, "not a number type"),
+        ({"dtype": [["x", "<i4"], ["y", "<f8"]]}, "not a number type"),
         ({"chunklen": 0}, "chunklen should be an integer"),
         ({"dtype": None}, "dtype None is unknown"),
     ],
@@ -389,5 +394,5 @@ def test_structured_superchunks_and_plain_packs_are_refused(tmp_path: Path) -> N
     with pytest.raises(UnsupportedError, match=r"^t: cannot be shown as zarr3: a structured data type"):
         _shown(tmp_path, "zarr3")
     write_files(tmp_path / "p", {"x.blp": Superchunk(version=3).write([compressed(b"abc"), compressed(b"de")])})
-    with pytest.raises(UnsupportedError, match=r"^x.blp: cannot be shown as zarr3: no array of numpy's"):
+    with pytest.raises(UnsupportedError, match=r"^x.blp: cannot be shown as zarr3: no numpy array"):
         _shown(tmp_path / "p", "zarr3")

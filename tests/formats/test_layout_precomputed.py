@@ -206,7 +206,7 @@ def test_chunks_pass_where_they_can(chain: list[Any], passes: bool, tmp_path: Pa
             np.ones((5, 2, 2, 2), "uint8"),
             (2, 2, 2, 2),
             {},
-            "its 5 channels lie in 3 chunks; precomputed has all in one",
+            "its 5 channels are in 3 chunks; precomputed has all channels in one chunk",
         ),
     ],
 )

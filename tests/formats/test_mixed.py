@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from shardfs.formats.registry import as_markdown, formats, layouts_as_markdown
+from shardfs.formats.registry import formats, views
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import CorruptShardError, NotADatasetError, UnsupportedError
 from shardfs.vfs import discovery
@@ -138,13 +138,19 @@ def _json(run: CompletedProcess[str]) -> dict[str, Any]:
 
 def test_every_registered_system_is_among_them(planted: Mapping[str, Planted]) -> None:
     """Skeletons and annotations are found as meshes are, by documents of their own."""
-    assert {one.format for one in planted.values()} == {system.format for f in formats() for system in f.systems}
+    assert {one.format for one in planted.values()} == {name for f in formats() for name in f.dataset_formats}
 
 
-def test_the_table_in_the_documents_is_that_of_the_registry() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    assert as_markdown() in (docs / "formats.md").read_text(), "run: python scripts/formats_table.py"
-    assert layouts_as_markdown() in (docs / "layouts.md").read_text(), "run: python scripts/formats_table.py"
+def test_the_documentation_has_a_row_for_each_format_and_layout() -> None:
+    text = (Path(__file__).parents[2] / "docs/layouts.md").read_text()
+    rows = [tuple(line.split(" | ")[:2]) for line in text.splitlines() if line.startswith("| ")]
+    names = [name for f in formats() for name in f.dataset_formats]
+    assert [row for row in rows if row[0][2:] in names] == [(f"| {name}", view) for name in names for view in views()]
+
+
+def test_the_documentation_names_the_documents_of_each_format() -> None:
+    text = (Path(__file__).parents[2] / "docs/formats.md").read_text()
+    assert all(f"`{f.documents[0]}`" in text for f in formats() if f.documents)
 
 
 def _frame_beside_an_array(root: Path) -> Mapping[str, bytes]:

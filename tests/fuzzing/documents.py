@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 FORMATS = {"zarr": "zarr3", "volume": "precomputed", "n5": "n5"}
-DRAFT = ZARR_TRANSFORMER.systems[0].format
+DRAFT = ZARR_TRANSFORMER.dataset_formats[0]
 
 
 VALUES = json_values | st.sampled_from((10**400, -(10**400), 1e308, 5e-324))

@@ -143,7 +143,7 @@ def test_what_is_left_out_is_told(zarr: Farm) -> None:
     told = shardfs("info", zarr[0] / "plain", "-o", "layout=precomputed,unsupported=skip", "--json")
     problems = {p["path"]: p["why"] for p in json.loads(told.stdout)["problems"] if p["skipped"]}
     assert problems["dtype_float64"] == "cannot be shown as precomputed: precomputed has no data type float64"
-    assert problems["rank_4"].endswith("channels lie in 3 chunks; precomputed has all in one")
+    assert problems["rank_4"].endswith("channels are in 3 chunks; precomputed has all channels in one chunk")
 
 
 def test_a_mount_is_refused(zarr: Farm, mounted: Mounted) -> None:

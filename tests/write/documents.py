@@ -44,7 +44,7 @@ class Mount:
         for directory in self._described(self.shown):
             at = directory.relative_to(self.shown)
             stored, path = self._stored(self.source / at), at.as_posix()
-            rule = self.rules.match(path, next(s.format for s in self.format.systems))
+            rule = self.rules.match(path, self.format.dataset_formats[0])
             for name, new in self._stored(directory).items():
                 seen = dict(stored)
                 for other in self.format.references(path, name, new):

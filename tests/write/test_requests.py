@@ -394,21 +394,23 @@ def test_the_kernel_is_told_of_changes_that_it_did_not_make(writer: Writer) -> N
     assert told.body == struct.pack("=Qqq", 6, 0, 0)
 
 
-def test_a_request_that_was_postponed_is_done_once(writer: Writer) -> None:
+def test_a_request_that_was_postponed_is_done_once() -> None:
     """All threads wait; what changes something then waits as a whole."""
-    number, handle = writer.create(b"f")
     gates = [threading.Event() for _ in range(20)]
     turns = iter(gates)
 
     def fsync(handle: int) -> None:
-        writer.kernel.waiting()
+        kernel.waiting()
         next(turns).wait(10)
 
-    writer.tree.fsync = fsync
-    asked = [writer.kernel.send(protocol.FSYNC, number, struct.pack("=QIIQ", handle, 0, 0, 0)) for _ in gates]
-    writer.kernel.send(protocol.GETATTR, ROOT, bytes(16))
-    assert writer.kernel.receive().error == 0  # someone answers
-    for gate in gates:
-        gate.set()
-    assert sorted(writer.kernel.receive().unique for _ in asked) == sorted(asked)
-    assert next(turns, None) is None
+    tree: Any = MemoryTree()
+    tree.fsync = fsync
+    with serving(tree, rw=True, file_mode=0o644, dir_mode=0o755) as kernel:
+        number, handle = Writer(kernel).create(b"f")
+        asked = [kernel.send(protocol.FSYNC, number, struct.pack("=QIIQ", handle, 0, 0, 0)) for _ in gates]
+        kernel.send(protocol.GETATTR, ROOT, bytes(16))
+        assert kernel.receive().error == 0  # someone answers
+        for gate in gates:
+            gate.set()
+        assert sorted(kernel.receive().unique for _ in asked) == sorted(asked)
+        assert next(turns, None) is None

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from shardfs.formats.bcolz import edits
 from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
-from shardfs.formats.bcolz.values import parsed, problem_of
+from shardfs.formats.bcolz.values import parsed
 from shardfs.formats.bcolz.view import shown_as_bcolz
-from shardfs.formats.format import Format, Pairing, System
+from shardfs.formats.documents import UNFIT, reason
+from shardfs.formats.format import Format
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.superchunk import Beginning, is_superchunk, read_head
@@ -37,35 +38,9 @@ class Bcolz(Format):
 
     name = "bcolz"
     renames = False
-    pairings = (
-        Pairing(
-            "zarr3",
-            "pass behind a header if Blosc, cut along the first axis only; else put into Blosc uncompressed",
-            "bcolz-zipline",
-        ),
-        Pairing("zarr3-draft", "as Zarr v3's", "bcolz-zipline"),
-        Pairing("precomputed", "volumes cut along z only: decoded, put into Blosc uncompressed", "bcolz-zipline"),
-        Pairing("n5", "as Zarr v3's", "bcolz-zipline"),
-        Pairing("bcolz", "the native layout", "see docs/formats.md"),
-        Pairing("bloscpack", "the native layout", "see docs/formats.md"),
-    )
-    systems = (
-        System(
-            "bcolz",
-            "bcolz superchunks",
-            "`meta/sizes`, and `meta/storage` with `superchunksize`",
-            "bcolz 1.x: `data/__0.blp`",
-            "python-blosc (chunks)",
-            "bcolz-zipline",
-        ),
-        System(
-            "bloscpack",
-            "bloscpack files",
-            "`*.blp`, `*.bp`, and how the file begins",
-            "a directory of bcolz 1.x",
-            "bloscpack",
-            "bcolz-zipline",
-        ),
+    dataset_formats = (
+        "bcolz",
+        "bloscpack",
     )
 
     def __init__(self, *documents: str) -> None:
@@ -81,8 +56,8 @@ class Bcolz(Format):
             if "superchunksize" not in storage:  # bcolz 1.x: a file for each chunk already
                 return open_carray(path, sizes, storage, documents.get(ATTRS))
             return open_superchunks(path, sizes, storage, documents)
-        except (ValueError, TypeError, KeyError) as e:
-            return Dataset(self.name, problems=(problem_of(path, e),), closed=True)
+        except UNFIT as e:
+            return Dataset(self.name, problems=(Problem(path, reason(e)),), closed=True)
 
     def may_hold(self, name: str) -> bool:
         # bcolz names single chunks like this. They are not opened, because a `data` directory may have very many.

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.formats import zarr_values
-from shardfs.formats.bcolz.values import integer, integers, numpy_dtype
-from shardfs.formats.documents import parse_json
+from shardfs.formats.bcolz.values import integers, numpy_dtype
+from shardfs.formats.documents import UNFIT, integer, mapping_or_empty, parse_json, reason
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset
@@ -47,7 +47,7 @@ class BlpHeader:
 
     def show(self, coords: Coords, stored: bytes) -> bytes:
         if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
-            raise ValueError(f"a Blosc chunk that says another size than {len(stored)} bytes")
+            raise ValueError(f"not a whole Blosc chunk: {len(stored)} bytes are not the size in its header")
         return self.head + stored
 
     def require(self, coords: Coords, shown: bytes) -> None:
@@ -55,10 +55,10 @@ class BlpHeader:
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
         if not shown.startswith(self.head[:4]):
-            raise ValueError(f"no chunk of bcolz: it begins {shown[:4].hex()}")
+            raise ValueError(f"not a chunk of bcolz: it should begin with {self.head[:4]!r}, not {shown[:4]!r}")
         stored = shown[len(self.head) :]
         if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
-            raise ValueError(f"a Blosc chunk of {len(stored)} bytes that says another size")
+            raise ValueError(f"not a whole Blosc chunk: {len(stored)} bytes are not the size in its header")
         return stored
 
 
@@ -136,9 +136,9 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
     """
     dtype, shape = array.dtype, array.shape
     if dtype.name not in zarr_values.NUMBERS:
-        raise ValueError(f"data type {dtype!s:.80} is none of numbers")
+        raise ValueError(f"data type {dtype!s:.80} is not a number type")
     if 0 in shape[1:]:
-        raise ValueError(f"an array of {shape} has rows without elements")
+        raise ValueError(f"the rows of an array of shape {shape} have no elements")
     library, level, shuffle = array.compression
     parameters = {"cname": library, "clevel": level, "shuffle": zarr_values.SHUFFLES[shuffle]}
     encoding = ChunkEncoding(
@@ -165,18 +165,16 @@ def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any],
     try:
         shape = integers(sizes["shape"], "shape", 0)
         if not shape:
-            raise ValueError("no axes")
-        dtype, told = numpy_dtype(storage["dtype"], "little"), storage.get("cparams")
-        compression = compression_of(told if isinstance(told, dict) else {})
-        array = Carray(shape, integer(storage["chunklen"], "chunklen", 1), dtype, 0, compression)
-        described_so = described(array, "bcolz", {} if attributes is None else attributes_of(path, attributes))
-    except (ValueError, TypeError, KeyError, CorruptShardError) as e:
-        return replace(found, indescribable=f"no member {e}" if isinstance(e, KeyError) else str(e))
-    grid = (array.chunks,)
+            raise ValueError("shape should have at least one axis")
+        dtype = numpy_dtype(storage["dtype"], "little")
+        array = Carray(shape, integer(storage["chunklen"], "chunklen", 1), dtype, 0, compression_of(storage))
+        description = described(array, "bcolz", {} if attributes is None else attributes_of(path, attributes))
+    except (*UNFIT, CorruptShardError) as e:
+        return replace(found, indescribable=reason(e))
     names = NumberedNames(array.chunks, HEAD, TAIL)
-    layer = Layer(Unsharded(grid, lambda coords: f"__{coords[0]}.blp", lambda key: _coords_of(names, key)))
-    facts = Facts(shape, described_so.chunk, None, str(dtype), "none")
-    collection = Collection("bcolz", "data", names, (layer,), ("blosc",), facts, array=described_so)
+    layer = Layer(Unsharded((array.chunks,), lambda coords: f"__{coords[0]}.blp", lambda key: _coords_of(names, key)))
+    facts = Facts(shape, description.chunk, None, str(dtype), "none")
+    collection = Collection("bcolz", "data", names, (layer,), ("blosc",), facts, array=description)
     return replace(found, unsharded=(collection,))
 
 
@@ -185,12 +183,12 @@ def _coords_of(names: NumberedNames, key: str) -> Coords | None:
     return None if number is None else (number,)
 
 
-def compression_of(told: Mapping[str, Any]) -> Compression:
-    """The compression in the member `cparams`. Invalid values become bcolz's defaults."""
-    default = Compression()
-    level, shuffle = told.get("clevel"), told.get("shuffle")
+def compression_of(storage: Mapping[str, Any]) -> Compression:
+    """The compression in the member `cparams` of `meta/storage`. Invalid values become bcolz's defaults."""
+    default, parameters = Compression(), mapping_or_empty(storage.get("cparams"))
+    level, shuffle = parameters.get("clevel"), parameters.get("shuffle")
     return Compression(
-        str(told.get("cname", default.library)),
+        str(parameters.get("cname", default.library)),
         level if isinstance(level, int) and 0 <= level <= 9 else default.level,
         int(shuffle) if isinstance(shuffle, int) and 0 <= shuffle < len(zarr_values.SHUFFLES) else default.shuffle,
     )
@@ -198,5 +196,4 @@ def compression_of(told: Mapping[str, Any]) -> Compression:
 
 def attributes_of(path: str, raw: bytes) -> Mapping[str, Any]:
     """The attributes in the document `__attrs__`. Raise CorruptShardError if it is not JSON."""
-    found = parse_json(path, ATTRS, raw)
-    return found if isinstance(found, dict) else {}
+    return mapping_or_empty(parse_json(path, ATTRS, raw))

@@ -17,25 +17,20 @@ import numpy as np
 
 from shardfs.codecs.checks import Chain
 from shardfs.codecs.zlib_streams import inflate
+from shardfs.formats import zarr_values
+from shardfs.formats.bcolz import carrays
 from shardfs.formats.bcolz.carrays import (
     ATTRS,
     COLUMNS,
-    FORM,
-    HEAD,
     SIZES,
     STORAGE,
-    TAIL,
-    BlpHeader,
     Carray,
     Compression,
-    attributes_of,
     carray_documents,
-    compression_of,
-    described,
     json_line,
 )
-from shardfs.formats.bcolz.values import MAX_YAML_DEPTH, integer, integers, literal, numpy_dtype, parsed, problem_of
-from shardfs.formats.documents import parse_json
+from shardfs.formats.bcolz.values import MAX_YAML_DEPTH, integers, literal, numpy_dtype, parsed
+from shardfs.formats.documents import choice, integer, mapping, parse_json, reason
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
@@ -64,11 +59,11 @@ def _described(dataset: Dataset, array: Carray | None, attributes: Mapping[str, 
     (collection,) = dataset.collections
     try:
         if array is None:
-            raise ValueError("no array of numpy's, or one whose chunks are no rows of it")
-        known = described(array, "none", attributes)
+            raise ValueError("no numpy array, or one whose chunks are not whole rows")
+        known = carrays.described(array, "none", attributes)
     except ValueError as e:
         return replace(dataset, indescribable=str(e))
-    return replace(dataset, collections=(replace(collection, array=known),), form=FORM)
+    return replace(dataset, collections=(replace(collection, array=known),), form=carrays.FORM)
 
 
 # ---- superchunks ----
@@ -85,17 +80,17 @@ def open_superchunks(
     chunkshape = _chunkshape(storage, shape)
     per_file = integer(storage["superchunksize"], "superchunksize", 1)
     if storage.get("order", "C") != "C":
-        raise ValueError(f"order {storage['order']!r}: bcolz has arrays in C order only")
+        raise ValueError(f"order should be C, the only one that bcolz 1.x has, not {storage['order']!r:.80}")
     if not shape or not chunkshape or chunkshape[1:] != shape[1:]:
-        raise ValueError(f"chunks of {chunkshape} of an array of {shape}: bcolz cuts along the first axis only")
+        raise ValueError(
+            f"bcolz cuts arrays along the first axis only, but an array of {shape} has chunks of {chunkshape}"
+        )
     cbytes = sizes.get("cbytes", 0)
     about = Carray(
         shape, chunkshape[0], np.dtype("u1"), cbytes if isinstance(cbytes, int) else 0, _compression(storage)
     )
     attributes, problems = _attributes(path, documents)
-    dtype, endianness = storage["dtype"], storage.get("endianness", "little")
-    if endianness not in ("little", "big"):
-        raise ValueError(f"endianness should be little or big, not {endianness!r}")
+    dtype, endianness = storage["dtype"], choice(storage.get("endianness", "little"), "endianness", "little", "big")
     if not isinstance(dtype, dict):
         array = about._replace(dtype=numpy_dtype(dtype, endianness))
         collection = _collection("bcolz", "data", "data", _layers(array, per_file), array)
@@ -113,7 +108,7 @@ def _chunkshape(storage: Mapping[str, Any], shape: Coords) -> Coords:
     rows = integer(storage["chunklen"], "chunklen", 1)
     found = integers(storage["chunkshape"], "chunkshape", 1) if "chunkshape" in storage else (rows, *shape[1:])
     if found[:1] != (rows,):
-        raise ValueError(f"chunkshape is {found}, but chunklen {rows}: one of them must go")
+        raise ValueError(f"chunkshape is {found}, but chunklen {rows}: remove one of them from {STORAGE}")
     return found
 
 
@@ -132,10 +127,10 @@ def _collection(format: str, path: str, shards: str, layers: tuple[Layer, ...], 
         format=format,
         path=path,
         shards=shards,
-        names=NumberedNames(chunks[0], HEAD, TAIL),
+        names=NumberedNames(chunks[0], carrays.HEAD, carrays.TAIL),
         layers=layers,
         codecs=("blosc",),
-        transform=BlpHeader(),
+        transform=carrays.BlpHeader(),
         check=Chain((Codec("blosc"),)),
         facts=Facts(shape, chunk, None, dtype, "superchunks" if format == "bcolz" else "one file"),
     )
@@ -180,21 +175,20 @@ def _columns(dtype: Mapping[str, Any], below: str = "", depth: int = 0) -> list[
             if not re.fullmatch(r"[^\W\d_]\w*", name) or keyword.iskeyword(name):
                 raise ValueError(f"column {name!r:.80} is no name that bcolz accepts")
         if len(set(names)) != len(names) or not names:
-            raise ValueError("no columns, or two of the same name")
+            raise ValueError("dtype should have columns, and no two of the same name")
     return out
 
 
 def _compression(storage: Mapping[str, Any]) -> Compression:
     """The compression from the RFC's member `compression`, or else from `cparams` of bcolz 1.x."""
-    told, cparams = storage.get("compression"), storage.get("cparams")
-    if not isinstance(told, dict):
-        return compression_of(cparams if isinstance(cparams, dict) else {})
-    level, filters = told.get("level"), told.get("filters")
+    found = storage.get("compression")
+    if not isinstance(found, dict):
+        return carrays.compression_of(storage)
+    level, filters = found.get("level"), found.get("filters")
+    filters = filters if isinstance(filters, list) else []
+    shuffle = next((zarr_values.SHUFFLES.index(name) for name in ("shuffle", "bitshuffle") if name in filters), 0)
     known = level if isinstance(level, int) and 0 <= level <= 9 else 5
-    shuffle = 0
-    if isinstance(filters, list):
-        shuffle = 1 if "shuffle" in filters else 2 if "bitshuffle" in filters else 0
-    return Compression(LIBRARIES.get(str(told.get("library")), "blosclz"), known, shuffle)
+    return Compression(LIBRARIES.get(str(found.get("library")), "blosclz"), known, shuffle)
 
 
 def _attributes(path: str, documents: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple[Problem, ...]]:
@@ -204,20 +198,18 @@ def _attributes(path: str, documents: Mapping[str, bytes]) -> tuple[dict[str, An
     """
     if ATTRIBUTES not in documents:
         try:
-            return dict(attributes_of(path, documents.get(ATTRS, b"{}"))), ()
+            return dict(carrays.attributes_of(path, documents.get(ATTRS, b"{}"))), ()
         except CorruptShardError as e:
             return {}, (Problem(path, f"{ATTRS}: {e.why}"),)
     try:
-        told = parsed(documents, ATTRIBUTES) or {}
-        if not isinstance(told, dict):
-            raise TypeError(f"should be a mapping, not {type(told).__name__}")
-        plain = {str(name): _plain(value) for name, value in told.items()}
+        found = mapping(parsed(documents, ATTRIBUTES) or {}, ATTRIBUTES)
+        plain = {str(name): _plain(value) for name, value in found.items()}
         json_line(plain)
         return plain, ()
     except TypeError as e:
         return {}, (Problem(path, f"{ATTRIBUTES}: {e}"),)
     except ValueError as e:
-        return {}, (problem_of(path, e),)
+        return {}, (Problem(path, reason(e)),)
 
 
 def _plain(value: Any) -> Any:

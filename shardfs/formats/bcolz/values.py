@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardfs.formats import documents
 from shardfs.formats.documents import parse_json
-from shardfs.model.dataset import Problem
 from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ MAX_PLAIN = 4096
 MAX_ITEM = 2**31 - 1
 
 
-def parsed(documents: Mapping[str, bytes], name: str) -> Any:
+def parsed(stored: Mapping[str, bytes], name: str) -> Any:
     """The parsed document, which is JSON or YAML. Raise ValueError, with its name and the reason, if it is invalid."""
-    raw = documents[name]
+    raw = stored[name]
     if raw.lstrip().startswith(b"{"):
         try:
             return parse_json("", name, raw)
@@ -63,13 +63,6 @@ def parse_yaml(raw: bytes) -> Any:
         raise ValueError(f"cannot be read: {' '.join(str(e).split())}") from e
 
 
-def integer(value: Any, name: str, least: int) -> int:
-    """The value if it is an integer from `least` to 2**63 - 1; else raise ValueError, with the reason."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise ValueError(f"{name} should be an integer of at least {least}, not {value!r:.80}")
-    return value
-
-
 def integers(value: Any, name: str, least: int) -> Coords:
     """The integers in a list, a single integer, or text such as `(30, 20)`, which YAML makes of a Python tuple."""
     if isinstance(value, str) and re.fullmatch(r"\(\s*\d{1,20}\s*(,\s*\d{1,20}\s*)*,?\s*\)", value):
@@ -78,29 +71,29 @@ def integers(value: Any, name: str, least: int) -> Coords:
         value = [value]
     if not isinstance(value, list) or len(value) > 32:
         raise ValueError(f"{name} should be a list of integers, not {value!r:.80}")
-    return tuple(integer(v, name, least) for v in value)
+    return documents.integers(value, name, least)
 
 
-def numpy_dtype(told: Any, endianness: str) -> np.dtype[Any]:
+def numpy_dtype(value: Any, endianness: str) -> np.dtype[Any]:
     """The numpy type with this name or list of fields. Raise ValueError for unknown types and types with objects."""
-    if isinstance(told, str) and told.startswith("["):
-        told = literal(told)
-    if isinstance(told, str) and not re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,30}(\[\w{1,10}\])?", told):
-        raise ValueError(f"dtype {told!r:.80} is unknown")
+    if isinstance(value, str) and value.startswith("["):
+        value = literal(value)
+    if isinstance(value, str) and not re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,30}(\[\w{1,10}\])?", value):
+        raise ValueError(f"dtype {value!r:.80} is unknown")
     try:
-        dtype = np.dtype(_fields(told) if isinstance(told, list) else str(told))
+        dtype = np.dtype(_fields(value) if isinstance(value, list) else str(value))
     except (TypeError, ValueError, SyntaxError, OverflowError) as e:
-        raise ValueError(f"dtype {told!r:.80} is unknown: {e}") from e
+        raise ValueError(f"dtype {value!r:.80} is unknown: {e}") from e
     if dtype.hasobject or not 0 < dtype.itemsize <= MAX_ITEM:
-        raise ValueError(f"dtype {told!r:.80} is no type of plain bytes")
-    explicit = isinstance(told, list) or str(told)[0] in "<>|="
+        raise ValueError(f"dtype {value!r:.80} cannot be stored: it holds Python objects, or no bytes")
+    explicit = isinstance(value, list) or str(value)[0] in "<>|="
     return dtype if explicit or endianness == "little" else dtype.newbyteorder(">")
 
 
-def _fields(told: list[Any]) -> list[tuple[Any, ...]]:
+def _fields(value: list[Any]) -> list[tuple[Any, ...]]:
     """The fields as the tuples that numpy requires; JSON has lists."""
     out = []
-    for field in told:
+    for field in value:
         if not isinstance(field, list | tuple) or not 2 <= len(field) <= 3 or not isinstance(field[0], str):
             raise ValueError(f"field {field!r:.80} of a dtype")
         inner = _fields(field[1]) if isinstance(field[1], list) else str(field[1])
@@ -117,8 +110,3 @@ def literal(text: Any) -> Any:
         return ast.literal_eval(text)
     except (SyntaxError, TypeError, MemoryError, RecursionError) as e:
         raise ValueError(f"{text!r:.80} is no Python literal") from e
-
-
-def problem_of(path: str, error: Exception) -> Problem:
-    """The problem at `path` for an exception from reading a document."""
-    return Problem(path, f"no member {error}" if isinstance(error, KeyError) else str(error))

@@ -36,7 +36,7 @@ MAX_CHUNK = 2**31 - 1 - 16
 def shown_as_bcolz(dataset: Dataset) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if bcolz cannot express it."""
     is_array, arrays = arrays_of(dataset)
-    placed = [_Placed.of(c, at, shown_encoding) for c, at in arrays]
+    placed = [_ShownCarray.of(c, at, shown_encoding) for c, at in arrays]
     documents = {} if is_array or not dataset.attributes else {ATTRS: _attributes(dataset.attributes)}
     for p in placed:
         documents |= p.documents()
@@ -48,7 +48,7 @@ def _attributes(attributes: Mapping[str, Any]) -> bytes:
     return json_line(json.loads(print_strict(attributes)))
 
 
-class _Placed(PlacedArray):
+class _ShownCarray(PlacedArray):
     def collection(self) -> Collection:
         names = NumberedNames(self.array.grid[0], HEAD, TAIL)
         filler = FillValue(self.array, self.encoding)  # bcolz requires every chunk
@@ -57,8 +57,10 @@ class _Placed(PlacedArray):
 
     def documents(self) -> dict[str, bytes]:
         array, dtype = self.array, np.dtype(self.encoding.data_type)
-        told = self.encoding.codecs[0].configuration
-        compression = Compression(told["cname"], told["clevel"], zarr_values.SHUFFLES.index(told["shuffle"]))
+        parameters = self.encoding.codecs[0].configuration
+        compression = Compression(
+            parameters["cname"], parameters["clevel"], zarr_values.SHUFFLES.index(parameters["shuffle"])
+        )
         nbytes = math.prod(array.shape) * dtype.itemsize
         documents = carray_documents(Carray(array.shape, array.chunk[0], dtype, nbytes, compression), {})
         documents[ATTRS] = _attributes(with_offset(array.attributes, array))
@@ -71,15 +73,17 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if not shape:
         raise UnsupportedError("bcolz has no arrays without axes")
     if any(n > 1 for n in array.grid[1:]):
-        raise UnsupportedError(f"bcolz cuts arrays along the first axis only, and chunks of {shape} are {chunk}")
+        raise UnsupportedError(
+            f"bcolz cuts arrays along the first axis only, but an array of {shape} has chunks of {chunk}"
+        )
     if 0 in shape[1:]:
-        raise UnsupportedError(f"an array of {shape} has rows without elements")
+        raise UnsupportedError(f"the rows of an array of shape {shape} have no elements")
     if dtype.name not in zarr_values.NUMBERS:
-        raise UnsupportedError(f"data type {zarr_values.name_of(array.data_type)} has no form in bcolz")
+        raise UnsupportedError(f"data type {zarr_values.name_of(array.data_type)} is not one of bcolz")
     if chunk[0] * math.prod(shape[1:]) * dtype.itemsize > MAX_CHUNK or array.grid[0] > MAX_BLOSC_CHUNKS:
         raise UnsupportedError(f"chunks of {chunk} are too large or too many for Blosc")
     stored, order = array.encoding, tuple(range(len(shape)))
-    told = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0, "typesize": dtype.itemsize}
+    parameters = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0, "typesize": dtype.itemsize}
     around = without_checks(stored.codecs)
     passes = (
         stored.serializer == BYTES
@@ -87,14 +91,14 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         and [c.name for c in around] == ["blosc"]
     )
     if passes:
-        told |= {name: value for name, value in around[0].configuration.items() if name in told}
-        if told["shuffle"] not in zarr_values.SHUFFLES:
-            told["shuffle"] = "shuffle"
+        parameters |= {name: value for name, value in around[0].configuration.items() if name in parameters}
+        if parameters["shuffle"] not in zarr_values.SHUFFLES:
+            parameters["shuffle"] = "shuffle"
     return ChunkEncoding(
         stored.data_type if stored.serializer == BYTES else dtype.newbyteorder("<").str,
         order,
         # Rows must have the array's length. The last chunk may have more rows than the array.
         clipped=stored.clipped if passes and chunk[1:] == shape[1:] else True,
-        codecs=(Codec("blosc", told),),
+        codecs=(Codec("blosc", parameters),),
         frame="bcolz",
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import parse_json, print_strict
-from shardfs.formats.format import Format, Pairing, System
+from shardfs.formats.format import Format
 from shardfs.formats.n5.edits import DATASETS
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
@@ -27,42 +27,9 @@ class N5Format(Format):
 
     name = "n5"
     renames = True
-    pairings = (
-        Pairing(
-            "zarr3",
-            "pass behind a header if big-endian or of one byte, in at most one codec that N5 has; else decoded",
-            "tensorstore, z5py, zarr-python 2.18",
-        ),
-        Pairing("zarr3-draft", "as Zarr v3's", "tensorstore"),
-        Pairing(
-            "precomputed",
-            "volumes only: raw ones of one byte pass; else turned or decoded",
-            "tensorstore, z5py, zarr-python 2.18",
-        ),
-        Pairing("n5", "the native layout", "see docs/formats.md"),
-        Pairing("bcolz", "Blosc of one byte passes; else decoded", "tensorstore"),
-        Pairing("bloscpack", "as bcolz's", "tensorstore"),
-    )
     documents = (DOCUMENT,)
     edits = DATASETS
-    systems = (
-        System(
-            "n5",
-            "N5 4.x `sharding_indexed`",
-            "`attributes.json` with `codecs`",
-            "plain N5: `0/4/1/7`",
-            "N5 (Java), a golden shard; tensorstore, z5py (blocks)",
-            "tensorstore, z5py, zarr-python 2",
-        ),
-        System(
-            "n5",
-            "N5 with the storage transformer of 2022",
-            "`attributes.json` with `storage_transformers`",
-            "plain N5: `0/4/1/7`",
-            "tensorstore, z5py (blocks)",
-            "tensorstore, z5py, zarr-python 2",
-        ),
-    )
+    dataset_formats = ("n5",)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)

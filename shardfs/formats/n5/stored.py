@@ -8,18 +8,20 @@ draft of 2022 in an N5 document. All shapes here are in N5's order, with x, the 
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
 from shardfs.codecs.checks import Blocks, Chain
 from shardfs.codecs.decoders import decode
 from shardfs.codecs.encoders import encode
+from shardfs.codecs.transcode import n5_header
 from shardfs.formats import n5_viewer
-from shardfs.formats.documents import UNFIT, integers, print_json, reason, require_rank
+from shardfs.formats.documents import UNFIT, choice, integers, mapping, print_json, reason, require_rank
+from shardfs.formats.n5 import words
+from shardfs.formats.n5.words import DOCUMENT, FIRST_CODECS, ITEM_SIZES, chain_of, endian_of, has_header
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
@@ -33,18 +35,6 @@ if TYPE_CHECKING:
     from shardfs.model.collection import ChunkCheck, Transform
     from shardfs.model.values import U64, Coords, Sizes
 
-from shardfs.formats.n5.words import (
-    DOCUMENT,
-    FORM,
-    HEADERLESS,
-    ITEM_SIZES,
-    STRUCTURAL,
-    as_in_zarr,
-    chain_of,
-    compression_as,
-    endian_of,
-)
-
 MAX_NESTING = 16
 
 CRC32C = Codec("crc32c")
@@ -55,7 +45,7 @@ SEED_SHARDING = "/sharding/1.0"
 
 def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
     """The dataset for its document, sharded or not; with a problem if the dataset cannot be unsharded."""
-    dataset = Dataset("n5", closed=True, form=FORM)
+    dataset = Dataset("n5", closed=True, form=words.FORM)
     try:
         unsharded = unshard(doc)
         if unsharded is None:
@@ -73,7 +63,10 @@ def is_dataset(doc: Mapping[str, Any]) -> bool:
     return encoded and all(name in doc for name in ("dimensions", "blockSize", "dataType"))
 
 
-_Unsharded: TypeAlias = "tuple[Collection, dict[str, Any], Sequence[Codec] | None]"
+_Chain: TypeAlias = "tuple[Codec, Sequence[Codec]]"
+"""The first codec of stored blocks, and the others."""
+
+_Unsharded: TypeAlias = "tuple[Collection, dict[str, Any], _Chain | None]"
 
 
 def unshard(doc: Mapping[str, Any]) -> _Unsharded | None:
@@ -98,7 +91,7 @@ def shape_and_block(doc: Mapping[str, Any]) -> tuple[Coords, Coords]:
     block = integers(doc["blockSize"], "blockSize", 1)
     require_rank(block, len(shape), "blockSize")
     if not shape:
-        raise ValueError("no dimensions")
+        raise ValueError("dimensions should have at least one axis")
     return shape, block
 
 
@@ -112,17 +105,17 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Un
     while (chain := chain_of(codecs))[0].name == "sharding_indexed":
         if len(layers) == MAX_NESTING:
             raise ValueError(f"shards are nested more than {MAX_NESTING} deep")
-        if after := [name for name, _ in chain[1:] if name != "raw"]:
+        (_, configuration), after = chain
+        if after:
             # N5 itself ignores these codecs, other libraries would apply them to the shard.
-            raise ValueError(f"codecs {after} after sharding_indexed may or may not be around the shard")
-        configuration = chain[0].configuration
+            raise ValueError(f"codecs {_names(after)} after sharding_indexed may or may not be around the shard")
         own = integers(configuration["chunk_shape"], "chunk_shape", 1)
         require_rank(own, len(shape), "chunk_shape")
         inner = own[::-1]
         per_shard = [a // b for a, b in zip(outer, inner, strict=True)]
         layers.append(_layer(shape, outer, inner, _index_encoding(configuration, per_shard)))
         codecs, outer = configuration["codecs"], inner
-    compression, transform = _plain(chain, outer, doc["dataType"])
+    compression, transform = _plain(*chain, outer, doc["dataType"])
     shown: dict[str, Any] = {}
     for name, value in doc.items():
         if name == "blockSize":
@@ -131,10 +124,10 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Un
             shown["compression"] = compression
         elif name != "codecs":
             shown[name] = value
-    words = [f"sharding_indexed, index at {cast('ShardingIndexed', layers[0].format).index.location}"]
+    sharding = [f"sharding_indexed, index at {cast('ShardingIndexed', layers[0].format).index.location}"]
     if len(layers) > 1:
-        words.append(f"nested {len(layers)} deep")
-    facts = Facts(shape, outer, shard, str(doc["dataType"]), ", ".join(words))
+        sharding.append(f"nested {len(layers)} deep")
+    facts = Facts(shape, outer, shard, str(doc["dataType"]), ", ".join(sharding))
     return _collection(layers, compression["type"], facts, transform), shown, chain
 
 
@@ -162,43 +155,43 @@ def _index_encoding(configuration: Mapping[str, Any], per_shard: Sequence[int]) 
     N5 4.x writes the index as a block of uint64 with an axis of length 2 before the others (`ShardIndex.java`,
     `N5BlockCodecs.java`): `n5bytes` gives this block its header. A checksum covers only the bytes behind the header.
     """
-    location = configuration.get("index_location", "end")
-    if location not in ("start", "end"):
-        raise ValueError(f"index_location should be start or end, not {location!r:.80}")
-    codecs = chain_of(configuration["index_codecs"])
-    names = [name for name, _ in codecs]
-    first, around = names[0], [name for name in names[1:] if name != "raw"]
-    if first not in ("n5bytes", *HEADERLESS) or around not in ([], ["crc32c"]):
-        raise ValueError(f"index_codecs {names!r:.80} are none that shardfs knows")
-    framed = first == "n5bytes"
+    location = choice(configuration.get("index_location", "end"), "index_location", "start", "end")
+    first, around = chain_of(configuration["index_codecs"])
+    if first.name not in FIRST_CODECS or _names(around) not in ([], ["crc32c"]):
+        names = _names([first, *around])
+        raise ValueError(f"index_codecs {names!r:.80} are none of {', '.join(FIRST_CODECS)}, with or without crc32c")
+    framed = has_header(first)
     header = _default_header((2, *per_shard)) if framed else b""
-    endian = "big" if framed else endian_of(*codecs[0])
-    return IndexEncoding(endian, bool(around), cast("Literal['start', 'end']", location), True, header)
+    return IndexEncoding("big" if framed else endian_of(*first), bool(around), location, True, header)
 
 
-def _plain(chain: Sequence[Codec], chunk: Coords, data_type: Any) -> tuple[dict[str, Any], Transform | None]:
+def _names(codecs: Sequence[Codec]) -> list[str]:
+    return [codec.name for codec in codecs]
+
+
+def _plain(
+    first: Codec, rest: Sequence[Codec], chunk: Coords, data_type: Any
+) -> tuple[dict[str, Any], Transform | None]:
     """The member `compression` for a chunk's codecs, and the transform from chunks to plain N5 blocks, if needed.
 
     Raise ValueError if plain N5 cannot express such blocks.
     """
-    (first, configuration), *rest = chain
-    if first != "n5bytes" and first not in HEADERLESS:
-        raise ValueError(f"codec {first!r:.80} is none that shardfs knows")
-    rest = [c for c in rest if c.name != "raw"]
-    checksum = bool(rest) and rest[-1].name == "crc32c"
+    framed, checksum = has_header(first), _names(rest[-1:]) == ["crc32c"]
     around = rest[:-1] if checksum else rest
     if len(around) > 1:
-        raise ValueError(f"plain N5 cannot say codecs {[name for name, _ in around]!r:.200}")
-    compression = compression_as(*around[0]) if around else {"type": "raw"}
-    if first == "n5bytes":
+        raise ValueError(f"plain N5 cannot express codecs {_names(around)!r:.200}: it has at most one")
+    compression = words.compression_as(*around[0]) if around else {"type": "raw"}
+    if framed:
         return compression, PlainBlocks(checksum) if checksum else None
     item = ITEM_SIZES.get(str(data_type))
     if item is None:
-        raise ValueError(f"{first} of data type {data_type!r:.80} is nothing that plain N5 knows")
+        raise ValueError(f"plain N5 has no blocks of data type {data_type!r:.80} in codec {first.name}")
     header = _default_header(chunk)
-    swap = item > 1 and endian_of(first, configuration) == "little"
+    swap = item > 1 and endian_of(*first) == "little"
     if around and swap:
-        raise ValueError("plain N5 has no little-endian blocks, and compressed ones cannot be turned")
+        raise ValueError(
+            "plain N5 has no little-endian blocks, and the byte order of compressed blocks cannot be reversed"
+        )
     nbytes = None if around else item * math.prod(chunk)
     return compression, PlainBlocks(checksum, header, nbytes, item if swap else 1)
 
@@ -206,8 +199,8 @@ def _plain(chain: Sequence[Codec], chunk: Coords, data_type: Any) -> tuple[dict[
 def _default_header(size: Coords) -> bytes:
     """The header of a block of this size in N5's default mode. Raise ValueError if the size does not fit into it."""
     if len(size) >= 2**16 or max(size) >= 2**32:
-        raise ValueError(f"the header of a block cannot say a size of {size!r:.80}")
-    return struct.pack(f">HH{len(size)}I", 0, len(size), *size)
+        raise ValueError(f"blocks of {size!r:.80} are too large for the header of an N5 block")
+    return n5_header(size[::-1])
 
 
 @dataclass(frozen=True)
@@ -267,7 +260,9 @@ class PlainBlocks:
             or header[:4] != self.header[:4]
             or any(a > b for a, b in zip(shape, whole, strict=True))
         ):
-            raise ValueError(f"a block of {shape}, where only those of {whole} can be stored")
+            raise ValueError(
+                f"the block has the shape {shape}; it should be {whole}, or smaller in default mode without compression"
+            )
         item = self.nbytes // math.prod(whole)
         if len(payload) != item * math.prod(shape):
             raise ValueError(f"a block of {shape} should have {item * math.prod(shape)} bytes, not {len(payload)}")
@@ -285,10 +280,10 @@ def _header_size(block: bytes) -> int:
     """The bytes of an N5 block's header, which depend on its mode: 0 default, 1 varying length, 2 object."""
     mode, rank = int.from_bytes(block[:2], "big"), int.from_bytes(block[2:4], "big")
     if len(block) < 6 or mode > 2:
-        raise ValueError(f"no N5 block: mode {mode} in {len(block)} bytes")
+        raise ValueError(f"not an N5 block: its mode should be 0, 1 or 2, not {mode} (in {len(block)} bytes)")
     size = (4 + 4 * rank, 8 + 4 * rank, 6)[mode]
     if size > len(block):
-        raise ValueError(f"no N5 block: a header of {size} bytes in {len(block)}")
+        raise ValueError(f"not an N5 block: its header should have {size} bytes, found {len(block)}")
     return size
 
 
@@ -300,10 +295,8 @@ def is_sharding(transformer: dict[str, Any]) -> bool:
 def _unshard_seed(doc: Mapping[str, Any], shape: Coords, block: Coords, transformers: list[Any]) -> _Unsharded:
     if len(transformers) > 1:
         raise ValueError("other storage transformers may store shards elsewhere")
-    kind, configuration = transformers[0].get("type"), transformers[0]["configuration"]
-    if kind != "indexed":
-        raise ValueError(f"storage transformer: type should be indexed, not {kind!r:.80}")
-    given = integers(configuration["chunks_per_shard"], "chunks_per_shard", 1)
+    choice(transformers[0].get("type"), "storage transformer: type", "indexed")
+    given = integers(transformers[0]["configuration"]["chunks_per_shard"], "chunks_per_shard", 1)
     if len(given) > len(shape):
         raise ValueError(f"chunks_per_shard has {len(given)} axes, the array {len(shape)}")
     per = (*given, *(1,) * (len(shape) - len(given)))  # as zarr-python interprets the draft
@@ -329,13 +322,13 @@ def _collection(layers: Sequence[Layer], compression: str, facts: Facts, transfo
     )
 
 
-def _described(dataset: Dataset, doc: Mapping[str, Any], chain: Sequence[Codec] | None) -> Dataset:
+def _described(dataset: Dataset, doc: Mapping[str, Any], chain: _Chain | None) -> Dataset:
     """The dataset with the description of its array, from the unsharded document `doc`, or with `indescribable`.
 
     `chain` has the codecs of stored chunks, unless they are the codecs in the document.
     """
     try:
-        array = _array(doc, _chain_of_blocks(doc) if chain is None else chain)
+        array = _array(doc, *(_chain_of_blocks(doc) if chain is None else chain))
         if dataset.collections:
             collections = (replace(c, array=array, check=_check(array)) for c in dataset.collections)
             return replace(dataset, collections=tuple(collections))
@@ -344,22 +337,19 @@ def _described(dataset: Dataset, doc: Mapping[str, Any], chain: Sequence[Codec] 
         return replace(dataset, indescribable=f"{DOCUMENT}: {reason(e)}")
 
 
-def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
+def _array(doc: Mapping[str, Any], first: Codec, rest: Sequence[Codec]) -> Array:
     shape, block = shape_and_block(doc)
     if doc["dataType"] not in ITEM_SIZES:
-        raise ValueError(f"data type {doc['dataType']!r:.80} is none of numbers")
+        raise ValueError(f"data type {doc['dataType']!r:.80} is not a number type of N5")
     if doc.get("isLabelMultiset") is True:  # Paintera's blocks of bytes, of any length and for all data types
         raise ValueError("label multisets are no array of numbers")
-    dtype, (first, *rest) = np.dtype(doc["dataType"]), chain
-    little = first.name in HEADERLESS and endian_of(*first) == "little"
-    if first.name != "n5bytes" and first.name not in HEADERLESS:
-        raise ValueError(f"codec {first.name!r:.80} is none that shardfs knows")
-    framed = first.name == "n5bytes"
+    dtype, framed = np.dtype(doc["dataType"]), has_header(first)
+    little = not framed and endian_of(*first) == "little"
     encoding = ChunkEncoding(
         dtype.newbyteorder("<" if little else ">").str,
         tuple(range(len(shape))),
         clipped=framed,  # edge blocks may also be full, as their headers say
-        codecs=tuple(as_in_zarr(c, dtype.itemsize) for c in rest if c.name != "raw"),
+        codecs=tuple(words.as_in_zarr(c, dtype.itemsize) for c in rest),
         frame="n5" if framed else "none",
     )
     names = n5_viewer.axes_of(doc, len(shape))
@@ -370,7 +360,7 @@ def _array(doc: Mapping[str, Any], chain: Sequence[Codec]) -> Array:
         encoding,
         tuple(range(len(shape)))[::-1],
         names=None if names is None else tuple(names[::-1]),
-        attributes={name: value for name, value in doc.items() if name not in STRUCTURAL},
+        attributes={name: value for name, value in doc.items() if name not in words.STRUCTURAL},
     )
 
 
@@ -383,16 +373,13 @@ def _check(array: Array) -> ChunkCheck:
     return Chain(encoding.codecs, lambda coords: np.full(len(coords), size, np.uint64))
 
 
-def _chain_of_blocks(doc: Mapping[str, Any]) -> Sequence[Codec]:
+def _chain_of_blocks(doc: Mapping[str, Any]) -> _Chain:
     """The codecs of an unsharded dataset: `codecs` of N5 4.x, `compression`, or `compressionType` before N5 1.0."""
     if isinstance(doc.get("codecs"), list):
         return chain_of(doc["codecs"])
-    compression = doc.get("compression", {"type": doc.get("compressionType")})
-    if not isinstance(compression, dict):
-        raise ValueError(f"compression should be an object, not {compression!r:.80}")
-    parameters = {name: value for name, value in compression.items() if name != "type"}
-    kind = Codec(str(compression["type"]), parameters)
-    return (Codec("n5bytes"),) if kind.name == "raw" else (Codec("n5bytes"), kind)
+    compression = mapping(doc.get("compression", {"type": doc.get("compressionType")}), "compression")
+    kind = Codec(str(compression["type"]), {name: value for name, value in compression.items() if name != "type"})
+    return Codec("n5bytes"), [] if kind.name == "raw" else [kind]
 
 
 def _stored_plainly(doc: Mapping[str, Any], array: Array) -> Collection:
@@ -401,6 +388,6 @@ def _stored_plainly(doc: Mapping[str, Any], array: Array) -> Collection:
         raise ValueError("storage transformers may store blocks elsewhere")
     grid, rank = array.grid[::-1], len(array.shape)
     facts = Facts(array.shape[::-1], array.chunk[::-1], None, str(doc["dataType"]), "none")
-    names = [c.name for c in array.encoding.codecs]
+    codecs = ("n5bytes", *_names(array.encoding.codecs))
     layer = Layer(Unsharded(grid, _key, _coords_of(rank)))
-    return Collection("n5", "", NestedNames(grid), (layer,), ("n5bytes", *names), facts, array=array)
+    return Collection("n5", "", NestedNames(grid), (layer,), codecs, facts, array=array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -32,7 +33,7 @@ VERSION = "2.0.0"
 def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if N5 cannot express it."""
     is_array, stored = arrays_of(dataset)
-    arrays = [_Shown.of(c, at, shown_encoding) for c, at in stored]
+    arrays = [_ShownDataset.of(c, at, shown_encoding) for c, at in stored]
     image = None if is_array else image_of(dataset)
     levels = _levels_of(image, arrays, below) if image is not None else []
     taken = {level.path for level in levels}
@@ -45,9 +46,8 @@ def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Da
         name, further = f"s{i}", n5_viewer.level_attributes(cast("Multiscale", image), i)
         level = replace(found, path=name, further=further)
         members[name] = level.members()
-        if found.path != name or any(
-            found.stored is c for c, _ in stored
-        ):  # other levels are shown from their own directories; only their documents change
+        # A level below that keeps its name is shown from its own directory; only its document changes.
+        if found.path != name or any(found.stored is c for c, _ in stored):
             arrays.append(level)
     moved = taken - members.keys()
     if not path:
@@ -55,7 +55,7 @@ def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Da
     documents = {join(at, DOCUMENT): print_strict(found) for at, found in members.items() if found}
     problems = [problem for array in arrays for problem in array.problems(path)]
     if not is_array:
-        problems += [_gone(path, name) for name in dataset.attributes or {} if name in STRUCTURAL]
+        problems += [_hidden_attribute(path, name) for name in dataset.attributes or {} if name in STRUCTURAL]
     collections = (array.collection() for array in arrays)
     return laid_out("n5", dataset, collections, documents, problems=problems, hidden=moved)
 
@@ -71,8 +71,8 @@ def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]
     attributes.pop("multiscales", None)
     if isinstance(inner := attributes.get("ome"), dict):
         attributes["ome"] = {name: value for name, value in inner.items() if name != "multiscales"}
-    told = n5_viewer.group_attributes(image)
-    return {**told, **{name: value for name, value in attributes.items() if name not in told}}
+    own = n5_viewer.group_attributes(image)
+    return {**own, **{name: value for name, value in attributes.items() if name not in own}}
 
 
 def image_of(dataset: Dataset) -> Multiscale | None:
@@ -87,7 +87,7 @@ def image_of(dataset: Dataset) -> Multiscale | None:
     return image if is_free and is_here else None
 
 
-def _levels_of(image: Multiscale, arrays: Sequence[_Shown], below: Mapping[str, Dataset]) -> list[_Shown]:
+def _levels_of(image: Multiscale, arrays: Sequence[_ShownDataset], below: Mapping[str, Dataset]) -> list[_ShownDataset]:
     """The levels of an image under their present names; none if N5 cannot show every level."""
     own, out = {array.path: array for array in arrays}, []
     for level in image.levels:
@@ -98,18 +98,18 @@ def _levels_of(image: Multiscale, arrays: Sequence[_Shown], below: Mapping[str, 
     return out
 
 
-def _level_below(path: str, dataset: Dataset | None) -> _Shown | None:
+def _level_below(path: str, dataset: Dataset | None) -> _ShownDataset | None:
     stored = () if dataset is None or dataset.problems else (*dataset.collections, *dataset.unsharded)
     if len(stored) != 1:
         return None
     try:
-        return _Shown.of(from_above(path, stored[0]), path, shown_encoding)
+        return _ShownDataset.of(from_above(path, stored[0]), path, shown_encoding)
     except UnsupportedError:
         return None  # showing the level's own directory reports the reason
 
 
 @dataclass(frozen=True)
-class _Shown(PlacedArray):
+class _ShownDataset(PlacedArray):
     """An array shown as an N5 dataset. `further` are attributes from the image that has the array as a level."""
 
     further: Mapping[str, Any] = field(default_factory=dict)
@@ -121,12 +121,9 @@ class _Shown(PlacedArray):
         filler = FillValue(array, encoding) if is_filled(array.fill_value, array.data_type) else None
         return shown(self.stored, self.path, encoding, names, axes, codecs, filler)
 
-    def members(self) -> dict[str, Any]:
-        """The members of `attributes.json`."""
-        own, attributes = self._own(), self.array.attributes
-        return {**own, **{name: value for name, value in attributes.items() if not self._gives_way(name, value)}}
-
-    def _own(self) -> dict[str, Any]:
+    @cached_property
+    def own(self) -> Mapping[str, Any]:
+        """The members of `attributes.json` that do not come from the user."""
         array, around = self.array, self.encoding.codecs
         own: dict[str, Any] = {
             "dimensions": array.shape[::-1],
@@ -140,19 +137,26 @@ class _Shown(PlacedArray):
             own["offset"] = array.offset[::-1]
         return {**own, **self.further}
 
-    def _gives_way(self, name: str, value: Any) -> bool:
-        is_taken = name in STRUCTURAL or name in self._own()
-        return is_taken or not n5_viewer.may_be_told(name, value, len(self.array.shape))
+    @cached_property
+    def kept(self) -> Mapping[str, Any]:
+        """The user's attributes that N5 can store beside its own members."""
+        rank = len(self.array.shape)
+        taken = {*STRUCTURAL, *self.own}
+        attributes = self.array.attributes.items()
+        return {n: value for n, value in attributes if n not in taken and n5_viewer.is_accepted(n, value, rank)}
+
+    def members(self) -> dict[str, Any]:
+        """The members of `attributes.json`."""
+        return {**self.own, **self.kept}
 
     def problems(self, path: str) -> Iterator[Problem]:
         """A problem for each user attribute that N5 cannot store; `path` is the path of the dataset."""
-        own = self._own()
         for name, value in self.array.attributes.items():
-            if self._gives_way(name, value) and value != own.get(name):
-                yield _gone(join(path, self.path), name)
+            if name not in self.kept and value != self.own.get(name):
+                yield _hidden_attribute(join(path, self.path), name)
 
 
-def _gone(path: str, attribute: str) -> Problem:
+def _hidden_attribute(path: str, attribute: str) -> Problem:
     return Problem(path, f"attribute {attribute!r:.80}: N5 has its own of this name", skipped=True)
 
 
@@ -165,7 +169,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if not array.shape:
         raise UnsupportedError("N5 has no arrays without axes")
     if len(array.chunk) >= 2**16 or max(array.chunk) >= 2**32:
-        raise UnsupportedError(f"the header of a block cannot say a size of {array.chunk!r:.80}")
+        raise UnsupportedError(f"chunks of {array.chunk!r:.80} are too large for the header of an N5 block")
     data_type, around = np.dtype(name).newbyteorder(">").str, without_checks(stored.codecs)
     passes = (
         stored.serializer == BYTES
@@ -180,7 +184,6 @@ def shown_encoding(array: Array) -> ChunkEncoding:
 
 def _is_known(codec: Codec) -> bool:
     try:
-        compression_of(codec)
+        return bool(compression_of(codec))
     except ValueError:
         return False
-    return True

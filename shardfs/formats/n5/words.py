@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from shardfs.formats.documents import listed
+from shardfs.formats.documents import choice, listed, mapping
 from shardfs.model.arrays import Codec
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ HEADERLESS: Mapping[str, Literal["little", "big"]] = {"raw-bytes": "big", "bytes
 n5-zarr writes `bytes` in the byte order of the machine by default.
 """
 
+FIRST_CODECS = ("n5bytes", *HEADERLESS)
+"""The codecs that make bytes of elements: the first of each chain."""
+
+_FIRST = " or ".join(FIRST_CODECS)
+
 FORM = frozenset((DOCUMENT,))
 
 STRUCTURAL = frozenset(
@@ -76,68 +81,71 @@ def compression_of(codec: Codec) -> dict[str, Any]:
 
     Raise ValueError if N5 has no such codec.
     """
-    told = codec.configuration
-    match codec.name:
-        case "gzip" | "zstd":
-            return compression_as(codec.name, {"level": told["level"]} if "level" in told else {})
+    name, parameters = codec
+    match name:
+        case "gzip" | "zstd" | "n5.lz4":
+            return compression_as(name.removeprefix("n5."), parameters)
         case "blosc":
-            return compression_as("blosc", {"cname": "lz4", "clevel": 5, "shuffle": 1, **told})
+            return compression_as("blosc", {"cname": "lz4", "clevel": 5, "shuffle": 1, **parameters})
         case "numcodecs.zlib":
-            return compression_as("gzip", {"level": told.get("level", 1), "useZlib": True})
+            return compression_as("gzip", {"level": parameters.get("level", 1), "useZlib": True})
         case "numcodecs.bz2":
-            return compression_as("bzip2", {"blockSize": told.get("level", 1)})
-        case "numcodecs.lzma" if told.get("format", XZ) == XZ:
-            return compression_as("xz", {} if told.get("preset") is None else {"preset": told["preset"]})
-        case "n5.lz4":
-            return compression_as("lz4", told)
-    raise ValueError(f"plain N5 has no codec {codec.name!r:.80}")
+            return compression_as("bzip2", {"blockSize": parameters.get("level", 1)})
+        case "numcodecs.lzma" if parameters.get("format", XZ) == XZ:
+            preset = parameters.get("preset")
+            return compression_as("xz", {} if preset is None else {"preset": preset})
+    raise ValueError(f"plain N5 has no codec {name!r:.80}")
 
 
 def as_in_zarr(codec: Codec, item: int) -> Codec:
     """The Zarr v3 codec that writes the same bytes; a codec `n5.*` if Zarr has none."""
     if codec.name == "crc32c":
         return codec
-    told = compression_as(codec.name, codec.configuration)
+    parameters = compression_as(codec.name, codec.configuration)
     match codec.name:
         case "gzip":
-            level = told["level"] if 0 <= told["level"] <= 9 else DEFAULT_LEVEL
-            return Codec("numcodecs.zlib" if told["useZlib"] else "gzip", {"level": level})
+            level = parameters["level"] if 0 <= parameters["level"] <= 9 else DEFAULT_LEVEL
+            return Codec("numcodecs.zlib" if parameters["useZlib"] else "gzip", {"level": level})
         case "zstd":
-            return Codec("zstd", {"level": told["level"], "checksum": False})
+            return Codec("zstd", {"level": parameters["level"], "checksum": False})
         case "bzip2":
-            return Codec("numcodecs.bz2", {"level": told["blockSize"]})
+            return Codec("numcodecs.bz2", {"level": parameters["blockSize"]})
         case "xz":
-            return Codec("numcodecs.lzma", {"format": XZ, "check": -1, "preset": told["preset"], "filters": None})
+            members = {"format": XZ, "check": -1, "preset": parameters["preset"], "filters": None}
+            return Codec("numcodecs.lzma", members)
         case "blosc":
-            words = list(SHUFFLES)
-            shuffle = words[told["shuffle"]] if 0 <= told["shuffle"] < len(words) else "shuffle"
-            members = {"cname": told["cname"], "clevel": told["clevel"], "shuffle": shuffle}
-            return Codec("blosc", {**members, "typesize": item, "blocksize": told["blocksize"]})
+            number, blocksize = parameters["shuffle"], parameters["blocksize"]
+            shuffle = list(SHUFFLES)[number] if 0 <= number < len(SHUFFLES) else "shuffle"
+            members = {"cname": parameters["cname"], "clevel": parameters["clevel"], "shuffle": shuffle}
+            return Codec("blosc", {**members, "typesize": item, "blocksize": blocksize})
         case "lz4" if "acceleration" in codec.configuration:  # zarr-python writes numcodecs' LZ4 format
             return Codec("numcodecs.lz4", {"acceleration": codec.configuration["acceleration"]})
-    return Codec(f"n5.{codec.name}", {name: value for name, value in told.items() if name != "type"})
+    del parameters["type"]
+    return Codec(f"n5.{codec.name}", parameters)
 
 
 def endian_of(codec: str, configuration: Mapping[str, Any]) -> Literal["little", "big"]:
     """The byte order of a codec in `HEADERLESS`. Raise ValueError if its parameter is invalid."""
-    endian = configuration.get("endian", HEADERLESS[codec])
-    if endian not in ("little", "big"):
-        raise ValueError(f"{codec}: endian should be little or big, not {endian!r:.80}")
+    endian = choice(configuration.get("endian", HEADERLESS[codec]), f"{codec}: endian", "little", "big")
     return cast("Literal['little', 'big']", endian)
 
 
-def chain_of(value: Any) -> list[Codec]:
-    """The codecs in a list of at least one. Raise ValueError for anything else."""
+def has_header(codec: Codec) -> bool:
+    """Whether the first codec of a chain writes a header before the elements. Raise ValueError for an unknown one."""
+    if codec.name not in FIRST_CODECS:
+        raise ValueError(f"codec {codec.name!r:.80} cannot be the first one, which should be {_FIRST}")
+    return codec.name == "n5bytes"
+
+
+def chain_of(value: Any) -> tuple[Codec, list[Codec]]:
+    """The first codec in a list, and the others but `raw`, which changes nothing. Raise ValueError for other values."""
     if not (chain := [_named(c) for c in listed(value, "codecs")]):
         raise ValueError("codecs should not be empty")
-    return chain
+    return chain[0], [c for c in chain[1:] if c.name != "raw"]
 
 
 def _named(value: Any) -> Codec:
     """The codec in an object with a name and an optional configuration. Raise ValueError for anything else."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError(f"a codec should have a name: {value!r:.80}")
-    configuration = value.get("configuration", {})
-    if not isinstance(configuration, dict):
-        raise ValueError(f"{value['name']}: configuration should be an object, not {configuration!r:.80}")
-    return Codec(value["name"], configuration)
+    return Codec(value["name"], mapping(value.get("configuration", {}), f"{value['name']}: configuration"))

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import Format, Pairing, System
+from shardfs.formats.format import Format
+from shardfs.formats.layouts import levels_below
 from shardfs.formats.precomputed.edits import InfoEdits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
 from shardfs.formats.precomputed.parts import FORM, INFO
-from shardfs.formats.precomputed.view import children_of, shown_as_volumes
+from shardfs.formats.precomputed.view import shown_as_volumes
 from shardfs.formats.precomputed.volumes import open_volume
 from shardfs.model.dataset import Dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
 """The beginning of an info document of segment properties. It has no shards, and may be too large to parse."""
@@ -33,59 +35,22 @@ _CHUNK = re.compile(rf"(?:{_BOX}_{_BOX}_{_BOX}|{_ID})(?:\.(?:gz|br|zstd|xz|bz2))
 cloud-volume adds the suffixes of compressed files.
 """
 
+_OF_IDS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], Dataset]]] = {
+    "neuroglancer_multilod_draco": ("meshes", partial(open_whole, meshes)),
+    "neuroglancer_skeletons": ("skeletons", partial(open_whole, skeletons)),
+    "neuroglancer_annotations_v1": ("annotations", open_annotations),
+    "neuroglancer_legacy_mesh": ("meshes", lambda _path, _info: Dataset("precomputed", closed=True, form=FORM)),
+}
+"""What a directory holds whose chunks have ids, by the `@type` of the info document, and how it is opened."""
+
 
 class Precomputed(Format):
     """The format and the layout `precomputed`."""
 
     name = "precomputed"
     renames = True
-    pairings = (
-        Pairing(
-            "zarr3",
-            "raw little-endian ones pass, cropped where they end with the array; else decoded",
-            "tensorstore, cloud-volume, Neuroglancer",
-        ),
-        Pairing("zarr3-draft", "as Zarr v3's", "tensorstore, cloud-volume"),
-        Pairing("precomputed", "the native layout", "see docs/formats.md"),
-        Pairing("n5", "raw ones of one byte pass; else turned or decoded", "tensorstore, cloud-volume"),
-        Pairing("bcolz", "decoded", "tensorstore, cloud-volume"),
-        Pairing("bloscpack", "decoded, if they are rows of an array", "tensorstore, cloud-volume"),
-    )
     documents = ("info",)
-    systems = (
-        System(
-            "precomputed",
-            "Neuroglancer volumes",
-            "`info` with `scales`",
-            "the volume: `0-64_0-64_0-16`",
-            "tensorstore, cloud-volume",
-            "tensorstore, cloud-volume",
-        ),
-        System(
-            "precomputed",
-            "Neuroglancer multi-resolution meshes",
-            "`info`, `neuroglancer_multilod_draco`",
-            "`ID.index` and `ID`",
-            "igneous with cloud-volume",
-            "cloud-volume",
-        ),
-        System(
-            "precomputed",
-            "Neuroglancer skeletons",
-            "`info`, `neuroglancer_skeletons`",
-            "`ID`",
-            "igneous with cloud-volume; tensorstore (shards)",
-            "cloud-volume, igneous",
-        ),
-        System(
-            "precomputed",
-            "Neuroglancer annotations",
-            "`info`, `neuroglancer_annotations_v1`",
-            "`ID`, and cells as `1_2_3`",
-            "neuroglancer with tensorstore (shards)",
-            "neuroglancer",
-        ),
-    )
+    dataset_formats = ("precomputed",)
 
     def __init__(self) -> None:
         self.edits = InfoEdits(lambda raw: self.open("", {INFO: raw}))
@@ -95,26 +60,17 @@ class Precomputed(Format):
         if raw is None or not raw.lstrip().startswith(b"{") or _SEGMENT_PROPERTIES.match(raw):
             return None  # other programs have files named "info", too
         info = parse_json(path, "info", raw)
-        match info.get("@type"):
-            case "neuroglancer_multiscale_volume":
-                return open_volume(path, info)
-            case "neuroglancer_multilod_draco":
-                return replace(open_whole(path, info, meshes), indescribable="meshes are no array")
-            case "neuroglancer_skeletons":
-                return replace(open_whole(path, info, skeletons), indescribable="skeletons are no array")
-            case "neuroglancer_annotations_v1":
-                return replace(open_annotations(path, info), indescribable="annotations are no array")
-            case "neuroglancer_legacy_mesh":
-                return Dataset("precomputed", closed=True, form=FORM, indescribable="meshes are no array")
-            case None if isinstance(info.get("scales"), list):
-                return open_volume(path, info)
-        return None
+        kind = info.get("@type")
+        if kind == "neuroglancer_multiscale_volume" or (kind is None and isinstance(info.get("scales"), list)):
+            return open_volume(path, info)
+        what, open_ids = _OF_IDS.get(str(kind), ("", None))
+        return None if open_ids is None else replace(open_ids(path, info), indescribable=f"{what} are no array")
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None
 
     def children(self, dataset: Dataset) -> Sequence[str]:
-        return () if dataset.format == self.name else children_of(dataset)
+        return () if dataset.format == self.name else levels_below(dataset)
 
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardfs.codecs.checks import Chain
-from shardfs.codecs.encoders import Gunzip
-from shardfs.formats.precomputed.parts import Parts, around, key_path, layers
+from shardfs.formats.precomputed.parts import Parts, around, gunzip, key_path, layers
 from shardfs.model.collection import Collection, Facts, Lead
 from shardfs.model.grid import FlatNames, IdNames, MortonCode
 from shardfs.shards.byte_layouts.uint64_spec import Ids, ShardingSpec, integer
 
 if TYPE_CHECKING:
     from shardfs.formats.precomputed.parts import Describe
+    from shardfs.model.collection import ChunkNames
     from shardfs.model.dataset import Dataset
+    from shardfs.model.values import Coords
 
 MAX_RANK = 64
 """The largest rank of cells of annotations, so that their names fit in 255 bytes."""
 
 
-def open_whole(path: str, info: dict[str, Any], describe: Describe) -> Dataset:
+def open_whole(describe: Describe, path: str, info: dict[str, Any]) -> Dataset:
     """The dataset of a directory whose only part is the whole info document."""
     parts = Parts(path)
     return parts.dataset(parts.unshard(info, "", describe), closed=True)
@@ -42,42 +44,21 @@ def open_annotations(path: str, info: dict[str, Any]) -> Dataset:
 
 
 def _annotations_by_id(index: dict[str, Any], spec: ShardingSpec) -> Collection:
-    return _by_id(key_path(index["key"]), "annotations", spec)
+    return _collection(key_path(index["key"]), IdNames(), Ids(), "annotations", spec)
 
 
 def _annotations_by_cell(level: dict[str, Any], spec: ShardingSpec) -> Collection:
     shape = level["grid_shape"]
     if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_RANK:
-        raise ValueError(f"grid_shape should be a list of 1 to {MAX_RANK} integers, not {shape!r}")
+        raise ValueError(f"grid_shape should be a list of 1 to {MAX_RANK} integers, not {shape!r:.80}")
     grid = tuple(integer(n, "grid_shape", 1) for n in shape)
-    return Collection(
-        format="precomputed",
-        path=key_path(level["key"]),
-        names=FlatNames(grid, b"", b"_", b""),
-        layers=layers(spec, MortonCode(grid)),
-        codecs=(),
-        facts=Facts(grid, (1,) * len(grid), None, "annotations", str(spec)),
-        transform=Gunzip() if spec.data_encoding == "gzip" else None,
-        check=Chain(around(spec), encoding="annotations"),
-    )
+    names = FlatNames(grid, b"", b"_", b"")
+    return _collection(key_path(level["key"]), names, MortonCode(grid), "annotations", spec, grid)
 
 
 def skeletons(_: dict[str, Any], spec: ShardingSpec) -> Collection:
     """The collection of all skeletons in a directory."""
-    return _by_id("", "skeletons", spec)
-
-
-def _by_id(path: str, what: str, spec: ShardingSpec) -> Collection:
-    return Collection(
-        format="precomputed",
-        path=path,
-        names=IdNames(),
-        layers=layers(spec, Ids()),
-        codecs=(),
-        facts=Facts((), (), None, what, str(spec)),
-        transform=Gunzip() if spec.data_encoding == "gzip" else None,
-        check=Chain(around(spec), encoding=what),
-    )
+    return _collection("", IdNames(), Ids(), "skeletons", spec)
 
 
 def meshes(_: dict[str, Any], spec: ShardingSpec) -> Collection:
@@ -85,14 +66,22 @@ def meshes(_: dict[str, Any], spec: ShardingSpec) -> Collection:
 
     The index of a shard points to the manifest. The fragments are stored right before it, never compressed with gzip.
     """
+    found = _collection("", IdNames((b".index", b"")), Ids(files=2), "meshes", spec)
+    return replace(found, transform=None, check=None, lead=Lead(fragments_size, found.transform))
+
+
+def _collection(
+    path: str, names: ChunkNames, ids: Ids | MortonCode, what: str, spec: ShardingSpec, grid: Coords = ()
+) -> Collection:
     return Collection(
         format="precomputed",
-        path="",
-        names=IdNames((b".index", b"")),
-        layers=layers(spec, Ids(files=2)),
+        path=path,
+        names=names,
+        layers=layers(spec, ids),
         codecs=(),
-        facts=Facts((), (), None, "meshes", str(spec)),
-        lead=Lead(fragments_size, Gunzip() if spec.data_encoding == "gzip" else None),
+        facts=Facts(grid, (1,) * len(grid), None, what, str(spec)),
+        transform=gunzip(spec),
+        check=Chain(around(spec), encoding=what),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardfs.formats.documents import print_json
+from shardfs.codecs.encoders import Gunzip
+from shardfs.formats.documents import UNFIT, print_json, reason
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Layer, Pair
 from shardfs.model.dataset import Dataset, Problem
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.model.grid import MortonCode
+    from shardfs.model.values import U64
 
     Describe: TypeAlias = Callable[[dict[str, Any], ShardingSpec], Collection]
 
@@ -50,10 +52,9 @@ class Parts:
             return part
         try:
             self._collections.append(describe(part, ShardingSpec.parse(part["sharding"])))
-        except (ValueError, TypeError, KeyError) as e:
-            why = f"no member {e}" if isinstance(e, KeyError) else str(e)
+        except UNFIT as e:
             where = f"{self.path}/{key if isinstance(key, str) else called}".strip("/")
-            self._problems.append(Problem(where, f"info{called and ', '}{called}: {why}"))
+            self._problems.append(Problem(where, f"info{called and ', '}{called}: {reason(e)}"))
             return part
         # The member is removed, since Neuroglancer refuses `sharding: null`.
         return {k: v for k, v in part.items() if k != "sharding"}
@@ -93,6 +94,11 @@ def layers(spec: ShardingSpec, ids: Ids | MortonCode) -> tuple[Layer, ...]:
 def around(spec: ShardingSpec) -> tuple[Codec, ...]:
     """The codecs around each chunk, from `data_encoding`."""
     return (Codec("gzip", {}),) if spec.data_encoding == "gzip" else ()
+
+
+def gunzip(spec: ShardingSpec, sizes: Callable[[U64], U64] | None = None) -> Gunzip | None:
+    """The transform of each chunk, from `data_encoding`. `sizes` returns the decoded sizes of chunks, if known."""
+    return Gunzip(sizes) if spec.data_encoding == "gzip" else None
 
 
 def key_path(key: Any) -> str:

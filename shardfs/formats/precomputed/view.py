@@ -39,18 +39,10 @@ SEGMENT_IDS = frozenset(("uint32", "uint64"))
 XYZ = ("x", "y", "z")
 KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "time": "time", "c": "channel", "channel": "channel"}
 
-NANOMETERS = {prefix + "meter": float(f"1e{n + 9}") for prefix, n in {
-    "": 0, "yotta": 24, "zetta": 21, "exa": 18, "peta": 15, "tera": 12, "giga": 9, "mega": 6, "kilo": 3, "hecto": 2,
-    "deca": 1, "deci": -1, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12, "femto": -15, "atto": -18,
-    "zepto": -21, "yocto": -24,
-}.items()} | {"angstrom": 0.1, "inch": 2.54e7, "foot": 3.048e8, "yard": 9.144e8, "mile": 1.609344e12}  # fmt: skip
+NANOMETERS = {f"{prefix}meter": float(f"1e{power + 9}") for prefix, (_, power) in n5_viewer.PREFIXES.items()} | {
+    "angstrom": 0.1, "inch": 2.54e7, "foot": 3.048e8, "yard": 9.144e8, "mile": 1.609344e12
+}  # fmt: skip
 """The nanometers in each unit of OME-NGFF. Other or missing units count as nanometers, precomputed's only unit."""
-
-
-def children_of(dataset: Dataset) -> Sequence[str]:
-    """The paths of image levels that are separate datasets below this one: see `View.children`."""
-    own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
-    return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
 
 
 def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
@@ -86,7 +78,7 @@ def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
 class _Volume:
     """A volume: scales, finest first, with one data type and number of channels."""
 
-    scales: Sequence[_Scale]
+    scales: Sequence[_ShownScale]
     segmentation: bool
 
     def info(self) -> dict[str, Any]:
@@ -105,33 +97,25 @@ def _of_image(
     image: Multiscale, stored: Mapping[str, Collection], below: Mapping[str, Dataset], beside: Set[str]
 ) -> _Volume:
     if not image.levels:
-        raise UnsupportedError("an image without levels")
-    levels = []
-    own = (level.path.split("/")[0] for level in image.levels)
+        raise UnsupportedError("the image has no levels")
+    finest, scales = min(image.levels, key=lambda level: math.prod(level.scale)), []
     for level in image.levels:
-        collection = stored.get(level.path) or _collection_below(level.path, below.get(level.path))
-        levels.append((level, collection))
-    finest = min((level for level, _ in levels), key=lambda level: math.prod(level.scale))
-    scales = []
-    for level, collection in levels:
         try:
+            collection = stored.get(level.path) or _collection_below(level.path, below.get(level.path))
             scales.append(_scale(collection, image.axes, level, finest))
         except UnsupportedError as e:
             raise UnsupportedError(f"{level.path}: {e}") from e
-    return _volume(scales, segmentation=image.segmentation, taken={*beside, *own})
+    own = {level.path.split("/")[0] for level in image.levels}
+    return _volume(scales, segmentation=image.segmentation, taken=beside | own)
 
 
 def _collection_below(path: str, dataset: Dataset | None) -> Collection:
     """The collection of the level at `path`, with its stored path relative to the image's directory."""
-    try:
-        if dataset is None:
-            raise UnsupportedError("no array is there")
+    if dataset is not None:
         require_described(dataset)
-        stored = (*dataset.collections, *dataset.unsharded)
-        if len(stored) != 1:
-            raise UnsupportedError("no array is there")
-    except UnsupportedError as e:
-        raise UnsupportedError(f"{path}: {e}") from e
+    stored = () if dataset is None else (*dataset.collections, *dataset.unsharded)
+    if len(stored) != 1:
+        raise UnsupportedError("no array is there")
     return from_above(path, stored[0])
 
 
@@ -143,16 +127,18 @@ def _of_array(collection: Collection) -> _Volume:
     axes = [Axis(name or "", KINDS.get((name or "").lower())) for name in names]
     level = Level("", (1.0,) * len(axes), tuple(map(float, array.offset or (0,) * len(axes))))
     if alone is not None:
-        axes = [replace(axis, unit=told.unit) for axis, told in zip(axes, alone.axes, strict=True)]
+        axes = [replace(axis, unit=described.unit) for axis, described in zip(axes, alone.axes, strict=True)]
         level = alone.levels[0]
     return _volume([_scale(collection, axes, level, level)], segmentation=False)
 
 
-def _volume(scales: Sequence[_Scale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
+def _volume(scales: Sequence[_ShownScale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
     """The volume of these scales, with unique keys. `taken` are further names in the source that keys must avoid."""
     if len({(scale.data_type, scale.channels) for scale in scales}) != 1:
-        raise UnsupportedError("its levels differ in data type or number of channels")
-    named: list[_Scale] = []
+        raise UnsupportedError(
+            "the levels of the image differ in data type or number of channels, which precomputed cannot express"
+        )
+    named: list[_ShownScale] = []
     for scale in sorted(scales, key=lambda s: math.prod(s.resolution)):
         used = {other.key for other in named} | taken
         number = next(n for n in itertools.count() if _numbered(scale.key, n) not in used)
@@ -188,7 +174,7 @@ class _Roles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _ShownScale:
     """An array shown as a scale. `resolution` (in nm) and `offset` (in voxels) have x first."""
 
     key: str
@@ -227,7 +213,7 @@ class _Scale:
         return shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), filler)
 
 
-def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _Scale:
+def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _ShownScale:
     """The array as the scale of a level. Raise UnsupportedError, with the reason, if precomputed cannot express it."""
     array = array_of(collection)
     if len(array.shape) != len(axes):
@@ -240,10 +226,10 @@ def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: L
     factors = [NANOMETERS.get(axis.unit or "", 1.0) for axis in axes]
     resolution = tuple(1.0 if a is None else level.scale[a] * factors[a] for a in roles.space)
     if not all(math.isfinite(r) and r > 0 for r in resolution):
-        raise UnsupportedError(f"its voxels would have {resolution} nm")
+        raise UnsupportedError(f"the size of a voxel should be finite and positive, not {resolution} nm")
     offset = tuple(0 if a is None else _voxel_offset(level, finest, a) for a in roles.space)
     key = "_".join(np.format_float_positional(r, 6, unique=True, fractional=False, trim="-") for r in resolution)
-    return _Scale(key, collection, array, data_type, roles, tuple(map(_tidy, resolution)), offset)
+    return _ShownScale(key, collection, array, data_type, roles, tuple(map(n5_viewer.tidy, resolution)), offset)
 
 
 def _voxel_offset(level: Level, finest: Level, axis: int) -> int:
@@ -254,13 +240,8 @@ def _voxel_offset(level: Level, finest: Level, axis: int) -> int:
     """
     place = (level.translation[axis] + finest.scale[axis] / 2) / level.scale[axis]
     if not abs(place) < 2**53:
-        raise UnsupportedError(f"it cannot begin at voxel {place}")
+        raise UnsupportedError(f"the offset of axis {axis} should be less than 2**53 voxels, not {place}")
     return math.ceil(round(place, 6) - 1)
-
-
-def _tidy(value: float) -> float:
-    near = round(value)
-    return near if near and math.isclose(value, near, rel_tol=1e-9) else value
 
 
 def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:
@@ -277,11 +258,11 @@ def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:
             raise UnsupportedError(f"axis {name!r:.80} has {array.shape[i]} elements; precomputed has no such axis")
     if channels and (chunks := array.grid[channels[0]]) > 1:
         many = array.shape[channels[0]]
-        raise UnsupportedError(f"its {many} channels lie in {chunks} chunks; precomputed has all in one")
+        raise UnsupportedError(f"its {many} channels are in {chunks} chunks; precomputed has all channels in one chunk")
     if not array.shape:
         raise UnsupportedError("precomputed has no arrays without axes")
     if channels and not array.shape[channels[0]]:
-        raise UnsupportedError("it has no channels")
+        raise UnsupportedError("its axis of channels has no elements")
     return _Roles(_placed(space, axes), channels[0] if channels else None, tuple(sorted(others)))
 
 

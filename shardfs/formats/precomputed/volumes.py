@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardfs.codecs.checks import Chain, Image
-from shardfs.codecs.encoders import Gunzip
 from shardfs.codecs.images import PREFIX
-from shardfs.formats.documents import UNFIT, listed, reason
-from shardfs.formats.precomputed.parts import Parts, around, key_path, layers
+from shardfs.formats.documents import UNFIT, integer, integers, listed, reason
+from shardfs.formats.precomputed.parts import Parts, around, gunzip, key_path, layers
 from shardfs.model.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale, finest_first, numbers
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.grid import BoxNames, MortonCode
-from shardfs.shards.byte_layouts.uint64_spec import ShardingSpec, integer
+from shardfs.shards.byte_layouts.uint64_spec import ShardingSpec
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
@@ -31,9 +30,7 @@ DATA_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "
 SPACE = ("z", "y", "x")
 NANOMETER = "nanometer"
 
-CODECS = {
-    "compressed_segmentation": ("compressed_segmentation_block_size", "block_size"),
-}
+CODECS = {"compressed_segmentation": ("compressed_segmentation_block_size", "block_size")}
 """Encodings whose decoding needs a member of the scale: the member's name, and the codec parameter's name."""
 
 NAMED = ("mesh", "skeletons", "segment_properties")
@@ -56,7 +53,7 @@ def _named(info: Mapping[str, Any]) -> Iterator[str]:
 # ---- one scale ----
 
 
-class _Scale:
+class _StoredScale:
     """The members of a scale that sharding needs. Raise one of `UNFIT` for an invalid scale."""
 
     def __init__(self, info: Mapping[str, Any], scale: Mapping[str, Any], *, is_sharded: bool) -> None:
@@ -67,6 +64,8 @@ class _Scale:
         self.chunk = _triple(chunks[0], "chunk_sizes", 1)  # each further chunk size is another copy of the data
         self.offset = _triple(scale.get("voxel_offset", [0, 0, 0]), "voxel_offset", -(2**63))
         self.data_type = str(info.get("data_type"))
+        dtype = self.data_type.lower()
+        self.dtype = np.dtype(dtype) if dtype in DATA_TYPES else None
         self.channels = integer(info.get("num_channels", 1), "num_channels", 1)
         self.encoding = str(scale.get("encoding"))
         self.names = BoxNames(self.size, self.chunk, self.offset)
@@ -86,47 +85,42 @@ class _Scale:
 
 
 def _triple(value: Any, name: str, least: int) -> Coords:
-    if not isinstance(value, list) or len(value) != 3:
-        raise ValueError(f"{name} should be a list of 3 integers, not {value!r}")
-    return tuple(integer(v, name, least) for v in value)
+    found = integers(value, name, least)
+    if len(found) != 3:
+        raise ValueError(f"{name} should be a list of 3 integers, not {value!r:.80}")
+    return found
 
 
 def _sharded(info: dict[str, Any], part: dict[str, Any], spec: ShardingSpec) -> Collection:
-    scale = _Scale(info, part, is_sharded=True)
-    data_type, names = scale.data_type.lower(), scale.names
-    sizes = None
-    if scale.encoding == "raw" and data_type in DATA_TYPES:
-        voxel_bytes = np.uint64(np.dtype(data_type).itemsize * scale.channels)
+    scale = _StoredScale(info, part, is_sharded=True)
+    names, sizes = scale.names, None
+    if scale.encoding == "raw" and scale.dtype is not None:
+        voxel_bytes = np.uint64(scale.dtype.itemsize * scale.channels)
 
         def sizes(coords: U64) -> U64:
             return names.voxels_many(coords) * voxel_bytes
 
     return replace(
         scale.collection(layers(spec, MortonCode(names.grid)), str(spec)),
-        transform=Gunzip(sizes) if spec.data_encoding == "gzip" else None,
+        transform=gunzip(spec, sizes),
         check=Chain(around(spec), sizes, "" if scale.encoding == "raw" else scale.encoding, _image_check(scale, part)),
     )
 
 
-def _image_check(scale: _Scale, part: Mapping[str, Any]) -> Image | None:
+def _image_check(scale: _StoredScale, part: Mapping[str, Any]) -> Image | None:
     """The facts that the check of image chunks needs; None if the document lacks them."""
     try:
         configuration = _serializer(scale.encoding, part).configuration
     except UNFIT:
         return None
-    if scale.data_type.lower() not in DATA_TYPES:
+    if scale.dtype is None:
         return None
-
-    def shape(coords: Coords) -> Coords:
-        return (scale.channels, *scale.names.shape(coords)[::-1])
-
-    return Image(scale.channels, scale.data_type.lower(), configuration, shape)
-
-
-def _unsharded(info: Mapping[str, Any], part: Mapping[str, Any]) -> Collection:
-    """The collection of an unsharded scale, with an object for each chunk."""
-    scale = _Scale(info, part, is_sharded=False)
-    return scale.collection((Layer(Unsharded(scale.names.grid, scale.names.name, scale.names.cell)),), "none")
+    return Image(
+        scale.channels,
+        scale.dtype.name,
+        configuration,
+        lambda coords: (scale.channels, *scale.names.shape(coords)[::-1]),
+    )
 
 
 # ---- what other layouts need to know ----
@@ -155,20 +149,21 @@ def _described(dataset: Dataset, info: Mapping[str, Any]) -> Dataset:
 
 def _described_scale(info: Mapping[str, Any], part: Mapping[str, Any], stored: Mapping[str, Collection]) -> Collection:
     sharding = part.get("sharding")
-    collection = _unsharded(info, part) if sharding is None else stored[key_path(part["key"])]
-    spec = None if sharding is None else ShardingSpec.parse(sharding)
-    scale = _Scale(info, part, is_sharded=spec is not None)
-    return replace(collection, array=_array(scale, part, around(spec) if spec else ()))
+    scale = _StoredScale(info, part, is_sharded=sharding is not None)
+    if sharding is not None:
+        return replace(stored[scale.path], array=_array(scale, part, around(ShardingSpec.parse(sharding))))
+    layer = Layer(Unsharded(scale.names.grid, scale.names.name, scale.names.cell))
+    return replace(scale.collection((layer,), "none"), array=_array(scale, part, ()))
 
 
-def _array(scale: _Scale, part: Mapping[str, Any], container: tuple[Codec, ...]) -> Array:
+def _array(scale: _StoredScale, part: Mapping[str, Any], container: tuple[Codec, ...]) -> Array:
     """The array of a scale, with axes (z, y, x), or (c, z, y, x) if there are several channels, all in one chunk."""
-    if scale.data_type.lower() not in DATA_TYPES:
-        raise ValueError(f"data type {scale.data_type!r:.80} is unknown")
+    if scale.dtype is None:
+        raise ValueError(f"data_type should be one of {', '.join(DATA_TYPES)}, not {scale.data_type!r:.80}")
     head = (scale.channels,) if scale.channels > 1 else ()
     rank = len(head) + 3
     encoding = ChunkEncoding(
-        np.dtype(scale.data_type.lower()).newbyteorder("<").str,
+        scale.dtype.newbyteorder("<").str,
         tuple(range(rank)),
         clipped=True,
         serializer=_serializer(scale.encoding.lower(), part),
@@ -177,7 +172,7 @@ def _array(scale: _Scale, part: Mapping[str, Any], container: tuple[Codec, ...])
     return Array(
         (*head, *scale.size[::-1]),
         (*head, *scale.chunk[::-1]),
-        np.dtype(scale.data_type.lower()).str,
+        scale.dtype.str,
         encoding,
         (*(None for _ in head), 2, 1, 0),
         names=(*("c" for _ in head), *SPACE),

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import Format, System
+from shardfs.formats.format import Format
 from shardfs.formats.zarr3.edits import ARRAYS, edited, references
 from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, open_array, open_group
 
@@ -31,16 +31,7 @@ class Zarr3(Format):
 
     documents = (DOCUMENT,)
     edits = ARRAYS
-    systems = (
-        System(
-            "zarr3",
-            "Zarr v3 `sharding_indexed`",
-            "`zarr.json`, `zarr_format` 3",
-            "Zarr v3: `c/1/2` and the other chunk keys",
-            "tensorstore, zarr-python 3, z5py",
-            "tensorstore, zarr-python 3, z5py, dask",
-        ),
-    )
+    dataset_formats = ("zarr3",)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)

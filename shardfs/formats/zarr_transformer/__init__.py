@@ -13,8 +13,9 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
+from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import parse_json, parse_written
-from shardfs.formats.format import Format, System
+from shardfs.formats.format import Format
 from shardfs.formats.zarr_transformer.edits import ARRAYS, copies, edited_copies
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
@@ -47,16 +48,7 @@ class ZarrTransformer(Format):
 
     documents = (DOCUMENT,)
     edits = ARRAYS
-    systems = (
-        System(
-            FORMAT,
-            "Zarr v3 draft of 2022, sharding storage transformer",
-            "`zarr.json`, `zarr_format` a URL, and `meta/root/*.array.json`",
-            "the draft without it: `data/root/foo/c1/2`",
-            "zarr-python 2.18",
-            "zarr-python 2.18",
-        ),
-    )
+    dataset_formats = (FORMAT,)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)
