@@ -12,8 +12,10 @@ from shardfs.codecs.zlib_streams import MAX_STORED
 from shardfs.model.blobs import Stat
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.unsharded import Unsharded
-from shardfs.shards.chunk_store import DAMAGE_TTL_S, ChunkBatch, ChunkStore, StoredChunk
+from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
+from shardfs.shards.shard_indices import DAMAGE_TTL_S, StoredChunk
 from shardfs.shards.shard_sources import NestedShards, StoreShards
+from shardfs.shards.wrapping import DecodedShards
 from shardfs.storage.blob_views import BytesBlob
 
 if TYPE_CHECKING:
@@ -55,33 +57,35 @@ class LeadChunks(ChunkStore):
         found = super().locate(coords)
         if found is None or (coords[-1] == 0 and self._lead.transform is None):
             return found
-        told = self._told(coords, found)
+        manifest = self._manifest(coords, found)
         if coords[-1] == 0:
-            return StoredChunk(BytesBlob(told.data, found.blob), 0, len(told.data))
-        if isinstance(told.lead, str):
-            raise self._damage_of(coords, told.lead)
-        return StoredChunk(found.blob, found.start - told.lead, told.lead)
+            return StoredChunk(BytesBlob(manifest.data, found.blob), 0, len(manifest.data))
+        if isinstance(manifest.lead, str):
+            raise self._damage_of(coords, manifest.lead)
+        return StoredChunk(found.blob, found.start - manifest.lead, manifest.lead)
 
-    def _told(self, coords: Coords, found: StoredChunk) -> _Manifest:
-        key = (self._id, "lead", coords[0])
-        told = self._cache.get(key, lambda: self._load_told(coords, found))
-        if told.origin != _origin(found):
-            self._cache.drop(key)
-            told = self._cache.get(key, lambda: self._load_told(coords, found))
-        return told
+    def _manifest(self, coords: Coords, found: StoredChunk) -> _Manifest:
+        def load() -> tuple[_Manifest, int, float]:
+            return self._load(coords, found)
 
-    def _load_told(self, coords: Coords, found: StoredChunk) -> tuple[_Manifest, int, float]:
+        manifest = self.index.cached("lead", coords[0], load)
+        if manifest.origin != _origin(found):
+            self.index.drop("lead", coords[0])
+            manifest = self.index.cached("lead", coords[0], load)
+        return manifest
+
+    def _load(self, coords: Coords, found: StoredChunk) -> tuple[_Manifest, int, float]:
+        transform = self._lead.transform
         try:
             if found.size > MAX_STORED:
                 raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
-            transform = self._lead.transform
             data = self._read_found(found, None)
             data = data if transform is None else bytes(transform.show(coords, data))
         except ValueError as e:
             raise self._damage_of(coords, str(e)) from e
         lead = self._lead_of(data, found.start)
-        kept = b"" if transform is None else data
-        return _Manifest(_origin(found), kept, lead), len(kept), self._ttl if isinstance(lead, int) else DAMAGE_TTL_S
+        kept, ttl_s = b"" if transform is None else data, self.index.ttl_s if isinstance(lead, int) else DAMAGE_TTL_S
+        return _Manifest(_origin(found), kept, lead), len(kept), ttl_s
 
     def _lead_of(self, data: bytes, start: int) -> int | str:
         """Return the size of the lead, or an error message if it is invalid."""
@@ -90,7 +94,7 @@ class LeadChunks(ChunkStore):
         except ValueError as e:
             return str(e)
         if size > start - self._floor:
-            return f"{size} bytes should lie before it, but it begins at {start}, behind an index of {self._floor}"
+            return f"{size} bytes expected before it, but it begins at {start}, behind an index of {self._floor}"
         return size
 
     def stored(self, coords: Coords) -> StoredChunk | None:
@@ -101,20 +105,22 @@ class LeadChunks(ChunkStore):
 
     def _leading(self, key: str, offset: int) -> Coords | None:
         """Return the second file of the next chunk in the shard, if that file begins at `offset` or before."""
-        behind = []
+        following = []
         for shard, number, index in self._indices(key):
             later = np.flatnonzero(index.starts > offset)
             if len(later):
                 nearest = later[index.starts[later].argmin()]
                 cells = self._coords(shard, number, index, np.array([nearest]))
-                behind += [(index.starts[nearest].item(), cell[0]) for cell in cells]
-        second = (min(behind)[1], 1) if behind else None
-        found = self.locate(second) if second is not None else None
+                following += [(index.starts[nearest].item(), cell[0]) for cell in cells]
+        if not following:
+            return None
+        second = (min(following)[1], 1)
+        found = self.locate(second)
         return second if found is not None and found.start <= offset else None
 
     def forget(self, coords: Coords) -> None:
         super().forget(coords)
-        self._cache.drop((self._id, "lead", coords[0]))
+        self.index.drop("lead", coords[0])
 
     def _damage_of(self, coords: Coords, why: str) -> CorruptShardError:
         shard, _, slot = self.format.place(coords)
@@ -155,13 +161,12 @@ class ObjectChunks(ChunkStore):
         if len(parents) != 1 or parents == {""}:  # the root directory may contain any number of other chunks
             return super().present(coords)
         listed = self._objects.listed(*parents)
-        found = [listed.get(name, ABSENT) for _, _, name in keys]
-        exists = np.array([stat is not ABSENT for stat in found], np.bool_)
-        sizes = np.array([stat.size if isinstance(stat, Stat) else -1 for stat in found], np.int64)
-        return exists, sizes, np.array([stat.mtime_ns if isinstance(stat, Stat) else 0 for stat in found], np.int64)
-
-
-ABSENT = object()
+        names = [name for _, _, name in keys]
+        unknown = Stat(-1, 0, None)
+        stats = [listed.get(name) or unknown for name in names]
+        exists = np.array([name in listed for name in names], np.bool_)
+        sizes = np.array([stat.size for stat in stats], np.int64)
+        return exists, sizes, np.array([stat.mtime_ns for stat in stats], np.int64)
 
 
 def open_chunks(
@@ -175,7 +180,8 @@ def open_chunks(
 ) -> ChunkStore:
     """Return the innermost chunks of a collection whose outermost shards are in `directory` of the store."""
     layers, lead = collection.layers, collection.lead
-    source: ShardSource = StoreShards(store, directory, layers[0], chunk_cache)
+    decoded = DecodedShards(chunk_cache)
+    source: ShardSource = StoreShards(store, directory, layers[0], decoded)
     if lead is not None:
         return LeadChunks(lead, path, layers[0].format, source, index_cache, index_ttl_s)
     first = layers[0].format
@@ -183,6 +189,6 @@ def open_chunks(
         return ObjectChunks(path, first, source, index_cache, index_ttl_s)
     chunks = ChunkStore(path, first, source, index_cache, index_ttl_s)
     for outer, layer in itertools.pairwise(layers):
-        source = NestedShards(chunks, outer.format.grid, layer, chunk_cache)
+        source = NestedShards(chunks, outer.format.grid, layer, decoded)
         chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s, chunks)
     return chunks
