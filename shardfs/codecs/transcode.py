@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.codecs.array_codecs import decode_array, undecodable
-from shardfs.codecs.decoders import can_decode, decode, decode_into, gzip_of_zlib, require_crc32c
-from shardfs.codecs.encoders import encode
-from shardfs.codecs.uncompressed import can_store, store, stored_sizes
+from shardfs.codecs import images
+from shardfs.codecs.decoders import can_decode, decode, decode_into, require_crc32c
+from shardfs.codecs.encoders import can_store, encode, gzip_of_zlib, store, stored_sizes
 from shardfs.codecs.zlib_streams import MAX_DECODED
 from shardfs.model.arrays import Codec
 from shardfs.model.errors import UnsupportedError
@@ -48,17 +47,15 @@ def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
     """
     stored = array.encoding
     same_around = len(_checks(stored)) == len(_checks(shown)) and stored.frame == shown.frame
-    if _same_payload(array, shown) and same_around and stored.clipped == shown.clipped:
-        return None
-    return Transcoder(array, shown)
+    is_same = _same_payload(array, shown) and same_around and stored.clipped == shown.clipped
+    return None if is_same else Transcoder(array, shown)
 
 
 def without_checks(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
     """The codecs without the final checksums, which can be cut off without decoding."""
-    n = len(codecs)
-    while n and codecs[n - 1].name == CRC32C:
-        n -= 1
-    return tuple(codecs[:n])
+    while codecs and codecs[-1].name == CRC32C:
+        codecs = codecs[:-1]
+    return tuple(codecs)
 
 
 def memory_order(order: Coords, chunk: Coords) -> Coords:
@@ -95,10 +92,9 @@ def _is_rewrapped(array: Array, b: ChunkEncoding) -> bool:
 
 def _differ_in_byte_order(array: Array, b: ChunkEncoding) -> bool:
     """Whether `b` is uncompressed, and its elements differ from the decoded stored ones at most in byte order."""
-    a = array.encoding
-    left, right = (_layout_type(np.dtype(e.data_type).newbyteorder("<").str) for e in (a, b))
-    same_order = memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
-    return left == right and same_order and a.serializer.name == b.serializer.name == "bytes" and not b.codecs
+    little = [replace(e, codecs=(), data_type=np.dtype(e.data_type).newbyteorder("<").str) for e in (array.encoding, b)]
+    is_plain = b.serializer.name == "bytes" and not b.codecs
+    return is_plain and _same_payload(replace(array, encoding=little[0]), little[1])
 
 
 SELF_TELLING = frozenset(
@@ -124,7 +120,7 @@ def _header_size(frame: str, rank: int) -> int:
     return {"none": 0, "n5": 4 + 4 * rank, "bcolz": len(BCOLZ_HEADER)}[frame]
 
 
-class _Shown:
+class _ShownChunks:
     """The chunks of an array in the encoding that is shown: shapes, sizes, and serialization of elements.
 
     `coords` are positions in the collection's chunk grid; cells are positions in the order of the array's axes.
@@ -226,7 +222,7 @@ class Transcoder:
     """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded."""
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
-        self._stored, self._shown = array.encoding, _Shown(array, shown)
+        self._stored, self._shown = array.encoding, _ShownChunks(array, shown)
         self._array = array
         self._rewraps = _is_rewrapped(array, shown)
         self._passes = self._rewraps or _same_payload(array, shown)
@@ -331,10 +327,16 @@ class Transcoder:
 
     def _elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
         """The decoded elements, axes in the array's order."""
-        stored = self._stored
-        memory, dtype = tuple(shape[a] for a in stored.order), np.dtype(stored.data_type)
-        size = math.prod(shape) * dtype.itemsize if stored.serializer.name == "bytes" else None
-        elements = decode_array(stored.serializer, decode(stored.codecs, payload, size), memory, dtype)
+        stored, dtype = self._stored, np.dtype(self._stored.data_type)
+        memory, size = tuple(shape[a] for a in stored.order), math.prod(shape) * dtype.itemsize
+        if stored.serializer.name == "bytes":
+            data = decode(stored.codecs, payload, size)
+            if len(data) != size:
+                raise ValueError(f"{size} bytes expected for a chunk of {memory} {dtype}, {len(data)} found")
+            elements = np.frombuffer(data, dtype).reshape(memory)
+        else:
+            name, configuration = stored.serializer.name.removeprefix(images.PREFIX), stored.serializer.configuration
+            elements = images.decode(name, decode(stored.codecs, payload), memory, dtype, configuration)
         return elements.transpose(np.argsort(stored.order)) if memory else elements
 
 
@@ -371,7 +373,7 @@ class FillValue:
     """
 
     def __init__(self, array: Array, shown: ChunkEncoding, *, lazy: bool = False) -> None:
-        self._shown = _Shown(array, shown, compress=True)  # cheap, as chunks of one shape are compressed once
+        self._shown = _ShownChunks(array, shown, compress=True)  # cheap, as chunks of one shape are compressed once
         if not lazy:
             self._shown.require_small()
         try:
@@ -384,11 +386,9 @@ class FillValue:
     def sizes(self, coords: U64) -> Sizes:
         cells = self._shown.cells(coords)
         sizes = self._shown.sizes(cells)
-        for i in np.flatnonzero(sizes < 0).tolist():
+        for i in np.flatnonzero(sizes < 0).tolist() if self._shown.is_small else ():  # else `show` raises the error
             cell = tuple(cells[i].tolist())
             shape = self._shown.shape(cell)
-            if not self._shown.is_small:
-                continue  # `show` raises the error
             if shape not in self._sizes:  # the size of a compressed chunk is known only by making one
                 self._sizes[shape] = len(self._made(cell, shape))
             sizes[i] = self._sizes[shape]
@@ -421,10 +421,14 @@ def _strings(count: int, string: bytes) -> bytes:
 
 
 def _require_decodable(array: Array) -> None:
-    encoding = array.encoding
+    """Raise UnsupportedError, with the reason, if shardfs cannot decode the array's chunks. Does not look at data."""
+    encoding, name = array.encoding, array.encoding.serializer.name
     for codec in encoding.codecs:
         if not can_decode(codec):
             inner = f" of {codec.configuration['cname']!r:.80}" if "cname" in codec.configuration else ""
             raise UnsupportedError(f"codec {codec.name!r}{inner} must be undone, and is unknown")
-    if why := undecodable(encoding.serializer, array.shape, array.data_type):
+    if name != "bytes" and not name.startswith(images.PREFIX):
+        raise UnsupportedError(f"codec {name!r:.80} must be undone, and is unknown")
+    channels = array.shape[0] if len(array.shape) == images.RANK else 1
+    if name != "bytes" and (why := images.lacking(name.removeprefix(images.PREFIX), array.data_type, channels)):
         raise UnsupportedError(why)

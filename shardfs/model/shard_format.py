@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.model.byte_ranges import cover, leaving, leaving_reason
-from shardfs.model.values import U64, Bool, Coords
+from shardfs.model.values import U64, Bool, Coords, Sizes
 
 if TYPE_CHECKING:
     from shardfs.model.blobs import Blob, ByteRange, ByteRequest, Content, Plan
@@ -145,6 +145,13 @@ class ShardIndex:
         if self.broken and i in self.broken:
             raise ValueError(self.broken[i])
         return self.starts.item(i), self.sizes.item(i)
+
+    def sizes_at(self, positions: npt.NDArray[np.intp]) -> Sizes:
+        """Sizes of the entries at these positions; -1 for a broken entry."""
+        sizes = self.sizes[positions].astype(np.int64)
+        if self.broken:
+            sizes[np.isin(positions, np.fromiter(self.broken, np.intp, len(self.broken)))] = -1
+        return sizes
 
     def find(self, slot: int) -> tuple[int, int] | None:
         """`extent_at` of the entry of `slot`; None if the chunk is absent."""

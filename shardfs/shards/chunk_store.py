@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 from shardfs.model.blobs import Blob, ByteRange, Stat
 from shardfs.model.errors import CorruptShardError, StaleShardError, UnsupportedError
+from shardfs.model.shard_format import ShardIndex
 from shardfs.shards.shard_indices import ShardIndices, StoredChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.model.collection import ShardSource
-    from shardfs.model.shard_format import Index, Placement, ShardFormat, ShardIndex
+    from shardfs.model.shard_format import Index, Placement, ShardFormat
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
     from shardfs.storage.cache import ByteLRU
 
@@ -289,11 +290,10 @@ class ChunkStore:
         except CorruptShardError:
             return _unknown_chunk, 0
         if page is None:
-            return _no_chunk, 0
+            return ShardIndex.empty().find, 0
         blob = page.blob()
-        return page.index.find, self._stat_if_known(
-            shard
-        ).mtime_ns if blob is None or blob.fd < 0 else blob.stat().mtime_ns
+        stat = self._stat_if_known(shard) if blob is None or blob.fd < 0 else blob.stat()
+        return page.index.find, stat.mtime_ns
 
     def _stat_if_known(self, shard: int) -> Stat:
         """Return `stat`; zeros if the shard is absent or damaged, which can happen while its index is cached."""
@@ -353,7 +353,7 @@ class ChunkStore:
             coords, valid = self.format.coords(shard, number, slots[start:stop])
             at = np.arange(start, stop)[valid]
             if len(at):
-                sizes = np.full(len(at), -1, np.int64) if page is None else _sizes(index, at)
+                sizes = np.full(len(at), -1, np.int64) if page is None else index.sizes_at(at)
                 yield ChunkBatch(coords[valid], sizes, mtime_ns, np.uint64(base + 1) + at.astype(np.uint64))
 
     def occupancy(self) -> Occupancy:
@@ -394,10 +394,6 @@ class ChunkStore:
         return [tuple(c) for c in coords[valid].tolist()]
 
 
-def _no_chunk(slot: int) -> None:
-    """`Index.find` for an empty page."""
-
-
 def _unknown_chunk(slot: int) -> None:
     """`Index.find` for a page that cannot be read."""
     raise ValueError(slot)
@@ -410,7 +406,7 @@ def _sizes_of(index: Index, slots: U64) -> Sizes:
     arrays = index.arrays()
     at = arrays.positions(slots)
     sizes = np.full(len(slots), NONE, np.int64)
-    sizes[at >= 0] = _sizes(arrays, at[at >= 0])
+    sizes[at >= 0] = arrays.sizes_at(at[at >= 0])
     return sizes
 
 
@@ -420,11 +416,3 @@ def _size_of(index: Index, slot: int) -> int:
     except ValueError:
         return -1
     return NONE if extent is None else extent[1]
-
-
-def _sizes(index: ShardIndex, at: npt.NDArray[np.intp]) -> Sizes:
-    sizes = index.sizes[at].astype(np.int64)
-    if index.broken:
-        bad = np.fromiter(index.broken, np.intp, len(index.broken))
-        sizes[np.isin(at, bad)] = -1
-    return sizes

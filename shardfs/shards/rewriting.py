@@ -66,7 +66,7 @@ def shard_of(collection: Collection, coords: Coords) -> int:
 
     Raise UnfitChunkError if no shard has a place for the chunk.
     """
-    return _homes_of(collection, [coords])[coords][0][0]
+    return _homes_of_all(collection, [coords])[coords][0][0]
 
 
 def slots(collection: Collection, shard: int) -> int | None:
@@ -98,17 +98,17 @@ def _homes(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list
         places = layer.format.place_many(at)
         # Both files of a chunk have the same place. Coordinates beyond the grid would get the places of other chunks.
         fit &= _are_at(layer.format, places, at[:, :-1] if collection.lead is not None else at)
-        levels.append(list(zip(*(column.tolist() for column in places), strict=True)))
+        levels.insert(0, list(zip(*(column.tolist() for column in places), strict=True)))
         if n:
             at = unravel_many(places.shard, collection.layers[n - 1].format.grid)
-    homes = map(list, zip(*reversed(levels), strict=True))
-    return {c: home for c, home, is_fit in zip(cells, homes, fit.tolist(), strict=True) if is_fit}
+    homes = zip(cells, map(list, zip(*levels, strict=True)), fit.tolist(), strict=True)
+    return {c: home for c, home, is_fit in homes if is_fit}
 
 
-def _homes_of(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
-    """Return the placements of all chunks. Raise UnfitChunkError if a chunk has no place."""
+def _homes_of_all(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
+    """Return `_homes`. Raise UnfitChunkError if a chunk has no place."""
     homes = _homes(collection, cells)
-    for c in cells if len(homes) < len(cells) else ():
+    for c in cells:
         if c not in homes:
             raise UnfitChunkError(c, NO_PLACE)
     return homes
@@ -269,8 +269,7 @@ class _ShardRewriting:
         """Return the plan of a shard of one layer with these chunks changed; None if no chunk is left."""
         layer = self._layers[level]
         blob = None if stored is None else unwrapped(layer, stored)
-        make = self._chunks if level + 1 == len(self._layers) else self._shards
-        puts, drops = make(level, shard, blob, members)
+        puts, drops = self._changes(level, shard, blob, members)
         if not puts and not drops and not pack:
             return None if stored is None else unchanged(stored.stat().size)
         # an inner shard, or one within codecs, is rewritten completely in any case
@@ -278,36 +277,27 @@ class _ShardRewriting:
         change = Change(puts, drops, pack=pack, forward=self._forward, leads=self._leads())
         return wrapped(layer, layer.format.rewrite(shard, blob, change), stored, blob)
 
-    def _chunks(
+    def _changes(
         self, level: int, shard: int, blob: Blob | None, members: list[Coords]
     ) -> tuple[dict[PageSlot, Put], set[PageSlot]]:
-        """Return the chunks to write to an innermost shard, and the ones to drop."""
-        found = self._found(level, shard, blob, members)
-        puts, drops = {}, set()
-        for coords in members:
-            put, extent = self._puts.get(coords), found[coords]
-            if put is None and extent is not None:
-                drops.add(self._homes[coords][level][1:])
-            elif put is not None and not _is_stored(put, blob, extent):
-                puts[self._homes[coords][level][1:]] = put
-        return puts, drops
-
-    def _shards(
-        self, level: int, shard: int, blob: Blob | None, members: list[Coords]
-    ) -> tuple[dict[PageSlot, Put], set[PageSlot]]:
-        """Return the inner shards to write and to drop. Inner shards with changes are rewritten without dead bytes."""
-        groups = self._grouped(level, members)
-        found = self._found(level, shard, blob, [group[0] for group in groups.values()])
-        puts, drops = {}, set()
-        for (_, page, slot), group in groups.items():
-            inner, extent = self._homes[group[0]][level + 1][0], found[group[0]]
-            plan = self._rewritten(level + 1, inner, _slice(blob, extent), group, pack=False)
-            if is_same(plan, None if extent is None else extent[1]):
+        """Return the members of a shard to write and to drop: chunks, or inner shards, which get no dead bytes."""
+        puts: dict[PageSlot, Put] = {}
+        drops = set()
+        for (_, page, slot), (group, extent) in self._found(level, shard, blob, members).items():
+            if level + 1 == len(self._layers):
+                put = self._puts.get(group[0])
+                is_stored = extent is None if put is None else _is_stored(put, blob, extent)
+            else:
+                inner = self._homes[group[0]][level + 1][0]
+                plan = self._rewritten(level + 1, inner, _slice(blob, extent), group, pack=False)
+                is_stored = is_same(plan, None if extent is None else extent[1])
+                put = None if plan is None else Put(plan if extent is None else shifted(plan, extent[0]))
+            if is_stored:
                 continue
-            if plan is None:
+            if put is None:
                 drops.add((page, slot))
             else:
-                puts[page, slot] = Put(shifted(plan, extent[0]) if extent is not None else plan)
+                puts[page, slot] = put
         return puts, drops
 
     # ---- chunks that are two files ----
@@ -318,7 +308,7 @@ class _ShardRewriting:
         None if the chunk is removed. Raise UnfitChunkError if only one of the files would be left.
         """
         second, changed = (*first[:-1], 1), {*puts, *drops}
-        extent = self._found(0, self._shard, self._stored, [first])[first]
+        ((_, extent),) = self._found(0, self._shard, self._stored, [first]).values()
         old = None if extent is None or {first, second} <= changed else _fit(first, self._old_fragments, lead, extent)
         if first in puts:
             shown = bytes_of(puts[first].data)
@@ -379,20 +369,23 @@ class _ShardRewriting:
 
     def _found(
         self, level: int, shard: int, blob: Blob | None, members: Sequence[Coords]
-    ) -> dict[Coords, Extent | None]:
-        """Return the entries of these chunks in a shard's index. Each page is read once."""
-        out: dict[Coords, Extent | None] = dict.fromkeys(members)
-        pages: dict[int, list[Coords]] = {}
+    ) -> dict[Placement, tuple[list[Coords], Extent | None]]:
+        """Return, by placement, the chunks that share it and its entry in a shard's index. Each page is read once."""
+        groups: dict[Placement, list[Coords]] = {}
         for c in members:
-            pages.setdefault(self._homes[c][level][1], []).append(c)
-        for page, cells in pages.items():
+            groups.setdefault(self._homes[c][level], []).append(c)
+        out: dict[Placement, tuple[list[Coords], Extent | None]] = {at: (group, None) for at, group in groups.items()}
+        pages: dict[int, list[Placement]] = {}
+        for at in groups:
+            pages.setdefault(at[1], []).append(at)
+        for page, places in pages.items():
             index = self._page(level, shard, page, blob)
             if index is None or not len(index):
                 continue
-            positions = index.positions(np.array([self._homes[c][level][2] for c in cells], np.uint64))
+            positions = index.positions(np.array([slot for _, _, slot in places], np.uint64))
             columns = (positions, index.starts[positions], index.sizes[positions])
-            rows = zip(cells, *(column.tolist() for column in columns), strict=True)
-            out |= {c: (start, size) for c, i, start, size in rows if i >= 0}
+            rows = zip(places, *(column.tolist() for column in columns), strict=True)
+            out |= {at: (groups[at], (start, size)) for at, i, start, size in rows if i >= 0}
         return out
 
     def _page(self, level: int, shard: int, page: int, blob: Blob | None) -> ShardIndex | None:
@@ -406,33 +399,23 @@ class _ShardRewriting:
         return self._pages[at]
 
     def entries(self, coords: Sequence[Coords]) -> list[Extent | None]:
-        self._homes = _homes_of(self._collection, coords)
+        self._homes = _homes_of_all(self._collection, coords)
         out: dict[Coords, Extent | None] = {}
-        for found, start in self._innermost(0, self._stored, 0, list(self._homes)):
-            out.update({c: None if e is None else (start + e[0], e[1]) for c, e in found.items()})
+        self._add_entries(out, 0, self._stored, 0, list(self._homes))
         return [out[c] for c in coords]
 
-    def _innermost(
-        self, level: int, stored: Blob | None, start: int, members: list[Coords]
-    ) -> Iterator[tuple[dict[Coords, Extent | None], int]]:
-        """Yield the entries of these chunks in innermost shards, with each shard's start in the outermost one."""
+    def _add_entries(
+        self, out: dict[Coords, Extent | None], level: int, stored: Blob | None, start: int, members: list[Coords]
+    ) -> None:
+        """Add the entries of these chunks to `out`. The shard begins at `start` of the outermost one."""
         shard = self._homes[members[0]][level][0]
         blob = None if stored is None else unwrapped(self._layers[level], stored)
-        if level + 1 == len(self._layers):
-            yield self._found(level, shard, blob, members), start
-            return
-        groups = self._grouped(level, members)
-        found = self._found(level, shard, blob, [group[0] for group in groups.values()])
-        for group in groups.values():
-            extent = found[group[0]]
-            yield from self._innermost(level + 1, _slice(blob, extent), start + (extent[0] if extent else 0), group)
-
-    def _grouped(self, level: int, members: list[Coords]) -> dict[Placement, list[Coords]]:
-        """Group chunks by the placement of their inner shard."""
-        groups: dict[Placement, list[Coords]] = {}
-        for c in members:
-            groups.setdefault(self._homes[c][level], []).append(c)
-        return groups
+        for group, extent in self._found(level, shard, blob, members).values():
+            begin = start + (extent[0] if extent is not None else 0)
+            if level + 1 < len(self._layers):
+                self._add_entries(out, level + 1, _slice(blob, extent), begin, group)
+            else:
+                out |= dict.fromkeys(group, None if extent is None else (begin, extent[1]))
 
     # ---- the whole shard ----
 

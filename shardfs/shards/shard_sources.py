@@ -97,10 +97,7 @@ class StoreShards:
         self._store.reopen(self.key(shard))
 
     def existing(self) -> tuple[U64, None]:
-        if not self.layer.format.key(0):
-            return np.zeros(1, np.uint64), None
-        found = (self._shard_of(name) for name, directory in self._names() if not directory)
-        return np.array(sorted({shard for shard in found if shard is not None}), np.uint64), None
+        return self.survey()[0], None
 
     def first(self) -> str | None:
         """Return the key of the shard that the store lists first; None if it lists none."""
