@@ -17,7 +17,7 @@ from shardfs.codecs.zlib_streams import MAX_DECODED, PRECOMPUTED_LEVEL, gunzip
 from shardfs.model.arrays import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from shardfs.model.values import U64, Coords, Sizes
 
@@ -74,10 +74,14 @@ def encode(codecs: Sequence[Codec], data: bytes) -> bytes:
     return data
 
 
-def _to_same_size(data: bytes, configuration: Mapping[str, Any], *, name: str) -> bytes:
+def _by_numcodecs(
+    data: bytes, configuration: Mapping[str, Any], *, name: str, parameters: Collection[str] | None = None
+) -> bytes:
+    """Encode by a codec of numcodecs, which gets these parameters of the configuration; None for all."""
     import numcodecs
 
-    return bytes(numcodecs.get_codec({**configuration, "id": name}).encode(np.frombuffer(data, np.uint8)))
+    used = {key: value for key, value in configuration.items() if parameters is None or key in parameters}
+    return bytes(numcodecs.get_codec({**used, "id": name}).encode(np.frombuffer(data, np.uint8)))
 
 
 def _add_crc32c(data: bytes, _: Mapping[str, Any]) -> bytes:
@@ -115,40 +119,21 @@ def _to_blosc(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     return bytes(codec.encode(np.frombuffer(data, f"V{size}")))
 
 
-def _to_bz2(data: bytes, configuration: Mapping[str, Any]) -> bytes:
-    import bz2
-
-    return bz2.compress(data, configuration.get("level", 1))
-
-
-def _to_lzma(data: bytes, configuration: Mapping[str, Any]) -> bytes:
-    from numcodecs.lzma import LZMA
-
-    known = {name: configuration[name] for name in ("format", "check", "preset", "filters") if name in configuration}
-    return bytes(LZMA(**known).encode(data))
-
-
 def _to_zlib(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     encoded: bytes = zlib.compress(data, configuration.get("level", 1))
     return encoded
 
 
-def _to_lz4(data: bytes, configuration: Mapping[str, Any]) -> bytes:
-    from numcodecs.lz4 import LZ4
-
-    return bytes(LZ4(configuration.get("acceleration", 1)).encode(data))
-
-
 ENCODERS: Mapping[str, Callable[[bytes, Mapping[str, Any]], bytes]] = {
-    **{f"numcodecs.{name}": partial(_to_same_size, name=name) for name in SAME_SIZE},
+    **{f"numcodecs.{name}": partial(_by_numcodecs, name=name) for name in SAME_SIZE},
     "crc32c": _add_crc32c,
     "gzip": _to_gzip,
     "zstd": _to_zstd,
     "blosc": _to_blosc,
-    "numcodecs.bz2": _to_bz2,
-    "numcodecs.lzma": _to_lzma,
+    "numcodecs.bz2": partial(_by_numcodecs, name="bz2", parameters=("level",)),
+    "numcodecs.lzma": partial(_by_numcodecs, name="lzma", parameters=("format", "check", "preset", "filters")),
     "numcodecs.zlib": _to_zlib,
-    "numcodecs.lz4": _to_lz4,
+    "numcodecs.lz4": partial(_by_numcodecs, name="lz4", parameters=("acceleration",)),
 }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.codecs import images
+from shardfs.codecs import images, n5_blocks
 from shardfs.codecs.decoders import can_decode, decode, decode_into, require_crc32c
 from shardfs.codecs.encoders import can_store, encode, gzip_of_zlib, store, stored_sizes
 from shardfs.codecs.zlib_streams import MAX_DECODED
@@ -36,8 +36,6 @@ BCOLZ_HEADER = b"blpk" + bytes([1, 0, 0, 0]) + (1).to_bytes(8, "little")
 
 ZLIB, REWRAPPED_SIZE = "numcodecs.zlib", 12
 """`REWRAPPED_SIZE` is the difference between the wrappers around deflated data: 18 bytes of gzip, 6 of zlib."""
-
-N5_DEFAULT, N5_VARLENGTH = 0, 1
 
 
 def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
@@ -97,7 +95,7 @@ def _differ_in_byte_order(array: Array, b: ChunkEncoding) -> bool:
     return is_plain and _same_payload(replace(array, encoding=little[0]), little[1])
 
 
-SELF_TELLING = frozenset(
+SELF_DESCRIBING = frozenset(
     ("bytes", "crc32c", "gzip", "zstd", "blosc", "numcodecs.bz2", "numcodecs.zlib", "numcodecs.lz4")
 )
 """Codecs whose output can be decoded without knowing the encoder's parameters."""
@@ -106,7 +104,7 @@ SELF_TELLING = frozenset(
 def _decoded_alike(a: Sequence[Codec], b: Sequence[Codec]) -> bool:
     """Whether the same steps decode both."""
     return len(a) == len(b) and all(
-        x.name == y.name and (x.name in SELF_TELLING or x.configuration == y.configuration)
+        x.name == y.name and (x.name in SELF_DESCRIBING or x.configuration == y.configuration)
         for x, y in zip(a, b, strict=True)
     )
 
@@ -214,7 +212,7 @@ class _ShownChunks:
 
     def _header(self, shape: Coords) -> bytes:
         if self.encoding.frame == "n5":
-            return n5_header(shape)
+            return n5_blocks.header_of(shape[::-1])
         return BCOLZ_HEADER if self.encoding.frame == "bcolz" else b""
 
 
@@ -227,12 +225,14 @@ class Transcoder:
         self._rewraps = _is_rewrapped(array, shown)
         self._passes = self._rewraps or _same_payload(array, shown)
         self._checks = _checks(self._stored)
-        self._around = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
+        self._overhead = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
         # An N5 block at the edge may have any shape; its header has the shape. A Blosc chunk there may be full even so.
-        self._tells = self._stored.clipped and [c.name for c in _inner(self._stored)] == ["blosc"]
-        self._cuts = self._stored.clipped != shown.clipped or self._stored.frame == "n5" or self._tells
-        self._turns = not self._passes and _differ_in_byte_order(array, shown)
-        if not self._passes or (self._cuts and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))):
+        self._may_be_full = self._stored.clipped and [c.name for c in _inner(self._stored)] == ["blosc"]
+        self._changes_edges = self._stored.clipped != shown.clipped or self._stored.frame == "n5" or self._may_be_full
+        self._swaps_bytes = not self._passes and _differ_in_byte_order(array, shown)
+        if not self._passes or (
+            self._changes_edges and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
+        ):
             _require_decodable(array)
             self._shown.require_small()
 
@@ -245,18 +245,18 @@ class Transcoder:
         made = self._shown.sizes(cells)
         if not self._passes or self._shown.is_plain:
             return made
-        passed = stored - self._around + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
+        passed = stored - self._overhead + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
         passed += REWRAPPED_SIZE * self._rewraps
-        passed = np.where(stored < self._around, -1, passed)
-        return np.where(self._shown.are_whole(cells), passed, made) if self._cuts else passed
+        passed = np.where(stored < self._overhead, -1, passed)
+        return np.where(self._shown.are_whole(cells), passed, made) if self._changes_edges else passed
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         cell = self._shown.cell(coords)
         start, shape = self._begin(cell, stored)
         shown: bytes | memoryview
-        if self._turns and shape == self._shown.shape(cell):
-            shown = self._turned(stored[start:], shape)
-        elif not self._passes or shape != self._shown.shape(cell) or self._remakes(cell):
+        if self._swaps_bytes and shape == self._shown.shape(cell):
+            shown = self._swapped(stored[start:], shape)
+        elif not self._passes or shape != self._shown.shape(cell) or self._is_always_made(cell):
             shown = self._shown.made_of(cell, self._elements(stored[start:], shape))
         elif not (self._rewraps or self._shown.checks or self._shown.header_size):
             shown = memoryview(stored)[start:]  # no copy, as chunks are large
@@ -265,7 +265,7 @@ class Transcoder:
                 shown = shown[:-CHECK_SIZE]
         else:
             payload = decode(self._checks, stored[start:])
-            payload = gzip_of_zlib(payload, self._most(shape)) if self._rewraps else payload
+            payload = gzip_of_zlib(payload, self._decoded_size(shape)) if self._rewraps else payload
             shown = self._shown.framed(shape, encode(self._shown.checks, payload))
         listed = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
         if len(shown) != listed >= 0:  # programs may already have seen the listed size
@@ -278,7 +278,7 @@ class Transcoder:
     def store(self, coords: Coords, shown: bytes) -> bytes:
         raise UnsupportedError("layouts other than native are read-only: use layout=native to write")
 
-    def _turned(self, payload: bytes, shape: Coords) -> memoryview:
+    def _swapped(self, payload: bytes, shape: Coords) -> memoryview:
         """Decode and change the byte order in place: touching memory for the first time is slow."""
         buffer, room = self._shown.room(shape)
         decode_into(self._stored.codecs, payload, room.data)
@@ -287,15 +287,15 @@ class Transcoder:
             room.view(shown)[...] = room.view(stored)  # in place, and faster than `byteswap`
         return buffer
 
-    def _most(self, shape: Coords) -> int | None:
+    def _decoded_size(self, shape: Coords) -> int | None:
         """Bytes of an uncompressed chunk, if one codec makes the stored chunk of it; else None."""
         size = math.prod(shape) * np.dtype(self._stored.data_type).itemsize
         return size if len(_inner(self._stored)) == 1 and self._stored.serializer.name == "bytes" else None
 
-    def _remakes(self, cell: Coords) -> bool:
+    def _is_always_made(self, cell: Coords) -> bool:
         """Whether a chunk at the edge is always serialized again, so that its size does not depend on its bytes."""
         ends_with_array = self._shown.clipped_shape(cell) != self._array.chunk
-        return self._cuts and ends_with_array and self._shown.stores and not self._shown.is_plain
+        return self._changes_edges and ends_with_array and self._shown.stores and not self._shown.is_plain
 
     def _begin(self, cell: Coords, stored: bytes) -> tuple[int, Coords]:
         """The position of the payload, and the shape of the elements in it."""
@@ -305,25 +305,15 @@ class Transcoder:
             raise ValueError(f"a bcolz chunk begins with {BCOLZ_HEADER[:4].hex()}, found {stored[:4].hex()}")
         start, whole = _header_size(self._stored.frame, self._shown.rank), self._array.chunk
         nbytes = math.prod(whole) * np.dtype(self._stored.data_type).itemsize
-        is_whole = self._tells and int.from_bytes(stored[start + 4 : start + 8], "little") == nbytes
+        is_whole = self._may_be_full and int.from_bytes(stored[start + 4 : start + 8], "little") == nbytes
         return start, self._shown.clipped_shape(cell) if self._stored.clipped and not is_whole else whole
 
     def _n5_begin(self, stored: bytes) -> tuple[int, Coords]:
-        """N5 file-system specification: mode, number of axes, size along each, x first; big-endian."""
-        n = self._shown.rank
-        mode, axes, start = int.from_bytes(stored[:2], "big"), int.from_bytes(stored[2:4], "big"), 4 + 4 * n
-        if mode not in (N5_DEFAULT, N5_VARLENGTH) or axes != n or len(stored) < start:
-            raise ValueError(f"expected an N5 block of {n} axes, its header begins with {stored[:4].hex()}")
-        shape = tuple(np.frombuffer(stored, ">u4", n, 4)[::-1].tolist())
-        if mode == N5_VARLENGTH:
-            if int.from_bytes(stored[start : start + 4], "big") != math.prod(shape):
-                raise ValueError("an N5 block of variable length cannot be shown in another layout")
-            start += 4
-        if any(s > c for s, c in zip(shape, self._array.chunk, strict=True)):
-            raise ValueError(
-                f"the block has the shape {shape[::-1]}, larger than a full block {self._array.chunk[::-1]}"
-            )
-        return start, shape
+        header = n5_blocks.parse_header(stored)
+        header.require_within(self._array.chunk[::-1])
+        if header.elements != math.prod(header.shape):
+            raise ValueError("an N5 block of variable length cannot be shown in another layout")
+        return header.size, header.shape[::-1]
 
     def _elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
         """The decoded elements, axes in the array's order."""
@@ -338,12 +328,6 @@ class Transcoder:
             name, configuration = stored.serializer.name.removeprefix(images.PREFIX), stored.serializer.configuration
             elements = images.decode(name, decode(stored.codecs, payload), memory, dtype, configuration)
         return elements.transpose(np.argsort(stored.order)) if memory else elements
-
-
-def n5_header(shape: Coords) -> bytes:
-    """The header of an N5 block in default mode; `shape` is in C order, the header has x first."""
-    sizes = np.array(shape[::-1], ">u4").tobytes()
-    return N5_DEFAULT.to_bytes(2, "big") + len(shape).to_bytes(2, "big") + sizes
 
 
 def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:

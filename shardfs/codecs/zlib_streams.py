@@ -51,7 +51,7 @@ def decompress_streams(data: bytes, new: Callable[[], Any], limit: int, *, many:
             if part:
                 out.append(part)
             elif needs_input and at == len(data) and not decoder.eof:
-                raise ValueError("the compressed data end too early")
+                raise ValueError("the compressed stream ends too early")
             window = min(2 * window, PIECE)
         if not many or at == len(data):
             return out[0] if len(out) == 1 else b"".join(out)
@@ -60,6 +60,8 @@ def decompress_streams(data: bytes, new: Callable[[], Any], limit: int, *, many:
 
 def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
     """Decode gzip members. Raise ValueError, with the reason, for damaged data or a result over `limit` bytes."""
+    if not data:
+        raise ValueError("not gzip data: empty")
     try:
         return decompress_streams(data, lambda: zlib.decompressobj(31), limit)
     except _DeflateError as e:

@@ -210,7 +210,7 @@ Raises ValueError, with the reason, if a chunk does not contain that number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ShardChange:
     """The chunks to put into a shard and to drop from it, by page and slot.
 
     Args:
@@ -303,7 +303,7 @@ class ShardFormat(Protocol):
     """The size of an index entry at a shard's beginning that can be overwritten in place, once the data it refers to
     are stored: the entry is valid independently of the others. 0 if the format has no such entries."""
 
-    def rewrite(self, shard: int, old: Blob | None, change: Change) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Plan the shard after a change; None if no chunk remains.
 
         Existing bytes stay at their positions, also the old index, and new bytes are appended. So readers with a cached

@@ -11,15 +11,13 @@ import numpy.typing as npt
 from shardfs.model.blobs import Blob, ByteRange, Stat
 from shardfs.model.errors import CorruptShardError, StaleShardError, UnsupportedError
 from shardfs.model.shard_format import ShardIndex
-from shardfs.shards.shard_indices import ShardIndices, StoredChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardfs.model.collection import ShardSource
-    from shardfs.model.shard_format import Index, Placement, ShardFormat
+    from shardfs.model.shard_format import Index, Placement
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
-    from shardfs.storage.cache import ByteLRU
+    from shardfs.shards.shard_indices import ShardIndices, StoredChunk
 
 POSITION_BITS = 22
 """A page has fewer than 2**22 entries (`single_page.MAX_INDEX_BYTES`)."""
@@ -62,23 +60,14 @@ class ChunkStore:
     """The chunks of one layer of sharding. Thread-safe.
 
     Args:
-        path: the path of the collection, for messages.
-        index_ttl_s: seconds for which a page, or the absence of a shard, stays cached.
+        index: finds the chunks in the shards of this layer.
         outer: the layer whose chunks are the shards of this layer; None for the outermost layer.
     """
 
-    def __init__(
-        self,
-        path: str,
-        format: ShardFormat,
-        source: ShardSource,
-        cache: ByteLRU,
-        index_ttl_s: float = math.inf,
-        outer: ChunkStore | None = None,
-    ) -> None:
-        self.format, self.source, self.outer = format, source, outer
-        self.index = ShardIndices(path, format, source, cache, index_ttl_s)
-        self.at = self.index.at  # the hot path: `locate` for a caller that has already computed the chunk's placement
+    def __init__(self, index: ShardIndices, outer: ChunkStore | None = None) -> None:
+        self.index, self.outer = index, outer
+        self.format, self.source = index.format, index.source
+        self.at = index.at  # the hot path: `locate` for a caller that has already computed the chunk's placement
 
     @property
     def path(self) -> str:

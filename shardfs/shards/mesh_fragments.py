@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from shardfs.model.blobs import Stat
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
-from shardfs.shards.shard_indices import DAMAGE_TTL_S, StoredChunk
+from shardfs.shards.shard_indices import DAMAGE_TTL_S, ShardIndices, StoredChunk
 from shardfs.shards.shard_sources import NestedShards, StoreShards
 from shardfs.shards.wrapping import DecodedShards
 from shardfs.storage.blob_views import BytesBlob
@@ -21,8 +20,7 @@ from shardfs.storage.blob_views import BytesBlob
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.model.collection import Collection, Lead, ShardSource
-    from shardfs.model.shard_format import ShardFormat
+    from shardfs.model.collection import Collection, Layer, Lead, ShardSource
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
@@ -47,9 +45,9 @@ def _origin(found: StoredChunk) -> tuple[int, int, Version]:
 class LeadChunks(ChunkStore):
     """Chunks that are two files each: the second is the bytes right before the first in the shard (`Lead`)."""
 
-    def __init__(self, lead: Lead, path: str, format: ShardFormat, source: ShardSource, *cache: Any) -> None:
-        super().__init__(path, format, source, *cache)
-        self._lead = lead
+    def __init__(self, lead: Lead, index: ShardIndices) -> None:
+        super().__init__(index)
+        self._lead, format = lead, index.format
         root = format.root_request(format.blocks - 1)
         self._floor = 0 if root is None else root.stop  # the end of the index's root, before which no chunk can be
 
@@ -151,16 +149,14 @@ class ObjectChunks(ChunkStore):
     One listing returns all chunks of a directory. Without it, each lookup would cost a request.
     """
 
-    def __init__(self, path: str, format: Unsharded, source: StoreShards, *cache: Any) -> None:
-        super().__init__(path, format, source, *cache)
-        self._objects = source
+    source: StoreShards
 
     def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
         keys = [self.format.key(shard).rpartition("/") for shard in self.format.place_many(coords).shard.tolist()]
         parents = {parent for parent, _, _ in keys}
         if len(parents) != 1 or parents == {""}:  # the root directory may contain any number of other chunks
             return super().present(coords)
-        listed = self._objects.listed(*parents)
+        listed = self.source.listed(*parents)
         names = [name for _, _, name in keys]
         unknown = Stat(-1, 0, None)
         stats = [listed.get(name) or unknown for name in names]
@@ -179,16 +175,18 @@ def open_chunks(
     index_ttl_s: float = math.inf,
 ) -> ChunkStore:
     """Return the innermost chunks of a collection whose outermost shards are in `directory` of the store."""
-    layers, lead = collection.layers, collection.lead
-    decoded = DecodedShards(chunk_cache)
-    source: ShardSource = StoreShards(store, directory, layers[0], decoded)
+    layers, lead, decoded = collection.layers, collection.lead, DecodedShards(chunk_cache)
+
+    def index_of(layer: Layer, source: ShardSource) -> ShardIndices:
+        return ShardIndices(path, layer.format, source, index_cache, index_ttl_s)
+
+    index = index_of(layers[0], StoreShards(store, directory, layers[0], decoded))
     if lead is not None:
-        return LeadChunks(lead, path, layers[0].format, source, index_cache, index_ttl_s)
-    first = layers[0].format
-    if isinstance(first, Unsharded) and isinstance(source, StoreShards) and store.remote:
-        return ObjectChunks(path, first, source, index_cache, index_ttl_s)
-    chunks = ChunkStore(path, first, source, index_cache, index_ttl_s)
-    for outer, layer in itertools.pairwise(layers):
-        source = NestedShards(chunks, outer.format.grid, layer, decoded)
-        chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s, chunks)
+        return LeadChunks(lead, index)
+    if isinstance(layers[0].format, Unsharded) and store.remote:
+        return ObjectChunks(index)
+    chunks = ChunkStore(index)
+    for layer in layers[1:]:
+        source = NestedShards(chunks, layer, decoded)
+        chunks = ChunkStore(index_of(layer, source), chunks)
     return chunks

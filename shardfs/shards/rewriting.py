@@ -17,7 +17,7 @@ from shardfs.codecs.transcode import Transcoder
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError, UnfitChunkError
 from shardfs.model.grid import unravel, unravel_many
-from shardfs.model.shard_format import Change, Put
+from shardfs.model.shard_format import Put, ShardChange
 from shardfs.model.write_plan import SPAN, bytes_of, chunks_of, is_same, pieces_of, shifted, size_of, unchanged
 from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
 from shardfs.shards.index_reader import read_page, read_root
@@ -274,7 +274,7 @@ class _ShardRewriting:
             return None if stored is None else unchanged(stored.stat().size)
         # an inner shard, or one within codecs, is rewritten completely in any case
         pack = pack or level > 0 or bool(layer.codecs)
-        change = Change(puts, drops, pack=pack, forward=self._forward, leads=self._leads())
+        change = ShardChange(puts, drops, pack=pack, forward=self._forward, leads=self._leads())
         return wrapped(layer, layer.format.rewrite(shard, blob, change), stored, blob)
 
     def _changes(
@@ -421,7 +421,7 @@ class _ShardRewriting:
 
     def repack(self, old: Blob) -> Plan | None:
         layer, blob = self._layers[0], unwrapped(self._layers[0], old)
-        change = Change(pack=True, strict=True, leads=self._leads())
+        change = ShardChange(pack=True, strict=True, leads=self._leads())
         return wrapped(layer, layer.format.rewrite(self._shard, blob, change), old, blob)
 
     def usage(self, old: Blob) -> Usage:

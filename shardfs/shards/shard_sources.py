@@ -12,7 +12,7 @@ from shardfs.shards.wrapping import DecodedShards, unwrapped
 from shardfs.storage.blob_views import WITHOUT_DATA, EitherBlob, PairBlob, SliceBlob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from shardfs.model.blobs import Blob, Stat
     from shardfs.model.collection import Layer, Pair
@@ -146,8 +146,8 @@ class StoreShards:
 class NestedShards:
     """Shards that are chunks of an outer layer."""
 
-    def __init__(self, outer: ChunkStore, outer_grid: Sequence[int], layer: Layer, decoded: DecodedShards) -> None:
-        self._outer, self._grid, self.layer, self._decoded = outer, tuple(outer_grid), layer, decoded
+    def __init__(self, outer: ChunkStore, layer: Layer, decoded: DecodedShards) -> None:
+        self._outer, self._grid, self.layer, self._decoded = outer, outer.format.grid, layer, decoded
 
     @property
     def is_local(self) -> bool:

@@ -28,7 +28,7 @@ from shardfs.shards.byte_layouts.single_page import (
 
 if TYPE_CHECKING:
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Change, Leads, ShardIndex
+    from shardfs.model.shard_format import Leads, ShardChange, ShardIndex
     from shardfs.model.values import Sizes
 
 MAGIC = b"b2frame\0"
@@ -74,10 +74,10 @@ def parse_header(head: bytes) -> FrameHeader:
     # each number follows its type in MessagePack
     length, frame_length, nbytes, cbytes, typesize, chunk_bytes = FIELDS.unpack_from(head, 0x0B)
     if head[0x19] >> 4 & 3 != 1:
-        raise ValueError("offsets that have not 64 bits")
+        raise ValueError("its chunk offsets do not have 64 bits")
     found = FrameHeader(length, frame_length, nbytes, cbytes, typesize, chunk_bytes)
     if length < LEAST_HEADER or min(nbytes, cbytes, chunk_bytes) < 0 or typesize < 1:
-        raise ValueError(f"sizes that cannot be: {found}")
+        raise ValueError(f"its header has impossible sizes: {found}")
     if length + cbytes + LEAST_TRAILER > frame_length:
         raise ValueError(f"a header of {length} bytes and {cbytes} bytes of chunks in a frame of {frame_length}")
     return found
@@ -97,7 +97,7 @@ class Frame:
         self.header = parse_header(head)
         self._blob, size = blob, blob.stat().size
         if self.header.frame_length > size:
-            raise ValueError(f"a frame of {self.header.frame_length} bytes in a file of {size}")
+            raise ValueError(f"its frame should have {self.header.frame_length} bytes, but the file has {size}")
         if self.header.length > len(head):
             head = read_exactly(blob, ByteRange(0, self.header.length))
         self.head = head[: self.header.length]
@@ -107,7 +107,7 @@ class Frame:
         """Return the offsets of the chunks, counted from the end of the header, and the trailer after their table."""
         start, stop = self.header.length + self.header.cbytes, self.header.frame_length
         if stop - start > MAX_TRAILER + 8 * MAX_BLOSC_CHUNKS:
-            raise ValueError(f"{stop - start} bytes behind the chunks")
+            raise ValueError(f"an index of {stop - start} bytes follows the chunks, which is too large")
         end = read_exactly(self._blob, ByteRange(start, stop))
         if self.header.chunks == 0:
             return np.zeros(0, np.int64), end
@@ -118,7 +118,7 @@ class Frame:
             raise ValueError(f"an index of {nbytes} bytes for {self.header.chunks} chunks")
         table = blosc2_index(end[:size])
         if len(table) != nbytes:
-            raise ValueError(f"an index of {len(table)} bytes that says {nbytes}")
+            raise ValueError(f"an index of {nbytes} bytes expected, {len(table)} found")
         return np.frombuffer(table, "<i8").astype(np.int64), end[size:]
 
     def index(self) -> ShardIndex:
@@ -171,7 +171,7 @@ class Frames(Numbered):
     def walk(self, blob: Blob) -> ShardIndex:
         return Frame(blob).index()
 
-    def rewrite(self, shard: int, old: Blob | None, change: Change) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Raise UnsupportedError: contiguous frames are read-only."""
         raise UnsupportedError(self.unwritable)
 

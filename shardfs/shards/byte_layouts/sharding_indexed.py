@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Change, Leads
+    from shardfs.model.shard_format import Leads, ShardChange
     from shardfs.model.values import U64, Bool, Coords
 
 MISSING = 2**64 - 1
@@ -256,7 +256,7 @@ class ShardingIndexed(GridShards):
     def capacity(self, shard: int) -> int:
         return math.prod(map(len, self.inside([range(c, c + 1) for c in unravel(shard, self.shard_grid)])))
 
-    def rewrite(self, shard: int, old: Blob | None, change: Change) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of the new shard; None if no chunk is left.
 
         Without `pack`, kept chunks do not move, except chunks that overlap an index at the start, which is overwritten.
@@ -268,7 +268,7 @@ class ShardingIndexed(GridShards):
             return None
         broken = table.outside(table.size)
         if change.strict and len(broken):
-            raise ValueError(f"its index leads nowhere: {table.describe(int(broken[0]))}")
+            raise ValueError(f"an index entry is outside the shard: {table.describe(int(broken[0]))}")
         pieces = table.packed() if change.pack and not len(broken) else table.appended()
         for (_, slot), put in sorted(change.puts.items(), key=lambda item: item[0]):
             pieces += table.put(slot, pieces_of(put.data))
@@ -363,7 +363,7 @@ class _Table:
         found = np.setdiff1d(self._doubtful, self.outside(total), assume_unique=True)
         if len(found):
             raise ValueError(
-                f"its index leads nowhere, but would then lead to new bytes: {self.describe(int(found[0]))}"
+                f"an index entry outside the shard would point to new bytes: {self.describe(int(found[0]))}"
             )
         raw = self.rows.astype(self._encoding.dtype).tobytes()
         crc = int(google_crc32c.value(raw)).to_bytes(4, "little") if self._encoding.crc32c else b""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
 
     from shardfs.model.blobs import Plan
-    from shardfs.model.shard_format import Change, Leads, Put
+    from shardfs.model.shard_format import Leads, Put, ShardChange
     from shardfs.model.values import Sizes
 
 MAGIC = b"blpk"
@@ -225,7 +225,7 @@ class Pack(Numbered):
     def walk(self, blob: Blob) -> ShardIndex:
         return Beginning(blob).index(self.per_file)
 
-    def rewrite(self, shard: int, old: Blob | None, change: Change) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of a new file in chunk order. Readers step from chunk to chunk and ignore the offsets."""
         work = _PackRewriting(old, self.per_file)
         return work.rewritten({slot: put for (_, slot), put in change.puts.items()}, {slot for _, slot in change.drops})

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from shardfs.model.blobs import Blob, ByteRequest, Plan
-    from shardfs.model.shard_format import Change, Leads
+    from shardfs.model.shard_format import Leads, ShardChange
     from shardfs.model.values import U64, Bool, Coords
 
 
@@ -183,7 +183,7 @@ class Uint64Sharded:
         codes = runs[:, None] | np.uint64(shard << low) | np.arange(1 << low, dtype=np.uint64)
         return int(np.count_nonzero(self.ids.decode_many(codes.ravel())[1]))
 
-    def rewrite(self, shard: int, old: Blob | None, change: Change) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of the new shard; None if no chunk is left.
 
         Without `pack` and `forward`, only the shard index changes in place. New chunks and new minishard indices are
@@ -195,7 +195,7 @@ class Uint64Sharded:
             changed.setdefault(page, []).append(slot)
         sound = work.sound() if change.pack else None
         if sound is None and change.strict:
-            raise ValueError("some of its entries lead nowhere")
+            raise ValueError("an index entry is outside the shard, or a part of the index cannot be read")
         kept = work.entries(changed) if sound is None else dict.fromkeys(changed, NO_ENTRIES) | sound
         kept = {page: entries.without(changed.get(page, ())) for page, entries in kept.items()}
         pieces = work.append(kept) if sound is None else work.clear() if change.forward else work.pack(kept)
@@ -345,7 +345,7 @@ class _Minishards:
         that cannot be read.
         """
         if entries.leaving(self._size).any():
-            raise ValueError(f"a chunk of minishard {page} leads nowhere, so that it cannot be written again")
+            raise ValueError(f"a chunk of minishard {page} is outside the shard, so it cannot be copied")
         if not all_of_it and self._is_forward(entries) and entries.ids.max(initial=0) <= min(puts, default=LAST_ID):
             return entries, puts
         before = self._leads(entries.starts, entries.sizes)
@@ -406,7 +406,7 @@ class _Minishards:
         if len(inside):
             where = f"[{starts[inside[0]]}, {starts[inside[0]] + sizes[inside[0]]})"
             raise ValueError(
-                f"an entry leads to {where}, out of its {self._size} bytes, but would then lead to new ones"
+                f"an index entry for {where} is outside the {self._size} bytes, but would point to new bytes"
             )
         return [self._root.astype("<u8").tobytes(), *pieces]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Change, Leads
+    from shardfs.model.shard_format import Leads, ShardChange
     from shardfs.model.values import U64, Bool, Coords
 
 
@@ -46,7 +46,7 @@ class Unsharded(GridShards):
     def capacity(self, shard: int) -> int:
         return 1
 
-    def rewrite(self, shard: int, old: Blob | None, change: Change) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of the object, which is the new chunk and nothing else."""
         for put in change.puts.values():
             return pieces_of(put.data)
