@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardfs.codecs import decoders, images
+from shardfs.codecs import decoders, images, n5_blocks
 from shardfs.codecs.decoders import can_decode
 
 if TYPE_CHECKING:
@@ -131,23 +130,15 @@ class Blocks:
         if self._raw and elements >= 0:
             _require(start + elements * self._itemsize + self._sums, size, "stored")
 
-    def _header(self, head: bytes) -> tuple[int, int]:
-        """The header's size, and the number of elements; -1 for mode 2, objects of any size."""
-        mode, rank = int.from_bytes(head[:2], "big"), int.from_bytes(head[2:4], "big")
-        if len(head) < 6 or mode > 2:
-            raise ValueError(f"no N5 block: the header of {len(head)} bytes begins with mode {mode}")
-        if mode == 2:
-            return 6, -1
-        start = 4 + 4 * rank + 4 * mode
-        if rank != len(self._shape) or start > len(head):
-            raise ValueError(f"no N5 block: its header has {rank} axes, the array {len(self._shape)}")
-        shape = [int.from_bytes(head[i : i + 4], "big") for i in range(4, 4 + 4 * rank, 4)]
-        if any(n > whole for n, whole in zip(shape, self._shape, strict=True)):
-            raise ValueError(f"the block has the shape {shape}, larger than a full block of {list(self._shape)}")
-        return start, int.from_bytes(head[start - 4 : start], "big") if mode else math.prod(shape)
+    def _header(self, block: bytes) -> tuple[int, int]:
+        """The header's size, and the number of elements; -1 for an object."""
+        header = n5_blocks.parse_header(block)
+        if header.elements >= 0:
+            header.require_within(self._shape)
+        return header.size, header.elements
 
     def deep(self, coords: Coords, stored: bytes) -> None:
-        start, elements = self._header(stored[: 8 + 4 * len(self._shape)])
+        start, elements = self._header(stored)
         data = self._chain.decoded(stored[start:])
         if data is not None and elements >= 0:
             _require(elements * self._itemsize, len(data), "found after decoding")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,31 +10,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardfs.codecs.fast_zlib import zlib
+from shardfs.codecs.zlib_streams import MAX_DECODED, decompress_streams, gunzip, inflate
 from shardfs.model.arrays import Codec
 from shardfs.model.shard_format import Checksum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-from shardfs.codecs.zlib_streams import FIRST_WINDOW, MAX_DECODED, PIECE, _inflate, gunzip
+SUFFIXES = {
+    ".gz": Codec("gzip"),
+    ".zstd": Codec("zstd"),
+    ".xz": Codec("numcodecs.lzma"),
+    ".bz2": Codec("numcodecs.bz2"),
+}
+"""Codecs of compressed files, by the suffixes of the names."""
 
 
 def decompressed(data: bytes, suffix: str) -> bytes:
     """Decode a file by the compression suffix of its name. Raise ValueError, with the reason, if that fails."""
-    match suffix:
-        case ".gz":
-            return gunzip(data)
-        case ".zstd":
-            return _zstd(data, {}, None)
-        case ".xz":
-            return _lzma(data, {}, None)
-        case ".bz2":
-            return _unpack(_bz2_decoder)(data, {}, None)
-    raise ValueError(f"shardfs cannot decompress {suffix} files; it can decompress .gz, .zstd, .xz and .bz2")
+    if suffix not in SUFFIXES:
+        raise ValueError(f"shardfs cannot decompress {suffix} files; it can decompress {', '.join(SUFFIXES)}")
+    return decode((SUFFIXES[suffix],), data)
 
 
 # ---- decoders by codec name. `wanted` is the exact number of decoded bytes, None if unknown.
+
+Decoder = Callable[[bytes, Mapping[str, Any], "int | None"], bytes]
 
 
 def _limit(wanted: int | None) -> int:
@@ -56,11 +56,7 @@ def require_crc32c(data: bytes | memoryview) -> None:
     # google_crc32c accepts arrays but no memoryviews; a copy would cost more than the checksum.
     computed, stored = google_crc32c.value(np.frombuffer(data, np.uint8)[:-4]), int.from_bytes(data[-4:], "little")
     if computed != stored:
-        raise ValueError(f"it has crc32c {computed:08x}, but says {stored:08x}")
-
-
-def _gzip(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
-    return gunzip(data, _limit(wanted))
+        raise ValueError(f"it has crc32c {computed:08x}, but {stored:08x} is stored")
 
 
 def _zstd(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
@@ -85,6 +81,9 @@ def _zstd_of(data: bytes, size: int) -> bytes:
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
+_DICTIONARY_BYTES = (0, 1, 2, 4)
+"""Sizes of the dictionary id by the lowest two bits of a frame header's descriptor."""
+
 
 def _with_zstd_size(data: bytes, size: int) -> bytes:
     """Add the missing content size to a frame header: 8 bytes after the window and the dictionary id.
@@ -92,7 +91,7 @@ def _with_zstd_size(data: bytes, size: int) -> bytes:
     RFC 8878, section 3.1.1.1. Decoding fails later if the size is wrong.
     """
     descriptor = data[4]
-    at = 6 + (0, 1, 2, 4)[descriptor & 3]
+    at = 6 + _DICTIONARY_BYTES[descriptor & 3]
     return ZSTD_MAGIC + bytes([descriptor | 0xC0]) + data[5:at] + size.to_bytes(8, "little") + data[at:]
 
 
@@ -100,10 +99,10 @@ def zstd_size(data: bytes) -> int:
     """The content size in a frame's header, -1 if the header has none (RFC 8878, section 3.1.1.1)."""
     if len(data) < 6 or data[:4] != ZSTD_MAGIC:
         return -1
-    descriptor = int.from_bytes(data[4:5])
+    descriptor = data[4]
     single = descriptor >> 5 & 1
     size = (single, 2, 4, 8)[descriptor >> 6]
-    start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
+    start = 5 + (1 - single) + _DICTIONARY_BYTES[descriptor & 3]
     if not size:
         return -1
     return int.from_bytes(data[start : start + size], "little") + (256 if size == 2 else 0)
@@ -123,59 +122,23 @@ def _require_blosc(data: bytes, wanted: int | None) -> None:
         limit = wanted or f"at most {MAX_DECODED}"
         raise ValueError(f"expected a Blosc chunk of {limit} decoded bytes, the header says {decoded}")
     if stored != len(data):  # the library would read beyond the data
-        raise ValueError(f"the header of a Blosc chunk of {len(data)} bytes says {stored} bytes")
+        raise ValueError(f"a Blosc chunk has {len(data)} bytes, but its header says {stored}")
 
 
-Decoder = Callable[[bytes, Mapping[str, Any], "int | None"], bytes]
-
-
-def _unpack(decoder: Callable[[], Any]) -> Decoder:
-    """A decoder by one of the standard library's decompressors, which all take an output limit."""
-
-    def undo(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
-        out: list[bytes] = []
-        total, limit, at, window = 0, _limit(wanted), 0, len(data)
-        while at < len(data):  # command line tools may write several streams, one after the other
-            unpacker = decoder()
-            while not unpacker.eof:
-                source = data[at : at + window] if unpacker.needs_input else b""
-                at += len(source)
-                part = unpacker.decompress(source, PIECE)
-                total += len(part)
-                if total > limit:
-                    raise ValueError(f"grows beyond {limit} bytes when decompressed")
-                if not part and at == len(data) and not unpacker.eof and unpacker.needs_input:
-                    raise ValueError("the compressed data end too early")
-                out.append(part)
-                window = min(2 * window, PIECE)
-            at -= len(unpacker.unused_data)
-            window = FIRST_WINDOW  # see `_inflate`
-        if not out:
-            raise ValueError("the compressed data are empty")
-        return b"".join(out)
-
-    return undo
-
-
-def _bz2_decoder() -> Any:
+def _bz2(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
     import bz2
 
-    return bz2.BZ2Decompressor()
+    return decompress_streams(data, bz2.BZ2Decompressor, _limit(wanted))
 
 
 def _lzma(data: bytes, configuration: Mapping[str, Any], wanted: int | None) -> bytes:
     import lzma
 
-    c = configuration
-    forms = {1: lzma.FORMAT_XZ, 2: lzma.FORMAT_ALONE, 3: lzma.FORMAT_RAW}
-    form, limit = forms[c.get("format", 1)], MAX_DECODED  # limits memory: a header may ask for any amount
+    form = {1: lzma.FORMAT_XZ, 2: lzma.FORMAT_ALONE, 3: lzma.FORMAT_RAW}[configuration.get("format", 1)]
+    options: dict[str, Any] = {"memlimit": MAX_DECODED}  # limits memory: a header may ask for any amount
     if form == lzma.FORMAT_RAW:
-        return _unpack(lambda: lzma.LZMADecompressor(form, filters=c.get("filters")))(data, c, wanted)
-    return _unpack(lambda: lzma.LZMADecompressor(form, memlimit=limit))(data, c, wanted)
-
-
-def _zlib(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
-    return _inflate(data, zlib.MAX_WBITS, _limit(wanted))
+        options = {"filters": configuration.get("filters")}
+    return decompress_streams(data, lambda: lzma.LZMADecompressor(form, **options), _limit(wanted))
 
 
 def _lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
@@ -220,10 +183,6 @@ def _n5_lz4(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
             raise ValueError(f"the header of an LZ4 block of {len(out[-1])} decoded bytes says {size}")
 
 
-def _word(digest: Callable[[bytes], int]) -> Callable[[bytes], bytes]:
-    return lambda data: digest(data).to_bytes(4, "little")
-
-
 def _hash(name: str) -> Checksum:
     new = partial(hashlib.new, name, usedforsecurity=False)
     return Checksum(name, new().digest_size, lambda data: new(data).digest())
@@ -231,8 +190,8 @@ def _hash(name: str) -> Checksum:
 
 CHECKSUMS = (
     Checksum("none", 0, lambda _: b""),
-    Checksum("adler32", 4, _word(zlib.adler32)),
-    Checksum("crc32", 4, _word(zlib.crc32)),
+    Checksum("adler32", 4, lambda data: zlib.adler32(data).to_bytes(4, "little")),
+    Checksum("crc32", 4, lambda data: zlib.crc32(data).to_bytes(4, "little")),
     *map(_hash, ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")),
 )
 """bloscpack's checksums, in the order of their numbers in bloscpack."""
@@ -256,28 +215,24 @@ def blosc2_index(chunk: bytes) -> bytes:
         raise ValueError(f"its index cannot be decoded: {e}") from e
 
 
-def _same_size(name: str) -> Decoder:
-    """A decoder by a numcodecs codec that keeps the size or adds a few bytes."""
+def _same_size(data: bytes, configuration: Mapping[str, Any], wanted: int | None, *, name: str) -> bytes:
+    """Decode by a numcodecs codec that keeps the size or adds a few bytes."""
+    import numcodecs
 
-    def undo(data: bytes, configuration: Mapping[str, Any], wanted: int | None) -> bytes:
-        import numcodecs
-
-        return bytes(numcodecs.get_codec({**configuration, "id": name}).decode(data))
-
-    return undo
+    return bytes(numcodecs.get_codec({**configuration, "id": name}).decode(data))
 
 
 SAME_SIZE = ("shuffle", "crc32", "adler32", "fletcher32")
 
 DECODERS: Mapping[str, Decoder] = {
-    **{f"numcodecs.{name}": _same_size(name) for name in SAME_SIZE},
+    **{f"numcodecs.{name}": partial(_same_size, name=name) for name in SAME_SIZE},
     "crc32c": _crc32c,
-    "gzip": _gzip,
+    "gzip": lambda data, _, wanted: gunzip(data, _limit(wanted)),
     "zstd": _zstd,
     "blosc": _blosc,
-    "numcodecs.bz2": _unpack(_bz2_decoder),
+    "numcodecs.bz2": _bz2,
     "numcodecs.lzma": _lzma,
-    "numcodecs.zlib": _zlib,
+    "numcodecs.zlib": lambda data, _, wanted: inflate(data, _limit(wanted)),
     "numcodecs.lz4": _lz4,
     "n5.lz4": _n5_lz4,
 }
@@ -340,28 +295,3 @@ def _blosc_into(data: bytes, out: memoryview) -> None:
 
 
 DECODE_INTO: Mapping[str, Callable[[bytes, memoryview], None]] = {"zstd": _zstd_into, "blosc": _blosc_into}
-
-
-# ---- encoders that do not compress: any decoder accepts their output, and its size is known in advance
-
-DEFLATE_BLOCK, ZSTD_BLOCK = 0xFFFF, 128 << 10
-
-BLOSC_VERSION, BLOSC_COPIED, BLOSC_MAX_TYPESIZE = (2, 1), 0x02, 255
-
-
-def _gzip_member(data: bytes, deflated: Sequence[bytes | memoryview]) -> bytes:
-    """A gzip member without name or time, of an unknown operating system (RFC 1952)."""
-    sums = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-    return b"".join([b"\x1f\x8b\x08\0\0\0\0\0\0\xff", *deflated, sums])
-
-
-def gzip_of_zlib(stream: bytes, most: int | None = None) -> bytes:
-    """Wrap the deflated data of a zlib stream as gzip. The data are decoded for gzip's checksum, but not compressed.
-
-    Raise ValueError, with the reason, if the stream is damaged, decodes to more than `most` bytes, or is followed by
-    other bytes.
-    """
-    data = decode((Codec("numcodecs.zlib"),), stream, most)
-    if stream[-4:] != zlib.adler32(data).to_bytes(4, "big"):
-        raise ValueError("other bytes follow the zlib stream")
-    return _gzip_member(data, [memoryview(stream)[2:-4]])  # RFC 1950

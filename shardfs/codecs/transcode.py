@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.codecs.array_codecs import decode_array, undecodable
-from shardfs.codecs.decoders import can_decode, decode, decode_into, gzip_of_zlib, require_crc32c
-from shardfs.codecs.encoders import encode
-from shardfs.codecs.uncompressed import can_store, store, stored_sizes
+from shardfs.codecs import images, n5_blocks
+from shardfs.codecs.decoders import can_decode, decode, decode_into, require_crc32c
+from shardfs.codecs.encoders import can_store, encode, gzip_of_zlib, store, stored_sizes
 from shardfs.codecs.zlib_streams import MAX_DECODED
 from shardfs.model.arrays import Codec
 from shardfs.model.errors import UnsupportedError
@@ -38,8 +37,6 @@ BCOLZ_HEADER = b"blpk" + bytes([1, 0, 0, 0]) + (1).to_bytes(8, "little")
 ZLIB, REWRAPPED_SIZE = "numcodecs.zlib", 12
 """`REWRAPPED_SIZE` is the difference between the wrappers around deflated data: 18 bytes of gzip, 6 of zlib."""
 
-N5_DEFAULT, N5_VARLENGTH = 0, 1
-
 
 def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
     """The transform from an array's stored chunks to the encoding `shown`; None if no bytes differ.
@@ -48,17 +45,15 @@ def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
     """
     stored = array.encoding
     same_around = len(_checks(stored)) == len(_checks(shown)) and stored.frame == shown.frame
-    if _same_payload(array, shown) and same_around and stored.clipped == shown.clipped:
-        return None
-    return Transcoder(array, shown)
+    is_same = _same_payload(array, shown) and same_around and stored.clipped == shown.clipped
+    return None if is_same else Transcoder(array, shown)
 
 
 def without_checks(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
     """The codecs without the final checksums, which can be cut off without decoding."""
-    n = len(codecs)
-    while n and codecs[n - 1].name == CRC32C:
-        n -= 1
-    return tuple(codecs[:n])
+    while codecs and codecs[-1].name == CRC32C:
+        codecs = codecs[:-1]
+    return tuple(codecs)
 
 
 def memory_order(order: Coords, chunk: Coords) -> Coords:
@@ -95,13 +90,12 @@ def _is_rewrapped(array: Array, b: ChunkEncoding) -> bool:
 
 def _differ_in_byte_order(array: Array, b: ChunkEncoding) -> bool:
     """Whether `b` is uncompressed, and its elements differ from the decoded stored ones at most in byte order."""
-    a = array.encoding
-    left, right = (_layout_type(np.dtype(e.data_type).newbyteorder("<").str) for e in (a, b))
-    same_order = memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
-    return left == right and same_order and a.serializer.name == b.serializer.name == "bytes" and not b.codecs
+    little = [replace(e, codecs=(), data_type=np.dtype(e.data_type).newbyteorder("<").str) for e in (array.encoding, b)]
+    is_plain = b.serializer.name == "bytes" and not b.codecs
+    return is_plain and _same_payload(replace(array, encoding=little[0]), little[1])
 
 
-SELF_TELLING = frozenset(
+SELF_DESCRIBING = frozenset(
     ("bytes", "crc32c", "gzip", "zstd", "blosc", "numcodecs.bz2", "numcodecs.zlib", "numcodecs.lz4")
 )
 """Codecs whose output can be decoded without knowing the encoder's parameters."""
@@ -110,7 +104,7 @@ SELF_TELLING = frozenset(
 def _decoded_alike(a: Sequence[Codec], b: Sequence[Codec]) -> bool:
     """Whether the same steps decode both."""
     return len(a) == len(b) and all(
-        x.name == y.name and (x.name in SELF_TELLING or x.configuration == y.configuration)
+        x.name == y.name and (x.name in SELF_DESCRIBING or x.configuration == y.configuration)
         for x, y in zip(a, b, strict=True)
     )
 
@@ -124,7 +118,7 @@ def _header_size(frame: str, rank: int) -> int:
     return {"none": 0, "n5": 4 + 4 * rank, "bcolz": len(BCOLZ_HEADER)}[frame]
 
 
-class _Shown:
+class _ShownChunks:
     """The chunks of an array in the encoding that is shown: shapes, sizes, and serialization of elements.
 
     `coords` are positions in the collection's chunk grid; cells are positions in the order of the array's axes.
@@ -218,7 +212,7 @@ class _Shown:
 
     def _header(self, shape: Coords) -> bytes:
         if self.encoding.frame == "n5":
-            return n5_header(shape)
+            return n5_blocks.header_of(shape[::-1])
         return BCOLZ_HEADER if self.encoding.frame == "bcolz" else b""
 
 
@@ -226,17 +220,19 @@ class Transcoder:
     """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded."""
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
-        self._stored, self._shown = array.encoding, _Shown(array, shown)
+        self._stored, self._shown = array.encoding, _ShownChunks(array, shown)
         self._array = array
         self._rewraps = _is_rewrapped(array, shown)
         self._passes = self._rewraps or _same_payload(array, shown)
         self._checks = _checks(self._stored)
-        self._around = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
+        self._overhead = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
         # An N5 block at the edge may have any shape; its header has the shape. A Blosc chunk there may be full even so.
-        self._tells = self._stored.clipped and [c.name for c in _inner(self._stored)] == ["blosc"]
-        self._cuts = self._stored.clipped != shown.clipped or self._stored.frame == "n5" or self._tells
-        self._turns = not self._passes and _differ_in_byte_order(array, shown)
-        if not self._passes or (self._cuts and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))):
+        self._may_be_full = self._stored.clipped and [c.name for c in _inner(self._stored)] == ["blosc"]
+        self._changes_edges = self._stored.clipped != shown.clipped or self._stored.frame == "n5" or self._may_be_full
+        self._swaps_bytes = not self._passes and _differ_in_byte_order(array, shown)
+        if not self._passes or (
+            self._changes_edges and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
+        ):
             _require_decodable(array)
             self._shown.require_small()
 
@@ -249,18 +245,18 @@ class Transcoder:
         made = self._shown.sizes(cells)
         if not self._passes or self._shown.is_plain:
             return made
-        passed = stored - self._around + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
+        passed = stored - self._overhead + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
         passed += REWRAPPED_SIZE * self._rewraps
-        passed = np.where(stored < self._around, -1, passed)
-        return np.where(self._shown.are_whole(cells), passed, made) if self._cuts else passed
+        passed = np.where(stored < self._overhead, -1, passed)
+        return np.where(self._shown.are_whole(cells), passed, made) if self._changes_edges else passed
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         cell = self._shown.cell(coords)
         start, shape = self._begin(cell, stored)
         shown: bytes | memoryview
-        if self._turns and shape == self._shown.shape(cell):
-            shown = self._turned(stored[start:], shape)
-        elif not self._passes or shape != self._shown.shape(cell) or self._remakes(cell):
+        if self._swaps_bytes and shape == self._shown.shape(cell):
+            shown = self._swapped(stored[start:], shape)
+        elif not self._passes or shape != self._shown.shape(cell) or self._is_always_made(cell):
             shown = self._shown.made_of(cell, self._elements(stored[start:], shape))
         elif not (self._rewraps or self._shown.checks or self._shown.header_size):
             shown = memoryview(stored)[start:]  # no copy, as chunks are large
@@ -269,7 +265,7 @@ class Transcoder:
                 shown = shown[:-CHECK_SIZE]
         else:
             payload = decode(self._checks, stored[start:])
-            payload = gzip_of_zlib(payload, self._most(shape)) if self._rewraps else payload
+            payload = gzip_of_zlib(payload, self._decoded_size(shape)) if self._rewraps else payload
             shown = self._shown.framed(shape, encode(self._shown.checks, payload))
         listed = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
         if len(shown) != listed >= 0:  # programs may already have seen the listed size
@@ -282,7 +278,7 @@ class Transcoder:
     def store(self, coords: Coords, shown: bytes) -> bytes:
         raise UnsupportedError("layouts other than native are read-only: use layout=native to write")
 
-    def _turned(self, payload: bytes, shape: Coords) -> memoryview:
+    def _swapped(self, payload: bytes, shape: Coords) -> memoryview:
         """Decode and change the byte order in place: touching memory for the first time is slow."""
         buffer, room = self._shown.room(shape)
         decode_into(self._stored.codecs, payload, room.data)
@@ -291,15 +287,15 @@ class Transcoder:
             room.view(shown)[...] = room.view(stored)  # in place, and faster than `byteswap`
         return buffer
 
-    def _most(self, shape: Coords) -> int | None:
+    def _decoded_size(self, shape: Coords) -> int | None:
         """Bytes of an uncompressed chunk, if one codec makes the stored chunk of it; else None."""
         size = math.prod(shape) * np.dtype(self._stored.data_type).itemsize
         return size if len(_inner(self._stored)) == 1 and self._stored.serializer.name == "bytes" else None
 
-    def _remakes(self, cell: Coords) -> bool:
+    def _is_always_made(self, cell: Coords) -> bool:
         """Whether a chunk at the edge is always serialized again, so that its size does not depend on its bytes."""
         ends_with_array = self._shown.clipped_shape(cell) != self._array.chunk
-        return self._cuts and ends_with_array and self._shown.stores and not self._shown.is_plain
+        return self._changes_edges and ends_with_array and self._shown.stores and not self._shown.is_plain
 
     def _begin(self, cell: Coords, stored: bytes) -> tuple[int, Coords]:
         """The position of the payload, and the shape of the elements in it."""
@@ -309,39 +305,29 @@ class Transcoder:
             raise ValueError(f"a bcolz chunk begins with {BCOLZ_HEADER[:4].hex()}, found {stored[:4].hex()}")
         start, whole = _header_size(self._stored.frame, self._shown.rank), self._array.chunk
         nbytes = math.prod(whole) * np.dtype(self._stored.data_type).itemsize
-        is_whole = self._tells and int.from_bytes(stored[start + 4 : start + 8], "little") == nbytes
+        is_whole = self._may_be_full and int.from_bytes(stored[start + 4 : start + 8], "little") == nbytes
         return start, self._shown.clipped_shape(cell) if self._stored.clipped and not is_whole else whole
 
     def _n5_begin(self, stored: bytes) -> tuple[int, Coords]:
-        """N5 file-system specification: mode, number of axes, size along each, x first; big-endian."""
-        n = self._shown.rank
-        mode, axes, start = int.from_bytes(stored[:2], "big"), int.from_bytes(stored[2:4], "big"), 4 + 4 * n
-        if mode not in (N5_DEFAULT, N5_VARLENGTH) or axes != n or len(stored) < start:
-            raise ValueError(f"expected an N5 block of {n} axes, its header begins with {stored[:4].hex()}")
-        shape = tuple(np.frombuffer(stored, ">u4", n, 4)[::-1].tolist())
-        if mode == N5_VARLENGTH:
-            if int.from_bytes(stored[start : start + 4], "big") != math.prod(shape):
-                raise ValueError("an N5 block of variable length cannot be shown in another layout")
-            start += 4
-        if any(s > c for s, c in zip(shape, self._array.chunk, strict=True)):
-            raise ValueError(
-                f"the block has the shape {shape[::-1]}, larger than a full block {self._array.chunk[::-1]}"
-            )
-        return start, shape
+        header = n5_blocks.parse_header(stored)
+        header.require_within(self._array.chunk[::-1])
+        if header.elements != math.prod(header.shape):
+            raise ValueError("an N5 block of variable length cannot be shown in another layout")
+        return header.size, header.shape[::-1]
 
     def _elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
         """The decoded elements, axes in the array's order."""
-        stored = self._stored
-        memory, dtype = tuple(shape[a] for a in stored.order), np.dtype(stored.data_type)
-        size = math.prod(shape) * dtype.itemsize if stored.serializer.name == "bytes" else None
-        elements = decode_array(stored.serializer, decode(stored.codecs, payload, size), memory, dtype)
+        stored, dtype = self._stored, np.dtype(self._stored.data_type)
+        memory, size = tuple(shape[a] for a in stored.order), math.prod(shape) * dtype.itemsize
+        if stored.serializer.name == "bytes":
+            data = decode(stored.codecs, payload, size)
+            if len(data) != size:
+                raise ValueError(f"{size} bytes expected for a chunk of {memory} {dtype}, {len(data)} found")
+            elements = np.frombuffer(data, dtype).reshape(memory)
+        else:
+            name, configuration = stored.serializer.name.removeprefix(images.PREFIX), stored.serializer.configuration
+            elements = images.decode(name, decode(stored.codecs, payload), memory, dtype, configuration)
         return elements.transpose(np.argsort(stored.order)) if memory else elements
-
-
-def n5_header(shape: Coords) -> bytes:
-    """The header of an N5 block in default mode; `shape` is in C order, the header has x first."""
-    sizes = np.array(shape[::-1], ">u4").tobytes()
-    return N5_DEFAULT.to_bytes(2, "big") + len(shape).to_bytes(2, "big") + sizes
 
 
 def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:
@@ -371,7 +357,7 @@ class FillValue:
     """
 
     def __init__(self, array: Array, shown: ChunkEncoding, *, lazy: bool = False) -> None:
-        self._shown = _Shown(array, shown, compress=True)  # cheap, as chunks of one shape are compressed once
+        self._shown = _ShownChunks(array, shown, compress=True)  # cheap, as chunks of one shape are compressed once
         if not lazy:
             self._shown.require_small()
         try:
@@ -384,11 +370,9 @@ class FillValue:
     def sizes(self, coords: U64) -> Sizes:
         cells = self._shown.cells(coords)
         sizes = self._shown.sizes(cells)
-        for i in np.flatnonzero(sizes < 0).tolist():
+        for i in np.flatnonzero(sizes < 0).tolist() if self._shown.is_small else ():  # else `show` raises the error
             cell = tuple(cells[i].tolist())
             shape = self._shown.shape(cell)
-            if not self._shown.is_small:
-                continue  # `show` raises the error
             if shape not in self._sizes:  # the size of a compressed chunk is known only by making one
                 self._sizes[shape] = len(self._made(cell, shape))
             sizes[i] = self._sizes[shape]
@@ -421,10 +405,14 @@ def _strings(count: int, string: bytes) -> bytes:
 
 
 def _require_decodable(array: Array) -> None:
-    encoding = array.encoding
+    """Raise UnsupportedError, with the reason, if shardfs cannot decode the array's chunks. Does not look at data."""
+    encoding, name = array.encoding, array.encoding.serializer.name
     for codec in encoding.codecs:
         if not can_decode(codec):
             inner = f" of {codec.configuration['cname']!r:.80}" if "cname" in codec.configuration else ""
             raise UnsupportedError(f"codec {codec.name!r}{inner} must be undone, and is unknown")
-    if why := undecodable(encoding.serializer, array.shape, array.data_type):
+    if name != "bytes" and not name.startswith(images.PREFIX):
+        raise UnsupportedError(f"codec {name!r:.80} must be undone, and is unknown")
+    channels = array.shape[0] if len(array.shape) == images.RANK else 1
+    if name != "bytes" and (why := images.lacking(name.removeprefix(images.PREFIX), array.data_type, channels)):
         raise UnsupportedError(why)

@@ -1,8 +1,13 @@
-"""Gzip and zlib streams, decoded with a limit on the size of the result."""
+"""Compressed streams, decoded with a limit on the size of the result."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from shardfs.codecs.fast_zlib import zlib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _DeflateError: type[Exception] = zlib.error
 
@@ -22,48 +27,50 @@ PRECOMPUTED_LEVEL = 9
 """The gzip level for chunks of precomputed shards, the same as tensorstore's."""
 
 
-def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
-    """Decode gzip members. Raise ValueError, with the reason, for damaged data or a result over `limit` bytes."""
-    if not data:
-        raise ValueError("not gzip data: empty")
-    try:
-        return _inflate(data, 31, limit, members=True)
-    except _DeflateError as e:
-        raise ValueError(f"not gzip data: {e}") from e
-
-
-def _inflate(data: bytes, wbits: int, limit: int, *, members: bool = False) -> bytes:
-    """Decode one zlib stream, or all gzip `members`.
+def decompress_streams(data: bytes, new: Callable[[], Any], limit: int, *, many: bool = True) -> bytes:
+    """Decode one compressed stream, or `many`, one after the other. Raise ValueError for more than `limit` bytes.
 
     The loop decodes in pieces, because zlib needs twice the memory of the result if it decodes all at once. zlib copies
-    the input behind the end of a stream. There may be a million members, so later ones get small input windows first.
+    the input behind the end of a stream. There may be a million streams, so later ones get small input windows first.
+
+    Args:
+        new: makes a decompressor of the standard library. Those of zlib return the input that they did not use; the
+            others keep it, and report whether they need more.
     """
     out, total, at, window = list[bytes](), 0, 0, len(data)
     while True:
-        decoder = zlib.decompressobj(wbits)
+        decoder = new()
         while not decoder.eof:
-            source = data[at : at + window]
+            needs_input = getattr(decoder, "needs_input", True)
+            source = data[at : at + window] if needs_input else b""
             part = decoder.decompress(source, PIECE)
-            at += len(source) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
+            at += len(source) - len(decoder.unused_data if decoder.eof else getattr(decoder, "unconsumed_tail", b""))
             total += len(part)
             if total > limit:
                 raise ValueError(f"grows beyond {limit} bytes when decompressed")
             if part:
                 out.append(part)
-            elif at == len(data) and not decoder.eof:
-                raise ValueError("the deflate stream ends too early")
+            elif needs_input and at == len(data) and not decoder.eof:
+                raise ValueError("the compressed stream ends too early")
             window = min(2 * window, PIECE)
-        if not members or at == len(data):
+        if not many or at == len(data):
             return out[0] if len(out) == 1 else b"".join(out)
         window = FIRST_WINDOW
 
 
-def inflate(data: bytes, size: int) -> bytes:
-    """Decode zlib data to `size` bytes. Raise ValueError, with the reason, for damaged data or another size."""
+def gunzip(data: bytes, limit: int = MAX_DECODED) -> bytes:
+    """Decode gzip members. Raise ValueError, with the reason, for damaged data or a result over `limit` bytes."""
+    if not data:
+        raise ValueError("not gzip data: empty")
     try:
-        decoded: bytes = zlib.decompressobj().decompress(data, size + 1)
+        return decompress_streams(data, lambda: zlib.decompressobj(31), limit)
+    except _DeflateError as e:
+        raise ValueError(f"not gzip data: {e}") from e
+
+
+def inflate(data: bytes, limit: int) -> bytes:
+    """Decode one zlib stream. Raise ValueError, with the reason, for damaged data or a result over `limit` bytes."""
+    try:
+        return decompress_streams(data, zlib.decompressobj, limit, many=False)
     except _DeflateError as e:
         raise ValueError(f"not zlib data: {e}") from e
-    if len(decoded) != size:
-        raise ValueError(f"{size} bytes expected after decompression, {len(decoded)} or more found")
-    return decoded

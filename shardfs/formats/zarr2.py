@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardfs.codecs.encoders import can_store
 from shardfs.codecs.transcode import FillValue, memory_order, without_checks
-from shardfs.codecs.uncompressed import can_store
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import parse_json, print_json, print_strict
 from shardfs.formats.format import Format

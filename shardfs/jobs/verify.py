@@ -5,23 +5,25 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shardfs.codecs.zlib_streams import MAX_STORED
-from shardfs.model.blobs import ByteRange, Suffix
-from shardfs.model.byte_ranges import Coverage, cover, groups
+from shardfs.model.blobs import ByteRange
+from shardfs.model.byte_ranges import Coverage, cover, groups, leaving, leaving_reason
 from shardfs.model.errors import ShardfsError, message
 from shardfs.model.grid import ravel
-from shardfs.storage.blob_views import SliceBlob
+from shardfs.shards.index_reader import read_pages, read_root
+from shardfs.storage.blob_views import SliceBlob, absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from shardfs.model.blobs import Blob
+    from shardfs.model.blobs import Blob, ByteRequest
     from shardfs.model.shard_format import Checksum, ShardIndex
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
     from shardfs.shards.chunk_store import ChunkStore
@@ -42,7 +44,6 @@ TURNS = 3
 """Maximum number of passes over a damaged shard that changed during verification."""
 
 NAMES = 3
-PAGES = 256
 
 
 class Damage(NamedTuple):
@@ -110,7 +111,7 @@ class Report:
         self.findings += other.findings
 
 
-class _Entries(NamedTuple):
+class _PageEntries(NamedTuple):
     """Valid entries of an index page, ascending by start."""
 
     coords: U64
@@ -292,47 +293,29 @@ class _Shard:
             except ValueError as e:
                 self._found_index(e, 0)
             return
+        decode = partial(self._format.decode_page, self._shard)
         for block in range(self._format.blocks):
             try:
-                root = self._read_root(block)
+                root = read_root(self._format, self._blob, block)
+                if (where := self._format.root_request(block)) is not None:
+                    self._cover_index(where)
                 pages = self._format.nonempty_pages(block, root).tolist()
             except ValueError as e:
                 self._found_index(e, None)
                 return
-            for i in range(0, len(pages), PAGES):
-                yield from self._read_pages(pages[i : i + PAGES], root)
-
-    def _read_root(self, block: int) -> bytes | None:
-        where = self._format.root_request(block)
-        if where is None:
-            return None
-        self._cover_index(where)
-        return self._blob.read([where])[0]
-
-    def _read_pages(self, pages: list[int], root: bytes | None) -> Iterator[tuple[int, ShardIndex]]:
-        wanted: list[tuple[int, ByteRange]] = []
-        for page in pages:
-            try:
-                request = self._format.page_request(self._shard, page, root)
-                if isinstance(request, Suffix):
-                    request = ByteRange(max(self._size - request.size, 0), self._size)
-                if request is not None and request.stop > self._size:
-                    why = f"is said to lie at [{request.start}, {request.stop}), beyond its {self._size} bytes"
-                    raise ValueError(f"the index of minishard {page} {why}" if root else f"its index {why}")
+            for page, request, found in read_pages(
+                self._format, self._shard, pages, root, self._blob, decode, self._size
+            ):
                 if request is not None:
-                    wanted.append((page, request))
-            except ValueError as e:
-                self._found_index(e, page)
-        for (page, where), raw in zip(wanted, self._blob.read([r for _, r in wanted]), strict=True):
-            self._cover_index(where)
-            try:
-                yield page, self._format.decode_page(self._shard, page, raw).arrays()
-            except ValueError as e:
-                self._found_index(e, page)
+                    self._cover_index(request)
+                if isinstance(found, ValueError):
+                    self._found_index(found, page)
+                else:
+                    yield page, found.arrays()
 
-    def _cover_index(self, where: ByteRange) -> None:
-        stop = min(where.stop, self._size)
-        one = np.array([min(where.start, stop)], np.uint64), np.array([stop], np.uint64)
+    def _cover_index(self, request: ByteRequest) -> None:
+        start, stop = absolute(request, self._size)
+        one = np.array([start], np.uint64), np.array([stop], np.uint64)
         self._covered.append(Coverage(*one, (), 0))
 
     def _found_index(self, error: ValueError, page: int | None) -> None:
@@ -348,7 +331,7 @@ class _Shard:
 
     # ---- index entries ----
 
-    def _verify_entries(self, page: int, index: ShardIndex) -> _Entries:
+    def _verify_entries(self, page: int, index: ShardIndex) -> _PageEntries:
         """The valid entries of an index page. Invalid entries become findings."""
         slots = index.all_slots()
         if index.repeated is not None:
@@ -359,7 +342,7 @@ class _Shard:
         parts = [self._verify_some(page, slots[i : i + ROWS], index, i) for i in range(0, max(len(slots), 1), ROWS)]
         coords, starts, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(starts, kind="stable")
-        return _Entries(coords[order], starts[order], (starts + sizes)[order])
+        return _PageEntries(coords[order], starts[order], (starts + sizes)[order])
 
     def _verify_some(self, page: int, slots: U64, index: ShardIndex, at: int) -> tuple[U64, U64, U64]:
         coords, valid = self._format.coords(self._shard, page, slots)
@@ -367,19 +350,17 @@ class _Shard:
         sizes = index.sizes[at : at + len(slots)].astype(np.uint64)
         if not valid.all():
             self._found_lost(page, slots[~valid], coords[~valid])
-        size = np.uint64(self._size)
-        leaves = (starts > size) | (sizes > size - np.minimum(starts, size))
+        leaves = leaving(starts, sizes, self._size)
         broken = np.array([i - at for i in index.broken if at <= i < at + len(slots)], np.intp)
         good = valid & ~leaves
         good[broken] = False
         leaves[broken] = False
         self._found_all("entry", coords, broken[valid[broken]], lambda i: index.broken[at + i])
 
-        def leaving(i: int) -> str:
-            where = f"[{int(starts[i])}, {int(starts[i]) + int(sizes[i])})"
-            return f"its range {where} leaves the object of {self._size} bytes"
+        def reason(i: int) -> str:
+            return leaving_reason(starts[i], sizes[i], self._size)
 
-        self._found_all("range", coords, np.flatnonzero(leaves & valid), leaving)
+        self._found_all("range", coords, np.flatnonzero(leaves & valid), reason)
         if self._innermost:
             self._verify_sizes(coords, sizes, good)
         return coords[good], starts[good], sizes[good]
@@ -440,7 +421,7 @@ class _Shard:
 
     # ---- chunk data ----
 
-    def _verify_inner(self, entries: _Entries) -> None:
+    def _verify_inner(self, entries: _PageEntries) -> None:
         layers = self._owner._layers
         for cell, start, stop in zip(
             entries.coords.tolist(), entries.starts.tolist(), entries.stops.tolist(), strict=True
@@ -451,7 +432,7 @@ class _Shard:
             except OSError as e:
                 self._owner._found(layers[self._level + 1].source.key(number), "read", message(e))
 
-    def _verify_chunks(self, entries: _Entries) -> None:
+    def _verify_chunks(self, entries: _PageEntries) -> None:
         owner, check, transform = self._owner, self._owner._check, self._owner._tree.collection.transform
         if owner._lead is not None:
             self._verify_leads(entries)
@@ -476,7 +457,7 @@ class _Shard:
         if looks or owner._deep:
             self._look(entries, looks)
 
-    def _verify_leads(self, entries: _Entries) -> None:
+    def _verify_leads(self, entries: _PageEntries) -> None:
         lead = self._owner._lead
         begins = entries.starts.copy()
         at = {tuple(c): i for i, c in enumerate(entries.coords.tolist())} if lead is not None else {}
@@ -494,7 +475,7 @@ class _Shard:
         self._look(entries, [("decode", look)])
         self._covered.append(cover(begins, entries.starts))
 
-    def _look(self, entries: _Entries, looks: Sequence[tuple[str, Look]]) -> None:
+    def _look(self, entries: _PageEntries, looks: Sequence[tuple[str, Look]]) -> None:
         """Read all chunks and run the checks `looks` on each chunk, up to the first check that fails."""
         local = self._blob.fd >= 0
         behind = self._checksum.size if self._checksum is not None else 0
@@ -514,7 +495,7 @@ class _Shard:
                     self._found("read", _reason(e), tuple(coords[first].tolist()))
                 else:
                     for i in range(first, end):
-                        self._look(_Entries(*(column[i : i + 1] for column in entries)), looks)
+                        self._look(_PageEntries(*(column[i : i + 1] for column in entries)), looks)
                 continue
             self._tally.looked_bytes += stop - start
             if not looks:
@@ -541,7 +522,7 @@ class _Shard:
         except (OSError, ValueError) as e:
             self._found("read", _reason(e), coords)
 
-    def _look_at_heads(self, entries: _Entries, head: int, look: Look) -> None:
+    def _look_at_heads(self, entries: _PageEntries, head: int, look: Look) -> None:
         buffer = np.empty(head, np.uint8)
         columns = entries.coords.tolist(), entries.starts.tolist(), entries.stops.tolist()
         for cell, start, stop in zip(*columns, strict=True):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardfs.model.shard_format import ShardIndex
-    from shardfs.model.values import U64
+    import numpy.typing as npt
+
+    from shardfs.model.values import U64, Bool
+
+    Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class Coverage(NamedTuple):
@@ -33,11 +36,15 @@ class Coverage(NamedTuple):
         return int((self.stops - self.starts).sum())
 
 
-def live_bytes(index: ShardIndex, behind: int = 0) -> int:
-    """The number of bytes that valid entries cover, each with `behind` further bytes after its chunk."""
-    broken = list(index.broken)
-    starts = np.delete(index.starts, broken).astype(np.uint64)
-    return cover(starts, starts + np.delete(index.sizes, broken) + np.uint64(behind)).nbytes
+def leaving(starts: Unsigned, sizes: Unsigned, object_size: int) -> Bool:
+    """Which ranges leave an object of this size, also if start plus size overflows 64 bits."""
+    limit = np.uint64(object_size)
+    return np.asarray((starts > limit) | (sizes > limit - np.minimum(starts, limit)))
+
+
+def leaving_reason(start: int | np.integer[Any], size: int | np.integer[Any], object_size: int) -> str:
+    """Why an index entry is invalid whose range leaves the object."""
+    return f"its range [{int(start)}, {int(start) + int(size)}) leaves the object of {object_size} bytes"
 
 
 def cover(starts: U64, stops: U64) -> Coverage:

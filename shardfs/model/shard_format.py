@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from shardfs.model.byte_ranges import cover, leaving, leaving_reason
+from shardfs.model.values import U64, Bool, Coords, Sizes
+
 if TYPE_CHECKING:
     from shardfs.model.blobs import Blob, ByteRange, ByteRequest, Content, Plan
-
-from shardfs.model.values import U64, Bool, Coords
 
 
 class Put(NamedTuple):
@@ -145,6 +146,13 @@ class ShardIndex:
             raise ValueError(self.broken[i])
         return self.starts.item(i), self.sizes.item(i)
 
+    def sizes_at(self, positions: npt.NDArray[np.intp]) -> Sizes:
+        """Sizes of the entries at these positions; -1 for a broken entry."""
+        sizes = self.sizes[positions].astype(np.int64)
+        if self.broken:
+            sizes[np.isin(positions, np.fromiter(self.broken, np.intp, len(self.broken)))] = -1
+        return sizes
+
     def find(self, slot: int) -> tuple[int, int] | None:
         """`extent_at` of the entry of `slot`; None if the chunk is absent."""
         if self.slots is not None or slot >= len(self.starts):
@@ -158,28 +166,67 @@ class ShardIndex:
     def checked(self, object_size: int) -> ShardIndex:
         """The same index in 32-bit numbers if these suffice, with ranges that leave the object marked broken."""
         starts, sizes = self.starts, self.sizes
-        if len(starts) and not self.broken and int(starts.max()) + int(sizes.max()) <= object_size < 2**32:
-            return ShardIndex(self.slots, starts.astype(np.uint32), sizes.astype(np.uint32))
-        limit = np.uint64(object_size)
-        outside = (starts > limit) | (sizes > limit - np.minimum(starts, limit))
-        if not outside.any():
-            if object_size < 2**32 and not self.broken:
-                starts, sizes = starts.astype(np.uint32), sizes.astype(np.uint32)
-            return ShardIndex(self.slots, starts, sizes, self.broken)
-        broken = dict(self.broken)
-        for i in np.flatnonzero(outside)[:MAX_BROKEN].tolist():
-            where = f"[{int(starts[i])}, {int(starts[i]) + int(sizes[i])})"
-            broken.setdefault(i, f"its range {where} leaves the object of {object_size} bytes")
-        if np.count_nonzero(outside) > MAX_BROKEN:
-            keep = ~outside
-            keep[list(broken)] = True  # further broken entries become absent, to limit the size of the dictionary
-            at = np.cumsum(keep) - 1
-            broken = {int(at[i]): why for i, why in broken.items()}
-            return ShardIndex(self.all_slots()[keep], starts[keep], sizes[keep], broken)
-        return ShardIndex(self.slots, starts, sizes, broken)
+        fits = len(starts) and not self.broken and int(starts.max()) + int(sizes.max()) <= object_size
+        outside = leaving(starts, sizes, object_size) if not fits else np.zeros(0, np.bool_)
+        if outside.any():
+            whole = ShardIndex(self.slots, starts, sizes, self.broken)
+            return whole.with_broken(outside, lambda i: leaving_reason(starts[i], sizes[i], object_size))
+        if object_size < 2**32 and not self.broken:
+            starts, sizes = starts.astype(np.uint32), sizes.astype(np.uint32)
+        return ShardIndex(self.slots, starts, sizes, self.broken)
+
+    def with_broken(self, bad: Bool, reason: Callable[[int], str]) -> ShardIndex:
+        """The same index with the entries `bad` marked broken; `reason` explains an entry by its position.
+
+        Bad entries after the first `MAX_BROKEN` become absent, to limit the memory for the reasons.
+        """
+        positions = np.flatnonzero(bad)
+        if not len(positions):
+            return self
+        broken = {i: reason(i) for i in positions[:MAX_BROKEN].tolist()} | dict(self.broken)
+        if len(positions) <= MAX_BROKEN:
+            return replace(self, broken=broken)
+        keep = ~bad
+        keep[list(broken)] = True
+        moved = np.cumsum(keep) - 1
+        broken = {int(moved[i]): why for i, why in broken.items()}
+        slots, starts, sizes = self.all_slots()[keep], self.starts[keep], self.sizes[keep]
+        return replace(self, slots=slots, starts=starts, sizes=sizes, broken=broken)
+
+    def live_bytes(self, behind: int = 0) -> int:
+        """The number of bytes that valid entries cover, each with `behind` further bytes after its chunk."""
+        broken = list(self.broken)
+        starts = np.delete(self.starts, broken).astype(np.uint64)
+        return cover(starts, starts + np.delete(self.sizes, broken) + np.uint64(behind)).nbytes
 
 
 MAX_BROKEN = 100_000
+
+
+Leads: TypeAlias = Callable[[U64, U64], U64]
+"""Returns how many bytes before each chunk belong to it (`Lead`), from the chunks' starts and sizes in the shard.
+
+Raises ValueError, with the reason, if a chunk does not contain that number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardChange:
+    """The chunks to put into a shard and to drop from it, by page and slot.
+
+    Args:
+        pack: omit bytes that no entry refers to, which moves chunks. Ignored if an entry is broken.
+        strict: refuse to pack a shard with a broken entry.
+        forward: write no index with negative differences, even if chunks must be copied for that. Only formats that
+            store differences use it.
+        leads: given if bytes before chunks belong to them.
+    """
+
+    puts: Mapping[tuple[int, int], Put] = field(default_factory=dict)
+    drops: Set[tuple[int, int]] = frozenset()
+    pack: bool = False
+    strict: bool = False
+    forward: bool = False
+    leads: Leads | None = None
 
 
 class ShardFormat(Protocol):
@@ -256,40 +303,16 @@ class ShardFormat(Protocol):
     """The size of an index entry at a shard's beginning that can be overwritten in place, once the data it refers to
     are stored: the entry is valid independently of the others. 0 if the format has no such entries."""
 
-    def rewrite(
-        self,
-        shard: int,
-        old: Blob | None,
-        puts: Mapping[tuple[int, int], Put],
-        drops: Set[tuple[int, int]],
-        *,
-        pack: bool = False,
-        forward: bool = False,
-        leads: Leads | None = None,
-    ) -> Plan | None:
-        """Plan the shard after some chunks are put and others dropped, by page and slot; None if no chunk remains.
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
+        """Plan the shard after a change; None if no chunk remains.
 
         Existing bytes stay at their positions, also the old index, and new bytes are appended. So readers with a cached
         index still read the old chunks. Formats document exceptions. Unreachable bytes and broken entries are kept.
 
-        Args:
-            pack: omit bytes that no entry refers to, which moves chunks. Ignored if an entry is broken.
-            forward: write no index with negative differences, even if chunks must be copied for that. Only formats that
-                store differences use it.
-            leads: given if bytes before chunks belong to them.
-
-        Raise ValueError, with the reason, if the object is so damaged that chunks would be lost or wrong ones found;
-        UnsupportedError if the format cannot express the result.
+        Raise ValueError, with the reason, if the object is so damaged that chunks would be lost or wrong ones found, or
+        if an entry is broken and the change is `strict`. Raise UnsupportedError if the format cannot express the
+        result.
         """
 
-    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
-        """Plan the shard without unreferenced bytes. Raise ValueError, with the reason, if an entry is broken."""
-
-    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
         """Measure a shard. Chunks that are lost by damage count as dead. Raise ValueError if all chunks are lost."""
-
-
-Leads: TypeAlias = Callable[[U64, U64], U64]
-"""Returns how many bytes before each chunk belong to it (`Lead`), from the chunks' starts and sizes in the shard.
-
-Raises ValueError, with the reason, if a chunk does not contain that number."""

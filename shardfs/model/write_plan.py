@@ -94,12 +94,6 @@ def bytes_of(content: Content, old: Blob | None = None) -> bytes:
     return content if isinstance(content, bytes) else b"".join(chunks_of(pieces_of(content), old))
 
 
-def leaving(starts: U64, sizes: U64, object_size: int) -> U64:
-    """The positions of the ranges that leave an object of this size, also if start plus size overflows 64 bits."""
-    limit = np.uint64(object_size)
-    return np.flatnonzero((starts > limit) | (sizes > limit - np.minimum(starts, limit))).astype(np.uint64)
-
-
 def packed(starts: U64, stops: U64, begin: int) -> tuple[Plan, U64]:
     """Pieces with the bytes of these ranges, to be placed at `begin`; and the new position of each range.
 

@@ -2,57 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import math
-import weakref
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shardfs.model.blobs import Blob, ByteRange, Stat
-from shardfs.model.errors import CorruptShardError, DanglingLinkError, StaleShardError, UnsupportedError
-from shardfs.storage.blob_views import BytesBlob
+from shardfs.model.errors import CorruptShardError, StaleShardError, UnsupportedError
+from shardfs.model.shard_format import ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardfs.model.collection import ShardSource
-    from shardfs.model.shard_format import Checksum, Index, Placement, ShardFormat, ShardIndex
+    from shardfs.model.shard_format import Index, Placement
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
-    from shardfs.storage.cache import ByteLRU
-
-log = logging.getLogger(__name__)
-
-DAMAGE_TTL_S = 5.0
-"""Seconds for which an undecodable page stays cached, so that an `ls` of its chunks reads the page once."""
-
-MAX_OBJECT = 1 << 50
-"""Assumed maximum size of a remote object, because the actual size would cost a request."""
+    from shardfs.shards.shard_indices import ShardIndices, StoredChunk
 
 POSITION_BITS = 22
 """A page has fewer than 2**22 entries (`single_page.MAX_INDEX_BYTES`)."""
 
+BATCH = 4096
+"""Maximum number of chunks in a `ChunkBatch`."""
+
 FEW = 64
 """Maximum number of chunks that are looked up one by one, which is faster than arrays for so few."""
 
-
-class StoredChunk(NamedTuple):
-    """A chunk's stored bytes: `[start, start + size)` of `blob`. If there is a checksum, it follows these bytes."""
-
-    blob: Blob
-    start: int
-    size: int
-    checksum: Checksum | None = None
-
-
-_new = tuple.__new__
+NONE = -2
+"""Stands for the size of an absent chunk."""
 
 T = TypeVar("T")
 
 
-def _as_it_is(data: bytes) -> bytes:
+def _unchanged(data: bytes) -> bytes:
     return data
 
 
@@ -74,50 +56,27 @@ class Occupancy(NamedTuple):
     shard_bytes: int
 
 
-class _Page:
-    """A decoded index page, the version of its shard, and the type of the chunks' checksums."""
-
-    __slots__ = ("blob", "checksum", "index", "version")
-
-    def __init__(self, index: Index, blob: Blob, version: Version, checksum: Checksum | None = None) -> None:
-        self.index, self.version, self.checksum = index, version, checksum
-        # A weak reference, because the store limits the number of open descriptors, not the size of the index cache.
-        self.blob = weakref.ref(blob)
-
-
-class _Absent:
-    """The page of a shard that is empty or does not exist."""
-
-
-class _Damaged:
-    def __init__(self, error: CorruptShardError) -> None:
-        self.error = error
-
-
-ABSENT = _Absent()
-
-
 class ChunkStore:
     """The chunks of one layer of sharding. Thread-safe.
 
     Args:
-        path: the path of the collection, for messages.
-        index_ttl_s: seconds for which a page, or the absence of a shard, stays cached.
+        index: finds the chunks in the shards of this layer.
         outer: the layer whose chunks are the shards of this layer; None for the outermost layer.
     """
 
-    def __init__(
-        self,
-        path: str,
-        format: ShardFormat,
-        source: ShardSource,
-        cache: ByteLRU,
-        index_ttl_s: float = math.inf,
-        outer: ChunkStore | None = None,
-    ) -> None:
-        self.path, self.format, self.source, self.outer = path, format, source, outer
-        self._cache, self._ttl = cache, index_ttl_s
-        self._id = next(_ids)
+    def __init__(self, index: ShardIndices, outer: ChunkStore | None = None) -> None:
+        self.index, self.outer = index, outer
+        self.format, self.source = index.format, index.source
+        self.at = index.at  # the hot path: `locate` for a caller that has already computed the chunk's placement
+
+    @property
+    def path(self) -> str:
+        """The path of the collection, for messages."""
+        return self.index.path
+
+    @path.setter
+    def path(self, path: str) -> None:
+        self.index.path = path
 
     @property
     def is_local(self) -> bool:
@@ -133,179 +92,33 @@ class ChunkStore:
         """
         return self.at(self.format.place(coords), coords)
 
-    def at(self, placement: Placement, coords: Coords) -> StoredChunk | None:
-        """`locate` for a caller that has already computed the chunk's placement."""
-        shard, number, slot = placement
-        page = self._cache.peek((self._id, shard, number))
-        if type(page) is not _Page:
-            page = self._page(shard, number)
-            if page is None:
-                return None
-        try:
-            extent = page.index.find(slot)
-        except ValueError as e:
-            raise CorruptShardError(self.path, self.source.key(shard), f"chunk {coords}: {e}", slot) from e
-        if extent is None:
-            return None
-        start, size = extent
-        blob = page.blob()
-        if blob is None:
-            blob = self._open(shard, number, page)
-            if blob is None:
-                return self.at(placement, coords)
-        return _new(StoredChunk, (blob, start, size, page.checksum))  # twice as fast as the constructor
-
     def stored(self, coords: Coords) -> StoredChunk | None:
         """Return the location of the stored bytes from which the chunk is made; None if the chunk is absent."""
         return self.locate(coords)
 
-    def _open(self, shard: int, number: int, page: _Page) -> Blob | None:
-        """Return the shard's blob if it has the version of the page. Otherwise drop the page and return None."""
-        try:
-            blob = self.source.open(shard)
-            if page.version is None or blob.stat().version == page.version:
-                page.blob = weakref.ref(blob)
-                return blob
-        except (FileNotFoundError, ValueError):  # removed or undecodable; the page must be read again
-            pass
-        self._cache.drop((self._id, shard, number))
-        return None
-
-    def _page(self, shard: int, number: int) -> _Page | None:
-        key = (self._id, shard, number)
-        page = self._cache.peek(key)
-        if page is None:
-            page = self._cache.get(key, lambda: self._load(shard, number))
-        if page is ABSENT:
-            return None
-        if type(page) is _Damaged:
-            # without its traceback: a cached error that is raised often would keep the frames of every raise alive
-            raise page.error.with_traceback(None)
-        return page  # type: ignore[no-any-return]
-
-    def _load(self, shard: int, number: int) -> tuple[object, int, float]:
-        if self._ttl != math.inf:
-            self._forget_shard(shard, number)  # page, root and modification time must have the same version
-        try:
-            page = self._current_page(shard, number)
-        except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
-            return _Damaged(self._unreadable(shard, e)), 1000, DAMAGE_TTL_S
-        except (FileNotFoundError, NotADirectoryError):
-            return ABSENT, 0, self._ttl
-        except (ValueError, UnsupportedError) as e:
-            return _Damaged(self._damage(shard, str(e))), 1000, DAMAGE_TTL_S
-        if page is None:
-            return ABSENT, 0, self._ttl
-        return page, page.index.nbytes, self._ttl
-
-    def _damage(self, shard: int, why: str) -> CorruptShardError:
-        error = CorruptShardError(self.path, self.source.key(shard), why)
-        log.warning("%s", error)
-        return error
-
-    def _unreadable(self, shard: int, error: OSError) -> CorruptShardError:
-        """Return the error for an unreadable local shard.
-
-        For a remote store, raise `error`: the refusal may be temporary.
-        """
-        if not self.is_local:
-            raise error
-        return self._damage(shard, f"should be a file that can be read, but {error.strerror}")
-
-    def _current_page(self, shard: int, number: int) -> _Page | None:
-        """Read a page, and a second time if a local shard may have changed in place.
-
-        The new index may refer to bytes beyond the end that the shard had when it was opened.
-        """
-        try:
-            return self._read_page(shard, number)
-        except ValueError:
-            if not self.is_local:
-                raise
-        self._forget_shard(shard, number)
-        return self._read_page(shard, number)
-
-    def _read_page(self, shard: int, number: int) -> _Page | None:
-        blob = self.source.open(shard)
-        if self.format.walk is not None:
-            walked, told = self.format.walk(blob), blob.stat()
-            self.stat(shard, blob)  # caches the attributes, which are known now and needed soon
-            return _Page(walked.checked(told.size), blob, told.version if self.is_local else None, walked.checksum)
-        root = self._root(shard, blob, self.format.block_of(number))
-        request = self.format.page_request(shard, number, root)
-        if request is None:
-            return None
-        local = blob.fd >= 0 or isinstance(blob, BytesBlob)
-        size = blob.stat().size if local else MAX_OBJECT
-        if isinstance(request, ByteRange) and request.stop > size:
-            raise ValueError(f"an index is said to lie at [{request.start}, {request.stop}), beyond its {size} bytes")
-        raw = blob.read([request])[0]
-        if isinstance(request, ByteRange) and len(raw) != request.stop - request.start:
-            raise ValueError(f"an index at [{request.start}, {request.stop}) is cut off after {len(raw)} bytes")
-        index = self.format.decode_page(shard, number, raw).checked(size)
-        return _Page(index, blob, blob.stat().version if local else None)
-
-    def _root(self, shard: int, blob: Blob, block: int) -> bytes | None:
-        where = self.format.root_request(block)
-        if where is None:
-            return None
-        key = (self._id, shard, "root", block)
-        version = blob.stat().version if blob.fd >= 0 else None
-
-        def load() -> tuple[tuple[bytes | None, Version], int, float]:
-            try:
-                data = blob.read([where])[0]
-            except FileNotFoundError:
-                return (None, version), 0, self._ttl
-            whole = len(data) == where.stop - where.start
-            return (data, version), len(data), self._ttl if whole else DAMAGE_TTL_S
-
-        root, of = self._cache.get(key, load)
-        if of != version:  # another thread read the root before or after the shard was replaced
-            self._cache.drop(key)
-            root = load()[0][0]
-        if root is None:
-            raise FileNotFoundError(self.source.key(shard))
-        return root
-
     def forget(self, coords: Coords) -> None:
         """Drop everything cached for the chunk's shard, so that the next lookup reads the current shard."""
         shard, number, _ = self.format.place(coords)
-        self._forget_shard(shard, number)
-        # The page is dropped last. A thread that began to read it earlier has the old shard open, and its version check
-        # fails.
-        self._cache.drop((self._id, shard, number))
+        self.index.forget(shard, number)
 
     def forget_existing(self) -> None:
         """Drop the cached list of existing shards."""
-        self._cache.drop((self._id, "existing"))
+        self.index.drop("existing", 0)
 
     def forget_all(self) -> None:
         """Drop everything cached for this collection."""
-        self._id = next(_ids)
-
-    def _forget_shard(self, shard: int, number: int) -> None:
-        self.source.reopen(shard)
-        self._cache.drop((self._id, shard, "stat"))
-        self._cache.drop((self._id, shard, "root", self.format.block_of(number)))
+        self.index.forget_all()
 
     def shard_of(self, coords: Coords) -> int:
         """Return the number of the shard that a chunk belongs to, whether the chunk exists or not."""
         return self.format.place(coords)[0]
 
     def key_of(self, coords: Coords) -> str:
-        return self.source.key(self.format.place(coords)[0])
+        return self.source.key(self.shard_of(coords))
 
-    def stat(self, shard: int, blob: Blob | None = None) -> Stat:
-        """Return the attributes of a shard object, with at most one request. `blob`: the shard, if it is open."""
-
-        def load() -> tuple[Stat, int, float]:
-            try:
-                return (blob or self.source.open(shard)).stat(), 100, self._ttl
-            except ValueError as e:
-                raise self._damage(shard, str(e)) from e
-
-        return self._cache.get((self._id, shard, "stat"), load)
+    def stat(self, shard: int) -> Stat:
+        """Return the attributes of a shard object, with at most one request."""
+        return self.index.stat(shard)
 
     # ---- reading ----
 
@@ -314,7 +127,7 @@ class ChunkStore:
 
         Raise the errors of `decoded`.
         """
-        return self.decoded(coords, _as_it_is, part)
+        return self.decoded(coords, _unchanged, part)
 
     def decoded(
         self,
@@ -350,12 +163,13 @@ class ChunkStore:
         after = self.stat(shard).version
         key = self.source.key(shard)
         if before != after:
-            raise StaleShardError(f"{self.path or '/'}: {key}: changes while it is read")
+            raise StaleShardError(f"{self.path or '/'}: {key}: changed twice during one read; read it again")
         raise CorruptShardError(self.path, key, why, slot)
 
     def _read_found(self, found: StoredChunk, part: ByteRange | None) -> bytes:
-        start, stop = found.start, found.start + found.size
+        """Return the stored bytes, verified if all are read. Raise ValueError, with the reason, if they are wrong."""
         checksum = found.checksum if part is None else None
+        start, stop = found.start, found.start + found.size
         if part is not None:
             start, stop = min(start + part.start, stop), min(start + part.stop, stop)
         elif checksum is not None:
@@ -363,12 +177,12 @@ class ChunkStore:
         try:
             data = found.blob.read([ByteRange(start, stop)])[0]
         except FileNotFoundError as e:
-            raise ValueError("its shard has gone") from e
+            raise ValueError("its shard was removed") from e
         if len(data) != stop - start:
             raise ValueError(f"{stop - start} bytes expected at {start}, {len(data)} found")
         if checksum is not None:
-            data, told = data[: found.size], data[found.size :]
-            checksum.verify(data, told)
+            data, stored_checksum = data[: found.size], data[found.size :]
+            checksum.verify(data, stored_checksum)
         return data
 
     def read_many(self, coords: Sequence[Coords], parts: Sequence[ByteRange]) -> list[bytes | Exception]:
@@ -392,12 +206,12 @@ class ChunkStore:
             groups.setdefault(self.format.place(c)[0], []).append((i, found.blob, where))
         for members in groups.values():
             try:
-                got = members[0][1].read([where for _, _, where in members])
+                read = members[0][1].read([where for _, _, where in members])
             except OSError as e:
                 for i, _, _ in members:
                     out[i] = e
                 continue
-            for (i, _, where), data in zip(members, got, strict=True):
+            for (i, _, where), data in zip(members, read, strict=True):
                 whole = len(data) == where.stop - where.start
                 # retries, and raises a detailed error
                 out[i] = data if whole else self._read_or_error(coords[i], parts[i])
@@ -425,7 +239,7 @@ class ChunkStore:
         for shard, number in sorted(set(map(tuple, homes.tolist()))):
             at = np.flatnonzero((homes[:, 0] == shard) & (homes[:, 1] == number))
             try:
-                page = self._page(shard, number)
+                page = self.index.page(shard, number)
             except CorruptShardError:
                 exists[at], sizes[at] = True, -1
                 continue
@@ -434,7 +248,7 @@ class ChunkStore:
             found = _sizes_of(page.index, places.slot[at])
             at, found = at[found != NONE], found[found != NONE]
             exists[at], sizes[at] = True, found
-            mtimes[at] = self._mtime_ns(shard) if len(at) else 0
+            mtimes[at] = self._stat_if_known(shard).mtime_ns if len(at) else 0
         return exists, sizes, mtimes
 
     def row(self, place: Callable[[int], Placement], n: int) -> list[tuple[int, int, int]]:
@@ -461,42 +275,34 @@ class ChunkStore:
     def _finder(self, shard: int, number: int) -> tuple[Callable[[int], tuple[int, int] | None], int]:
         """Return the lookup function of a page, and the shard's mtime."""
         try:
-            page = self._page(shard, number)
+            page = self.index.page(shard, number)
         except CorruptShardError:
             return _unknown_chunk, 0
         if page is None:
-            return _no_chunk, 0
+            return ShardIndex.empty().find, 0
         blob = page.blob()
-        if blob is None or blob.fd < 0:
-            return page.index.find, self._mtime_ns(shard)
-        return page.index.find, blob.stat().mtime_ns
+        stat = self._stat_if_known(shard) if blob is None or blob.fd < 0 else blob.stat()
+        return page.index.find, stat.mtime_ns
 
-    def _mtime_ns(self, shard: int) -> int:
+    def _stat_if_known(self, shard: int) -> Stat:
+        """Return `stat`; zeros if the shard is absent or damaged, which can happen while its index is cached."""
         try:
-            return self.stat(shard).mtime_ns
-        except (FileNotFoundError, CorruptShardError):  # the index is still cached
-            return 0
+            return self.stat(shard)
+        except (FileNotFoundError, CorruptShardError):
+            return Stat(0, 0, None)
 
     def existing_shards(self) -> U64:
         """Return the numbers of the existing shards, ascending. They are cached, with 8 bytes for each shard."""
-
-        return self._existing()[0]
-
-    def _existing(self) -> tuple[U64, CorruptShardError | None]:
-        def load() -> tuple[tuple[U64, CorruptShardError | None], int, float]:
-            found, damage = self.source.existing()
-            return (found, damage), found.nbytes, self._ttl if damage is None else DAMAGE_TTL_S
-
-        return self._cache.get((self._id, "existing"), load)
+        return self.index.existing()[0]
 
     def scan(self, cookie: int) -> Iterator[ChunkBatch]:
-        """Yield all chunks that follow `cookie`, shard by shard and page by page, with at most 4,096 in a batch.
+        """Yield all chunks that follow `cookie`, shard by shard and page by page, with at most `BATCH` in a batch.
 
         All possible chunks of a damaged page are listed with size -1, if they can be enumerated. If not,
         CorruptShardError is raised after the last batch, so that a client that copies the directory learns of missing
         chunks.
         """
-        (shards, damage), page_bits = self._existing(), self.format.page_bits
+        (shards, damage), page_bits = self.index.existing(), self.format.page_bits
         if len(shards).bit_length() + page_bits + POSITION_BITS > 60:
             raise UnsupportedError(f"{self.path}: too many index pages to list the chunks in one directory")
         begin = cookie >> (page_bits + POSITION_BITS)
@@ -505,7 +311,7 @@ class ChunkStore:
         for ordinal in range(begin, len(shards)):
             shard = int(shards[ordinal])
             try:
-                for number in self._pages(shard, page):
+                for number in self.index.pages(shard, page):
                     base = (ordinal << page_bits | number) << POSITION_BITS
                     try:
                         yield from self._scan_page(shard, number, base, skip if number == page else 0)
@@ -513,27 +319,13 @@ class ChunkStore:
                         damage = e
             except CorruptShardError as e:
                 damage = e
-            page = skip = 0
+            page = skip = 0  # the cookie is within the first shard
         if damage is not None:
             raise damage.with_traceback(None)
 
-    def _pages(self, shard: int, first: int) -> Iterator[int]:
-        """Yield the numbers of a shard's nonempty pages, starting at `first`."""
-        for block in range(self.format.block_of(first), self.format.blocks):
-            try:
-                root = self._root(shard, self.source.open(shard), block)
-                pages = self.format.nonempty_pages(block, root)
-            except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
-                raise self._unreadable(shard, e) from e
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            except ValueError as e:
-                raise self._damage(shard, str(e)) from e
-            yield from (n for n in pages.tolist() if n >= first)
-
     def _scan_page(self, shard: int, number: int, base: int, skip: int) -> Iterator[ChunkBatch]:
         try:
-            page = self._page(shard, number)
+            page = self.index.page(shard, number)
         except CorruptShardError:
             slots = self.format.candidates(shard)
             if slots is None:
@@ -544,13 +336,13 @@ class ChunkStore:
                 return
             index = page.index.arrays()
             slots = index.all_slots()
-        mtime_ns = self._mtime_ns(shard) if page is not None else 0
-        for start in range(skip, len(slots), 4096):
-            stop = min(start + 4096, len(slots))
+        mtime_ns = self._stat_if_known(shard).mtime_ns if page is not None else 0
+        for start in range(skip, len(slots), BATCH):
+            stop = min(start + BATCH, len(slots))
             coords, valid = self.format.coords(shard, number, slots[start:stop])
             at = np.arange(start, stop)[valid]
             if len(at):
-                sizes = np.full(len(at), -1, np.int64) if page is None else _sizes(index, at)
+                sizes = np.full(len(at), -1, np.int64) if page is None else index.sizes_at(at)
                 yield ChunkBatch(coords[valid], sizes, mtime_ns, np.uint64(base + 1) + at.astype(np.uint64))
 
     def occupancy(self) -> Occupancy:
@@ -563,13 +355,7 @@ class ChunkStore:
                 stored += int(np.maximum(batch.sizes, 0).sum())
         except CorruptShardError:
             pass  # logged when the page was read; `info` counts only readable chunks
-        return Occupancy(len(shards), chunks, stored, sum(map(self._size, shards)))
-
-    def _size(self, shard: int) -> int:
-        try:
-            return self.stat(shard).size
-        except (FileNotFoundError, CorruptShardError):
-            return 0
+        return Occupancy(len(shards), chunks, stored, sum(self._stat_if_known(shard).size for shard in shards))
 
     def covering(self, key: str, offset: int) -> Coords | None:
         """Return the chunk whose stored bytes cover byte `offset` of a shard object; None if no chunk does."""
@@ -586,8 +372,8 @@ class ChunkStore:
         shard = self.source.number(key)
         if shard is None:
             return
-        for number in self._pages(shard, 0):
-            page = self._page(shard, number)
+        for number in self.index.pages(shard, 0):
+            page = self.index.page(shard, number)
             if page is not None:
                 yield shard, number, page.index.arrays()
 
@@ -597,19 +383,9 @@ class ChunkStore:
         return [tuple(c) for c in coords[valid].tolist()]
 
 
-_ids = itertools.count()
-
-
-def _no_chunk(slot: int) -> None:
-    """`Index.find` for an empty page."""
-
-
 def _unknown_chunk(slot: int) -> None:
     """`Index.find` for a page that cannot be read."""
     raise ValueError(slot)
-
-
-NONE = -2
 
 
 def _sizes_of(index: Index, slots: U64) -> Sizes:
@@ -619,7 +395,7 @@ def _sizes_of(index: Index, slots: U64) -> Sizes:
     arrays = index.arrays()
     at = arrays.positions(slots)
     sizes = np.full(len(slots), NONE, np.int64)
-    sizes[at >= 0] = _sizes(arrays, at[at >= 0])
+    sizes[at >= 0] = arrays.sizes_at(at[at >= 0])
     return sizes
 
 
@@ -629,11 +405,3 @@ def _size_of(index: Index, slot: int) -> int:
     except ValueError:
         return -1
     return NONE if extent is None else extent[1]
-
-
-def _sizes(index: ShardIndex, at: npt.NDArray[np.intp]) -> Sizes:
-    sizes = index.sizes[at].astype(np.int64)
-    if index.broken:
-        bad = np.fromiter(index.broken, np.intp, len(index.broken))
-        sizes[np.isin(at, bad)] = -1
-    return sizes

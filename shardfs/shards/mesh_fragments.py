@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,15 +11,16 @@ from shardfs.codecs.zlib_streams import MAX_STORED
 from shardfs.model.blobs import Stat
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.unsharded import Unsharded
-from shardfs.shards.chunk_store import DAMAGE_TTL_S, ChunkBatch, ChunkStore, StoredChunk
+from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
+from shardfs.shards.shard_indices import DAMAGE_TTL_S, ShardIndices, StoredChunk
 from shardfs.shards.shard_sources import NestedShards, StoreShards
+from shardfs.shards.wrapping import DecodedShards
 from shardfs.storage.blob_views import BytesBlob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.model.collection import Collection, Lead, ShardSource
-    from shardfs.model.shard_format import ShardFormat
+    from shardfs.model.collection import Collection, Layer, Lead, ShardSource
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
@@ -45,9 +45,9 @@ def _origin(found: StoredChunk) -> tuple[int, int, Version]:
 class LeadChunks(ChunkStore):
     """Chunks that are two files each: the second is the bytes right before the first in the shard (`Lead`)."""
 
-    def __init__(self, lead: Lead, path: str, format: ShardFormat, source: ShardSource, *cache: Any) -> None:
-        super().__init__(path, format, source, *cache)
-        self._lead = lead
+    def __init__(self, lead: Lead, index: ShardIndices) -> None:
+        super().__init__(index)
+        self._lead, format = lead, index.format
         root = format.root_request(format.blocks - 1)
         self._floor = 0 if root is None else root.stop  # the end of the index's root, before which no chunk can be
 
@@ -55,33 +55,35 @@ class LeadChunks(ChunkStore):
         found = super().locate(coords)
         if found is None or (coords[-1] == 0 and self._lead.transform is None):
             return found
-        told = self._told(coords, found)
+        manifest = self._manifest(coords, found)
         if coords[-1] == 0:
-            return StoredChunk(BytesBlob(told.data, found.blob), 0, len(told.data))
-        if isinstance(told.lead, str):
-            raise self._damage_of(coords, told.lead)
-        return StoredChunk(found.blob, found.start - told.lead, told.lead)
+            return StoredChunk(BytesBlob(manifest.data, found.blob), 0, len(manifest.data))
+        if isinstance(manifest.lead, str):
+            raise self._damage_of(coords, manifest.lead)
+        return StoredChunk(found.blob, found.start - manifest.lead, manifest.lead)
 
-    def _told(self, coords: Coords, found: StoredChunk) -> _Manifest:
-        key = (self._id, "lead", coords[0])
-        told = self._cache.get(key, lambda: self._load_told(coords, found))
-        if told.origin != _origin(found):
-            self._cache.drop(key)
-            told = self._cache.get(key, lambda: self._load_told(coords, found))
-        return told
+    def _manifest(self, coords: Coords, found: StoredChunk) -> _Manifest:
+        def load() -> tuple[_Manifest, int, float]:
+            return self._load(coords, found)
 
-    def _load_told(self, coords: Coords, found: StoredChunk) -> tuple[_Manifest, int, float]:
+        manifest = self.index.cached("lead", coords[0], load)
+        if manifest.origin != _origin(found):
+            self.index.drop("lead", coords[0])
+            manifest = self.index.cached("lead", coords[0], load)
+        return manifest
+
+    def _load(self, coords: Coords, found: StoredChunk) -> tuple[_Manifest, int, float]:
+        transform = self._lead.transform
         try:
             if found.size > MAX_STORED:
                 raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
-            transform = self._lead.transform
             data = self._read_found(found, None)
             data = data if transform is None else bytes(transform.show(coords, data))
         except ValueError as e:
             raise self._damage_of(coords, str(e)) from e
         lead = self._lead_of(data, found.start)
-        kept = b"" if transform is None else data
-        return _Manifest(_origin(found), kept, lead), len(kept), self._ttl if isinstance(lead, int) else DAMAGE_TTL_S
+        kept, ttl_s = b"" if transform is None else data, self.index.ttl_s if isinstance(lead, int) else DAMAGE_TTL_S
+        return _Manifest(_origin(found), kept, lead), len(kept), ttl_s
 
     def _lead_of(self, data: bytes, start: int) -> int | str:
         """Return the size of the lead, or an error message if it is invalid."""
@@ -90,7 +92,7 @@ class LeadChunks(ChunkStore):
         except ValueError as e:
             return str(e)
         if size > start - self._floor:
-            return f"{size} bytes should lie before it, but it begins at {start}, behind an index of {self._floor}"
+            return f"{size} bytes expected before it, but it begins at {start}, behind an index of {self._floor}"
         return size
 
     def stored(self, coords: Coords) -> StoredChunk | None:
@@ -101,20 +103,22 @@ class LeadChunks(ChunkStore):
 
     def _leading(self, key: str, offset: int) -> Coords | None:
         """Return the second file of the next chunk in the shard, if that file begins at `offset` or before."""
-        behind = []
+        following = []
         for shard, number, index in self._indices(key):
             later = np.flatnonzero(index.starts > offset)
             if len(later):
                 nearest = later[index.starts[later].argmin()]
                 cells = self._coords(shard, number, index, np.array([nearest]))
-                behind += [(index.starts[nearest].item(), cell[0]) for cell in cells]
-        second = (min(behind)[1], 1) if behind else None
-        found = self.locate(second) if second is not None else None
+                following += [(index.starts[nearest].item(), cell[0]) for cell in cells]
+        if not following:
+            return None
+        second = (min(following)[1], 1)
+        found = self.locate(second)
         return second if found is not None and found.start <= offset else None
 
     def forget(self, coords: Coords) -> None:
         super().forget(coords)
-        self._cache.drop((self._id, "lead", coords[0]))
+        self.index.drop("lead", coords[0])
 
     def _damage_of(self, coords: Coords, why: str) -> CorruptShardError:
         shard, _, slot = self.format.place(coords)
@@ -145,23 +149,20 @@ class ObjectChunks(ChunkStore):
     One listing returns all chunks of a directory. Without it, each lookup would cost a request.
     """
 
-    def __init__(self, path: str, format: Unsharded, source: StoreShards, *cache: Any) -> None:
-        super().__init__(path, format, source, *cache)
-        self._objects = source
+    source: StoreShards
 
     def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
         keys = [self.format.key(shard).rpartition("/") for shard in self.format.place_many(coords).shard.tolist()]
         parents = {parent for parent, _, _ in keys}
         if len(parents) != 1 or parents == {""}:  # the root directory may contain any number of other chunks
             return super().present(coords)
-        listed = self._objects.listed(*parents)
-        found = [listed.get(name, ABSENT) for _, _, name in keys]
-        exists = np.array([stat is not ABSENT for stat in found], np.bool_)
-        sizes = np.array([stat.size if isinstance(stat, Stat) else -1 for stat in found], np.int64)
-        return exists, sizes, np.array([stat.mtime_ns if isinstance(stat, Stat) else 0 for stat in found], np.int64)
-
-
-ABSENT = object()
+        listed = self.source.listed(*parents)
+        names = [name for _, _, name in keys]
+        unknown = Stat(-1, 0, None)
+        stats = [listed.get(name) or unknown for name in names]
+        exists = np.array([name in listed for name in names], np.bool_)
+        sizes = np.array([stat.size for stat in stats], np.int64)
+        return exists, sizes, np.array([stat.mtime_ns for stat in stats], np.int64)
 
 
 def open_chunks(
@@ -174,15 +175,18 @@ def open_chunks(
     index_ttl_s: float = math.inf,
 ) -> ChunkStore:
     """Return the innermost chunks of a collection whose outermost shards are in `directory` of the store."""
-    layers, lead = collection.layers, collection.lead
-    source: ShardSource = StoreShards(store, directory, layers[0], chunk_cache)
+    layers, lead, decoded = collection.layers, collection.lead, DecodedShards(chunk_cache)
+
+    def index_of(layer: Layer, source: ShardSource) -> ShardIndices:
+        return ShardIndices(path, layer.format, source, index_cache, index_ttl_s)
+
+    index = index_of(layers[0], StoreShards(store, directory, layers[0], decoded))
     if lead is not None:
-        return LeadChunks(lead, path, layers[0].format, source, index_cache, index_ttl_s)
-    first = layers[0].format
-    if isinstance(first, Unsharded) and isinstance(source, StoreShards) and store.remote:
-        return ObjectChunks(path, first, source, index_cache, index_ttl_s)
-    chunks = ChunkStore(path, first, source, index_cache, index_ttl_s)
-    for outer, layer in itertools.pairwise(layers):
-        source = NestedShards(chunks, outer.format.grid, layer, chunk_cache)
-        chunks = ChunkStore(path, layer.format, source, index_cache, index_ttl_s, chunks)
+        return LeadChunks(lead, index)
+    if isinstance(layers[0].format, Unsharded) and store.remote:
+        return ObjectChunks(index)
+    chunks = ChunkStore(index)
+    for layer in layers[1:]:
+        source = NestedShards(chunks, layer, decoded)
+        chunks = ChunkStore(index_of(layer, source), chunks)
     return chunks

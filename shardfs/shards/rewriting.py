@@ -7,6 +7,7 @@ surround the shard, all of it is read.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,9 +17,11 @@ from shardfs.codecs.transcode import Transcoder
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError, UnfitChunkError
 from shardfs.model.grid import unravel, unravel_many
-from shardfs.model.shard_format import Put
+from shardfs.model.shard_format import Put, ShardChange
 from shardfs.model.write_plan import SPAN, bytes_of, chunks_of, is_same, pieces_of, shifted, size_of, unchanged
 from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
+from shardfs.shards.index_reader import read_page, read_root
+from shardfs.shards.wrapping import unwrapped, wrapped
 from shardfs.storage.blob_views import SliceBlob
 
 if TYPE_CHECKING:
@@ -29,9 +32,12 @@ if TYPE_CHECKING:
     from shardfs.model.shard_format import Leads, Placement, Placements, ShardFormat, ShardIndex, Usage
     from shardfs.model.values import U64, Bool, Coords
 
-from shardfs.shards.wrapping import read_page, unwrapped, wrapped
+    PageSlot = tuple[int, int]
+    Extent = tuple[int, int]
 
 T = TypeVar("T")
+
+NO_PLACE = "no shard has a place for it"
 
 
 # ---- places of chunks ----
@@ -60,7 +66,7 @@ def shard_of(collection: Collection, coords: Coords) -> int:
 
     Raise UnfitChunkError if no shard has a place for the chunk.
     """
-    return _homes_of(collection, [coords])[coords][0][0]
+    return _homes_of_all(collection, [coords])[coords][0][0]
 
 
 def slots(collection: Collection, shard: int) -> int | None:
@@ -92,23 +98,20 @@ def _homes(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list
         places = layer.format.place_many(at)
         # Both files of a chunk have the same place. Coordinates beyond the grid would get the places of other chunks.
         fit &= _are_at(layer.format, places, at[:, :-1] if collection.lead is not None else at)
-        levels.append(list(zip(*(column.tolist() for column in places), strict=True)))
+        levels.insert(0, list(zip(*(column.tolist() for column in places), strict=True)))
         if n:
             at = unravel_many(places.shard, collection.layers[n - 1].format.grid)
-    homes = map(list, zip(*reversed(levels), strict=True))
-    return {c: home for c, home, is_fit in zip(cells, homes, fit.tolist(), strict=True) if is_fit}
+    homes = zip(cells, map(list, zip(*levels, strict=True)), fit.tolist(), strict=True)
+    return {c: home for c, home, is_fit in homes if is_fit}
 
 
-def _homes_of(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
-    """Return the placements of all chunks. Raise UnfitChunkError if a chunk has no place."""
+def _homes_of_all(collection: Collection, cells: Sequence[Coords]) -> dict[Coords, list[Placement]]:
+    """Return `_homes`. Raise UnfitChunkError if a chunk has no place."""
     homes = _homes(collection, cells)
-    for c in cells if len(homes) < len(cells) else ():
+    for c in cells:
         if c not in homes:
             raise UnfitChunkError(c, NO_PLACE)
     return homes
-
-
-NO_PLACE = "no shard has a place for it"
 
 
 def _are_at(format: ShardFormat, places: Placements, cells: U64) -> Bool:
@@ -162,14 +165,14 @@ def plan(
     Raise CorruptShardError if the old shard is so damaged that readable chunks could be lost. Raise UnfitChunkError for
     a chunk that cannot be written, and UnsupportedError if the format cannot express the new shard.
     """
-    work = _Rewriting(collection, shard, old, forward=forward)
-    return work.guarded(lambda: work.plan(puts, drops, pack, unfit))
+    with _naming_shard(collection, shard):
+        return _ShardRewriting(collection, shard, old, forward=forward).plan(puts, drops, pack, unfit)
 
 
 def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:
     """Return the plan of a stored shard without its dead bytes. Raise CorruptShardError also for a broken entry."""
-    work = _Rewriting(collection, shard, old)
-    return work.guarded(work.repack)
+    with _naming_shard(collection, shard):
+        return _ShardRewriting(collection, shard, old).repack(old)
 
 
 def usage(collection: Collection, shard: int, old: Blob) -> Usage:
@@ -177,11 +180,11 @@ def usage(collection: Collection, shard: int, old: Blob) -> Usage:
 
     For nested shards, this is the use of the outermost shard. For a shard with codecs, it is that of the decoded bytes.
     """
-    work = _Rewriting(collection, shard, old)
-    return work.guarded(work.usage)
+    with _naming_shard(collection, shard):
+        return _ShardRewriting(collection, shard, old).usage(old)
 
 
-def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
+def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[Extent | None]:
     """Return start and size of chunks from the indices of an outermost shard; None for an absent chunk.
 
     Each index is read once. Entries are returned even if they are invalid. The second file of a chunk has the entry of
@@ -189,13 +192,25 @@ def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords])
     """
     if blob is None or not coords:
         return [None] * len(coords)
-    work = _Rewriting(collection, shard_of(collection, coords[0]), blob)
-    return work.guarded(lambda: work.entries(coords))
+    shard = shard_of(collection, coords[0])
+    with _naming_shard(collection, shard):
+        return _ShardRewriting(collection, shard, blob).entries(coords)
 
 
-def entry(collection: Collection, blob: Blob | None, coords: Coords) -> tuple[int, int] | None:
+def entry(collection: Collection, blob: Blob | None, coords: Coords) -> Extent | None:
     """Return start and size of one chunk; None if the chunk is absent."""
     return entries(collection, blob, [coords])[0]
+
+
+@contextmanager
+def _naming_shard(collection: Collection, shard: int) -> Iterator[None]:
+    """Turn a ValueError of a format into a CorruptShardError that names the shard."""
+    try:
+        yield
+    except UnfitChunkError:
+        raise
+    except ValueError as e:
+        raise CorruptShardError(collection.path, key(collection, shard), str(e)) from e
 
 
 class _OldFragments(NamedTuple):
@@ -203,10 +218,10 @@ class _OldFragments(NamedTuple):
 
     shown: bytes
     lead: int
-    extent: tuple[int, int]
+    extent: Extent
 
 
-class _Rewriting:
+class _ShardRewriting:
     """The rewriting of one stored shard."""
 
     def __init__(self, collection: Collection, shard: int, old: Blob | None, *, forward: bool = False) -> None:
@@ -215,15 +230,6 @@ class _Rewriting:
         self._homes: dict[Coords, list[Placement]] = {}
         self._puts: dict[Coords, Put] = {}
         self._pages: dict[tuple[int, int, int], ShardIndex | None] = {}
-
-    def guarded(self, work: Callable[[], T]) -> T:
-        """Run `work`, and turn a ValueError of a format into a CorruptShardError that names the shard."""
-        try:
-            return work()
-        except UnfitChunkError:
-            raise
-        except ValueError as e:
-            raise CorruptShardError(self._collection.path, key(self._collection, self._shard), str(e)) from e
 
     # ---- changing chunks ----
 
@@ -248,90 +254,67 @@ class _Rewriting:
         """Determine the new bytes of one chunk. Raise UnfitChunkError."""
         if coords not in self._homes:
             raise UnfitChunkError(coords, NO_PLACE)
-        home = self._homes[coords][0][0]
+        home, transform = self._homes[coords][0][0], self._collection.transform
         if home != self._shard:
             raise UnfitChunkError(coords, f"belongs in shard {home}, not {self._shard}")
+        put = puts.get(coords)
         if self._lead is not None:
             put = self._with_lead(self._lead, coords, puts, drops)
-        else:
-            put = self._as_stored(coords, puts[coords]) if coords in puts else None
+        elif put is not None and transform is not None:
+            put = Put(_fit(coords, transform.store, coords, bytes_of(put.data)))
         if put is not None:
             self._puts[coords] = put
-
-    def _as_stored(self, coords: Coords, put: Put) -> Put:
-        transform = self._collection.transform
-        if transform is None:
-            return put
-        return Put(_fit(coords, transform.store, coords, bytes_of(put.data)))
 
     def _rewritten(self, level: int, shard: int, stored: Blob | None, members: list[Coords], pack: bool) -> Plan | None:
         """Return the plan of a shard of one layer with these chunks changed; None if no chunk is left."""
         layer = self._layers[level]
-        blob = unwrapped(layer, stored)
-        make = self._chunks if level + 1 == len(self._layers) else self._shards
-        puts, drops = make(level, shard, blob, members)
+        blob = None if stored is None else unwrapped(layer, stored)
+        puts, drops = self._changes(level, shard, blob, members)
         if not puts and not drops and not pack:
             return None if stored is None else unchanged(stored.stat().size)
         # an inner shard, or one within codecs, is rewritten completely in any case
         pack = pack or level > 0 or bool(layer.codecs)
-        leads = self._leads()
-        plan = layer.format.rewrite(shard, blob, puts, drops, pack=pack, forward=self._forward, leads=leads)
-        return wrapped(layer, plan, stored, blob)
+        change = ShardChange(puts, drops, pack=pack, forward=self._forward, leads=self._leads())
+        return wrapped(layer, layer.format.rewrite(shard, blob, change), stored, blob)
 
-    def _chunks(
+    def _changes(
         self, level: int, shard: int, blob: Blob | None, members: list[Coords]
-    ) -> tuple[dict[tuple[int, int], Put], set[tuple[int, int]]]:
-        """Return the chunks to write to an innermost shard, and the ones to drop."""
-        found = self._found(level, shard, blob, members)
-        puts, drops = {}, set()
-        for coords in members:
-            put, extent = self._puts.get(coords), found[coords]
-            if put is None and extent is not None:
-                drops.add(self._homes[coords][level][1:])
-            elif put is not None and not _lies_there(put, blob, extent):
-                puts[self._homes[coords][level][1:]] = put
-        return puts, drops
-
-    def _shards(
-        self, level: int, shard: int, blob: Blob | None, members: list[Coords]
-    ) -> tuple[dict[tuple[int, int], Put], set[tuple[int, int]]]:
-        """Return the inner shards to write and to drop. Inner shards with changes are rewritten without dead bytes."""
-        groups = self._grouped(level, members)
-        found = self._found(level, shard, blob, [group[0] for group in groups.values()])
-        puts, drops = {}, set()
-        for (_, page, slot), group in groups.items():
-            inner, extent = self._homes[group[0]][level + 1][0], found[group[0]]
-            stored = None if blob is None or extent is None else SliceBlob(blob, *extent)
-            plan = self._rewritten(level + 1, inner, stored, group, pack=False)
-            if is_same(plan, None if extent is None else extent[1]):
+    ) -> tuple[dict[PageSlot, Put], set[PageSlot]]:
+        """Return the members of a shard to write and to drop: chunks, or inner shards, which get no dead bytes."""
+        puts: dict[PageSlot, Put] = {}
+        drops = set()
+        for (_, page, slot), (group, extent) in self._found(level, shard, blob, members).items():
+            if level + 1 == len(self._layers):
+                put = self._puts.get(group[0])
+                is_stored = extent is None if put is None else _is_stored(put, blob, extent)
+            else:
+                inner = self._homes[group[0]][level + 1][0]
+                plan = self._rewritten(level + 1, inner, _slice(blob, extent), group, pack=False)
+                is_stored = is_same(plan, None if extent is None else extent[1])
+                put = None if plan is None else Put(plan if extent is None else shifted(plan, extent[0]))
+            if is_stored:
                 continue
-            if plan is None:
+            if put is None:
                 drops.add((page, slot))
             else:
-                puts[page, slot] = Put(shifted(plan, extent[0]) if extent is not None else plan)
+                puts[page, slot] = put
         return puts, drops
 
     # ---- chunks that are two files ----
 
-    def _with_lead(
-        self,
-        lead: Lead,
-        first: Coords,
-        puts: Mapping[Coords, Put],
-        drops: Set[Coords],
-    ) -> Put | None:
+    def _with_lead(self, lead: Lead, first: Coords, puts: Mapping[Coords, Put], drops: Set[Coords]) -> Put | None:
         """Return both files of a chunk as one `Put`. A file in neither `puts` nor `drops` keeps its old bytes.
 
         None if the chunk is removed. Raise UnfitChunkError if only one of the files would be left.
         """
         second, changed = (*first[:-1], 1), {*puts, *drops}
-        extent = self._found(0, self._shard, self._stored, [first])[first]
-        old = None if extent is None or {first, second} <= changed else _fit(first, self._told, lead, extent)
+        ((_, extent),) = self._found(0, self._shard, self._stored, [first]).values()
+        old = None if extent is None or {first, second} <= changed else _fit(first, self._old_fragments, lead, extent)
         if first in puts:
             shown = bytes_of(puts[first].data)
         elif first in drops or old is None:
             if second in puts or (second not in drops and old is not None and old.lead):
-                raise UnfitChunkError(second, "it cannot be without the file that says how large it is")
+                raise UnfitChunkError(second, "its size is in the file beside it, which is missing: write both files")
             return None
         else:
             shown = old.shown
@@ -342,18 +325,20 @@ class _Rewriting:
         elif second not in drops and old is not None:
             before = [ByteRange(old.extent[0] - old.lead, old.extent[0])]
         if size_of(before) != size:
-            raise UnfitChunkError(second, f"should have {size} bytes, by the file beside it, not {size_of(before)}")
+            raise UnfitChunkError(
+                second, f"should have {size} bytes, according to the file beside it, not {size_of(before)}"
+            )
         if first not in puts and old is not None:
             return Put([ByteRange(old.extent[0], sum(old.extent))], before)
         return Put(shown if lead.transform is None else _fit(first, lead.transform.store, first, shown), before)
 
-    def _told(self, lead: Lead, extent: tuple[int, int]) -> _OldFragments:
+    def _old_fragments(self, lead: Lead, extent: Extent) -> _OldFragments:
         """Read an old chunk to find the size of its lead. Raise ValueError, with the reason."""
         stored = bytes_of([ByteRange(extent[0], sum(extent))], self._stored)
         shown = stored if lead.transform is None else bytes(lead.transform.show((), stored))
         size = lead.size(shown)
         if size > extent[0]:
-            raise ValueError(f"{size} bytes should lie before a chunk that begins at {extent[0]}")
+            raise ValueError(f"{size} bytes expected before a chunk that begins at {extent[0]}")
         return _OldFragments(shown, size, extent)
 
     def _leads(self, *, of_damaged: int | None = None) -> Leads | None:
@@ -366,86 +351,86 @@ class _Rewriting:
         if lead is None:
             return None
 
-        def size(extent: tuple[int, int]) -> int:
+        def size(extent: Extent) -> int:
             try:
-                return self._told(lead, extent).lead
+                return self._old_fragments(lead, extent).lead
             except ValueError:
                 if of_damaged is None:
                     raise
                 return of_damaged
 
-        return lambda starts, sizes: np.array(
-            [size(extent) for extent in zip(starts.tolist(), sizes.tolist(), strict=True)], np.uint64
-        )
+        def sizes(starts: U64, lengths: U64) -> U64:
+            extents = zip(starts.tolist(), lengths.tolist(), strict=True)
+            return np.fromiter(map(size, extents), np.uint64, len(starts))
 
-    # ---- looking ----
+        return sizes
+
+    # ---- index lookups ----
 
     def _found(
         self, level: int, shard: int, blob: Blob | None, members: Sequence[Coords]
-    ) -> dict[Coords, tuple[int, int] | None]:
-        """Return the entries of these chunks in a shard's index.
-
-        Each page is read once and kept until the work is done.
-        """
-        out: dict[Coords, tuple[int, int] | None] = dict.fromkeys(members)
-        pages: dict[int, list[Coords]] = {}
-        for c in members:
-            pages.setdefault(self._homes[c][level][1], []).append(c)
-        for page, cells in pages.items():
-            at = level, shard, page
-            if at not in self._pages:
-                self._pages[at] = None if blob is None else read_page(self._layers[level], shard, page, blob)
-            index = self._pages[at]
-            if index is None or not len(index):
-                continue
-            positions = index.positions(np.array([self._homes[c][level][2] for c in cells], np.uint64))
-            columns = (positions, index.starts[positions], index.sizes[positions])
-            rows = zip(cells, *(column.tolist() for column in columns), strict=True)
-            out |= {c: (start, size) for c, i, start, size in rows if i >= 0}
-        return out
-
-    def entries(self, coords: Sequence[Coords]) -> list[tuple[int, int] | None]:
-        self._homes = _homes_of(self._collection, coords)
-        out: dict[Coords, tuple[int, int] | None] = {}
-        for found, start in self._innermost(0, self._stored, 0, list(self._homes)):
-            out.update({c: None if e is None else (start + e[0], e[1]) for c, e in found.items()})
-        return [out[c] for c in coords]
-
-    def _innermost(
-        self, level: int, stored: Blob | None, start: int, members: list[Coords]
-    ) -> Iterator[tuple[dict[Coords, tuple[int, int] | None], int]]:
-        """Yield the entries of these chunks in innermost shards, with each shard's start in the outermost one."""
-        shard, blob = self._homes[members[0]][level][0], unwrapped(self._layers[level], stored)
-        if level + 1 == len(self._layers):
-            yield self._found(level, shard, blob, members), start
-            return
-        groups = self._grouped(level, members)
-        found = self._found(level, shard, blob, [group[0] for group in groups.values()])
-        for group in groups.values():
-            extent = found[group[0]]
-            inner = None if blob is None or extent is None else SliceBlob(blob, *extent)
-            yield from self._innermost(level + 1, inner, start + (extent[0] if extent else 0), group)
-
-    def _grouped(self, level: int, members: list[Coords]) -> dict[Placement, list[Coords]]:
-        """Group chunks by the placement of their inner shard."""
+    ) -> dict[Placement, tuple[list[Coords], Extent | None]]:
+        """Return, by placement, the chunks that share it and its entry in a shard's index. Each page is read once."""
         groups: dict[Placement, list[Coords]] = {}
         for c in members:
             groups.setdefault(self._homes[c][level], []).append(c)
-        return groups
+        out: dict[Placement, tuple[list[Coords], Extent | None]] = {at: (group, None) for at, group in groups.items()}
+        pages: dict[int, list[Placement]] = {}
+        for at in groups:
+            pages.setdefault(at[1], []).append(at)
+        for page, places in pages.items():
+            index = self._page(level, shard, page, blob)
+            if index is None or not len(index):
+                continue
+            positions = index.positions(np.array([slot for _, _, slot in places], np.uint64))
+            columns = (positions, index.starts[positions], index.sizes[positions])
+            rows = zip(places, *(column.tolist() for column in columns), strict=True)
+            out |= {at: (groups[at], (start, size)) for at, i, start, size in rows if i >= 0}
+        return out
+
+    def _page(self, level: int, shard: int, page: int, blob: Blob | None) -> ShardIndex | None:
+        """Return a page with its entries unchecked. Pages are kept until the work is done."""
+        at = level, shard, page
+        if at not in self._pages:
+            index, format = None, self._layers[level].format
+            if blob is not None:
+                index = read_page(format, shard, page, read_root(format, blob, format.block_of(page)), blob)
+            self._pages[at] = None if index is None else index.arrays()
+        return self._pages[at]
+
+    def entries(self, coords: Sequence[Coords]) -> list[Extent | None]:
+        self._homes = _homes_of_all(self._collection, coords)
+        out: dict[Coords, Extent | None] = {}
+        self._add_entries(out, 0, self._stored, 0, list(self._homes))
+        return [out[c] for c in coords]
+
+    def _add_entries(
+        self, out: dict[Coords, Extent | None], level: int, stored: Blob | None, start: int, members: list[Coords]
+    ) -> None:
+        """Add the entries of these chunks to `out`. The shard begins at `start` of the outermost one."""
+        shard = self._homes[members[0]][level][0]
+        blob = None if stored is None else unwrapped(self._layers[level], stored)
+        for group, extent in self._found(level, shard, blob, members).values():
+            begin = start + (extent[0] if extent is not None else 0)
+            if level + 1 < len(self._layers):
+                self._add_entries(out, level + 1, _slice(blob, extent), begin, group)
+            else:
+                out |= dict.fromkeys(group, None if extent is None else (begin, extent[1]))
 
     # ---- the whole shard ----
 
-    def repack(self) -> Plan | None:
-        layer, blob = self._layers[0], unwrapped(self._layers[0], self._stored)
-        if blob is None:
-            return None
-        return wrapped(layer, layer.format.repack(self._shard, blob, leads=self._leads()), self._stored, blob)
+    def repack(self, old: Blob) -> Plan | None:
+        layer, blob = self._layers[0], unwrapped(self._layers[0], old)
+        change = ShardChange(pack=True, strict=True, leads=self._leads())
+        return wrapped(layer, layer.format.rewrite(self._shard, blob, change), old, blob)
 
-    def usage(self) -> Usage:
-        blob = unwrapped(self._layers[0], self._stored)
-        if blob is None:
-            raise ValueError("there is no shard")
-        return self._layers[0].format.usage(self._shard, blob, leads=self._leads(of_damaged=0))
+    def usage(self, old: Blob) -> Usage:
+        blob = unwrapped(self._layers[0], old)
+        return self._layers[0].format.usage(self._shard, blob, self._leads(of_damaged=0))
+
+
+def _slice(blob: Blob | None, extent: Extent | None) -> SliceBlob | None:
+    return None if blob is None or extent is None else SliceBlob(blob, *extent)
 
 
 def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:
@@ -456,20 +441,18 @@ def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:
         raise UnfitChunkError(coords, str(e)) from e
 
 
-def _lies_there(put: Put, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
+def _is_stored(put: Put, blob: Blob | None, extent: Extent | None) -> bool:
     """Return whether a chunk and its lead are already stored at `extent`."""
-    if extent is None or not _lies_at(put.data, blob, extent):
+    if extent is None or blob is None or size_of(put.data) != extent[1]:
         return False
     size = 0 if put.lead is None else size_of(put.lead)
-    return put.lead is None or (size <= extent[0] and _lies_at(put.lead, blob, (extent[0] - size, size)))
+    whole = pieces_of(put.data) if put.lead is None else [*pieces_of(put.lead), *pieces_of(put.data)]
+    return size <= extent[0] and _equals(whole, blob, extent[0] - size)
 
 
-def _lies_at(data: Content, blob: Blob | None, extent: tuple[int, int] | None) -> bool:
-    """Return whether these bytes are already stored at `extent`."""
-    if blob is None or extent is None or size_of(data) != extent[1]:
-        return False
-    position = extent[0]
-    for part in chunks_of(pieces_of(data), blob):
+def _equals(plan: Plan, blob: Blob, position: int) -> bool:
+    """Return whether the blob has the bytes of the plan at this position."""
+    for part in chunks_of(plan, blob):
         for start in range(0, len(part), SPAN):
             wanted = bytes(part[start : start + SPAN])
             if blob.read([ByteRange(position, position + len(wanted))])[0] != wanted:

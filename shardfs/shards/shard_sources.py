@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from shardfs.codecs import decoders, zlib_streams
-from shardfs.model.blobs import Blob, ByteRange, Stat
 from shardfs.model.errors import CorruptShardError, DanglingLinkError
 from shardfs.model.grid import ravel_many, unravel
-from shardfs.storage.blob_views import WITHOUT_DATA, BytesBlob, EitherBlob, PairBlob, SliceBlob
+from shardfs.shards.wrapping import DecodedShards, unwrapped
+from shardfs.storage.blob_views import WITHOUT_DATA, EitherBlob, PairBlob, SliceBlob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from shardfs.model.blobs import Blob, Stat
     from shardfs.model.collection import Layer, Pair
-    from shardfs.model.shard_format import Checksum
     from shardfs.model.values import U64, Coords
-    from shardfs.storage.cache import ByteLRU
+    from shardfs.shards.chunk_store import ChunkStore
     from shardfs.storage.store import Store
 
 
 class StoreShards:
     """Shards that are objects of a store."""
 
-    def __init__(self, store: Store, directory: str, layer: Layer, decoded: ByteLRU) -> None:
+    def __init__(self, store: Store, directory: str, layer: Layer, decoded: DecodedShards) -> None:
         self._store, self.layer, self._decoded = store, layer, decoded
         # A shard without a key is the file at the directory's path; that file is shown as a directory.
         self._prefix = f"{directory}/" if directory and layer.format.key(0) else directory
@@ -49,7 +46,7 @@ class StoreShards:
         return self.unwrap(shard, self.stored(shard))
 
     def unwrap(self, shard: int, stored: Blob) -> Blob:
-        return _unwrapped(stored, self.layer, self.key(shard), self._decoded)
+        return unwrapped(self.layer, stored, self.key(shard), self._decoded)
 
     def stored(self, shard: int) -> Blob:
         key, pair = self.key(shard), self.layer.pair
@@ -100,10 +97,7 @@ class StoreShards:
         self._store.reopen(self.key(shard))
 
     def existing(self) -> tuple[U64, None]:
-        if not self.layer.format.key(0):
-            return np.zeros(1, np.uint64), None
-        found = (self._shard_of(name) for name, directory in self._names() if not directory)
-        return np.array(sorted({shard for shard in found if shard is not None}), np.uint64), None
+        return self.survey()[0], None
 
     def first(self) -> str | None:
         """Return the key of the shard that the store lists first; None if it lists none."""
@@ -149,33 +143,11 @@ class StoreShards:
         return self.layer.format.shard_of(self.layer.single_name(name))
 
 
-class OuterBatch(Protocol):
-    """Some of the existing chunks of the outer layer."""
-
-    @property
-    def coords(self) -> U64: ...
-
-    @property
-    def sizes(self) -> npt.NDArray[np.int64]: ...
-
-
-class OuterChunks(Protocol):
-    """The part of the outer layer's `ChunkStore` that `NestedShards` needs."""
-
-    @property
-    def is_local(self) -> bool: ...
-
-    def locate(self, coords: Coords) -> tuple[Blob, int, int, Checksum | None] | None: ...
-    def forget(self, coords: Coords) -> None: ...
-    def key_of(self, coords: Coords) -> str: ...
-    def scan(self, cookie: int) -> Iterator[OuterBatch]: ...
-
-
 class NestedShards:
     """Shards that are chunks of an outer layer."""
 
-    def __init__(self, outer: OuterChunks, outer_grid: Sequence[int], layer: Layer, decoded: ByteLRU) -> None:
-        self._outer, self._grid, self.layer, self._decoded = outer, tuple(outer_grid), layer, decoded
+    def __init__(self, outer: ChunkStore, layer: Layer, decoded: DecodedShards) -> None:
+        self._outer, self._grid, self.layer, self._decoded = outer, outer.format.grid, layer, decoded
 
     @property
     def is_local(self) -> bool:
@@ -195,7 +167,7 @@ class NestedShards:
         return self.unwrap(shard, self.stored(shard))
 
     def unwrap(self, shard: int, stored: Blob) -> Blob:
-        return _unwrapped(stored, self.layer, self.key(shard), self._decoded)
+        return unwrapped(self.layer, stored, self.key(shard), self._decoded)
 
     def stored(self, shard: int) -> Blob:
         coords = unravel(shard, self._grid)
@@ -236,20 +208,3 @@ class NestedShards:
         except CorruptShardError as e:
             return e
         return None
-
-
-def _unwrapped(blob: Blob, layer: Layer, key: str, decoded: ByteLRU) -> Blob:
-    """Return the shard without the codecs around it. Decoded bytes are cached."""
-    if layer.trailer:
-        return SliceBlob(blob, 0, max(0, blob.stat().size - layer.trailer))
-    if not layer.codecs:
-        return blob
-    size, _, version = blob.stat()
-
-    def load() -> tuple[bytes, int, float]:
-        data = decoders.decode(layer.codecs, blob.read([ByteRange(0, size)])[0])
-        return data, len(data), math.inf
-
-    if size > zlib_streams.MAX_STORED:
-        raise ValueError(f"a shard of {size} bytes that is decoded as a whole; {zlib_streams.MAX_STORED} is the limit")
-    return BytesBlob(decoded.get((key, version, "decoded"), load), blob)

@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from shardfs.codecs import decoders, encoders, zlib_streams
-from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.write_plan import bytes_of, chunks_of, size_of
 from shardfs.storage.blob_views import BytesBlob, SliceBlob
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.collection import Layer
-    from shardfs.model.shard_format import ShardIndex
+    from shardfs.model.values import Version
+    from shardfs.storage.cache import ByteLRU
 
 
-def unwrapped(layer: Layer, stored: Blob | None) -> Blob | None:
-    """Return the shard without the codecs around it. Raise ValueError, with the reason, if it cannot be decoded."""
-    if stored is None or not (layer.trailer or layer.codecs):
-        return stored
-    size = stored.stat().size
+class DecodedShards:
+    """The decoded bytes of whole shards: entries of a shared cache, by name and version of the shard.
+
+    An entry of another version is never found, so nothing must be invalidated.
+    """
+
+    def __init__(self, cache: ByteLRU) -> None:
+        self._cache = cache
+
+    def get(self, key: str, version: Version, decode: Callable[[], bytes]) -> bytes:
+        """Return the decoded shard. If it is not cached, `decode` makes it."""
+
+        def load() -> tuple[bytes, int, float]:
+            data = decode()
+            return data, len(data), math.inf
+
+        return self._cache.get((key, version, "decoded"), load)
+
+
+def unwrapped(layer: Layer, stored: Blob, key: str = "", decoded: DecodedShards | None = None) -> Blob:
+    """Return the shard without the codecs around it. Raise ValueError, with the reason, if it cannot be decoded.
+
+    `key` is the shard's name in the cache `decoded`; None for no cache.
+    """
     if layer.trailer:
-        return SliceBlob(stored, 0, max(0, size - layer.trailer))
+        return SliceBlob(stored, 0, max(0, stored.stat().size - layer.trailer))
+    if not layer.codecs:
+        return stored
+    size, _, version = stored.stat()
     if size > zlib_streams.MAX_STORED:
         raise ValueError(f"a shard of {size} bytes that is decoded as a whole; {zlib_streams.MAX_STORED} is the limit")
-    return BytesBlob(decoders.decode(layer.codecs, stored.read([ByteRange(0, size)])[0]), stored)
+
+    def decode() -> bytes:
+        return decoders.decode(layer.codecs, stored.read([ByteRange(0, size)])[0])
+
+    return BytesBlob(decode() if decoded is None else decoded.get(key, version, decode), stored)
 
 
 def wrapped(layer: Layer, plan: Plan | None, stored: Blob | None, blob: Blob | None) -> Plan | None:
@@ -34,8 +64,9 @@ def wrapped(layer: Layer, plan: Plan | None, stored: Blob | None, blob: Blob | N
         return None
     if layer.codecs:
         if size_of(plan) > zlib_streams.MAX_DECODED:
+            limit = zlib_streams.MAX_DECODED
             raise UnsupportedError(
-                f"a shard that is encoded as a whole can have {zlib_streams.MAX_DECODED} bytes at most"
+                f"a shard of {size_of(plan)} bytes is encoded as a whole; {limit} bytes is the limit"
             )
         return [encoders.encode(layer.codecs, bytes_of(plan, blob))]
     if not layer.trailer:
@@ -51,9 +82,9 @@ def _trailer(size: int, plan: Plan, stored: Blob | None) -> bytes:
 
     if stored is not None:
         n = stored.stat().size
-        told = stored.read([ByteRange(max(n - size, 0), n)])[0]
-        if len(told) != size or _sums([ByteRange(0, n - size)], stored, size) != told:
-            raise ValueError("the crc32c of the whole shard does not hold")
+        old = stored.read([ByteRange(max(n - size, 0), n)])[0]
+        if len(old) != size or _sums([ByteRange(0, n - size)], stored, size) != old:
+            raise ValueError("the crc32c of the whole shard is wrong")
     return _sums(plan, stored, size)
 
 
@@ -68,19 +99,3 @@ def _sums(plan: Plan, stored: Blob | None, size: int) -> bytes:
         word = crc.to_bytes(4, "little")
         crc, out = google_crc32c.extend(crc, word), out + word
     return out
-
-
-def read_page(layer: Layer, shard: int, page: int, blob: Blob) -> ShardIndex | None:
-    """Return an index page of a shard; None if the page is empty. Raise ValueError, with the reason."""
-    format = layer.format
-    if format.walk is not None:
-        return format.walk(blob)
-    where = format.root_request(format.block_of(page))
-    root = None if where is None else blob.read([where])[0]
-    request = format.page_request(shard, page, root)
-    if request is None:
-        return None
-    raw = blob.read([request])[0]
-    if not isinstance(request, Suffix) and len(raw) != request.stop - request.start:
-        raise ValueError(f"an index at [{request.start}, {request.stop}) is cut off after {len(raw)} bytes")
-    return format.decode_page(shard, page, raw).arrays()

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Collection, Transform
     from shardfs.model.shard_format import Placement
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
-    from shardfs.shards.chunk_store import ChunkBatch, ChunkStore, StoredChunk
+    from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
+    from shardfs.shards.shard_indices import StoredChunk
     from shardfs.storage.cache import ByteLRU
 
 from shardfs.model.attributes import Attributes, Extent

@@ -21,8 +21,8 @@ from shardfs.formats.registry import formats, sources, views
 from shardfs.model.arrays import Multiscale
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError
-from shardfs.shards.chunk_store import DAMAGE_TTL_S
 from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.shards.shard_indices import DAMAGE_TTL_S
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END
 from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited

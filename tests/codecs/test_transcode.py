@@ -358,7 +358,7 @@ def test_zlib_is_shown_as_gzip_without_being_compressed_again() -> None:
     found = bytes(transform.show((0, 0), chunk))
     assert (len(found), gzip.decompress(found), found[10:-8]) == (size, bytes(range(16)), zipped[2:-4])
     for damaged in (zipped[:-1], zipped + b"more", zipped[:-1] + b"x", b"", b"x", zlib.compress(bytes(1 << 20))):
-        with pytest.raises(ValueError, match=r"zlib|deflate stream|expected|beyond|cannot be a chunk of"):
+        with pytest.raises(ValueError, match=r"zlib|stream ends too early|expected|beyond|cannot be a chunk of"):
             transform.show((0, 0), encode([Codec("crc32c")], damaged))
 
 

@@ -319,7 +319,7 @@ def test_a_damaged_frame_is_a_file_and_told(tmp_path: Path) -> None:
     assert tree.resolve("good.b2frame").directory
     (problem,) = tree.problems()
     assert problem.path == "bad.b2frame"
-    assert "in a file of" in problem.why
+    assert "but the file has" in problem.why
 
 
 def test_a_type_that_cannot_be_read_is_told_as_unknown() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.codecs.decoders import decode
-from shardfs.codecs.uncompressed import STORED_ENCODERS, store, stored_sizes
+from shardfs.codecs.encoders import STORED_ENCODERS, store, stored_sizes
 from shardfs.model.arrays import Codec
 from shardfs.model.errors import UnsupportedError
 from shardfs.vfs.inodes import ROOT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from shardfs.model.errors import UnsupportedError
-from shardfs.model.shard_format import Put
+from shardfs.model.shard_format import Put, ShardChange
 from tests.fuzzing.inputs import Draw, bent, with_other_numbers
 from tests.suites.shard_format import MemoryBlob, Sample, extents_of, read_index
 
@@ -35,9 +35,9 @@ def damaged(samples: st.SearchStrategy[Sample]) -> Callable[[Draw], None]:
         steps: list[Callable[[], object]] = [
             lambda: _read(sample, cell, stored),
             lambda: _count(form.usage(shard, blob), len(stored)),
-            lambda: form.repack(shard, blob),
-            lambda: form.rewrite(shard, blob, {(page, slot): Put(b"x" * 20)}, set()),
-            lambda: form.rewrite(shard, blob, {}, {(page, slot)}, pack=True),
+            lambda: form.rewrite(shard, blob, ShardChange(pack=True, strict=True)),
+            lambda: form.rewrite(shard, blob, ShardChange({(page, slot): Put(b"x" * 20)})),
+            lambda: form.rewrite(shard, blob, ShardChange(drops={(page, slot)}, pack=True)),
         ]
         for step in steps:
             with suppress(ValueError, UnsupportedError):

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardfs.model.shard_format import ShardChange
 from shardfs.shards.byte_layouts.single_page import MAX_BLOSC_CHUNKS
 from shardfs.shards.byte_layouts.superchunk import Beginning, Pack, Superchunks, is_superchunk, parse_header
 from tests.data_bcolz import SUMS, Superchunk, metadata_section, stored
@@ -248,7 +249,7 @@ def test_a_table_beyond_the_end_is_not_written_anew(room: int) -> None:
     data[24:32] = struct.pack("<q", room)
     pack, blob = Pack(5, 5), MemoryBlob(bytes(data))
     with pytest.raises(ValueError, match="bytes before its chunks"):
-        pack.rewrite(0, blob, {}, {(0, 4)})
+        pack.rewrite(0, blob, ShardChange(drops={(0, 4)}))
     assert pack.usage(0, blob).index == len(data)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange
-from shardfs.model.shard_format import Put
+from shardfs.model.shard_format import Put, ShardChange
 from shardfs.model.values import Coords
 from shardfs.model.write_plan import bytes_of
 from tests.suites.shard_format import MemoryBlob, Sample, read_index
@@ -33,7 +33,8 @@ def written(
     blob = None if old is None else MemoryBlob(old)
     shard = fmt.place(next(iter((*puts, *drops))))[0]
     placed = {fmt.place(cell)[1:]: Put(data) for cell, data in puts.items()}
-    plan = fmt.rewrite(shard, blob, placed, {fmt.place(cell)[1:] for cell in drops}, pack=pack, forward=forward)
+    dropped = {fmt.place(cell)[1:] for cell in drops}
+    plan = fmt.rewrite(shard, blob, ShardChange(placed, dropped, pack=pack, forward=forward))
     return None if plan is None else bytes_of(plan, blob)
 
 
@@ -112,13 +113,13 @@ class RewriteSuite:
         before = sample.format.usage(shard, blob)
         assert (before.size, before.live) == (len(stored), sum(map(len, wanted.values())))
         assert before.size == before.index + before.live + before.dead
-        plan = sample.format.repack(shard, blob)
+        plan = sample.format.rewrite(shard, blob, ShardChange(pack=True, strict=True))
         assert plan is not None
         packed = bytes_of(plan, blob)
         assert chunks_in(sample, packed, set(wanted)) == wanted
         after = sample.format.usage(shard, MemoryBlob(packed))
         assert (after.size, after.live, after.dead) == (len(packed), before.live, 0)
-        again = sample.format.repack(shard, MemoryBlob(packed))
+        again = sample.format.rewrite(shard, MemoryBlob(packed), ShardChange(pack=True, strict=True))
         assert again is not None
         assert bytes_of(again, MemoryBlob(packed)) == packed
 
@@ -148,7 +149,7 @@ class RewriteSuite:
         stored = written(sample, None, chunks) or b""
         fmt, cell = sample.format, next(iter(chunks))
         shard, *slot = fmt.place(cell)
-        plan = fmt.rewrite(shard, MemoryBlob(stored), {(slot[0], slot[1]): Put(b"x")}, frozenset())
+        plan = fmt.rewrite(shard, MemoryBlob(stored), ShardChange({(slot[0], slot[1]): Put(b"x")}))
         assert plan is not None
         for piece in plan:
             assert not isinstance(piece, ByteRange) or 0 <= piece.start < piece.stop <= len(stored)

@@ -245,6 +245,8 @@ def _user_metadata(section: Metadata | None) -> dict[str, Any]:
     data = section.data
     if section.codec:
         data = inflate(data, section.size)
+        if len(data) != section.size:
+            raise ValueError(f"{section.size} bytes of metadata expected after decompression, {len(data)} found")
     try:
         found = parse_json("", "metadata", data)
     except CorruptShardError as e:

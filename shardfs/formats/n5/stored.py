@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
+from shardfs.codecs import n5_blocks
 from shardfs.codecs.checks import Blocks, Chain
 from shardfs.codecs.decoders import decode
 from shardfs.codecs.encoders import encode
-from shardfs.codecs.transcode import n5_header
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import UNFIT, choice, integers, mapping, print_json, reason, require_rank
 from shardfs.formats.n5 import words
@@ -200,7 +200,7 @@ def _default_header(size: Coords) -> bytes:
     """The header of a block of this size in N5's default mode. Raise ValueError if the size does not fit into it."""
     if len(size) >= 2**16 or max(size) >= 2**32:
         raise ValueError(f"blocks of {size!r:.80} are too large for the header of an N5 block")
-    return n5_header(size[::-1])
+    return n5_blocks.header_of(size)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class PlainBlocks:
 
     def show(self, coords: Coords, stored: bytes) -> bytes:
         if not self.header:
-            start = _header_size(stored)
+            start = n5_blocks.parse_header(stored).size
             return stored[:start] + decode((CRC32C,), stored[start:])
         payload = decode((CRC32C,), stored) if self.checksum else stored
         if self.nbytes is not None and len(payload) != self.nbytes:
@@ -242,7 +242,7 @@ class PlainBlocks:
         self.store(coords, shown)
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
-        start = _header_size(shown)
+        start = n5_blocks.parse_header(shown).size
         if not self.header:
             return shown[:start] + encode((CRC32C,), shown[start:])
         payload = shown[start:] if shown[:start] == self.header else self._whole(shown[:start], shown[start:])
@@ -254,7 +254,7 @@ class PlainBlocks:
 
     def _whole(self, header: bytes, payload: bytes) -> bytes:
         """The elements of a block that is cropped at the edge of the array, as many writers do, padded to full size."""
-        whole, shape = _block_shape(self.header), _block_shape(header)
+        whole, shape = (n5_blocks.parse_header(h).shape for h in (self.header, header))
         if (
             self.nbytes is None
             or header[:4] != self.header[:4]
@@ -269,22 +269,6 @@ class PlainBlocks:
         out = np.zeros(whole[::-1], f"V{item}")
         out[tuple(slice(n) for n in shape[::-1])] = np.frombuffer(payload, f"V{item}").reshape(shape[::-1])
         return out.tobytes()
-
-
-def _block_shape(header: bytes) -> Coords:
-    """The size of a block in elements from its header, x first."""
-    return tuple(np.frombuffer(header, ">u4", int.from_bytes(header[2:4], "big"), 4).tolist())
-
-
-def _header_size(block: bytes) -> int:
-    """The bytes of an N5 block's header, which depend on its mode: 0 default, 1 varying length, 2 object."""
-    mode, rank = int.from_bytes(block[:2], "big"), int.from_bytes(block[2:4], "big")
-    if len(block) < 6 or mode > 2:
-        raise ValueError(f"not an N5 block: its mode should be 0, 1 or 2, not {mode} (in {len(block)} bytes)")
-    size = (4 + 4 * rank, 8 + 4 * rank, 6)[mode]
-    if size > len(block):
-        raise ValueError(f"not an N5 block: its header should have {size} bytes, found {len(block)}")
-    return size
 
 
 def is_sharding(transformer: dict[str, Any]) -> bool:

@@ -13,7 +13,6 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import parse_json, parse_written
 from shardfs.formats.format import Format
 from shardfs.formats.zarr_transformer.edits import ARRAYS, copies, edited_copies

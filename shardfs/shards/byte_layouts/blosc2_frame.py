@@ -13,30 +13,31 @@ import numpy as np
 
 from shardfs.codecs.decoders import blosc2_index
 from shardfs.model.blobs import ByteRange
-from shardfs.model.byte_ranges import live_bytes
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.grid import ceil_div
-from shardfs.model.shard_format import ShardIndex, Usage
+from shardfs.model.shard_format import Usage
 from shardfs.shards.byte_layouts.single_page import (
     BLOSC_HEADER,
     MAX_BLOSC_CHUNKS,
     Numbered,
+    blosc_index,
     blosc_size,
     blosc_sizes,
     read_exactly,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
-
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Leads, Put
+    from shardfs.model.shard_format import Leads, ShardChange, ShardIndex
     from shardfs.model.values import Sizes
 
 MAGIC = b"b2frame\0"
 HEAD = 16 << 10
 LEAST_HEADER, LEAST_TRAILER = 0x57, 35
 FRAME_LENGTH, FRAME_TYPE, META = 0x10, 0x1A, 0x57
+FIELDS = struct.Struct(">ixQ6xqxqxi6xi")
+"""Six numbers of the header from position 0x0B on; the bytes between them are their types and flags."""
+
 CONTIGUOUS, SPARSE = 0, 1
 CHUNK_HEADER = 32
 MAX_TRAILER = 16 << 20
@@ -70,14 +71,13 @@ def parse_header(head: bytes) -> FrameHeader:
     """Parse the header of a contiguous frame. Raise ValueError, with the reason, if it is invalid."""
     if len(head) < LEAST_HEADER or not is_contiguous(head):
         raise ValueError(f"starts with {head[:10].hex()}, which is no header of a contiguous frame")
-    length, frame_length = struct.unpack_from(">i", head, 0x0B)[0], struct.unpack_from(">Q", head, FRAME_LENGTH)[0]
-    nbytes, cbytes = struct.unpack_from(">q", head, 0x1E)[0], struct.unpack_from(">q", head, 0x27)[0]
-    typesize, chunk_bytes = struct.unpack_from(">i", head, 0x30)[0], struct.unpack_from(">i", head, 0x3A)[0]
+    # each number follows its type in MessagePack
+    length, frame_length, nbytes, cbytes, typesize, chunk_bytes = FIELDS.unpack_from(head, 0x0B)
     if head[0x19] >> 4 & 3 != 1:
-        raise ValueError("offsets that have not 64 bits")
+        raise ValueError("its chunk offsets do not have 64 bits")
     found = FrameHeader(length, frame_length, nbytes, cbytes, typesize, chunk_bytes)
     if length < LEAST_HEADER or min(nbytes, cbytes, chunk_bytes) < 0 or typesize < 1:
-        raise ValueError(f"sizes that cannot be: {found}")
+        raise ValueError(f"its header has impossible sizes: {found}")
     if length + cbytes + LEAST_TRAILER > frame_length:
         raise ValueError(f"a header of {length} bytes and {cbytes} bytes of chunks in a frame of {frame_length}")
     return found
@@ -97,7 +97,7 @@ class Frame:
         self.header = parse_header(head)
         self._blob, size = blob, blob.stat().size
         if self.header.frame_length > size:
-            raise ValueError(f"a frame of {self.header.frame_length} bytes in a file of {size}")
+            raise ValueError(f"its frame should have {self.header.frame_length} bytes, but the file has {size}")
         if self.header.length > len(head):
             head = read_exactly(blob, ByteRange(0, self.header.length))
         self.head = head[: self.header.length]
@@ -107,7 +107,7 @@ class Frame:
         """Return the offsets of the chunks, counted from the end of the header, and the trailer after their table."""
         start, stop = self.header.length + self.header.cbytes, self.header.frame_length
         if stop - start > MAX_TRAILER + 8 * MAX_BLOSC_CHUNKS:
-            raise ValueError(f"{stop - start} bytes behind the chunks")
+            raise ValueError(f"an index of {stop - start} bytes follows the chunks, which is too large")
         end = read_exactly(self._blob, ByteRange(start, stop))
         if self.header.chunks == 0:
             return np.zeros(0, np.int64), end
@@ -118,19 +118,17 @@ class Frame:
             raise ValueError(f"an index of {nbytes} bytes for {self.header.chunks} chunks")
         table = blosc2_index(end[:size])
         if len(table) != nbytes:
-            raise ValueError(f"an index of {len(table)} bytes that says {nbytes}")
+            raise ValueError(f"an index of {nbytes} bytes expected, {len(table)} found")
         return np.frombuffer(table, "<i8").astype(np.int64), end[size:]
 
     def index(self) -> ShardIndex:
         """Return the index of all chunks. Chunks of special values have no bytes, so they are absent."""
         slots = np.flatnonzero(self.offsets >= 0)
         offsets = self.offsets[slots]
-        inside = offsets <= self.header.cbytes - CHUNK_HEADER
-        starts, sizes = offsets + self.header.length, np.full(len(slots), -1, np.int64)
-        sizes[inside] = blosc_sizes(self._blob, starts[inside])
+        starts = offsets + self.header.length
+        sizes = blosc_sizes(self._blob, starts, offsets <= self.header.cbytes - CHUNK_HEADER)
         bad = (sizes < CHUNK_HEADER) | (sizes > self.header.cbytes - offsets)
-        broken = {int(i): f"no whole Blosc2 chunk at {int(starts[i])}" for i in np.flatnonzero(bad)}
-        return ShardIndex(slots.astype(np.uint64), starts.astype(np.uint64), sizes.clip(0).astype(np.uint64), broken)
+        return blosc_index(slots.astype(np.uint64), starts, sizes, bad, "Blosc2 chunk")
 
     def sparse(self) -> bytes:
         """Return the index file of a sparse frame with the same chunks, in which chunk i is in file number i."""
@@ -173,24 +171,11 @@ class Frames(Numbered):
     def walk(self, blob: Blob) -> ShardIndex:
         return Frame(blob).index()
 
-    def rewrite(
-        self,
-        shard: int,
-        old: Blob | None,
-        puts: Mapping[tuple[int, int], Put],
-        drops: Set[tuple[int, int]],
-        *,
-        pack: bool = False,
-        forward: bool = False,
-        leads: Leads | None = None,
-    ) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Raise UnsupportedError: contiguous frames are read-only."""
         raise UnsupportedError(self.unwritable)
 
-    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
-        raise UnsupportedError(self.unwritable)
-
-    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
         frame = Frame(old)
-        live = live_bytes(frame.index())
+        live = frame.index().live_bytes()
         return Usage(old.stat().size, frame.header.frame_length - frame.header.cbytes, live, frame.header.cbytes - live)

@@ -17,17 +17,17 @@ import google_crc32c
 import numpy as np
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Suffix
-from shardfs.model.byte_ranges import cover
+from shardfs.model.byte_ranges import cover, leaving
 from shardfs.model.grid import ceil_div, strides, unravel, unravel_many
 from shardfs.model.shard_format import Index, Placement, Placements, ShardIndex, Usage
-from shardfs.model.write_plan import leaving, packed, pieces_of, size_of
-from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES, SinglePage
+from shardfs.model.write_plan import packed, pieces_of, size_of
+from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES, GridShards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Set
+    from collections.abc import Callable, Sequence
 
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Leads, Put
+    from shardfs.model.shard_format import Leads, ShardChange
     from shardfs.model.values import U64, Bool, Coords
 
 MISSING = 2**64 - 1
@@ -50,6 +50,15 @@ class IndexEncoding:
     location: Literal["start", "end"] = "end"
     either_is_empty: bool = False
     header: bytes = b""
+
+    @property
+    def dtype(self) -> str:
+        return "<u8" if self.endian == "little" else ">u8"
+
+    def present(self, rows: U64) -> Bool:
+        """Which rows of (offset, nbytes) are not empty. Two all-ones numbers are an empty row."""
+        missing = rows == np.uint64(MISSING)
+        return ~np.asarray(missing.any(axis=1) if self.either_is_empty else missing.all(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +111,14 @@ class ShardedAxis:
         return range(self.begin(shards.start) if shards else 0, min(stop, self.chunks))
 
 
-class ShardingIndexed(SinglePage):
+class ShardingIndexed(GridShards):
     """Shards of a chunk grid with one index each; a `ShardFormat` with a single page.
 
     Args:
         axes: in array axis order.
         order: axis i of the shard's own (transposed) order is array axis `order[i]`; slots are numbered in C order
             of the shard's own axes.
-        key: returns the key of the shard object at these coordinates of the shard grid.
-        coords_of_key: the inverse of `key`; None for other keys.
+        key, coords_of_key: see `GridShards`.
     """
 
     def __init__(
@@ -122,13 +130,12 @@ class ShardingIndexed(SinglePage):
         coords_of_key: Callable[[str], Coords | None],
     ) -> None:
         self.axes, self.order, self.index = tuple(axes), tuple(order), index
+        super().__init__(tuple(a.shards for a in axes), key, coords_of_key)
         self.grid = tuple(a.chunks for a in axes)
-        self.shard_grid = tuple(a.shards for a in axes)
         if math.prod(self.shard_grid) >= 2**63:
             raise ValueError(f"a grid of {self.shard_grid} shards is beyond any real array")
         if math.prod(a.most_slots for a in axes) >= 2**63:
             raise ValueError(f"a shard of {tuple(a.most_slots for a in axes)} chunks is beyond any real array")
-        self._key, self._coords_of_key = key, coords_of_key
         self._shard_strides = strides(self.shard_grid)
         self._regular = not any(a.bounds for a in axes)
         self._steps = self._slot_strides((0,) * len(self.axes)) if self._regular else ()
@@ -230,28 +237,17 @@ class ShardingIndexed(SinglePage):
             raise ValueError(f"its index should begin with {header.hex()}, not {raw[: len(header)].hex()}")
         raw = raw[len(header) :]
         if self.index.crc32c:
-            raw, told = raw[:-4], int.from_bytes(raw[-4:], "little")
+            raw, stored = raw[:-4], int.from_bytes(raw[-4:], "little")
             found = google_crc32c.value(raw)
-            if found != told:
-                raise ValueError(f"its index has crc32c {found:08x}, but says {told:08x}")
+            if found != stored:
+                raise ValueError(f"its index has crc32c {found:08x}, but says {stored:08x}")
         return raw
 
     def candidates(self, shard: int) -> U64 | None:
         n = self.slots_per_shard(shard)
         return np.arange(n, dtype=np.uint64) if 16 * n <= MAX_INDEX_BYTES else None
 
-    def key(self, shard: int) -> str:
-        return self._key(unravel(shard, self.shard_grid))
-
-    def shard_of(self, key: str) -> int | None:
-        g = self._coords_of_key(key)
-        if g is None or not all(c < n for c, n in zip(g, self.shard_grid, strict=True)):
-            return None
-        return sum(c * s for c, s in zip(g, self._shard_strides, strict=True))
-
     # ---- writing ----
-
-    unwritable = ""
 
     def inside(self, shards: Sequence[range]) -> list[range]:
         """Return the chunks along each axis that are in these shards and in the array."""
@@ -260,45 +256,31 @@ class ShardingIndexed(SinglePage):
     def capacity(self, shard: int) -> int:
         return math.prod(map(len, self.inside([range(c, c + 1) for c in unravel(shard, self.shard_grid)])))
 
-    def rewrite(
-        self,
-        shard: int,
-        old: Blob | None,
-        puts: Mapping[tuple[int, int], Put],
-        drops: Set[tuple[int, int]],
-        *,
-        pack: bool = False,
-        forward: bool = False,
-        leads: Leads | None = None,
-    ) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of the new shard; None if no chunk is left.
 
         Without `pack`, kept chunks do not move, except chunks that overlap an index at the start, which is overwritten.
         """
         table = _Table.read(self, shard, old)
-        for _, slot in (*puts, *drops):
+        for _, slot in (*change.puts, *change.drops):
             table.rows[slot] = MISSING
-        if not puts and not table.present.any():
+        if not change.puts and not table.present.any():
             return None
-        pieces = table.packed() if pack and not len(table.broken()) else table.appended()
-        for (_, slot), put in sorted(puts.items(), key=lambda item: item[0]):
+        broken = table.outside(table.size)
+        if change.strict and len(broken):
+            raise ValueError(f"an index entry is outside the shard: {table.describe(int(broken[0]))}")
+        pieces = table.packed() if change.pack and not len(broken) else table.appended()
+        for (_, slot), put in sorted(change.puts.items(), key=lambda item: item[0]):
             pieces += table.put(slot, pieces_of(put.data))
         return table.framed(pieces)
 
-    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
-        table = _Table.read(self, shard, old)
-        if len(broken := table.broken()):
-            raise ValueError(f"its index leads nowhere: {table.describe(int(broken[0]))}")
-        return table.framed(table.packed()) if table.present.any() else None
-
-    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
         table = _Table.read(self, shard, old)
         starts, sizes = table.extents()
         begin = 0 if self.index.location == "start" else table.size - table.nbytes
-        live = cover(starts, starts + sizes).nbytes
-        own = np.array([begin], np.uint64), np.array([begin + table.nbytes], np.uint64)
-        used = cover(np.append(starts, own[0]), np.append(starts + sizes, own[1])).nbytes
-        return Usage(table.size, table.nbytes, live, table.size - used)
+        live = cover(starts, starts + sizes)
+        own = (np.append(live.starts, np.uint64(begin)), np.append(live.stops, np.uint64(begin + table.nbytes)))
+        return Usage(table.size, table.nbytes, live.nbytes, table.size - cover(*own).nbytes)
 
 
 class _Table:
@@ -311,48 +293,38 @@ class _Table:
 
     def __init__(self, rows: U64, encoding: IndexEncoding, size: int, nbytes: int) -> None:
         self.rows, self.size, self.nbytes = rows, size, nbytes
-        self._encoding = encoding
-        self._dtype = "<u8" if encoding.endian == "little" else ">u8"
-        self._at_start = encoding.location == "start"
+        self._encoding, self._at_start = encoding, encoding.location == "start"
         self._end = 0  # the end of the new object so far
         self._doubtful = np.empty(0, np.uint64)  # slots that refer to bytes outside the old object and are kept
 
     @classmethod
     def read(cls, format: ShardingIndexed, shard: int, old: Blob | None) -> _Table:
-        request = format.page_request(shard, 0, None)
-        nbytes, size = format._index_bytes(shard), 0 if old is None else old.stat().size
+        request, nbytes = format.page_request(shard, 0, None), format._index_bytes(shard)
         if old is None:
             return cls(np.full((format.slots_per_shard(shard), 2), MISSING, np.uint64), format.index, 0, nbytes)
         raw = format._verified(shard, old.read([request])[0])
-        dtype = "<u8" if format.index.endian == "little" else ">u8"
-        return cls(np.frombuffer(raw, dtype).astype(np.uint64).reshape(-1, 2), format.index, size, nbytes)
+        rows = np.frombuffer(raw, format.index.dtype).astype(np.uint64).reshape(-1, 2)
+        return cls(rows, format.index, old.stat().size, nbytes)
 
     @property
     def present(self) -> Bool:
         """Which rows are not empty."""
-        starts, sizes = self.rows[:, 0] != np.uint64(MISSING), self.rows[:, 1] != np.uint64(MISSING)
-        combine = np.logical_and if self._encoding.either_is_empty else np.logical_or
-        found: Bool = combine(starts, sizes)
-        return found
+        return self._encoding.present(self.rows)
 
     def describe(self, slot: int) -> str:
         """Return a description of a row for messages."""
         start, size = self.rows[slot].tolist()
         return f"slot {slot} has offset {start} and nbytes {size} in an object of {self.size} bytes"
 
-    def _outside(self, size: int) -> U64:
+    def outside(self, size: int) -> U64:
         """Return the slots whose ranges leave an object of this size."""
-        slots = np.flatnonzero(self.present)
-        return slots[leaving(self.rows[slots, 0], self.rows[slots, 1], size)].astype(np.uint64)
-
-    def broken(self) -> U64:
-        """Return the slots whose ranges leave the old object."""
-        return self._outside(self.size)
+        leaves = self.present & leaving(self.rows[:, 0], self.rows[:, 1], size)
+        return np.flatnonzero(leaves).astype(np.uint64)
 
     def extents(self) -> tuple[U64, U64]:
         """Return starts and sizes of the rows whose ranges are inside the old object."""
         sound = self.present
-        sound[self.broken()] = False
+        sound[self.outside(self.size)] = False
         return self.rows[sound, 0], self.rows[sound, 1]
 
     def packed(self) -> Plan:
@@ -367,7 +339,7 @@ class _Table:
     def appended(self) -> Plan:
         """Return all bytes of the old object except an index at its start."""
         begin = self.nbytes if self._at_start else 0
-        self._end, self._doubtful = max(self.size, begin), self.broken()
+        self._end, self._doubtful = max(self.size, begin), self.outside(self.size)
         pieces: Plan = [ByteRange(begin, self.size)] if self.size > begin else []
         if not self._at_start:
             return pieces
@@ -388,10 +360,12 @@ class _Table:
     def framed(self, pieces: Plan) -> Plan:
         """Return the whole object. Raise ValueError if a row outside the old object would refer to new bytes."""
         total = self._end if self._at_start else self._end + self.nbytes
-        found = np.setdiff1d(self._doubtful, self._outside(total), assume_unique=True)
+        found = np.setdiff1d(self._doubtful, self.outside(total), assume_unique=True)
         if len(found):
-            raise ValueError(f"its index leads nowhere, but then would to new bytes: {self.describe(int(found[0]))}")
-        raw = self.rows.astype(self._dtype).tobytes()
+            raise ValueError(
+                f"an index entry outside the shard would point to new bytes: {self.describe(int(found[0]))}"
+            )
+        raw = self.rows.astype(self._encoding.dtype).tobytes()
         crc = int(google_crc32c.value(raw)).to_bytes(4, "little") if self._encoding.crc32c else b""
         raw = self._encoding.header + raw + crc
         return [raw, *pieces] if self._at_start else [*pieces, raw]
@@ -420,35 +394,16 @@ class _Rows:
         return None if start == size == MISSING else self.arrays().find(slot)  # raises an error with the reason
 
     def arrays(self) -> ShardIndex:
-        rows = np.frombuffer(self._raw, "<u8" if self._encoding.endian == "little" else ">u8")
-        rows = rows.astype(np.uint64, copy=False).reshape(-1, 2)
-        index = _index_of(rows, self._encoding.either_is_empty)
+        rows = np.frombuffer(self._raw, self._encoding.dtype).astype(np.uint64, copy=False).reshape(-1, 2)
+        present = self._encoding.present(rows)
+        slots = None if present.all() else np.flatnonzero(present).astype(np.uint64)
+        kept = rows if slots is None else rows[present]
+        index = ShardIndex(slots, kept[:, 0].copy(), kept[:, 1].copy())
+        half = (kept == np.uint64(MISSING)).any(axis=1)
+        index = index.with_broken(
+            half, lambda i: f"half-empty index entry (offset {int(kept[i, 0]):#x}, nbytes {int(kept[i, 1]):#x})"
+        )
         return index if self._end >= MISSING - 1 else index.checked(self._end)
 
 
 _LITTLE, _BIG = Struct("<QQ").unpack_from, Struct(">QQ").unpack_from
-
-
-def _index_of(rows: U64, either_is_empty: bool) -> ShardIndex:
-    """Convert rows of (offset, nbytes).
-
-    A row of two all-ones numbers is empty; one such number is damage to that chunk.
-    """
-    missing = rows == np.uint64(MISSING)
-    if not missing.any():
-        return ShardIndex(None, rows[:, 0].copy(), rows[:, 1].copy())
-    if either_is_empty:
-        missing[:] = missing.any(axis=1, keepdims=True)
-    absent = missing[:, 0] & missing[:, 1]
-    half = missing[:, 0] ^ missing[:, 1]
-    if not absent.any():
-        slots, kept = None, rows
-        halves = np.flatnonzero(half)
-    else:
-        slots = np.flatnonzero(~absent).astype(np.uint64)
-        kept = rows[~absent]
-        halves = np.flatnonzero(half[~absent])
-    broken = {}
-    for i in halves.tolist()[:1000]:
-        broken[i] = f"half-empty index entry (offset {int(kept[i, 0]):#x}, nbytes {int(kept[i, 1]):#x})"
-    return ShardIndex(slots, kept[:, 0].copy(), kept[:, 1].copy(), broken)

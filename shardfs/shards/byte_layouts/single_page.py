@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.blobs import ByteRange
+from shardfs.model.grid import ravel, unravel
 from shardfs.model.shard_format import Placements, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.model.blobs import Blob
-    from shardfs.model.shard_format import Placement
+    from shardfs.model.blobs import Blob, ByteRequest
+    from shardfs.model.shard_format import Checksum, Index, Placement
     from shardfs.model.values import U64, Bool, Coords, Sizes
 
 MAX_INDEX_BYTES = (32 << 20) + 4096
@@ -24,9 +25,13 @@ A larger size counts as damage, so that a malicious size allocates no memory.
 
 
 class SinglePage:
-    """The part of `ShardFormat` that is the same for all shards whose index is one page without a root."""
+    """The part of `ShardFormat` that is the same for shards with one index page and no root.
+
+    Shards whose index `walk` reads have no page to request.
+    """
 
     page_bits, blocks, in_place = 0, 1, 0
+    unwritable = ""
 
     def block_of(self, page: int) -> int:
         return 0
@@ -36,6 +41,36 @@ class SinglePage:
 
     def nonempty_pages(self, block: int, root: bytes | None) -> U64:
         return np.zeros(1, np.uint64)
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest | None:
+        return None
+
+    def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
+        return ShardIndex.empty()
+
+
+class GridShards(SinglePage):
+    """Shards that are numbered by their position in a grid.
+
+    Args:
+        key: returns the key of the shard object at these coordinates of the shard grid.
+        coords_of_key: the inverse of `key`; None for other keys.
+    """
+
+    def __init__(
+        self, shard_grid: Coords, key: Callable[[Coords], str], coords_of_key: Callable[[str], Coords | None]
+    ) -> None:
+        self.grid = self.shard_grid = shard_grid  # a subclass with several chunks in a shard sets another `grid`
+        self._key, self._coords_of_key = key, coords_of_key
+
+    def key(self, shard: int) -> str:
+        return self._key(unravel(shard, self.shard_grid))
+
+    def shard_of(self, key: str) -> int | None:
+        cell = self._coords_of_key(key)
+        if cell is None or not all(c < n for c, n in zip(cell, self.shard_grid, strict=True)):
+            return None
+        return ravel(cell, self.shard_grid)
 
 
 class Numbered(SinglePage):
@@ -72,12 +107,6 @@ class Numbered(SinglePage):
     def shard_of(self, key: str) -> int | None:
         return 0 if key == "" else None
 
-    def page_request(self, shard: int, page: int, root: bytes | None) -> None:
-        return None
-
-    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
-        return ShardIndex.empty()
-
     def capacity(self, shard: int) -> int:
         return max(min(self.per_file, self.grid[0] - shard * self.per_file), 0)
 
@@ -111,10 +140,22 @@ def blosc_size(head: bytes) -> int:
     return size if len(head) == BLOSC_HEADER and BLOSC_HEADER <= size < 2**31 else -1
 
 
-def blosc_sizes(blob: Blob, starts: Sizes) -> Sizes:
-    """Return `blosc_size` of the chunks at these starts. Each batch of 65,536 chunks needs one read."""
-    out = np.full(len(starts), -1, np.int64)
-    for i in range(0, len(starts), _BATCH):
-        where = [ByteRange(start, start + BLOSC_HEADER) for start in starts[i : i + _BATCH].tolist()]
-        out[i : i + _BATCH] = [blosc_size(head) for head in blob.read(where)]
+def blosc_sizes(blob: Blob, starts: Sizes, inside: Bool) -> Sizes:
+    """Return `blosc_size` of the chunks at the starts that are `inside`; -1 for the others.
+
+    Each batch of 65,536 chunks needs one read.
+    """
+    out, positions = np.full(len(starts), -1, np.int64), np.flatnonzero(inside)
+    for i in range(0, len(positions), _BATCH):
+        batch = positions[i : i + _BATCH]
+        where = [ByteRange(start, start + BLOSC_HEADER) for start in starts[batch].tolist()]
+        out[batch] = [blosc_size(head) for head in blob.read(where)]
     return out
+
+
+def blosc_index(
+    slots: U64 | None, starts: Sizes, sizes: Sizes, bad: Bool, name: str, checksum: Checksum | None = None
+) -> ShardIndex:
+    """Return the index of Blosc chunks; `bad` ones are broken, and `name` is the kind of chunk for the reason."""
+    index = ShardIndex(slots, starts.clip(0).astype(np.uint64), sizes.clip(0).astype(np.uint64), checksum=checksum)
+    return index.with_broken(bad, lambda i: f"no whole {name} at {int(starts[i])}")

@@ -15,15 +15,15 @@ import numpy as np
 
 from shardfs.codecs.decoders import CHECKSUMS
 from shardfs.model.blobs import Blob, ByteRange
-from shardfs.model.byte_ranges import live_bytes
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.grid import ceil_div, decimal
-from shardfs.model.shard_format import MAX_BROKEN, Checksum, ShardIndex, Usage
-from shardfs.model.write_plan import bytes_of
+from shardfs.model.shard_format import Checksum, ShardIndex, Usage
+from shardfs.model.write_plan import bytes_of, joined
 from shardfs.shards.byte_layouts.single_page import (
     BLOSC_HEADER,
     MAX_BLOSC_CHUNKS,
     Numbered,
+    blosc_index,
     blosc_size,
     blosc_sizes,
     read_exactly,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
 
     from shardfs.model.blobs import Plan
-    from shardfs.model.shard_format import Leads, Put
+    from shardfs.model.shard_format import Leads, Put, ShardChange
     from shardfs.model.values import Sizes
 
 MAGIC = b"blpk"
@@ -97,16 +97,9 @@ def parse_header(head: bytes) -> SuperchunkHeader:
         raise ValueError(f"options {options:#x} and checksum {checksum} are not all known")
     if chunks < -1 or (chunks == -1 and options & HAS_OFFSETS):
         raise ValueError(f"a table of offsets of {chunks} chunks")
-    return SuperchunkHeader(
-        bool(options & HAS_OFFSETS),
-        bool(options & HAS_METADATA),
-        CHECKSUMS[checksum],
-        typesize,
-        chunk_size,
-        last_chunk,
-        chunks,
-        max(room, 0),  # the RFC only reserves these bytes
-    )
+    flags = bool(options & HAS_OFFSETS), bool(options & HAS_METADATA)
+    # the RFC only reserves the bytes of `room`, so a negative number counts as none
+    return SuperchunkHeader(*flags, CHECKSUMS[checksum], typesize, chunk_size, last_chunk, chunks, max(room, 0))
 
 
 def read_head(blob: Blob) -> bytes:
@@ -136,26 +129,29 @@ class Beginning:
         offsets = 8 * (self.header.chunks + self.header.room) if self.header.has_offsets else 0
         return self.metadata_end() + offsets
 
+    def _metadata_header(self) -> tuple[bytes, Checksum, int, int, int, int]:
+        """Return magic, checksum, codec, decoded size, reserved size and stored size of the metadata section."""
+        magic, _, checksum, codec, _, size, room, stored, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
+        if checksum >= len(CHECKSUMS):
+            raise ValueError(f"checksum {checksum} of its metadata is not known")
+        return magic, CHECKSUMS[checksum], codec, size, room, stored
+
     def metadata_end(self) -> int:
         """Return the end of the metadata section; the end of the header if there is no such section."""
         if not self.header.has_metadata:
             return HEADER.size
-        _, _, checksum, _, _, _, room, _, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
-        if checksum >= len(CHECKSUMS):
-            raise ValueError(f"checksum {checksum} of its metadata is not known")
-        end: int = HEADER.size + METADATA.size + room + CHECKSUMS[checksum].size
-        return end
+        _, checksum, _, _, room, _ = self._metadata_header()
+        return HEADER.size + METADATA.size + room + checksum.size
 
     def metadata(self) -> Metadata | None:
         """Return the metadata section, verified; None if there is none."""
         if not self.header.has_metadata:
             return None
-        magic, _, checksum, codec, _, size, room, stored, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
+        magic, checksum, codec, size, room, stored = self._metadata_header()
         if stored > room or max(size, room) > MAX_METADATA:
             raise ValueError(f"{stored} bytes of metadata, {size} when decoded, in a section of {room}")
-        start = HEADER.size + METADATA.size
-        section = self._part(start, self.metadata_end() - start)
-        CHECKSUMS[checksum].verify(section[:stored], section[room:])
+        section = self._part(HEADER.size + METADATA.size, room + checksum.size)
+        checksum.verify(section[:stored], section[room:])
         return Metadata(magic.rstrip(b"\0 "), codec, size, section[:stored])
 
     def most(self) -> int:
@@ -170,108 +166,79 @@ class Beginning:
         header, end, most = self.header, self.metadata_end(), min(most, self.most())
         if header.chunks > most:
             raise ValueError(f"{header.chunks} chunks in {self.size} bytes; {most} is the limit")
-        if not header.has_offsets:
-            return _by_walking(self.blob, self.size, header, end, most)
-        offsets = np.frombuffer(self._part(end, 8 * header.chunks), "<i8").astype(np.int64)
-        return _by_offsets(self.blob, self.size, header, offsets, end + 8 * header.chunks)
+        if header.has_offsets:
+            offsets = np.frombuffer(self._part(end, 8 * header.chunks), "<i8").astype(np.int64)
+            starts, sizes = self._by_offsets(offsets, end + 8 * header.chunks)
+        else:
+            starts, sizes = self._by_walking(end, most)
+        bad = (sizes < 0) | (starts + sizes > self.size - header.checksum.size)
+        return blosc_index(None, starts, sizes, bad, "Blosc chunk", header.checksum)
 
+    def _by_offsets(self, starts: Sizes, begin: int) -> tuple[Sizes, Sizes]:
+        sizes = blosc_sizes(self.blob, starts, (starts >= begin) & (starts <= self.size - BLOSC_HEADER))
+        # the writer did not store these offsets; the chunks follow the previous ones
+        unknown = np.flatnonzero(starts == -1)
+        for run in np.split(unknown, np.flatnonzero(np.diff(unknown) != 1) + 1) if len(unknown) else ():
+            before, position = int(run[0]) - 1, begin + 8 * self.header.room
+            if before >= 0 and sizes[before] < BLOSC_HEADER:
+                continue
+            if before >= 0:
+                position = int(starts[before] + sizes[before]) + self.header.checksum.size
+            for i, found in zip(run.tolist(), self._walk(position), strict=False):
+                starts[i], sizes[i] = found
+        return starts, sizes
 
-def _by_offsets(blob: Blob, size: int, header: SuperchunkHeader, starts: Sizes, begin: int) -> ShardIndex:
-    sizes = np.full(len(starts), -1, np.int64)
-    inside = (starts >= begin) & (starts <= size - BLOSC_HEADER)
-    sizes[inside] = blosc_sizes(blob, starts[inside])
-    # the writer did not store these offsets; the chunks follow the previous ones
-    unknown = np.flatnonzero(starts == -1)
-    for run in np.split(unknown, np.flatnonzero(np.diff(unknown) != 1) + 1):
-        if not len(run):
-            break
-        before = int(run[0]) - 1
-        if before >= 0 and sizes[before] < BLOSC_HEADER:
-            continue
-        position = begin + 8 * header.room if before < 0 else int(starts[before] + sizes[before]) + header.checksum.size
-        for i, found in zip(run.tolist(), _walk(blob, size, position, header.checksum.size), strict=False):
-            starts[i], sizes[i] = found
-    return _index(starts, sizes, header.checksum, size)
+    def _by_walking(self, begin: int, most: int) -> tuple[Sizes, Sizes]:
+        chunks = self.header.chunks
+        found = list(itertools.islice(self._walk(begin), chunks if chunks >= 0 else most + 1))
+        if len(found) > most:
+            raise ValueError(f"more than {most} chunks")
+        rows = np.full((max(len(found), chunks), 2), -1, np.int64)
+        rows[: len(found)] = np.array(found, np.int64).reshape(-1, 2)
+        return rows[:, 0], rows[:, 1]
 
+    def _walk(self, position: int) -> Iterator[tuple[int, int]]:
+        """Yield start and size of consecutive chunks from `position` on, each followed by a checksum.
 
-def _by_walking(blob: Blob, size: int, header: SuperchunkHeader, begin: int, most: int) -> ShardIndex:
-    walk = _walk(blob, size, begin, header.checksum.size)
-    found = list(itertools.islice(walk, header.chunks if header.chunks >= 0 else most + 1))
-    if len(found) > most:
-        raise ValueError(f"more than {most} chunks")
-    rows = np.full((max(len(found), header.chunks), 2), -1, np.int64)
-    rows[: len(found)] = np.array(found, np.int64).reshape(-1, 2)
-    return _index(rows[:, 0], rows[:, 1], header.checksum, size)
-
-
-def _walk(blob: Blob, size: int, position: int, gap: int) -> Iterator[tuple[int, int]]:
-    """Yield start and size of consecutive chunks from `position` on, `gap` bytes apart.
-
-    A size of -1 means damage; it is last.
-    """
-    window, begin, length = b"", position, BLOSC_HEADER
-    while position < size:
-        head = window[position - begin : position - begin + BLOSC_HEADER]
-        if len(head) < BLOSC_HEADER:
-            window, begin = blob.read([ByteRange(position, min(position + length, size))])[0], position
-            head = window[:BLOSC_HEADER]
-        if not head:
-            return
-        stored = blosc_size(head)
-        yield position, stored
-        if stored < 0:
-            return
-        position += stored + gap
-        length = WINDOW if stored <= SMALL else BLOSC_HEADER
-
-
-def _index(starts: Sizes, sizes: Sizes, checksum: Checksum, object_size: int) -> ShardIndex:
-    bad = np.flatnonzero((sizes < 0) | (starts + sizes > object_size - checksum.size))
-    keep = np.ones(len(starts), np.bool_)
-    keep[bad[MAX_BROKEN:]] = False  # further broken chunks become absent, to limit the size of the dictionary
-    slots = None if keep.all() else np.flatnonzero(keep).astype(np.uint64)
-    at = (np.cumsum(keep) - 1)[bad[:MAX_BROKEN]]
-    told = starts[bad[:MAX_BROKEN]]
-    broken = {i: f"no whole Blosc chunk at {start}" for i, start in zip(at.tolist(), told.tolist(), strict=True)}
-    starts, sizes = starts[keep].clip(0), sizes[keep].clip(0)
-    return ShardIndex(slots, starts.astype(np.uint64), sizes.astype(np.uint64), broken, checksum)
+        A size of -1 means damage; it is last.
+        """
+        window, begin, length = b"", position, BLOSC_HEADER
+        while position < self.size:
+            head = window[position - begin : position - begin + BLOSC_HEADER]
+            if len(head) < BLOSC_HEADER:
+                where = ByteRange(position, min(position + length, self.size))
+                window, begin = self.blob.read([where])[0], position
+                head = window[:BLOSC_HEADER]
+            if not head:
+                return
+            stored = blosc_size(head)
+            yield position, stored
+            if stored < 0:
+                return
+            position += stored + self.header.checksum.size
+            length = WINDOW if stored <= SMALL else BLOSC_HEADER
 
 
 class Pack(Numbered):
     """A `ShardFormat`: all chunks in one bloscpack file."""
 
-    unwritable = ""
-
     def walk(self, blob: Blob) -> ShardIndex:
         return Beginning(blob).index(self.per_file)
 
-    def rewrite(
-        self,
-        shard: int,
-        old: Blob | None,
-        puts: Mapping[tuple[int, int], Put],
-        drops: Set[tuple[int, int]],
-        *,
-        pack: bool = False,
-        forward: bool = False,
-        leads: Leads | None = None,
-    ) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of a new file in chunk order. Readers step from chunk to chunk and ignore the offsets."""
-        work = _Rewriting(old, self.per_file)
-        return work.rewritten({slot: put for (_, slot), put in puts.items()}, {slot for _, slot in drops})
+        work = _PackRewriting(old, self.per_file)
+        return work.rewritten({slot: put for (_, slot), put in change.puts.items()}, {slot for _, slot in change.drops})
 
-    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
-        return self.rewrite(shard, old, {}, frozenset())
-
-    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
         beginning = Beginning(old)
         size = beginning.size
         own = min(beginning.data_start(), size)
-        live = live_bytes(beginning.index(self.per_file), beginning.header.checksum.size)
+        live = beginning.index(self.per_file).live_bytes(beginning.header.checksum.size)
         return Usage(size, own, live, max(size - own - live, 0))
 
 
-class _Rewriting:
+class _PackRewriting:
     """A file that is being rewritten.
 
     Without an old file, the new one has a table of offsets and no checksums, as in the RFC.
@@ -299,7 +266,7 @@ class _Rewriting:
             raise ValueError(lost[0] if lost else "many chunks cannot be found")
         slots = sorted({*range(len(self._index)), *puts}.difference(drops))
         if slots != list(range(len(slots))):
-            raise UnsupportedError("chunks lie one behind the other in such a file: none can be left out before others")
+            raise UnsupportedError("such a file has no gaps: a chunk can be removed only together with all later ones")
         if not slots:
             return None
         news = {slot: bytes_of(put.data, self._old) for slot, put in puts.items()}
@@ -323,15 +290,11 @@ class _Rewriting:
         for i, data in news.items():
             begins[i], sizes[i] = -1, len(data)
         sizes += checksum.size
-        body: Plan = []
-        for i, (start, size) in enumerate(zip(begins.tolist(), sizes.tolist(), strict=True)):
-            before = body[-1] if body else None
-            if i in news:
-                body.append(news[i] + checksum.digest(news[i]))
-            elif isinstance(before, ByteRange) and before.stop == start:
-                body[-1] = ByteRange(before.start, start + size)
-            else:
-                body.append(ByteRange(start, start + size))
+        rows = enumerate(zip(begins.tolist(), sizes.tolist(), strict=True))
+        body = joined(
+            news[i] + checksum.digest(news[i]) if i in news else ByteRange(start, start + size)
+            for i, (start, size) in rows
+        )
         return begin + np.cumsum(sizes) - sizes, body
 
     def _new_head(self, n: int, room: int, news: Mapping[int, bytes]) -> bytes:
@@ -339,7 +302,7 @@ class _Rewriting:
 
         Raise UnsupportedError unless all decoded chunks except the last have the same size.
         """
-        magic, version, options, checksum, typesize, whole, last, _, told = HEADER.unpack(self._head)
+        magic, version, options, checksum, typesize, whole, last, _, old_room = HEADER.unpack(self._head)
         if whole >= 0 and last >= 0:
             whole = self._decoded(0, news) if min(n, len(self._index)) < 2 else whole
             last = self._decoded(n - 1, news)
@@ -350,8 +313,9 @@ class _Rewriting:
                 raise UnsupportedError(f"the last chunk would have {last} bytes, others have {whole}")
         if self._old is None:
             typesize = news[0][3]
-        told = room if room != self._header.room else told
-        return HEADER.pack(magic, version, options, checksum, typesize, whole, last, n, told)
+        if room == self._header.room:
+            room = old_room  # a negative number counts as 0, but stays
+        return HEADER.pack(magic, version, options, checksum, typesize, whole, last, n, room)
 
     def _decoded(self, i: int, news: Mapping[int, bytes]) -> int:
         """Return the decoded size of a chunk from its header."""

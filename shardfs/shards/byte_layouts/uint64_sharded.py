@@ -7,6 +7,7 @@ https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sh
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,19 +16,11 @@ from shardfs.codecs.encoders import encode
 from shardfs.codecs.zlib_streams import PRECOMPUTED_LEVEL, gunzip
 from shardfs.model.arrays import Codec
 from shardfs.model.blobs import ByteRange
-from shardfs.model.byte_ranges import cover
+from shardfs.model.byte_ranges import cover, leaving
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.shard_format import Placement, Placements, Put, ShardIndex, Usage
-from shardfs.model.write_plan import joined, leaving, packed, pieces_of, size_of
+from shardfs.model.write_plan import joined, packed, pieces_of, size_of
 from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Set
-
-    from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Leads
-    from shardfs.model.values import U64, Bool, Coords
-
 from shardfs.shards.byte_layouts.uint64_spec import (
     BLOCK_BITS,
     ENTRY,
@@ -39,6 +32,14 @@ from shardfs.shards.byte_layouts.uint64_spec import (
     murmurhash3_x86_128,
     murmurhash3_x86_128_many,
 )
+from shardfs.shards.index_reader import read_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from shardfs.model.blobs import Blob, ByteRequest, Plan
+    from shardfs.model.shard_format import Leads, ShardChange
+    from shardfs.model.values import U64, Bool, Coords
 
 
 class Uint64Sharded:
@@ -121,7 +122,7 @@ class Uint64Sharded:
             )
         return ByteRange(self._header + start, self._header + end)
 
-    def _entries_of(self, page: int, raw: bytes) -> _Entries:
+    def _entries_of(self, page: int, raw: bytes) -> MinishardEntries:
         """Return the index of a minishard with entries unchanged. Raise ValueError, with the reason."""
         if self.spec.minishard_index_encoding == "gzip":
             try:
@@ -134,7 +135,7 @@ class Uint64Sharded:
         # Differences wrap modulo 2**64 on purpose: ids may be unsorted, and offsets may decrease.
         ids = np.cumsum(rows[0], dtype=np.uint64)
         ends = np.cumsum(rows[1] + rows[2], dtype=np.uint64) + np.uint64(self._header)
-        return _Entries(ids, ends - rows[2], rows[2].copy())
+        return MinishardEntries(ids, ends - rows[2], rows[2].copy())
 
     def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
         ids, starts, sizes = self._entries_of(page, raw)
@@ -182,91 +183,81 @@ class Uint64Sharded:
         codes = runs[:, None] | np.uint64(shard << low) | np.arange(1 << low, dtype=np.uint64)
         return int(np.count_nonzero(self.ids.decode_many(codes.ravel())[1]))
 
-    def rewrite(
-        self,
-        shard: int,
-        old: Blob | None,
-        puts: Mapping[tuple[int, int], Put],
-        drops: Set[tuple[int, int]],
-        *,
-        pack: bool = False,
-        forward: bool = False,
-        leads: Leads | None = None,
-    ) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of the new shard; None if no chunk is left.
 
         Without `pack` and `forward`, only the shard index changes in place. New chunks and new minishard indices are
         appended; old minishard indices become dead bytes.
         """
-        work = _Rewriting(self, shard, old)
-        gone: dict[int, list[int]] = {}
-        for page, slot in (*puts, *drops):
-            gone.setdefault(page, []).append(slot)
-        found = work.sound(leads) if pack else None
-        kept = work.entries(gone) if found is None else {page: found.get(page, NO_ENTRIES) for page in {*found, *gone}}
-        kept = {page: entries.without(gone.get(page, ())) for page, entries in kept.items()}
-        pieces = work.append(kept) if found is None else work.clear() if forward else work.pack(kept, leads)
-        news: dict[int, list[int]] = {}
-        for page, slot in sorted(puts):
-            news.setdefault(page, []).append(slot)
+        work = _Minishards(self, shard, old, change.leads)
+        changed: dict[int, list[int]] = {}
+        for page, slot in (*change.puts, *change.drops):
+            changed.setdefault(page, []).append(slot)
+        sound = work.sound() if change.pack else None
+        if sound is None and change.strict:
+            raise ValueError("an index entry is outside the shard, or a part of the index cannot be read")
+        kept = work.entries(changed) if sound is None else dict.fromkeys(changed, NO_ENTRIES) | sound
+        kept = {page: entries.without(changed.get(page, ())) for page, entries in kept.items()}
+        pieces = work.append(kept) if sound is None else work.clear() if change.forward else work.pack(kept)
         for page, entries in sorted(kept.items()):
-            change = entries, {slot: puts[page, slot] for slot in news.get(page, ())}
-            if forward:
-                change = work.forward(page, *change, leads, all_of_it=found is not None)
-            pieces += work.write(page, *change)
+            puts = {
+                slot: change.puts[page, slot] for slot in sorted(changed.get(page, ())) if (page, slot) in change.puts
+            }
+            if change.forward:
+                entries, puts = work.forward(page, entries, puts, all_of_it=sound is not None)
+            pieces += work.write(page, entries, puts)
         return work.framed(joined(pieces))
 
-    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan | None:
-        if _Rewriting(self, shard, old).sound(leads) is None:
-            raise ValueError("some of its entries lead nowhere")
-        return self.rewrite(shard, old, {}, frozenset(), pack=True, leads=leads)
-
-    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
-        return _Rewriting(self, shard, old).usage(leads)
+    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
+        return _Minishards(self, shard, old, leads).usage()
 
 
 CAPACITY_BITS = 21
 
 
-class _Entries(NamedTuple):
+class MinishardEntries(NamedTuple):
     """Entries of a minishard, in any order; starts are positions in the file."""
 
     ids: U64
     starts: U64
     sizes: U64
 
-    def without(self, ids: Collection[int]) -> _Entries:
+    def without(self, ids: Collection[int]) -> MinishardEntries:
         """Return the entries without these ids."""
         if not ids:
             return self
         kept = ~np.isin(self.ids, np.fromiter(ids, np.uint64, len(ids)))
-        return _Entries(self.ids[kept], self.starts[kept], self.sizes[kept])
+        return MinishardEntries(self.ids[kept], self.starts[kept], self.sizes[kept])
 
-    def and_these(self, rows: list[tuple[int, int, int]]) -> _Entries:
+    def leaving(self, object_size: int) -> Bool:
+        """Return which entries leave an object of this size."""
+        return leaving(self.starts, self.sizes, object_size)
+
+    def and_these(self, rows: list[tuple[int, int, int]]) -> MinishardEntries:
         """Return the entries with these rows added."""
         if not rows:
             return self
         more = np.array(rows, np.uint64)
-        return _Entries(*(np.append(a, b) for a, b in zip(self, more.T, strict=True)))
+        return MinishardEntries(*(np.append(a, b) for a, b in zip(self, more.T, strict=True)))
 
 
 _NONE = np.empty(0, np.uint64)
 
-NO_ENTRIES = _Entries(_NONE, _NONE, _NONE)
+NO_ENTRIES = MinishardEntries(_NONE, _NONE, _NONE)
 
 
-class _Rewriting:
+class _Minishards:
     """A shard that is being rewritten. `_root` is its shard index, which is changed in place.
 
     Its offsets count from the end of the shard index.
     """
 
-    def __init__(self, format: Uint64Sharded, shard: int, old: Blob | None) -> None:
+    def __init__(self, format: Uint64Sharded, shard: int, old: Blob | None, leads: Leads | None) -> None:
         self._format, self._shard, self._old = format, shard, old
+        self._leads = leads or (lambda starts, sizes: np.zeros_like(starts))
         self._header = format._header
         self._size = 0 if old is None else old.stat().size
-        pages = 1 << format.page_bits
-        self._root = np.zeros((pages, 2), np.uint64)
+        self._root = np.zeros((1 << format.page_bits, 2), np.uint64)
         if old is not None:
             blocks = old.read([format.root_request(block) for block in range(format.blocks)])
             self._root = np.concatenate([format._entries(n, raw) for n, raw in enumerate(blocks)])
@@ -282,54 +273,36 @@ class _Rewriting:
         """Return the minishards that have an index."""
         return np.flatnonzero(self._before[:, 0] != self._before[:, 1]).tolist()
 
-    def _read(self, pages: list[int], damaged: list[int] | None = None) -> Iterator[tuple[int, ByteRange, _Entries]]:
-        """Yield each nonempty minishard with the range of its index and its entries.
+    def _read(self, pages: list[int]) -> Iterator[tuple[int, ByteRequest | None, MinishardEntries | ValueError]]:
+        """Yield the nonempty ones of these minishards, ascending (see `read_pages`)."""
+        for block, members in groupby(pages, self._format.block_of):
+            root = self._before[block << BLOCK_BITS : block + 1 << BLOCK_BITS].astype("<u8").tobytes()
+            if self._old is not None:
+                decode = self._format._entries_of
+                yield from read_pages(self._format, self._shard, list(members), root, self._old, decode)
 
-        An index that cannot be read is appended to `damaged`; if that is None, raise ValueError, with the reason.
-        """
-        for i in range(0, len(pages), PAGES):
-            wanted = [(page, at) for page in pages[i : i + PAGES] if (at := self._range_of(page, damaged)) is not None]
-            found = self._old.read([at for _, at in wanted]) if self._old is not None and wanted else []
-            for (page, at), raw in zip(wanted, found, strict=True):
-                try:
-                    if len(raw) != at.stop - at.start:
-                        raise ValueError(f"the index of minishard {page} at [{at.start}, {at.stop}) is cut off")
-                    entries = self._format._entries_of(page, raw)
-                except ValueError:
-                    if damaged is None:
-                        raise
-                    damaged.append(page)
-                    continue
-                yield page, at, entries
+    def entries(self, pages: Collection[int]) -> dict[int, MinishardEntries]:
+        """Return the entries of these minishards. Raise ValueError, with the reason, if one cannot be read."""
+        out = dict.fromkeys(pages, NO_ENTRIES)
+        for page, _, entries in self._read(sorted(pages)):
+            if isinstance(entries, ValueError):
+                raise entries
+            out[page] = entries
+        return out
 
-    def _range_of(self, page: int, damaged: list[int] | None) -> ByteRange | None:
-        start, stop = page >> BLOCK_BITS << BLOCK_BITS, (page >> BLOCK_BITS) + 1 << BLOCK_BITS
-        try:
-            return self._format.page_request(self._shard, page, self._before[start:stop].astype("<u8").tobytes())
-        except ValueError:
-            if damaged is None:
-                raise
-            damaged.append(page)
-            return None
-
-    def entries(self, pages: Collection[int]) -> dict[int, _Entries]:
-        """Return the entries of these minishards."""
-        return dict.fromkeys(pages, NO_ENTRIES) | {page: found for page, _, found in self._read(sorted(pages))}
-
-    def sound(self, leads: Leads | None) -> dict[int, _Entries] | None:
+    def sound(self) -> dict[int, MinishardEntries] | None:
         """Return the entries of all minishards; None if an entry is invalid."""
         try:
             found = self.entries(self._pages())
             for entries in found.values():
-                if len(leaving(entries.starts, entries.sizes, self._size)):
+                if entries.leaving(self._size).any():
                     return None
-                if leads is not None:
-                    leads(entries.starts, entries.sizes)
+                self._leads(entries.starts, entries.sizes)
         except ValueError:
             return None
         return found
 
-    def append(self, kept: Mapping[int, _Entries]) -> Plan:
+    def append(self, kept: Mapping[int, MinishardEntries]) -> Plan:
         """Return all bytes after the shard index."""
         self._end = max(self._size, self._header)
         others = np.setdiff1d(self._pages(), list(kept), assume_unique=True).astype(np.intp)
@@ -340,15 +313,15 @@ class _Rewriting:
                 raise ValueError(f"a chunk of minishard {page} begins in the shard index, which is about to change")
             found.append((entries.starts, entries.sizes))
         starts, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
-        at = leaving(starts, sizes, self._size)
-        self._doubtful = starts[at], sizes[at]
+        outside = leaving(starts, sizes, self._size)
+        self._doubtful = starts[outside], sizes[outside]
         return [ByteRange(self._header, self._size)] if self._size > self._header else []
 
-    def pack(self, kept: dict[int, _Entries], leads: Leads | None) -> Plan:
+    def pack(self, kept: dict[int, MinishardEntries]) -> Plan:
         """Return the bytes of all chunks and of their leads without gaps, and update the starts in `kept`."""
         self._root[:] = 0
         _, starts, sizes = (np.concatenate(column) for column in zip(NO_ENTRIES, *kept.values(), strict=True))
-        before = np.zeros_like(starts) if leads is None else leads(starts, sizes)
+        before = self._leads(starts, sizes)
         pieces, moved = packed(starts - before, starts + sizes, self._header)
         moved += before
         done = 0
@@ -364,18 +337,18 @@ class _Rewriting:
         return []
 
     def forward(
-        self, page: int, entries: _Entries, puts: dict[int, Put], leads: Leads | None, *, all_of_it: bool
-    ) -> tuple[_Entries, dict[int, Put]]:
+        self, page: int, entries: MinishardEntries, puts: dict[int, Put], *, all_of_it: bool
+    ) -> tuple[MinishardEntries, dict[int, Put]]:
         """Return the entries that stay and the chunks to write, so that chunks are stored in the order of their ids.
 
         All chunks are written again unless they already have this order. Raise ValueError, with the reason, for a chunk
         that cannot be read.
         """
-        if len(leaving(entries.starts, entries.sizes, self._size)):
-            raise ValueError(f"a chunk of minishard {page} leads nowhere, so that it cannot be written again")
+        if entries.leaving(self._size).any():
+            raise ValueError(f"a chunk of minishard {page} is outside the shard, so it cannot be copied")
         if not all_of_it and self._is_forward(entries) and entries.ids.max(initial=0) <= min(puts, default=LAST_ID):
             return entries, puts
-        before = np.zeros_like(entries.starts) if leads is None else leads(entries.starts, entries.sizes)
+        before = self._leads(entries.starts, entries.sizes)
         self._copied += int((before + entries.sizes).sum())
         if self._copied > self._size:  # without this limit, a small shard with shared bytes could grow to any size
             raise UnsupportedError(f"chunks of minishard {page} share bytes, of which u64=nowrap would make copies")
@@ -386,13 +359,13 @@ class _Rewriting:
         }
         return NO_ENTRIES, dict(sorted({**again, **puts}.items()))
 
-    def _is_forward(self, entries: _Entries) -> bool:
+    def _is_forward(self, entries: MinishardEntries) -> bool:
         """Return whether chunks are stored in the order of their ids without overlap."""
         order = np.argsort(entries.ids, kind="stable")
         starts, stops = entries.starts[order], (entries.starts + entries.sizes)[order]
         return bool((starts >= np.append(np.uint64(self._header), stops[:-1])[: len(starts)]).all())
 
-    def write(self, page: int, entries: _Entries, puts: Mapping[int, Put]) -> Plan:
+    def write(self, page: int, entries: MinishardEntries, puts: Mapping[int, Put]) -> Plan:
         """Return the plan of a minishard's new chunks and of its new index."""
         pieces: Plan = []
         rows = []
@@ -412,7 +385,7 @@ class _Rewriting:
         self._end += len(index)
         return [*pieces, index]
 
-    def _encoded(self, entries: _Entries) -> bytes:
+    def _encoded(self, entries: MinishardEntries) -> bytes:
         order = np.lexsort((entries.ids, entries.starts)) if self._by_start else np.argsort(entries.ids, kind="stable")
         ids, starts, sizes = (column[order] for column in entries)
         if 24 * len(ids) > MAX_INDEX_BYTES:
@@ -429,28 +402,28 @@ class _Rewriting:
         if (self._root[:, 0] == self._root[:, 1]).all():
             return None
         starts, sizes = self._doubtful
-        found = np.setdiff1d(np.arange(len(starts)), leaving(starts, sizes, self._end), assume_unique=True)
-        if len(found):
-            where = f"[{starts[found[0]]}, {starts[found[0]] + sizes[found[0]]})"
-            raise ValueError(f"an entry leads to {where}, out of its {self._size} bytes, but then would to new ones")
+        inside = np.flatnonzero(~leaving(starts, sizes, self._end))
+        if len(inside):
+            where = f"[{starts[inside[0]]}, {starts[inside[0]] + sizes[inside[0]]})"
+            raise ValueError(
+                f"an index entry for {where} is outside the {self._size} bytes, but would point to new bytes"
+            )
         return [self._root.astype("<u8").tobytes(), *pieces]
 
-    def usage(self, leads: Leads | None) -> Usage:
+    def usage(self) -> Usage:
         starts, stops = [_NONE], [_NONE]
         indices = [ByteRange(0, self._header)]
-        for _, at, entries in self._read(self._pages(), damaged=[]):
-            indices.append(at)
-            outside = leaving(entries.starts, entries.sizes, self._size)
-            begins, sizes = np.delete(entries.starts, outside), np.delete(entries.sizes, outside)
-            starts.append(begins if leads is None else begins - leads(begins, sizes))
-            stops.append(begins + sizes)
+        for _, at, entries in self._read(self._pages()):
+            if isinstance(at, ByteRange) and not isinstance(entries, ValueError):
+                indices.append(at)
+                inside = ~entries.leaving(self._size)
+                begins, sizes = entries.starts[inside], entries.sizes[inside]
+                starts.append(begins - self._leads(begins, sizes))
+                stops.append(begins + sizes)
         live = cover(np.concatenate(starts), np.concatenate(stops))
         own = cover(*np.array(indices, np.uint64).T)
         used = cover(np.append(live.starts, own.starts), np.append(live.stops, own.stops)).nbytes
         return Usage(self._size, own.nbytes, live.nbytes, self._size - used)
 
-
-PAGES = 256
-"""Number of minishard indices that are read at once."""
 
 GZIPPED = (Codec("gzip", {"level": PRECOMPUTED_LEVEL}),)

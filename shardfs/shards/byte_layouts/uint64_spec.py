@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import mmh3
 import numpy as np
@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from shardfs.model.values import U64, Bool, Coords
-
-    pass
 
 U32 = npt.NDArray[np.uint32]
 
@@ -48,14 +46,11 @@ class ShardingSpec:
         minishard_bits = integer(sharding["minishard_bits"], "minishard_bits", 0, 32)
         return cls(
             preshift_bits=integer(sharding.get("preshift_bits", 0), "preshift_bits", 0, 64),
-            hash=cast(
-                "Literal['identity', 'murmurhash3_x86_128']",
-                _choice(sharding.get("hash"), "hash", ("identity", "murmurhash3_x86_128")),
-            ),
+            hash=_choice(sharding, "hash", ("identity", "murmurhash3_x86_128")),
             minishard_bits=minishard_bits,
             shard_bits=integer(sharding["shard_bits"], "shard_bits", 0, 64 - minishard_bits),
-            minishard_index_encoding=_encoding(sharding, "minishard_index_encoding"),
-            data_encoding=_encoding(sharding, "data_encoding"),
+            minishard_index_encoding=_choice(sharding, "minishard_index_encoding", ("raw", "gzip"), "raw"),
+            data_encoding=_choice(sharding, "data_encoding", ("raw", "gzip"), "raw"),
         )
 
     def __str__(self) -> str:
@@ -75,12 +70,9 @@ def integer(value: Any, name: str, least: int, most: int = 2**63 - 1) -> int:
     return value
 
 
-def _encoding(sharding: dict[str, Any], name: str) -> Literal["raw", "gzip"]:
-    return cast("Literal['raw', 'gzip']", _choice(sharding.get(name, "raw"), name, ("raw", "gzip")))
-
-
-def _choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
-    """Return a choice in lower case. Neuroglancer ignores the case of these values."""
+def _choice(sharding: dict[str, Any], name: str, choices: tuple[str, ...], default: str | None = None) -> Any:
+    """Return a member, which is one of the choices, in lower case. Neuroglancer ignores the case of these values."""
+    value = sharding.get(name, default)
     if not isinstance(value, str) or value.lower() not in choices:
         raise ValueError(f"{name} should be one of {', '.join(choices)}, not {value!r}")
     return value.lower()

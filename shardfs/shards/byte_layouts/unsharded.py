@@ -9,29 +9,18 @@ import numpy as np
 from shardfs.model.grid import ravel, ravel_many, unravel
 from shardfs.model.shard_format import Placement, Placements, ShardIndex, Usage
 from shardfs.model.write_plan import pieces_of, unchanged
-from shardfs.shards.byte_layouts.single_page import SinglePage
+from shardfs.shards.byte_layouts.single_page import GridShards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Callable
 
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Leads, Put
+    from shardfs.model.shard_format import Leads, ShardChange
     from shardfs.model.values import U64, Bool, Coords
 
 
-class Unsharded(SinglePage):
-    """A `ShardFormat` in which every chunk is a shard of its own.
-
-    Args:
-        key: returns the key of the object of the chunk at these coordinates.
-        coords_of_key: the inverse of `key`; None for other keys.
-    """
-
-    def __init__(
-        self, grid: Coords, key: Callable[[Coords], str], coords_of_key: Callable[[str], Coords | None]
-    ) -> None:
-        self.grid = grid
-        self._key, self._coords_of_key = key, coords_of_key
+class Unsharded(GridShards):
+    """A `ShardFormat` in which every chunk is a shard of its own. Its key is that of `GridShards`."""
 
     def place(self, coords: Coords) -> Placement:
         return ravel(coords, self.grid), 0, 0
@@ -51,50 +40,18 @@ class Unsharded(SinglePage):
     def walk(self, blob: Blob) -> ShardIndex:
         return ShardIndex(None, np.zeros(1, np.uint64), np.array([blob.stat().size], np.uint64))
 
-    def page_request(self, shard: int, page: int, root: bytes | None) -> None:
-        return None
-
-    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
-        return ShardIndex(None, np.zeros(1, np.uint64), np.array([len(raw)], np.uint64))
-
     def candidates(self, shard: int) -> U64:
         return np.zeros(1, np.uint64)
-
-    def key(self, shard: int) -> str:
-        return self._key(unravel(shard, self.grid))
-
-    def shard_of(self, key: str) -> int | None:
-        cell = self._coords_of_key(key)
-        if cell is None or not all(c < n for c, n in zip(cell, self.grid, strict=True)):
-            return None
-        return ravel(cell, self.grid)
-
-    # ---- writing ----
-
-    unwritable = ""
 
     def capacity(self, shard: int) -> int:
         return 1
 
-    def rewrite(
-        self,
-        shard: int,
-        old: Blob | None,
-        puts: Mapping[tuple[int, int], Put],
-        drops: Set[tuple[int, int]],
-        *,
-        pack: bool = False,
-        forward: bool = False,
-        leads: Leads | None = None,
-    ) -> Plan | None:
+    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of the object, which is the new chunk and nothing else."""
-        for put in puts.values():
+        for put in change.puts.values():
             return pieces_of(put.data)
-        return None if drops or old is None else unchanged(old.stat().size)
+        return None if change.drops or old is None else unchanged(old.stat().size)
 
-    def repack(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Plan:
-        return unchanged(old.stat().size)
-
-    def usage(self, shard: int, old: Blob, *, leads: Leads | None = None) -> Usage:
+    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
         size = old.stat().size
         return Usage(size, 0, size, 0)

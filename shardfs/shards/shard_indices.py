@@ -1,0 +1,268 @@
+"""`ShardIndices`: where the chunks of one layer are, from index pages that are read once and cached."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import weakref
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from shardfs.model.errors import CorruptShardError, DanglingLinkError, UnsupportedError
+from shardfs.model.shard_format import ShardIndex
+from shardfs.shards.index_reader import MAX_OBJECT, read_page, read_root
+from shardfs.storage.blob_views import BytesBlob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardfs.model.blobs import Blob, Stat
+    from shardfs.model.collection import ShardSource
+    from shardfs.model.shard_format import Checksum, Index, Placement, ShardFormat
+    from shardfs.model.values import U64, Coords, Version
+    from shardfs.storage.cache import ByteLRU
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DAMAGE_TTL_S = 5.0
+"""Seconds for which an undecodable page stays cached, so that an `ls` of its chunks reads the page once."""
+
+
+class StoredChunk(NamedTuple):
+    """A chunk's stored bytes: `[start, start + size)` of `blob`. If there is a checksum, it follows these bytes."""
+
+    blob: Blob
+    start: int
+    size: int
+    checksum: Checksum | None = None
+
+
+_new = tuple.__new__
+
+
+class IndexPage:
+    """A decoded index page, the version of its shard, and the type of the chunks' checksums."""
+
+    __slots__ = ("blob", "checksum", "index", "version")
+
+    def __init__(self, index: Index, blob: Blob, version: Version, checksum: Checksum | None = None) -> None:
+        self.index, self.version, self.checksum = index, version, checksum
+        # A weak reference, because the store limits the number of open descriptors, not the size of the index cache.
+        self.blob = weakref.ref(blob)
+
+
+class _Damaged(NamedTuple):
+    error: CorruptShardError
+
+
+ABSENT = object()
+"""The cached page of a shard that is empty or does not exist."""
+
+_ids = itertools.count()
+
+
+class ShardIndices:
+    """The index pages, roots and attributes of one layer's shards. Thread-safe.
+
+    Everything is cached in `cache`, which bounds the memory. Keys are (id of this object, shard, page) for pages, and
+    (id, kind, number) for other values. Another id makes all of them unreachable.
+
+    Args:
+        path: the path of the collection, for messages.
+        ttl_s: seconds for which a page, or the absence of a shard, stays cached.
+    """
+
+    def __init__(self, path: str, format: ShardFormat, source: ShardSource, cache: ByteLRU, ttl_s: float) -> None:
+        self.path, self.format, self.source, self.ttl_s = path, format, source, ttl_s
+        self._cache, self._id = cache, next(_ids)
+
+    # ---- lookups ----
+
+    def at(self, placement: Placement, coords: Coords) -> StoredChunk | None:
+        """Return the location of a chunk with this placement; None if the chunk is absent.
+
+        Costs no request if the page is cached. Raise CorruptShardError if the index cannot be read or the entry of this
+        chunk is invalid.
+        """
+        shard, number, slot = placement
+        page = self._cache.peek((self._id, shard, number))
+        if type(page) is not IndexPage:
+            page = self.page(shard, number)
+            if page is None:
+                return None
+        try:
+            extent = page.index.find(slot)
+        except ValueError as e:
+            raise CorruptShardError(self.path, self.source.key(shard), f"chunk {coords}: {e}", slot) from e
+        if extent is None:
+            return None
+        start, size = extent
+        blob = page.blob()
+        if blob is None:
+            blob = self._open_again(shard, number, page)
+            if blob is None:
+                return self.at(placement, coords)
+        return _new(StoredChunk, (blob, start, size, page.checksum))  # twice as fast as the constructor
+
+    def _open_again(self, shard: int, number: int, page: IndexPage) -> Blob | None:
+        """Return the shard's blob if it has the version of the page. Otherwise drop the page and return None."""
+        try:
+            blob = self.source.open(shard)
+            if page.version is None or blob.stat().version == page.version:
+                page.blob = weakref.ref(blob)
+                return blob
+        except (FileNotFoundError, ValueError):  # removed or undecodable; the page must be read again
+            pass
+        self._cache.drop((self._id, shard, number))
+        return None
+
+    def page(self, shard: int, number: int) -> IndexPage | None:
+        """Return a page; None if the shard is absent or the page empty. Raise CorruptShardError if it is unreadable."""
+        key = (self._id, shard, number)
+        page = self._cache.peek(key)
+        if page is None:
+            page = self._cache.get(key, lambda: self._load(shard, number))
+        if page is ABSENT:
+            return None
+        if type(page) is _Damaged:
+            # without its traceback: a cached error that is raised often would keep the frames of every raise alive
+            raise page.error.with_traceback(None)
+        return page  # type: ignore[no-any-return]
+
+    def pages(self, shard: int, first: int) -> Iterator[int]:
+        """Yield the numbers of a shard's nonempty pages, starting at `first`. Raise CorruptShardError."""
+        for block in range(self.format.block_of(first), self.format.blocks):
+            try:
+                pages = self.format.nonempty_pages(block, self._root(shard, self.source.open(shard), block))
+            except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
+                raise self._unreadable(shard, e) from e
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            except ValueError as e:
+                raise self._damage(shard, str(e)) from e
+            yield from (n for n in pages.tolist() if n >= first)
+
+    def stat(self, shard: int, blob: Blob | None = None) -> Stat:
+        """Return the attributes of a shard object, with at most one request. `blob`: the shard, if it is open."""
+
+        def load() -> tuple[Stat, int, float]:
+            try:
+                return (blob or self.source.open(shard)).stat(), 100, self.ttl_s
+            except ValueError as e:
+                raise self._damage(shard, str(e)) from e
+
+        return self.cached("stat", shard, load)
+
+    def existing(self) -> tuple[U64, CorruptShardError | None]:
+        """Return `ShardSource.existing`. It is cached, with 8 bytes for each shard."""
+
+        def load() -> tuple[tuple[U64, CorruptShardError | None], int, float]:
+            found, damage = self.source.existing()
+            return (found, damage), found.nbytes, self.ttl_s if damage is None else DAMAGE_TTL_S
+
+        return self.cached("existing", 0, load)
+
+    # ---- the cache ----
+
+    def cached(self, kind: str, number: int, load: Callable[[], tuple[T, int, float]]) -> T:
+        """Return the cached value of this kind for a shard or an object, which `load` makes (see `ByteLRU.get`)."""
+        return self._cache.get((self._id, kind, number), load)
+
+    def drop(self, kind: str, number: int) -> None:
+        """Invalidate a value of `cached`."""
+        self._cache.drop((self._id, kind, number))
+
+    def forget(self, shard: int, number: int) -> None:
+        """Drop everything cached for a page of a shard, so that the next lookup reads the current shard."""
+        self._forget_shard(shard, number)
+        # The page is dropped last. A thread that began to read it earlier has the old shard open, and its version check
+        # fails.
+        self._cache.drop((self._id, shard, number))
+
+    def forget_all(self) -> None:
+        """Drop everything that is cached."""
+        self._id = next(_ids)
+
+    def _forget_shard(self, shard: int, number: int) -> None:
+        self.source.reopen(shard)
+        self.drop("stat", shard)
+        self.drop(f"root {self.format.block_of(number)}", shard)
+
+    # ---- reading ----
+
+    def _load(self, shard: int, number: int) -> tuple[object, int, float]:
+        if self.ttl_s != math.inf:
+            self._forget_shard(shard, number)  # page, root and modification time must have the same version
+        try:
+            page = self._current_page(shard, number)
+        except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
+            return _Damaged(self._unreadable(shard, e)), 1000, DAMAGE_TTL_S
+        except (FileNotFoundError, NotADirectoryError):
+            page = None
+        except (ValueError, UnsupportedError) as e:
+            return _Damaged(self._damage(shard, str(e))), 1000, DAMAGE_TTL_S
+        return (ABSENT, 0, self.ttl_s) if page is None else (page, page.index.nbytes, self.ttl_s)
+
+    def _damage(self, shard: int, why: str) -> CorruptShardError:
+        error = CorruptShardError(self.path, self.source.key(shard), why)
+        log.warning("%s", error)
+        return error
+
+    def _unreadable(self, shard: int, error: OSError) -> CorruptShardError:
+        """Return the error for an unreadable local shard.
+
+        For a remote store, raise `error`: the refusal may be temporary.
+        """
+        if not self.source.is_local:
+            raise error
+        return self._damage(shard, f"should be a file that can be read, but {error.strerror}")
+
+    def _current_page(self, shard: int, number: int) -> IndexPage | None:
+        """Read a page, and a second time if a local shard may have changed in place.
+
+        The new index may refer to bytes beyond the end that the shard had when it was opened.
+        """
+        try:
+            return self._read_page(shard, number)
+        except ValueError:
+            if not self.source.is_local:
+                raise
+        self._forget_shard(shard, number)
+        return self._read_page(shard, number)
+
+    def _read_page(self, shard: int, number: int) -> IndexPage | None:
+        blob, walks = self.source.open(shard), self.format.walk is not None
+        root = self._root(shard, blob, self.format.block_of(number))
+        local = blob.fd >= 0 or isinstance(blob, BytesBlob)
+        index = read_page(self.format, shard, number, root, blob, blob.stat().size if local else MAX_OBJECT)
+        if index is None:
+            return None
+        if walks:
+            self.stat(shard, blob)  # caches the attributes, which are known now and needed soon
+        size, _, version = blob.stat() if local or walks else (MAX_OBJECT, 0, None)
+        checksum = index.checksum if isinstance(index, ShardIndex) else None
+        return IndexPage(index.checked(size), blob, version if local else None, checksum)
+
+    def _root(self, shard: int, blob: Blob, block: int) -> bytes | None:
+        where = self.format.root_request(block)
+        if where is None:
+            return None
+        kind, version = f"root {block}", blob.stat().version if blob.fd >= 0 else None
+
+        def load() -> tuple[tuple[bytes | None, Version], int, float]:
+            try:
+                data = read_root(self.format, blob, block) or b""
+            except FileNotFoundError:
+                return (None, version), 0, self.ttl_s
+            whole = len(data) == where.stop - where.start
+            return (data, version), len(data), self.ttl_s if whole else DAMAGE_TTL_S
+
+        root, root_version = self.cached(kind, shard, load)
+        if root_version != version:  # another thread read the root before or after the shard was replaced
+            self.drop(kind, shard)
+            root = load()[0][0]
+        if root is None:
+            raise FileNotFoundError(self.source.key(shard))
+        return root
