@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from shardfs.jobs.findings import Damage, Report, ShardTally
     from shardfs.jobs.shared_work import JobPart, Plan
-    from shardfs.jobs.verify import Damage, Report, ShardTally
 
 DAMAGED = 7
 
@@ -96,7 +96,7 @@ class _Counts:
     """Counts findings. Base class of the output formats."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
-        from shardfs.jobs.verify import ShardTally
+        from shardfs.jobs.findings import ShardTally
 
         self.tallies: Mapping[str, ShardTally] = {p.collection: ShardTally() for p in plans}
         self.others = 0
