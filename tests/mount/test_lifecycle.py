@@ -269,7 +269,7 @@ def test_variables_of_a_manager_are_for_one_process() -> None:
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
     found = systemd.from_environment(environ)
     assert found is not None
-    assert not found._watched
+    assert not found._alive
     assert environ == {"PATH": "/bin"}
 
 
