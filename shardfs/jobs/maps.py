@@ -23,6 +23,9 @@ Counts = npt.NDArray[np.int64]
 X_FIRST = frozenset(("n5", "precomputed"))
 """Formats whose first axis is horizontal."""
 
+MOST_KEYS = 5
+"""Number of shards that `ChunkMap.keys` names."""
+
 LEAST = 8
 """Minimum number of bins along the shorter axis, unless the axis has fewer chunks."""
 
@@ -38,8 +41,10 @@ class Bins(NamedTuple):
     n: int
 
     def of(self, coords: U64) -> npt.NDArray[np.intp]:
-        """The bin of each chunk number along the axis."""
-        return (coords * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
+        """The bin of each chunk, from the chunks' coordinates (n, d)."""
+        if self.axis < 0:
+            return np.zeros(len(coords), np.intp)
+        return (coords[:, self.axis] * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
 
     def lengths(self) -> Counts:
         """Number of chunk numbers in each bin."""
@@ -92,21 +97,18 @@ class ChunkMap:
         return self.chunks / np.maximum(cells, 1)
 
 
-MOST_KEYS = 5
-
-
 def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
     """Count a collection. Reads every index, and of the chunks only those that contain positions of other chunks."""
     rows, columns = (None, None) if tree.by_id else _axes(tree, most_rows, most_columns)
     shape = (rows.n, columns.n) if rows is not None and columns is not None else (0, 0)
-    chunks, nbytes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    chunks, nbytes = np.zeros((2, *shape), np.int64)
     histogram = np.zeros(64 * PER_OCTAVE, np.int64)
 
     def seen(coords: U64, sizes: Sizes) -> None:
         octaves = np.log2(np.maximum(sizes, 1)) * PER_OCTAVE
         np.add(histogram, np.bincount(octaves.astype(np.intp), minlength=len(histogram)), out=histogram)
         if rows is not None and columns is not None:
-            at = (_bins(rows, coords), _bins(columns, coords))
+            at = (rows.of(coords), columns.of(coords))
             np.add.at(chunks, at, 1)
             np.add.at(nbytes, at, sizes)
 
@@ -134,12 +136,6 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
         keys=[tree.outermost_key(int(shards[i])) for i in worst],
         findings=findings,
     )
-
-
-def _bins(bins: Bins, coords: U64) -> npt.NDArray[np.intp]:
-    if bins.axis < 0:
-        return np.zeros(len(coords), np.intp)
-    return bins.of(coords[:, bins.axis])
 
 
 def _axes(tree: ChunkDirs, most_rows: int, most_columns: int) -> tuple[Bins, Bins]:
