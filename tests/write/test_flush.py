@@ -39,7 +39,7 @@ def test_the_mount_of_a_path_is_found_without_touching_it(monkeypatch: pytest.Mo
         (errno.ENOSPC, 3, "/x: No space left on device; shardfs status / names the files and the reasons"),
         (errno.ESTALE, 3, "/x: Stale file handle; shardfs status / names the files and the reasons"),
         (errno.ETIMEDOUT, 5, "/x: Connection timed out"),
-        (errno.EROFS, 2, "/ is mounted read-only"),
+        (errno.EROFS, 2, "/ is mounted read-only: mount it with --rw to write"),
     ],
 )
 def test_exit_codes(number: int, code: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
