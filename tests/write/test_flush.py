@@ -59,5 +59,6 @@ def test_exit_codes(number: int, code: int, told: str, monkeypatch: pytest.Monke
 def test_of_a_read_only_mount(dataset: Callable[[str, str], Dataset], mounted: Mounted, tmp_path: Path) -> None:
     with mounted(dataset("zarr3", "default").path) as mount:
         done = shardfs("flush", mount / "zarr.json")
-        assert (done.returncode, done.stderr) == (2, f"shardfs: {mount} is mounted read-only: mount it with --rw to write\n")
+        told = f"shardfs: {mount} is mounted read-only: mount it with --rw to write\n"
+        assert (done.returncode, done.stderr) == (2, told)
     assert shardfs("flush", tmp_path).returncode == 2
