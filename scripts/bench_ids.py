@@ -1,16 +1,16 @@
-"""Listing directories of very many ids, as meshes and skeletons have them:
+"""Measure listings of directories with very many ids, as for meshes and skeletons:
 
 plain      as many empty files
-skeletons  ids that count up from 0
+skeletons  ids from 0 upwards
 root ids   ids of 60 bits, as proofread segmentations have them
 meshes     two files for each id
 
     python scripts/bench_ids.py [--names 1000000] [--repetitions 3]
 
-All contestants take turns within each repetition. Printed are names per second at the median and the best, through
-the mount and (Tree) in a process of its own; the ratio to `plain` in the same repetition; processor time of the daemon
-for each name, which other users of the machine change little; and by how much the daemon grew. It is no test: a goal
-that is not met is said so and changes nothing about the exit code.
+All contestants take turns within each repetition. The columns are: names per second through the mount, median and best;
+the ratio to `plain` in the same repetition; names per second in a separate process without a mount (Tree); the daemon's
+CPU time per name, which other processes on the machine hardly change; and the growth of the daemon's memory. This is no
+test: missed goals are printed, but do not change the exit code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Row:
 
 
 def write_sharded(path: Path, kind: str, ids: npt.NDArray[np.uint64]) -> None:
-    """Chunks of 4 bytes; without shardfs, so that it cannot agree with its own mistakes."""
+    """Write chunks of 4 bytes. Uses no code of shardfs, so that an error in shardfs cannot hide itself."""
     spec = {
         "@type": "neuroglancer_uint64_sharded_v1",
         "preshift_bits": 0,

@@ -1,16 +1,16 @@
-"""What a layout costs: ratios of turns that alternate in one run, since the machine is shared.
+"""The cost of a layout: ratios of alternating turns in one run, because the machine is shared.
 
     python scripts/bench_layouts.py [--work DIR] [--repetitions N] [--json FILE]
 
-Kept bytes: chunks of a sharded Zarr v3 array, read once through fresh mounts in the native layout and in `zarr2`,
-which shows the same bytes under other names (and once more with a checksum behind each chunk, which `zarr2` verifies
-and cuts). Goal: at most 1.1 times the time.
+Unchanged bytes: chunks of a sharded Zarr v3 array are read once through fresh mounts, in the native layout and in
+`zarr2`, which shows the same bytes under other names. A second run has a checksum after each chunk, which `zarr2`
+verifies and removes. Goal: at most 1.1 times the time.
 
-Changed bytes: little-endian chunks in zstd, read through the layout `n5`, which shows them decoded and turned; against
-numcodecs decoding the same chunks in a loop on the same CPUs. The mount has a small chunk cache, so that it is full, as
-it is once a mount has served more than fits; the loop, too, decodes into memory that it had before. Once as mounts are
-by default, and once with `direct_io`. Goal: at least 0.7 times its throughput. With several CPUs as many threads read;
-they are compared with one loop, and, without a goal, with as many loops.
+Changed bytes: little-endian chunks in zstd are read through the layout `n5`, which decodes them and swaps their bytes.
+The comparison is a loop of numcodecs that decodes the same chunks on the same CPUs. The mount has a small chunk cache,
+so that the cache is full, as after long use; the loop decodes into memory that it has used before. One run uses the
+default options, one `direct_io`. Goal: at least 0.7 times the throughput. With several CPUs, as many threads read
+through the mount; they are compared with one loop, and, without a goal, with as many loops.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIDE, CHUNK, PER_SHARD = 384, 96, 2
 GRID = list(itertools.product(range(SIDE // CHUNK), repeat=3))
 CHUNK_BYTES = 2 * CHUNK**3
 CACHE = 16 << 20
-BEFORE = CACHE // CHUNK_BYTES + 1  # so many chunks are read before: the daemon has its libraries, and its cache is full
+BEFORE = CACHE // CHUNK_BYTES + 1  # chunks read first: loads libraries, fills the cache
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 ZSTD = {"name": "zstd", "configuration": {"level": 3, "checksum": False}}
 CRC = {"name": "crc32c"}
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def image() -> Any:
-    """Something smooth with noise on it, as microscopes give it: uint16, about half of it left after zstd."""
+    """A smooth image with noise, as from a microscope: uint16, which zstd compresses to about half."""
     axis = np.sin(np.arange(SIDE) / 30) * 700
     smooth = axis[:, None, None] + axis[None, :, None] + axis[None, None, :] + 3000
     return (smooth + np.random.default_rng(1).normal(0, 20, smooth.shape)).astype("<u2")
@@ -90,7 +90,7 @@ BUFFERS = threading.local()
 
 
 def read(path: str) -> int:
-    """Into memory that is there, as the decoder in the loop has it."""
+    """Read into memory that is allocated already, like that of the decoder in the loop."""
     if not hasattr(BUFFERS, "room"):
         BUFFERS.room = memoryview(bytearray(CHUNK_BYTES + 4096))
     fd, total = os.open(path, os.O_RDONLY), 0
@@ -103,20 +103,20 @@ def read(path: str) -> int:
 
 
 def timed(work: Callable[[Any], int], items: Sequence[Any], threads: int) -> tuple[float, int]:
-    """Seconds and bytes of doing this to all items."""
+    """Seconds and bytes to apply a function to all items."""
     if threads == 1:
         began = time.perf_counter()
         total = sum(map(work, items))
         return time.perf_counter() - began, total
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(len, [b""] * threads))  # they are there
+        list(pool.map(len, [b""] * threads))  # starts the threads
         began = time.perf_counter()
         total = sum(pool.map(work, items))
         return time.perf_counter() - began, total
 
 
 def through_mount(source: Path, mountpoint: Path, layout: str, threads: int, words: str = "ro") -> tuple[float, int]:
-    """The first reading of chunks: nothing of them is in the kernel's cache."""
+    """Read chunks for the first time: none is in the kernel's cache."""
     mountpoint.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "shardfs", "mount", str(source), str(mountpoint), "--layout", layout, "-o", words]
     probe = {"native": "zarr.json", "zarr2": ".zarray", "n5": "attributes.json"}[layout]
@@ -137,24 +137,24 @@ class Bench:
         self.rows: list[Row] = []
 
     def turns(self, *contestants: Callable[[], float]) -> list[list[float]]:
-        """The results of contestants that take turns; each begins as often as the others."""
+        """The results of contestants that take turns. Each contestant is first equally often."""
         found: list[list[float]] = [[] for _ in contestants]
         for turn in range(self.repetitions + 1):
             for i in range(len(contestants)):
-                who = (i + turn) % len(contestants)
+                k = (i + turn) % len(contestants)
                 self.calm.wait()
-                result = contestants[who]()
-                if turn:  # the first is for warming up
-                    found[who].append(result)
+                result = contestants[k]()
+                if turn:  # the first turn only warms up
+                    found[k].append(result)
         return found
 
     def put(self, name: str, ratios: list[float], *, most: float = 0, least: float = 0) -> None:
         ratio = statistics.median(ratios)
         goal = f"<= {most}" if most else f">= {least}" if least else "no goal"
         met = ratio <= most if most else ratio >= least
-        told = "" if goal == "no goal" else "met" if met else "MISSED"
+        state = "" if goal == "no goal" else "met" if met else "MISSED"
         self.rows.append(Row(name, ratio, goal, met, f"{min(ratios):.2f}-{max(ratios):.2f}"))
-        print(f"{name:<58} {ratio:5.2f}  {goal:<7}  {told:<6}  ({self.rows[-1].spread})", flush=True)
+        print(f"{name:<58} {ratio:5.2f}  {goal:<7}  {state:<6}  ({self.rows[-1].spread})", flush=True)
 
     def keeping(self, name: str, source: Path, expected: int, *, most: float = MOST) -> None:
         warm(source)

@@ -1,7 +1,7 @@
-"""What bench_read.py stands on: data sets, mounts, a machine that is shared, and the clients that are timed.
+"""The parts of bench_read.py: data sets, mounts, waiting for a quiet machine, and the timed clients.
 
-Run as a program this is one client: `bench_lib.py read|scan|array|requests ...` does its work in a fresh process and
-prints one JSON object. Clients import no more than they need. Nothing but `scan` and `requests` uses code of shardfs.
+Run as a program, `bench_lib.py read|scan|array|requests ...` is one client: it works in a fresh process and prints one
+JSON object. A client imports no more than it needs. Only `scan` and `requests` use code of shardfs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 HERE = Path(__file__).resolve().parent
-POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python has no name for
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE; Python has no name for it
 CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(HERE.parent),
-    "PYTHONDONTWRITEBYTECODE": "",  # a program that is installed has its bytecode
+    "PYTHONDONTWRITEBYTECODE": "",  # installed programs have their bytecode
     "LC_ALL": "C.UTF-8",
 }
 
@@ -45,8 +45,8 @@ class DataSet:
     """One Zarr v3 array of uint8 whose `grid` of chunks is a multiple of `per_shard`.
 
     Args:
-        twin: whether the unsharded form is written too. Without it the shards are written without a library, since
-            only the number of chunks matters.
+        twin: also write the unsharded form. Without it, the shards are written without a library, because only the
+            number of chunks matters.
     """
 
     name: str
@@ -90,7 +90,7 @@ def _times(a: Sequence[int], b: Sequence[int]) -> list[int]:
 
 
 class Data:
-    """Makes data sets in one directory, each when it is first wanted."""
+    """Writes data sets to one directory, each at its first use."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -111,7 +111,7 @@ class Data:
             write_with_tensorstore(of, root) if of.twin else write_shards(of, root)
             write_table(of, root)
             (root / "complete").touch()
-        os.sync()  # or else the disk is busy with it later
+        os.sync()  # so that the disk is idle during the measurement
 
     def remove(self) -> None:
         for root in self.made:
@@ -119,7 +119,7 @@ class Data:
 
 
 def write_with_tensorstore(of: DataSet, root: Path) -> None:
-    """Both forms by the same writer; then their bytes are compared."""
+    """Write both forms with the same writer, and compare their bytes."""
     import numpy as np
     import tensorstore
 
@@ -139,7 +139,7 @@ def write_with_tensorstore(of: DataSet, root: Path) -> None:
 
 
 def write_shards(of: DataSet, root: Path) -> None:
-    """Every chunk is there; all shards hold the same bytes."""
+    """Write all chunks; all shards contain the same bytes."""
     import google_crc32c
     import numpy as np
 
@@ -162,7 +162,10 @@ def shard_paths(of: DataSet, root: Path) -> list[Path]:
 
 
 def locations(of: DataSet, root: Path) -> tuple[Any, Any, list[Path]]:
-    """Where the shard indices say that each chunk begins, and in which of the paths; arrays as large as the grid."""
+    """The start of each chunk in its shard, the position of this shard in the paths, and the paths of all shards.
+
+    The first two are arrays of the shape of the grid. The starts come from the shard indices.
+    """
     import numpy as np
 
     starts, shards = np.empty(of.grid, "<u8"), np.empty(of.grid, "<u4")
@@ -176,18 +179,18 @@ def locations(of: DataSet, root: Path) -> tuple[Any, Any, list[Path]]:
             index = np.frombuffer(file.read(size), "<u8").reshape(*of.per_shard, 2)
         starts[here], shards[here] = index[..., 0], i
         if not (index[..., 1] == of.chunk_bytes).all():
-            raise SystemExit(f"{path}: not all of its chunks are {of.chunk_bytes} bytes")
+            raise SystemExit(f"{path}: not all of its chunks have {of.chunk_bytes} bytes: delete the data set")
     return starts, shards, paths
 
 
 def write_table(of: DataSet, root: Path) -> None:
-    """What least_fuse.c wants to know. The unsharded metadata document is its last shard."""
+    """Write the table for least_fuse.c. Its last shard is the unsharded metadata document."""
     import numpy as np
 
     document = root / ("plain/zarr.json" if of.twin else "zarr.json")
     starts, shards, paths = locations(of, root)
     node = np.dtype([("start", "<u8"), ("size", "<u4"), ("shard", "<u4"), ("first", "<u4"), ("entries", "<u4")])
-    levels = [math.prod(of.grid[:i]) for i in range(len(of.grid) + 1)]  # `c`, what is in it, ...
+    levels = [math.prod(of.grid[:i]) for i in range(len(of.grid) + 1)]  # `c`, the entries of `c`, ...
     nodes = np.zeros(3 + sum(levels), node)
     nodes[1]["first"], nodes[1]["entries"] = 2, 2
     nodes[2]["size"], nodes[2]["shard"] = document.stat().st_size, len(paths)
@@ -204,7 +207,7 @@ def write_table(of: DataSet, root: Path) -> None:
 
 
 def warm(path: Path) -> None:
-    """Read every file below: what backs a mount shall lie in the page cache."""
+    """Read every file below the path, so that the files behind a mount are in the page cache."""
     for directory, _, names in os.walk(path):
         for name in names:
             with open(os.path.join(directory, name), "rb", buffering=0) as file:
@@ -216,10 +219,10 @@ def warm(path: Path) -> None:
 
 
 def prefault(size: int) -> None:
-    """Touch that much memory and give it back.
+    """Touch this many bytes of memory and free them.
 
-    A virtual machine may have returned its free pages to the host. Then the first touch of each costs more than what
-    is to be measured.
+    A virtual machine may have returned its free pages to the host. The first access to such a page costs more than the
+    measured operations.
     """
     area = mmap.mmap(-1, size + (64 << 20))
     try:
@@ -231,7 +234,7 @@ def prefault(size: int) -> None:
 
 
 class Calm:
-    """Waits for the work of others to pause, `budget_s` in all, and counts how often it did not."""
+    """Waits until other processes pause, at most `budget_s` seconds in total, and counts the waits in vain."""
 
     def __init__(self, budget_s: float) -> None:
         self.budget_s = budget_s
@@ -248,7 +251,7 @@ class Calm:
 
 
 def busy_share() -> float:
-    """Of all CPU time during a twentieth of a second, what was used."""
+    """The fraction of all CPU time that was in use during 50 ms."""
     (idle, total), _, (idle_after, total_after) = _cpu_ticks(), time.sleep(0.05), _cpu_ticks()
     return 1 - (idle_after - idle) / max(1, total_after - total)
 
@@ -261,7 +264,7 @@ def _cpu_ticks() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def on_cpus(cpus: set[int] | None) -> Iterator[None]:
-    """What is started here runs on these CPUs only."""
+    """Context manager: processes started inside run on these CPUs only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus or before)
     try:
@@ -271,9 +274,9 @@ def on_cpus(cpus: set[int] | None) -> Iterator[None]:
 
 
 def adopt_daemons() -> None:
-    """From now on daemons become children of this process, so that their numbers are known."""
+    """Make later daemons children of this process, so that their PIDs are known."""
     if ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise SystemExit("prctl(PR_SET_CHILD_SUBREAPER) failed")
+        raise SystemExit("prctl(PR_SET_CHILD_SUBREAPER) failed: the PIDs of daemons would be unknown")
 
 
 def descendants() -> set[int]:
@@ -290,7 +293,7 @@ def descendants() -> set[int]:
 
 
 def resident_mib(pids: set[int], line: str = "VmRSS") -> float:
-    """Resident memory of these processes; of `VmHWM` at its highest."""
+    """Resident memory of these processes; with the line `VmHWM`, the peak."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
@@ -309,7 +312,7 @@ class Mount:
     def __init__(self, command: Sequence[str], mountpoint: Path, probe: str, *, stays: bool) -> None:
         self.root, self._probe, self._stays = mountpoint, mountpoint / probe, stays
         if is_mounted(mountpoint):
-            raise SystemExit(f"{mountpoint} is mounted already")
+            raise SystemExit(f"{mountpoint} is mounted already: unmount it first")
         self._before = descendants()
         began = time.perf_counter()
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=ENVIRONMENT)
@@ -323,10 +326,12 @@ class Mount:
 
     def _await(self, deadline: float) -> None:
         if not self._stays and self._process.wait(90):
-            raise RuntimeError(f"exit code {self._process.returncode}: {self._process.args!r}")
+            raise RuntimeError(
+                f"the mount command failed with exit code {self._process.returncode}: {self._process.args!r}"
+            )
         while not self._answers():
             if time.perf_counter() > deadline or self._process.poll():
-                raise RuntimeError(f"does not answer: {self._process.args!r}")
+                raise RuntimeError(f"the mount does not answer: {self._process.args!r}")
             time.sleep(0.001)
 
     def _answers(self) -> bool:
@@ -349,7 +354,7 @@ class Mount:
         self._running()
 
     def _running(self) -> set[int]:
-        """Processes that were started since; those that have ended are buried."""
+        """The running processes that were started since the constructor. Reaps processes that have exited."""
         self._process.poll()
         found = descendants() - self._before
         for pid in found - {self._process.pid}:
@@ -360,7 +365,7 @@ class Mount:
 
 
 def is_mounted(path: Path) -> bool:
-    """Also when the daemon has died, which os.path.ismount takes for no mount."""
+    """Whether the path is a mount, even if its daemon has died. os.path.ismount returns False for dead mounts."""
     with open("/proc/self/mountinfo") as lines:
         return any(line.split()[4] == str(path).replace(" ", "\\040") for line in lines)
 
@@ -373,7 +378,7 @@ def unmount(path: Path, *, lazily: bool) -> None:
 
 @contextlib.contextmanager
 def tracer(tracing: Path) -> Iterator[Tracer]:
-    """Needs root. What others trace is not touched."""
+    """Context manager for a tracer in an instance of its own. Needs root. Leaves the traces of other programs alone."""
     tracing.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tracefs", "tracefs", str(tracing)], check=True)
     try:
@@ -415,13 +420,13 @@ class Tracer:
 
 
 def client(*arguments: object) -> Any:
-    """Run one in a fresh process, and return what it prints."""
+    """Run a client in a fresh process; return its JSON output."""
     command = [sys.executable, str(HERE / "bench_lib.py"), *map(str, arguments)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=ENVIRONMENT).stdout)
 
 
 def read_chunks(root: str, grid: str, limit: str, processes: str) -> dict[str, Any]:
-    """Two passes over `limit` chunks by key, in random order and without listing; what each chunk took."""
+    """Read `limit` chunks twice by key, in random order, without listing; return microseconds per chunk and bytes."""
     keys = itertools.product(*(map(str, range(int(n))) for n in grid.split(",")))
     paths = [f"{root}/c/{'/'.join(key)}" for key in keys]
     random.Random(5).shuffle(paths)
@@ -438,7 +443,7 @@ def _read_alone(paths: list[str]) -> tuple[float, int]:
 
 
 def _read_together(parts: list[list[str]]) -> tuple[float, int]:
-    """One process for each part. They begin together, and it is over when the last one is through."""
+    """Read each part in its own process. All start together; the time ends when the last process has finished."""
     context = multiprocessing.get_context("fork")
     gate, total = context.Barrier(len(parts) + 1), context.Value("q", 0)
 
@@ -463,7 +468,7 @@ def _read_together(parts: list[list[str]]) -> tuple[float, int]:
 
 
 def _read_files(paths: list[str]) -> int:
-    """As cat and tensorstore do: open, fstat, read until all is there, close."""
+    """Read files as cat and tensorstore do: open, fstat, read to the end, close."""
     total = 0
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
@@ -476,7 +481,7 @@ def _read_files(paths: list[str]) -> int:
 
 
 def read_array(library: str, root: str) -> dict[str, float]:
-    """Seconds for a whole array, without importing and opening."""
+    """Seconds to read a whole array, without the time for import and opening."""
     if library == "tensorstore":
         import tensorstore
 
@@ -494,7 +499,7 @@ def read_array(library: str, root: str) -> dict[str, float]:
 
 
 def scan_tree(source: str) -> dict[str, float]:
-    """Names of the directory `c`, as `shardfs ls` gets them, and by how much this process grew."""
+    """List the directory `c` as `shardfs ls` does; return the number of names, seconds and growth of this process."""
     from shardfs.vfs.tree import open_tree
 
     tree = open_tree(source, index_cache_bytes=4 << 20)
@@ -503,7 +508,7 @@ def scan_tree(source: str) -> dict[str, float]:
     began = time.perf_counter()
     names = sum(len(batch.names.tolist()) for batch in tree.scan(directory))
     seconds = time.perf_counter() - began
-    # Not ru_maxrss: a child begins with that of its parent.
+    # Not ru_maxrss: a child starts with the value of its parent.
     return {"names": names, "s": seconds, "grown_mib": resident_mib({os.getpid()}, "VmHWM") - before}
 
 
@@ -511,7 +516,7 @@ REQUESTS: list[str] = []
 
 
 def store_requests(zarr: str, precomputed: str) -> dict[str, list[str]]:
-    """What an fsspec store is asked for cold, warm, missing and neighbouring chunks."""
+    """The requests to an fsspec store for chunks: with a cold and a warm index, missing, and adjacent chunks."""
     import fsspec
 
     fsspec.register_implementation("counted", _counting_file_system())
@@ -519,7 +524,7 @@ def store_requests(zarr: str, precomputed: str) -> dict[str, list[str]]:
 
 
 def _counting_file_system() -> type:
-    """Local files as a store that is far away: each operation stands for one request."""
+    """A file system of local files that acts as a remote store: each operation counts as one request."""
     from fsspec import AbstractFileSystem
     from fsspec.implementations.local import LocalFileSystem
 
@@ -543,8 +548,8 @@ def _counting_file_system() -> type:
     return Counted
 
 
-def _asked(tree: Any, directory: str, *names: str) -> list[str]:
-    """What it costs to read these files in a directory that is known: kinds of requests, as HEAD or GET."""
+def _requests_for(tree: Any, directory: str, *names: str) -> list[str]:
+    """The kinds of requests, such as HEAD or GET, to read these files in a directory that is resolved already."""
     tree.resolve(directory)
     REQUESTS.clear()
     with contextlib.suppress(FileNotFoundError):
@@ -556,12 +561,12 @@ def _zarr_requests(source: str) -> dict[str, list[str]]:
     from shardfs.vfs.tree import open_tree
 
     tree = open_tree(f"counted://{source}")
-    _asked(tree, "c", "16")  # what is asked once for the whole array is not counted
+    _requests_for(tree, "c", "16")  # so that requests made once per array are not counted
     return {
-        "zarr3, cold index": _asked(tree, "c", "0"),
-        "zarr3, warm index": _asked(tree, "c", "1"),
-        "zarr3, missing chunk, warm index": _asked(tree, "c", str(MISSING)),
-        "zarr3, 8 neighbours, warm index": _asked(tree, "c", *map(str, range(8, 16))),
+        "zarr3, cold index": _requests_for(tree, "c", "0"),
+        "zarr3, warm index": _requests_for(tree, "c", "1"),
+        "zarr3, missing chunk, warm index": _requests_for(tree, "c", str(MISSING)),
+        "zarr3, 8 neighbours, warm index": _requests_for(tree, "c", *map(str, range(8, 16))),
     }
 
 
@@ -569,10 +574,10 @@ def _precomputed_requests(source: str) -> dict[str, list[str]]:
     from shardfs.vfs.tree import open_tree
 
     tree = open_tree(f"counted://{source}")
-    _asked(tree, "s0", "0-32_0-32_0-32")
+    _requests_for(tree, "s0", "0-32_0-32_0-32")
     return {
-        "precomputed, cold index": _asked(tree, "s0", "0-32_64-96_64-96"),
-        "precomputed, warm index": _asked(tree, "s0", "32-64_64-96_64-96"),
+        "precomputed, cold index": _requests_for(tree, "s0", "0-32_64-96_64-96"),
+        "precomputed, warm index": _requests_for(tree, "s0", "32-64_64-96_64-96"),
     }
 
 
@@ -580,7 +585,7 @@ MISSING = 3
 
 
 def write_for_requests(root: Path) -> tuple[Path, Path]:
-    """A Zarr array with 16 chunks a shard of which one is missing, and a precomputed volume of 4 shards."""
+    """Write a Zarr array with 16 chunks per shard, one of them missing, and a precomputed volume of 4 shards."""
     import numpy as np
     import tensorstore
 

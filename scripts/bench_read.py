@@ -1,17 +1,17 @@
-"""Reading through a mount of shardfs, measured against what could be reached on this machine, in the same run:
+"""Compare reads through a mount of shardfs with the best possible reads on this machine, in one run:
 
 plain     the same chunks as plain files
-least     the least FUSE daemon that can serve them (least_fuse.c): whatever it costs is what FUSE costs
+least     the smallest FUSE daemon that can serve them (least_fuse.c): its cost is the cost of FUSE
 shardfs   `shardfs mount` without options
 
 `direct_io`, `poll` and `small cache` are shardfs with -o direct_io, poll_us=100 and index_cache=4M.
 
     python scripts/bench_read.py [--quick] [--only reads,lists,copies,arrays,start,requests] [--json]
 
-All contestants take turns within each repetition. A ratio is the median of the ratios of the repetitions; beside it
-stands the ratio of the best repetitions, which is nearer to the truth on a machine that others use. It is no test: a
-goal that is not met is said so and changes nothing about the exit code. Set-up and measuring need numpy, tensorstore
-and zarr (`pip install -e '.[test]'`), a FUSE mount, and gcc and libfuse3-dev for `least`.
+All contestants take turns within each repetition. A ratio is the median of the ratios of the repetitions. The ratio of
+the best repetitions follows; it is more accurate on a shared machine. This is no test: missed goals are printed, but do
+not change the exit code. Requires numpy, tensorstore and zarr (`pip install -e '.[test]'`), a FUSE mount, and gcc and
+libfuse3-dev for `least`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from bench_lib import Tracer
 
-# ---- what is compared, and what is to be reached ----
+# ---- contestants and goals ----
 
 PLAIN, LEAST, SHARDFS, DIRECT_IO, POLL, SHARDS = "plain", "least", "shardfs", "direct_io", "poll", "own reading"
 SMALL_CACHE = "small cache"
@@ -68,7 +68,7 @@ OPTIONS = {
 }
 COMPARED = (PLAIN, LEAST, SHARDFS)
 YARDSTICKS = (PLAIN, LEAST, SHARDS)
-FASTER = ("MB/s", "/s")  # units of which more is better
+FASTER = ("MB/s", "/s")  # units where more is better
 
 CUBE = (4, 4, 4)
 READ = {
@@ -113,7 +113,7 @@ FIRST, SECOND, BEYOND = Goal(LEAST, 1.2), Goal(LEAST, 1.1), Goal(LEAST, 1.0)
 
 @dataclass
 class Row:
-    """One figure of one contestant: a value for each repetition."""
+    """One measure of one contestant: a value for each repetition."""
 
     section: str
     measure: str
@@ -125,13 +125,13 @@ class Row:
 
 
 class Report:
-    """What was measured. Rows of the same section and measure are compared."""
+    """The measured values. Rows of the same section and measure are compared."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str, str], Row] = {}
 
     def put(self, section: str, measure: str, contestant: str, unit: str, value: float, *goals: Goal) -> Row:
-        """Goals are for shardfs: those of a yardstick are dropped."""
+        """Add a row. Only shardfs has goals; goals of other contestants are dropped."""
         row = self.rows.get((section, measure, contestant))
         if row is None:
             row = Row(section, measure, contestant, unit, goals=() if contestant in YARDSTICKS else goals)
@@ -140,14 +140,14 @@ class Report:
         return row
 
     def ratio(self, row: Row, against: str) -> float:
-        """The median over the repetitions; NaN if the other one was not measured."""
+        """The median over the repetitions; NaN if the other contestant was not measured."""
         other = self.rows.get((row.section, row.measure, against))
         if other is None or len(other.values) != len(row.values) or not all(other.values):
             return nan
         return statistics.median(a / b for a, b in zip(row.values, other.values, strict=True))
 
     def best(self, row: Row, against: str) -> float:
-        """The ratio of the best repetitions, which others on the machine disturbed least; NaN as above."""
+        """The ratio of the best repetitions, which other processes disturbed least; NaN as in `ratio`."""
         other = self.rows.get((row.section, row.measure, against))
         choose = max if row.unit in FASTER else min
         if other is None or not all(other.values):
@@ -210,7 +210,7 @@ def machine() -> dict[str, Any]:
 
 
 class Bench:
-    """The contestants on this machine, and where the figures go."""
+    """The contestants on this machine, and the report."""
 
     def __init__(self, work: Path, data: Data, *, quick: bool, repetitions: int, calm_s: float) -> None:
         self.work, self.data, self.quick = work, data, quick
@@ -221,7 +221,7 @@ class Bench:
         self.least = compile_least(work / "least_fuse")
 
     def turns(self, names: Sequence[str], repetitions: int = 0) -> Iterator[str]:
-        """Everybody once in each repetition, and each time somebody else begins."""
+        """Yield each contestant once per repetition. Each repetition starts with another contestant."""
         able = [name for name in names if name != LEAST or self.least]
         for i in range(repetitions or self.repetitions):
             k = i % len(able)
@@ -229,7 +229,7 @@ class Bench:
 
     @contextlib.contextmanager
     def mounted(self, name: str, of: DataSet, cpus: set[int] | None = None) -> Iterator[tuple[Path, Mount | None]]:
-        """A fresh mount, with what backs it in the page cache, at a calm moment; the root of the chunk files."""
+        """Context manager for a fresh mount at a quiet moment, with its source in the page cache. Yields the root."""
         self.data.need(of)
         form = {PLAIN: "plain", SHARDS: "sharded"}.get(name)
         warm(self.data.path(of, form or "sharded"))
@@ -263,7 +263,7 @@ def compile_least(target: Path) -> Path | None:
         found = subprocess.run(flags, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
         subprocess.run(["gcc", "-O2", "-Wall", source, "-o", str(target), *found], check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
-        say("`least` is left out: it cannot be compiled. On Debian: apt install gcc pkg-config libfuse3-dev")
+        say("`least` is skipped because it cannot be compiled. On Debian: apt install gcc pkg-config libfuse3-dev")
         return None
     return target
 
@@ -276,7 +276,7 @@ def say(text: str) -> None:
 
 
 def reads(bench: Bench) -> None:
-    """Chunks opened by key, in random order."""
+    """Read chunks by key, in random order."""
     one = {max(os.sched_getaffinity(0))}
     modes = [(1, one), (1, None), (8, None)] if bench.quick else [(1, one), (1, None), (8, one), (8, None)]
     for (size, of), (processes, cpus) in itertools.product((READ_QUICK if bench.quick else READ).items(), modes):
@@ -291,7 +291,7 @@ def reads(bench: Bench) -> None:
 
 
 def read_once(bench: Bench, name: str, of: DataSet, processes: int, cpus: set[int] | None) -> tuple[float, float]:
-    """Microseconds for a chunk in the first and in the second pass over a fresh mount."""
+    """Microseconds per chunk in the first and in the second pass over a fresh mount."""
     chunks = of.count if processes > 1 else min(of.count, LIMIT)
     with bench.mounted(name, of, cpus) as (root, _):
         prefault(chunks * of.chunk_bytes * 5 // 4)
@@ -332,7 +332,7 @@ def list_once(bench: Bench, name: str, of: DataSet, command: str, where: str) ->
 
 
 def walk(top: Path, of: DataSet) -> float:
-    """Seconds to see every name."""
+    """Seconds to list all names."""
     began, names, left = time.perf_counter(), 0, [str(top)]
     while left:
         with os.scandir(left.pop()) as entries:
@@ -354,7 +354,7 @@ def run_time(command: Sequence[str]) -> float:
 def names_of_one_directory(bench: Bench) -> None:
     of = NAMES_QUICK if bench.quick else NAMES
     where, fast, flat = f"{of.count:,} names", Goal("", 300_000, at_least=True), Goal("", 16)
-    for name in bench.turns([LEAST, SHARDFS, SMALL_CACHE], 2):  # index_cache bounds what is kept of the indices
+    for name in bench.turns([LEAST, SHARDFS, SMALL_CACHE], 2):  # index_cache limits the memory for indices
         with bench.mounted(name, of) as (root, mount):
             prefault(1200 * of.count)
             before = resident_mib(mount.pids) if mount else 0
@@ -377,7 +377,7 @@ def names_of_one_directory(bench: Bench) -> None:
 
 
 def copies(bench: Bench) -> None:
-    """Into memory, so that no disk is measured."""
+    """Copy chunks to memory, so that no disk is measured."""
     of = (READ_QUICK if bench.quick else READ)["64 KiB"]
     shm = Path("/dev/shm")
     roomy = shm.is_dir() and shutil.disk_usage(shm).free > 2 * of.bytes
@@ -397,7 +397,7 @@ def copies(bench: Bench) -> None:
 
 
 def pack(root: Path) -> float:
-    """Through a pipe: tar reads no files when it sees that it writes to /dev/null."""
+    """Run tar through a pipe: tar reads no files if its output is /dev/null."""
     began = time.perf_counter()
     with subprocess.Popen(["tar", "cf", "-", "-C", str(root), "."], stdout=subprocess.PIPE) as tar:
         subprocess.run(["cat"], stdin=tar.stdout, stdout=subprocess.DEVNULL, check=True)
@@ -416,7 +416,7 @@ def check_copies(target: Path, of: DataSet, tool: str) -> None:
 
 
 def arrays(bench: Bench) -> None:
-    """A whole array by libraries that can read the shards themselves, too."""
+    """Read a whole array with libraries that can also read the shards directly."""
     of = (READ_QUICK if bench.quick else READ)["64 KiB"]
     goals = {
         "tensorstore": (Goal(PLAIN, 0.9, at_least=True), Goal(SHARDS, 0.75, at_least=True)),
@@ -439,9 +439,9 @@ def arrays(bench: Bench) -> None:
 
 
 def start(bench: Bench) -> None:
-    """From the start of the command to the first byte of a chunk, and what the daemon then takes."""
+    """Measure the time from the start of the command to the first byte of a chunk, then the daemon's memory."""
     bench.data.need(START[0])
-    with bench.mounted(SHARDFS, START[0]):  # Python compiles a program when it first runs
+    with bench.mounted(SHARDFS, START[0]):  # the first run of a program compiles its bytecode
         pass
     for of in START[: 2 if bench.quick else None]:
         bench.data.need(of)
@@ -462,7 +462,7 @@ def start(bench: Bench) -> None:
 
 
 def read_some(root: Path, of: DataSet, chunks: int) -> None:
-    """Far apart from each other, so that nearly each lies in another shard."""
+    """Read chunks that are far apart, so that nearly each is in another shard."""
     step = of.count // chunks
     for i in range(chunks):
         key, rest = [], i * step

@@ -1,12 +1,12 @@
-"""How fast `shardfs verify` is, as a share of how fast `cat` reads the same files.
+"""Measure the speed of `shardfs verify` relative to the speed of `cat` on the same files.
 
     python scripts/bench_verify.py [--bytes 32G] [--distinct 1G] [--chunk 1M] [--times 3] [--data zstd]
 
-Writes raw, crc32c and zstd arrays and times `cat FILES >/dev/null` and `shardfs verify` in turn, several times over.
-Only `--distinct` bytes are written; the other shards are further names of the same files. So all of it stays in the
-page cache, and the start of the programs is a small part of the time. One JSON line for each command: the least
-seconds, by the clock and of the processors, bytes per second, and the ratios to cat, which are what means something.
-Nothing here is a test.
+Writes raw, crc32c and zstd arrays, then runs `cat FILES >/dev/null` and `shardfs verify` in turn, several times. Only
+`--distinct` bytes are written; the other shards are hard links to the same files. So all data stays in the page cache,
+and the programs run much longer than they take to start. Prints one JSON line per command: the fewest seconds of wall
+time and of CPU time, bytes per second, and the ratios to cat. Only the ratios are comparable between machines. This is
+no test.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ CODECS = {"raw": [], "crc32c": [{"name": "crc32c"}], "zstd": [{"name": "zstd", "
 
 
 def encoded(kind: str, data: bytes) -> bytes:
-    """The stored bytes of a chunk."""
+    """Encode a chunk."""
     if kind == "crc32c":
         return data + struct.pack("<I", google_crc32c.value(data))
     return bytes(Zstd(level=1).encode(data)) if kind == "zstd" else data
 
 
 def shard(kind: str, chunk: int) -> bytes:
-    """A full one; half of each chunk is noise."""
+    """The bytes of a shard with all its chunks; half of each chunk is noise."""
     stored = [encoded(kind, os.urandom(chunk // 2) + bytes(chunk - chunk // 2)) for _ in range(SLOTS)]
     sizes = list(map(len, stored))
     starts = [sum(sizes[:i]) for i in range(SLOTS)]
@@ -53,7 +53,7 @@ def shard(kind: str, chunk: int) -> bytes:
 
 
 def write(root: Path, kind: str, total: int, distinct: int, chunk: int) -> list[str]:
-    """An array of `total` bytes in chunks of `chunk`; the names of its shards."""
+    """Write an array of `total` bytes in chunks of `chunk` bytes; return the paths of its shards."""
     shards = max(1, total // (SLOTS * chunk))
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     sharding = {
@@ -86,7 +86,7 @@ def write(root: Path, kind: str, total: int, distinct: int, chunk: int) -> list[
 
 
 def seconds(command: list[str]) -> tuple[float, float]:
-    """By the clock, and of all processors."""
+    """Wall time and CPU time of a command."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -130,8 +130,8 @@ def main() -> None:
         for kind in given.data or CODECS:
             root = Path(directory, kind)
             files = write(root, kind, given.bytes, given.distinct, given.chunk)
-            for told in measured(root, files, given.times):
-                print(json.dumps(told), flush=True)
+            for row in measured(root, files, given.times):
+                print(json.dumps(row), flush=True)
             shutil.rmtree(root)
 
 

@@ -1,11 +1,11 @@
-"""What writing costs, as ratios measured in one run: `bench_write.py [--dir DIR] [--tools zarr,direct] [--runs 3]`.
+"""The cost of writing, as ratios measured in one run: `bench_write.py [--dir DIR] [--tools zarr,direct] [--runs 3]`.
 
-An array of 64 MiB in chunks of 64 KiB, 64 to a shard, is written chunk by chunk: through a mount that is unmounted
-then, so that all of it is in the shards; by the same tool as plain files, on the same disk; and natively into the
-shards. The ways take turns, and the median counts. `plain+sync` makes plain files last as the unmounted shards do.
-What is on the disk is compared with what was written after every run.
+Each run writes an array of 64 MiB chunk by chunk, with chunks of 64 KiB and 64 chunks per shard: through a mount, up to
+the end of the unmount that publishes all shards; with the same tool to plain files on the same disk; and with the tool
+directly into shards. The ways take turns, and the table shows medians. `plain+sync` syncs the plain files, so that they
+survive a power failure as the published shards do. After each run, the stored data is compared with the written data.
 
-`bench_write.py write TOOL PATH WRITER WRITERS` is one writer, a process of its own.
+`bench_write.py write TOOL PATH WRITER WRITERS` runs one writer in its own process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BYTES = CHUNKS * math.prod(CHUNK)
 
 
 def metadata(*, sharded: bool) -> dict[str, Any]:
-    """The Zarr v3 document of the array of uint8."""
+    """The Zarr v3 metadata document of the array of uint8."""
     raw = [{"name": "bytes"}]
     index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     inside = {"chunk_shape": CHUNK, "codecs": raw, "index_codecs": index, "index_location": "end"}
@@ -58,7 +58,7 @@ def metadata(*, sharded: bool) -> dict[str, Any]:
 
 
 def data() -> np.ndarray[Any, Any]:
-    """The array; no chunk is like another, and none can be compressed."""
+    """The values of the array: all chunks differ, and none can be compressed."""
     shape = [g * c for g, c in zip(GRID, CHUNK, strict=True)]
     return np.random.default_rng(5).integers(1, 256, shape, np.uint8)
 
@@ -67,7 +67,7 @@ def data() -> np.ndarray[Any, Any]:
 
 
 def opened(tool: str, path: Path) -> Callable[[int, int, tuple[slice, slice], Any], None]:
-    """What writes one chunk with a tool."""
+    """The function that writes one chunk with a tool."""
     if tool == "direct":
 
         def write(y: int, x: int, where: tuple[slice, slice], chunk: Any) -> None:
@@ -97,7 +97,7 @@ def opened(tool: str, path: Path) -> Callable[[int, int, tuple[slice, slice], An
 
 
 def write(tool: str, path: Path, writer: int, writers: int) -> None:
-    """This writer's share: whole rows of chunks, so that writers meet in shards. Prints the seconds it took."""
+    """Write the rows of chunks of this writer, so that writers share shards. Prints the seconds."""
     warnings.simplefilter("ignore")
     values, put = data(), opened(tool, path)
     print("ready", flush=True)
@@ -112,7 +112,7 @@ def write(tool: str, path: Path, writer: int, writers: int) -> None:
 
 @contextlib.contextmanager
 def started(tool: str, path: Path, writers: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Writers that have imported and opened all they need, and wait for the word."""
+    """Start writers, which import and open everything they need, then wait for the start signal."""
     command = [sys.executable, __file__, "write", tool, str(path)]
     pipe = subprocess.PIPE
     processes = [
@@ -131,7 +131,7 @@ def started(tool: str, path: Path, writers: int) -> Iterator[list[subprocess.Pop
 
 
 def go(processes: list[subprocess.Popen[str]]) -> None:
-    """Give the word, and wait for the last one."""
+    """Send the start signal, and wait for the last writer."""
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("go\n")
@@ -140,15 +140,15 @@ def go(processes: list[subprocess.Popen[str]]) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         if process.wait(600):
-            raise SystemExit("a writer failed")
+            raise SystemExit("a writer failed: its error is printed above")
 
 
-# ---- what is measured ----
+# ---- measurements ----
 
 
 @dataclass
 class Daemon:
-    """The most memory that a mount's process has until it ends."""
+    """The peak memory of a mount's process."""
 
     pid: int
     rss: int = 0
@@ -174,12 +174,12 @@ class Daemon:
 
 
 def shardfs(*words: str | Path) -> None:
-    # No time-out: with one, the end of a command is noticed up to 50 ms late.
+    # No time-out: with one, subprocess notices the end of a command up to 50 ms late.
     subprocess.run([sys.executable, "-m", "shardfs", *map(str, words)], check=True, env=ENVIRONMENT)
 
 
 class Bench:
-    """Runs each way in a directory of its own, and notes seconds and more by name."""
+    """Runs each way of writing in its own directory, and records seconds and other values by name."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -193,7 +193,7 @@ class Bench:
         return statistics.median(self.found[name])
 
     def store(self, *, sharded: bool) -> Path:
-        """A new array without chunks, in a group (z5py wants one)."""
+        """Create an array without chunks, in a group, because z5py needs a group."""
         top = self.home / "store"
         shutil.rmtree(top, ignore_errors=True)
         (top / "a").mkdir(parents=True)
@@ -208,7 +208,7 @@ class Bench:
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{top / 'a'}/"}}
         found = tensorstore.open(spec, context=tensorstore.Context()).result().read().result()
         if not np.array_equal(found, self.wanted):
-            raise SystemExit(f"{top}: not what was written")
+            raise SystemExit(f"{top}: the stored data differs from the written data")
 
     def natively(self, name: str, tool: str, *, sharded: bool, writers: int = 1) -> None:
         top = self.store(sharded=sharded)
@@ -235,7 +235,7 @@ class Bench:
             os.setxattr(mountpoint, "user.shardfs.flush", b"600")
             told = json.loads((mountpoint / ".shardfs/status.json").read_text())["writing"]
             shardfs("umount", mountpoint)
-            # Imports and the end of writers are nobody's work on data.
+            # The time for imports and for the exit of writers does not count.
             self.note(name, self.found[f"{name} written"][-1] + time.perf_counter() - rest)
             thread.join(10)
             self.note(f"{name} rss", daemon.rss)
@@ -247,9 +247,9 @@ class Bench:
 
 
 def report(bench: Bench, tools: list[str]) -> None:
-    """The table."""
+    """Print the table."""
     mib = BYTES / 2**20
-    print(f"{mib:.0f} MiB, {CHUNKS} chunks of {math.prod(CHUNK) >> 10} KiB, {math.prod(PER_SHARD)} to a shard; medians")
+    print(f"{mib:.0f} MiB, {CHUNKS} chunks of {math.prod(CHUNK) >> 10} KiB, {math.prod(PER_SHARD)} per shard; medians")
     for tool in tools:
         plain, synced = bench.median(f"{tool} plain"), bench.median(f"{tool} plain+sync")
         mounted, written = bench.median(f"{tool} mounted"), bench.median(f"{tool} mounted written")
@@ -274,7 +274,7 @@ def report(bench: Bench, tools: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, help="where to write; a disk that is a disk")
+    parser.add_argument("--dir", type=Path, help="directory on a real disk, not on tmpfs")
     parser.add_argument("--tools", default="zarr,tensorstore,direct")
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The parts of scripts/demo.sh that need Python. It uses no code of shardfs, so that it can contradict it."""
+"""The parts of scripts/demo.sh that need Python. It uses no code of shardfs, so errors of shardfs cannot hide."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ABSENT = 2**64 - 1
 
 
 def brain() -> npt.NDArray[np.uint8]:
-    """The T1 image of the MNI152 template that nilearn's wheel ships; nothing is downloaded."""
+    """The T1 image of the MNI152 template, which is part of nilearn's wheel, so nothing is downloaded."""
     import nibabel
 
     spec = importlib.util.find_spec("nilearn")
     if spec is None or spec.origin is None:
-        raise SystemExit("nilearn is not installed")
+        raise SystemExit("nilearn is not installed: run scripts/demo.sh, which installs it")
     data = Path(spec.origin).parent / "datasets" / "data"
     image = nibabel.load(data / "mni_icbm152_t1_tal_nlin_sym_09a_converted.nii.gz")
     return np.asarray(image.dataobj, dtype=np.uint8)
 
 
 def write(source: Path, chunk: int) -> None:
-    """A Zarr v3 group with one sharded array, its shard indices at the start of the shards."""
+    """Write a Zarr v3 group with one sharded array, whose shards start with their index."""
     import tensorstore
 
     image = brain()
@@ -63,7 +63,7 @@ def write(source: Path, chunk: int) -> None:
 
 
 def read(source: Path, mount: Path) -> None:
-    """z5py expects the index at the end of a shard, so it fails on the source; it must not on the mount."""
+    """Read with z5py. It fails on the source, because it expects the index at the end; the mount must be readable."""
     import z5py
 
     image = brain()
@@ -80,7 +80,7 @@ def read(source: Path, mount: Path) -> None:
 
 
 def chunks_in_shards(array: Path) -> dict[str, bytes]:
-    """Path and bytes of every chunk, cut out of the shards by what the Zarr specification says."""
+    """Path and bytes of every chunk, cut out of the shards as the Zarr specification defines them."""
     found = {}
     inside = list(np.ndindex((CHUNKS_PER_SHARD,) * 3))
     for path in sorted((array / "c").glob("*/*/*")):
@@ -94,7 +94,7 @@ def chunks_in_shards(array: Path) -> dict[str, bytes]:
 
 
 def compare(source: Path, copies: Path) -> None:
-    """The copied files are the chunks of the shards: not one less, none beside them, the same bytes."""
+    """Check that the copied files are exactly the chunks of the shards, with the same bytes."""
     expected = chunks_in_shards(source / "t1")
     copied = {str(path.relative_to(copies)): path.read_bytes() for path in copies.rglob("*") if path.is_file()}
     if not expected or copied.keys() != expected.keys():

@@ -1,12 +1,12 @@
 #!/bin/sh
-# See shardfs at work: make a sharded dataset, mount it, use it with tools that cannot read shards, compare.
+# Show shardfs at work: write a sharded dataset, mount it, read it with tools that cannot read shards, compare.
 #
-# SHARDFS_DEMO_VENV  the virtualenv, made if it is not there (default .venv-demo)
+# SHARDFS_DEMO_VENV  the virtualenv, created if missing (default .venv-demo)
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
 
-show() { # a command and what it prints
+show() { # print a command, then run it
     printf '\n$ %s\n' "$*"
     "$@"
 }
@@ -17,7 +17,7 @@ need_python
 need_fuse
 venv=${SHARDFS_DEMO_VENV:-$PWD/.venv-demo}
 make_venv "$venv" . tensorstore z5py nibabel
-# Of nilearn only an image is wanted that it ships: the MNI152 brain. So none of what nilearn itself needs.
+# The demo uses only an image in nilearn's wheel, the MNI152 brain, so nilearn's own requirements are not installed.
 make_venv "$venv" --no-deps nilearn
 PATH=$venv/bin:$PATH
 export PATH

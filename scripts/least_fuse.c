@@ -1,10 +1,10 @@
-/* The least FUSE daemon that can show chunks as files: the yardstick of bench_read.py, nothing for users.
+/* The smallest FUSE daemon that can show chunks as files: the baseline of bench_read.py, not for users.
  *
  *   least_fuse TABLE MOUNTPOINT
  *
- * It knows everything beforehand. TABLE holds, little-endian and packed as below, a struct head, the nodes by inode
+ * It reads all metadata at the start. TABLE contains, little-endian and packed as below, a struct head, the nodes by inode
  * number, and the NUL-terminated paths of the shards. Inode 1 is the root, 2 its zarr.json, 3 its directory `c`; the
- * entries of every other directory are called 0, 1, 2, ... and their inode numbers follow one another. */
+ * entries of every other directory are named 0, 1, 2, ..., with consecutive inode numbers. */
 #define FUSE_USE_VERSION 312
 #define _GNU_SOURCE
 #include <fuse_lowlevel.h>
@@ -62,7 +62,7 @@ static fuse_ino_t child(fuse_ino_t parent, const char *name) {
 
 static void on_lookup(fuse_req_t request, fuse_ino_t parent, const char *name) {
     struct fuse_entry_param e;
-    fill(child(parent, name), &e); /* inode 0: the kernel remembers that there is no such name */
+    fill(child(parent, name), &e); /* inode 0: the kernel caches that the name does not exist */
     fuse_reply_entry(request, &e);
 }
 
@@ -75,7 +75,7 @@ static void on_getattr(fuse_req_t request, fuse_ino_t number, struct fuse_file_i
 
 static void on_open(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file) {
     (void)number, (void)file;
-    fuse_reply_err(request, ENOSYS); /* said once, the kernel opens files and directories by itself */
+    fuse_reply_err(request, ENOSYS); /* after one ENOSYS, the kernel opens files and directories without requests */
 }
 
 static void on_read(fuse_req_t request, fuse_ino_t number, size_t size, off_t offset, struct fuse_file_info *file) {
@@ -132,7 +132,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     fuse_opt_add_arg(&args, argv[0]);
-    fuse_opt_add_arg(&args, "-oro,fsname=least_fuse"); /* ro, or else every read makes the kernel ask for the atime */
+    fuse_opt_add_arg(&args, "-oro,fsname=least_fuse"); /* ro: otherwise the kernel requests the atime after every read */
     struct fuse_session *session = fuse_session_new(&args, &operations, sizeof operations, NULL);
     if (!session || fuse_session_mount(session, argv[2])) return 1;
     fuse_set_signal_handlers(session);

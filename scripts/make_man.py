@@ -21,7 +21,7 @@ MADE = r".\" Written by scripts/make_man.py for `shardfs install`. Change the co
 DESCRIPTION = """\
 shardfs is a FUSE file system. It shows a sharded dataset as the directory that an unsharded writer would have left:
 metadata without the sharding, and every chunk a plain file. To read, nothing is converted or copied. With `--rw`
-programs write chunk files; they lie in a journal, which survives crashes, until the shards receive them.
+programs write chunk files. A journal, which survives crashes, holds them until they are in the shards.
 
 You can omit `mount`: `shardfs SOURCE MOUNTPOINT -o ro`. A SOURCE is a path or a URL that fsspec knows. The name of a
 profile replaces SOURCE and MOUNTPOINT. `unmount` is another name of `umount`."""
@@ -29,40 +29,40 @@ profile replaces SOURCE and MOUNTPOINT. `unmount` is another name of `umount`.""
 FILES = [
     ("/etc/shardfs/*.toml, ~/.config/shardfs/*.toml", "Profiles: tables [mount.NAME] with source, mountpoint, "
      "storage_options, env, and the options below. A file with secrets should have the mode 0600."),
-    ("$XDG_STATE_HOME/shardfs/, ~/.local/state/shardfs/", "Journals: what was written and is not published yet."),
-    ("/etc/fuse.conf", "user_allow_other must stand there before anyone but root may use allow_other."),
+    ("$XDG_STATE_HOME/shardfs/, ~/.local/state/shardfs/", "Journals: data that is written and not published yet."),
+    ("/etc/fuse.conf", "Must contain user_allow_other before users other than root may use allow_other."),
 ]  # fmt: skip
 
 EXIT = [
-    ("0", "done"),
-    ("1", "something unexpected; of status and doctor: something is wrong"),
+    ("0", "success"),
+    ("1", "unexpected error; status and doctor: a problem was found"),
     ("2", "wrong usage"),
     (
         "3",
-        "the source was not found or cannot be read; of umount and of a mount in the foreground: files that were "
-        "written stay in the journal",
+        "the source was not found or cannot be read; umount and a mount in the foreground: written files stay in the "
+        "journal",
     ),
     (
         "4",
-        "the source is not a sharded dataset that shardfs supports, or somebody else writes to it; of umount: a "
-        "program uses the mount",
+        "the source is not a sharded dataset that shardfs supports, or another writer uses it; umount: a program uses "
+        "the mount",
     ),
-    ("5", "the mount failed; of umount: the daemon has not ended in time"),
+    ("5", "the mount failed; umount: the daemon has not ended in time"),
     ("6", "the mount was not ready in time"),
     ("7", "verify found damage"),
 ]
 
 HELPER = """\
-mount(8) runs this program for the types shardfs and fuse.shardfs, be it from a shell, for a line of fstab(5), or for a
-unit of systemd.mount(5). It returns when the mount answers; a daemon then serves it until it is unmounted, with
-umount(8) or shardfs umount.
+mount(8) runs this program for the types shardfs and fuse.shardfs: from a shell, for a line of fstab(5), or for a unit
+of systemd.mount(5). The program returns when the mount answers. A daemon then serves the mount until umount(8) or
+shardfs umount ends it.
 
-OPTIONS are those of shardfs(1), and those of mount(8). `ro` or `writable` must be among them: mount(8) adds `rw` by
-itself, so that it says nothing. `profile=NAME` takes options, and with them secrets, from a configuration file."""
+OPTIONS are those of shardfs(1) and of mount(8). They must contain `ro` or `writable`, because mount(8) adds `rw`
+automatically. `profile=NAME` takes options, including secrets, from a configuration file."""
 
 HELPER_FLAGS = [
     ("-f", "Fake: check the arguments and mount nothing."),
-    ("-v", "Say what is mounted where."),
+    ("-v", "Print the source and the mountpoint."),
     ("-s, -n, -N NAMESPACE, -t TYPE", "Accepted, without effect."),
     ("-o OPTIONS", "Options, separated by commas."),
 ]
@@ -71,11 +71,11 @@ FSTAB = """\
 /data/brain.zarr  /mnt/brain  shardfs  ro,x-systemd.requires-mounts-for=/data  0 0
 s3://bucket/em    /mnt/em     shardfs  ro,_netdev,nofail,noauto,x-systemd.automount,profile=em  0 0"""
 
-HELPER_EXIT = [("0", "done"), ("1", "wrong usage"), ("8", "interrupted"), ("32", "the mount failed")]
+HELPER_EXIT = [("0", "success"), ("1", "wrong usage"), ("8", "interrupted"), ("32", "the mount failed")]
 
 
 def roff(text: str) -> str:
-    """Plain text as roff: nothing of it is a request or a special character. Words in backticks become bold."""
+    """Convert plain text to roff: escape requests and special characters, and set words in backticks in bold."""
     text = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq")
     text = re.sub(r"`([^`]*)`", r"\\fB\1\\fR", text)
     return "\n".join(rf"\&{line}" if line.startswith(".") else line for line in text.splitlines())
@@ -94,14 +94,14 @@ def listed(pairs: list[tuple[str, str]]) -> Iterator[str]:
         yield roff(" ".join(text.split()))
 
 
-def head(name: str, section: int, what: str) -> Iterator[str]:
+def head(name: str, section: int, summary: str) -> Iterator[str]:
     yield MADE
     yield f'.TH "{name.upper()}" "{section}" "" "shardfs" ""'
-    yield from (".SH NAME", rf"{name} \- {what}")
+    yield from (".SH NAME", rf"{name} \- {summary}")
 
 
 def verbs(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """The command, or those below it, with their full names."""
+    """Yield the command, or the commands of a group, with their full names."""
     if isinstance(command, click.Group):
         for below, found in command.commands.items():
             yield from verbs(found, f"{name} {below}")
@@ -135,7 +135,7 @@ def verb(name: str, command: click.Command) -> Iterator[str]:
 def option_table() -> Iterator[str]:
     yield ".SH OPTIONS"
     yield from paragraphs(
-        "Each can stand in a profile, in a variable `SHARDFS_NAME`, in `-o name=value`, and be a flag; the later wins. "
+        "Give an option in a profile, in a variable `SHARDFS_NAME`, in `-o name=value`, or as a flag; the later wins. "
         "Sizes are bytes, or 64K, 256M, 1GiB; times are seconds, or 10m, 2h, 1d."
     )
     for scope in dict.fromkeys(setting.scope for setting in options.settings()):
@@ -145,8 +145,8 @@ def option_table() -> Iterator[str]:
     yield ".SS The store"
     yield from listed(
         [
-            ("storage_option.KEY=VALUE", "Goes to the fsspec file system of the source."),
-            ("env.NAME=VALUE", "A variable of the environment, set before the source is opened."),
+            ("storage_option.KEY=VALUE", "An option of the source's fsspec file system."),
+            ("env.NAME=VALUE", "An environment variable, set before the source is opened."),
         ]
     )
 

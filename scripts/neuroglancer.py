@@ -27,7 +27,7 @@ SHADER = "void main() { emitGrayscale(toNormalized(getDataValue())); }"
 
 
 def write(path: Path) -> None:
-    """Of the template, one voxel is a cubic millimeter; in Neuroglancer y and z grow downwards."""
+    """Convert the template: one voxel is a cubic millimeter, and in Neuroglancer y and z grow downwards."""
     write_pyramid(path, brain().T[::-1, ::-1], 3, [1, 1, 1], "millimeter")
 
 

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Draw docs/neuroglancer.png: the brain of the demo as a sharded OME-Zarr image, mounted with --layout precomputed, served
-# by nginx, and looked at by Neuroglancer in a browser without a screen. Run scripts/test.sh first, which installs it all.
+# Draw docs/neuroglancer.png: mount the brain of the demo, a sharded OME-Zarr image, with --layout precomputed, serve it
+# with nginx, and take a screenshot of Neuroglancer in a headless browser. Run scripts/test.sh first to install all tools.
 #
-# SHARDFS_DEMO_VENV  the virtualenv, made if it is not there (default .venv-demo)
-# SHARDFS_CV_PYTHON  a Python that has Neuroglancer (default .venv-cv/bin/python)
+# SHARDFS_DEMO_VENV  the virtualenv, created if missing (default .venv-demo)
+# SHARDFS_CV_PYTHON  a Python with Neuroglancer (default .venv-cv/bin/python)
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
@@ -13,7 +13,7 @@ need_python
 need_fuse
 venv=${SHARDFS_DEMO_VENV:-$PWD/.venv-demo}
 make_venv "$venv" . tensorstore nibabel
-make_venv "$venv" --no-deps nilearn # only for an image that it ships
+make_venv "$venv" --no-deps nilearn # only for an image in its wheel
 
 work=$(mktemp -d)
 trap 'fusermount3 -qu "$work/mount" || :; rm -rf "$work"' EXIT

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Draw docs/map.png, the picture in the README: the brain of the demo in small chunks, and `shardfs info --png`.
 #
-# SHARDFS_DEMO_VENV  the virtualenv, made if it is not there (default .venv-demo)
+# SHARDFS_DEMO_VENV  the virtualenv, created if missing (default .venv-demo)
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 need_python
 venv=${SHARDFS_DEMO_VENV:-$PWD/.venv-demo}
 make_venv "$venv" '.[plot]' tensorstore nibabel
-make_venv "$venv" --no-deps nilearn # only for an image that it ships
+make_venv "$venv" --no-deps nilearn # only for an image in its wheel
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

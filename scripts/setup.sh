@@ -1,4 +1,4 @@
-# Sourced by the other scripts, never run: what they need from the machine. Plain sh, no bashisms.
+# Shell functions for the other scripts, which source this file: install and check requirements. Plain sh, no bashisms.
 
 say() { printf '%s\n' "$*"; }
 
@@ -24,17 +24,17 @@ debian_packages() {
         if [ "${pair%%:*}" = venv ]; then
             python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$missing ${pair#*:}"
         else
-            # Programs for administrators lie in directories that are not on everyone's PATH.
+            # Programs for administrators are in directories that are not on every user's PATH.
             (PATH=$PATH:/usr/sbin:/sbin && command -v "${pair%%:*}" >/dev/null) || missing="$missing ${pair#*:}"
         fi
     done
     [ -n "$missing" ] || return 0
     say "Installing with apt:$missing"
-    command -v apt-get >/dev/null || die "no apt-get here; please install by hand:$missing"
+    command -v apt-get >/dev/null || die "this machine has no apt-get: install these packages with its own tool:$missing"
     as_root apt-get -qq update
     # shellcheck disable=SC2086  # a list of words
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $missing </dev/null
-    # The tests start web servers of their own; the services that the packages have just set up are of no use.
+    # The tests start their own web servers, so stop the services that the packages have just started.
     for service in nginx lighttpd caddy; do
         case $missing in
         *" $service"*)
@@ -45,21 +45,21 @@ debian_packages() {
     done
 }
 
-# need_fuse  Stop, and say why, unless a file system can be mounted.
+# need_fuse  End the script with the reason unless FUSE file systems can be mounted.
 need_fuse() {
     [ -c /dev/fuse ] || as_root modprobe fuse 2>/dev/null || true
     [ -c /dev/fuse ] || die "/dev/fuse is missing, so nothing can be mounted here.
 In a container, start it with: --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined
 On a machine of your own, load the kernel module: modprobe fuse"
-    (exec 3<>/dev/fuse) 2>/dev/null || die "/dev/fuse cannot be opened by $(id -un). Run as root, or see to it that
-its mode is 0666; in a container, start it with: --device /dev/fuse --cap-add SYS_ADMIN"
+    (exec 3<>/dev/fuse) 2>/dev/null || die "/dev/fuse cannot be opened by $(id -un). Run as root, or change its
+mode to 0666; in a container, start it with: --device /dev/fuse --cap-add SYS_ADMIN"
 }
 
-# make_venv DIR REQUIREMENT...  A virtualenv at DIR (made if it is not there) that has these installed.
+# make_venv DIR REQUIREMENT...  Install the requirements in the virtualenv DIR. Creates DIR if missing.
 make_venv() {
     venv_dir=$1
     shift
-    # A virtualenv that was moved or half made has a python that does not start.
+    # In a virtualenv that was moved or is incomplete, python does not start.
     if ! "$venv_dir/bin/python" -m pip --version >/dev/null 2>&1; then
         say "Making the virtualenv $venv_dir"
         python3 -m venv --clear "$venv_dir"
@@ -67,7 +67,7 @@ make_venv() {
     PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv_dir/bin/python" -m pip install --quiet "$@"
 }
 
-# has_packages PYTHON REQUIREMENT...  Whether this Python has packages of these names, in whatever versions.
+# has_packages PYTHON REQUIREMENT...  Whether this Python has packages of these names, in any version.
 has_packages() {
     has_python=$1
     shift
@@ -78,5 +78,5 @@ for requirement in sys.argv[1:]:
 
 need_python() {
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        die "Python 3.11 or newer is needed, and python3 is $(python3 --version 2>&1)"
+        die "python3 is $(python3 --version 2>&1), but shardfs needs Python 3.11 or newer: install a newer one"
 }

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Install the test environment and run the whole test suite, in one process more than there are processors: a third of
-# the time a test waits for others that it has started.
+# Install the test environment and run the whole test suite, with one process more than there are CPUs, because tests
+# wait for other processes a third of the time.
 # Arguments go to pytest: sh scripts/test.sh -k zarr3
 #
-# SHARDFS_VENV           the virtualenv, made if it is not there (default .venv)
-# SHARDFS_<NAME>_PYTHON  a Python that has the libraries <NAME> of the list below, made if it is not there
+# SHARDFS_VENV           the virtualenv, created if missing (default .venv)
+# SHARDFS_<NAME>_PYTHON  a Python with the libraries <NAME> of the list below, created if missing
 #                        (default .venv-<name>/bin/python)
 set -eu
 cd "$(dirname "$0")/.."
@@ -19,9 +19,9 @@ need_fuse
 
 venv=${SHARDFS_VENV:-$PWD/.venv}
 
-# Libraries that tests start as programs of their own. Each list has a virtualenv apart: cloud-volume brings zfpy, beside
-# which the numcodecs of Python 3.11 cannot be imported; what knows only Zarr v2 wants another zarr; bloscpack must not
-# decide on a blosc. They are installed side by side, which takes half the time.
+# Libraries that tests run in separate programs. Each list has its own virtualenv: cloud-volume installs zfpy, which
+# breaks the import of numcodecs on Python 3.11; libraries for Zarr v2 need an older zarr; bloscpack must not choose the
+# version of blosc. The virtualenvs are installed in parallel, which takes half the time.
 clients='
 cv cloud-volume>=12 igneous-pipeline neuroglancer tensorstore
 zarr2 zarr~=2.18.0 numcodecs<0.14 pytest rasterio netCDF4 ome-zarr<0.11 xarray<2025 pandas<3
@@ -49,7 +49,7 @@ for install in $installs; do
     wait "$install"
 done
 
-# Tests start some thousand processes: where Python is told to write no bytecode, each would compile all modules anew.
+# Tests start thousands of processes. With PYTHONDONTWRITEBYTECODE, each of them would compile all modules again.
 "$venv/bin/python" -m compileall -q shardfs tests
 
 PATH=$venv/bin:$PATH:/usr/sbin:/sbin

@@ -33,16 +33,16 @@ OK, USAGE, INTERRUPTED = 0, 2, 128 + signal.SIGINT
 VERBS = {
     "mount": "mounting",
     "umount": "mounting",
-    "flush": "writing",
+    "flush": "mounting",
     "status": "observing",
     "doctor": "observing",
     "ls": "looking",
     "cat": "looking",
     "info": "looking",
     "locate": "looking",
-    "verify": "verifying",
+    "verify": "jobs",
     "recover": "recovering",
-    "compact": "writing",
+    "compact": "jobs",
     "config": "configuring",
     "install": "installing",
     "uninstall": "installing",
@@ -73,17 +73,20 @@ class _Verbs(Group):
         return command if isinstance(command, click.Command) else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = (*VERBS, *ALIASES, *self.commands, "-h", "--help", "--version")
-        if args and args[0] not in known:
+        if args and args[0] not in (*_words(), "-h", "--help", "--version"):
             if not ctx.resilient_parsing:
                 _refuse_typo(args[0])
             args = ["mount", *args]
         return super().parse_args(ctx, args)
 
 
+def _words() -> tuple[str, ...]:
+    return (*VERBS, *ALIASES, "help")
+
+
 def _refuse_typo(word: str) -> None:
     """Raise UsageError for a word that resembles a verb, unless a path or a profile has this name."""
-    near = parsers.suggestion(word, (*VERBS, *ALIASES, "help"))
+    near = parsers.suggestion(word, _words())
     if not near or not re.fullmatch("[A-Za-z-]+", word) or os.path.lexists(word):
         return
     from shardfs.config.profiles import read
@@ -121,9 +124,8 @@ def _complete_verb(ctx: click.Context, _param: click.Parameter, begun: str) -> l
 @click.argument("verb", nargs=-1, shell_complete=_complete_verb)
 def help(verb: tuple[str, ...]) -> int:
     """Show the help of a verb."""
-    known = (*VERBS, *ALIASES, *commands.commands)
-    if verb and verb[0] not in known:
-        near = parsers.suggestion(verb[0], known)
+    if verb and verb[0] not in _words():
+        near = parsers.suggestion(verb[0], _words())
         raise click.UsageError(f"no verb {verb[0]!r}{near or '; `shardfs --help` lists the verbs'}")
     return int(commands.main([*verb, "--help"], prog_name="shardfs", standalone_mode=False) or OK)
 

@@ -114,6 +114,6 @@ def _shown(setting: options.Setting, value: Any) -> Any:
 def _lines(settings: Mapping[str, tuple[Any, str]], file: str) -> Iterator[str]:
     for key, (value, origin) in settings.items():
         note = "" if origin == file else f"  # {origin}"
-        pairs = [(key, value)] if not isinstance(value, dict) else [(f"{key}.{k}", v) for k, v in value.items()]
-        for name, shown in pairs:
+        pairs = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        for name, shown in pairs.items():
             yield f"{name} = {json.dumps(shown, ensure_ascii=False, default=str)}{note}\n"

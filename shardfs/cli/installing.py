@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import errno
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
+from shardfs.cli.sources import decorated
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-    from shardfs.cli.sources import Function
     from shardfs.daemon.install import Item
 
-
-def _where(function: Function) -> Function:
-    for decorate in (
-        click.option("--root", default="", metavar="DIR", help="Put DIR before all paths, to build a package."),
-        click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done."),
-        click.option("--user", is_flag=True, help="Install in your home directory, without the mount(8) helpers."),
-    ):
-        function = decorate(function)
-    return function
+_where = decorated(
+    click.option("--user", is_flag=True, help="Install in your home directory, without the mount(8) helpers."),
+    click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done."),
+    click.option("--root", default="", metavar="DIR", help="Put DIR before all paths, to build a package."),
+)
 
 
 @click.command()
@@ -42,17 +38,16 @@ def install(user: bool, dry_run: bool, root: str, programs: str | None, force: b
 
     register()
     wanted = list(items(_programs(programs), user=user, root=root))
-    foreign = [item for item in wanted if not item.is_there() and not item.is_ours()]
-    for item in foreign if not force else ():
+    foreign = [] if force else [item for item in wanted if not item.is_there() and not item.is_ours()]
+    for item in foreign:
         click.echo(f"shardfs: {item.path}: was not installed by shardfs; --force replaces it", err=True)
-    if foreign and not force:
+    if foreign:
         return 1
     for item in wanted:
-        there = item.is_there()
-        if not there and not dry_run:
-            with _hint(item, user=user):
-                item.place()
-        _tell(item, "is up to date" if there else "would be installed" if dry_run else "installed")
+        if item.is_there():
+            _print(item, "is up to date")
+        else:
+            _change(item, item.place, "installed", user=user, dry_run=dry_run)
     if not dry_run and not root:
         reload_manager(user=user)
     return 0
@@ -67,13 +62,10 @@ def uninstall(user: bool, dry_run: bool, root: str) -> None:
     for item in items(_programs(None), user=user, root=root):
         if not item.path.exists() and not item.path.is_symlink():
             continue
-        if not item.is_ours():
-            _tell(item, "was not installed by shardfs, and stays")
-            continue
-        if not dry_run:
-            with _hint(item, user=user):
-                item.path.unlink()
-        _tell(item, "would be removed" if dry_run else "removed")
+        if item.is_ours():
+            _change(item, item.path.unlink, "removed", user=user, dry_run=dry_run)
+        else:
+            _print(item, "was not installed by shardfs, and stays")
     if not dry_run and not root:
         reload_manager(user=user)
 
@@ -85,18 +77,19 @@ def _programs(given: str | None) -> Path:
     return Path(given or sysconfig.get_path("scripts")).absolute()
 
 
-@contextmanager
-def _hint(item: Item, *, user: bool) -> Iterator[None]:
-    """Context manager that adds advice for unprivileged users to errors about file permissions."""
+def _change(item: Item, change: Callable[[], None], done: str, *, user: bool, dry_run: bool) -> None:
+    """Make a change unless `dry_run` is set, and print it. Errors about permissions advise unprivileged users."""
     try:
-        yield
+        if not dry_run:
+            change()
     except OSError as e:
         if user or e.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         why = f"cannot be changed ({e.strerror}): run this as root, or use --user for your own home directory"
         raise OSError(e.errno, why, str(item.path)) from e
+    _print(item, f"would be {done}" if dry_run else done)
 
 
-def _tell(item: Item, what: str) -> None:
+def _print(item: Item, state: str) -> None:
     arrow = "" if item.target is None else f" -> {item.target}"
-    click.echo(f"{item.path}{arrow}: {what}")
+    click.echo(f"{item.path}{arrow}: {state}")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.util import find_spec
+from time import localtime, strftime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs.cli.printing import human_bytes, natural, printable, write, write_json
-from shardfs.cli.sources import open_for, source_options
+from shardfs.cli.sources import Given, opened_to_look, source_options
 from shardfs.model.errors import ShardfsError
 
 if TYPE_CHECKING:
@@ -23,9 +26,7 @@ if TYPE_CHECKING:
     from shardfs.model.listing import Batch
     from shardfs.vfs.tree import Tree
 
-PIECE = 8 << 20
-
-WIDTH = 80
+PIECE, WIDTH = 8 << 20, 80
 
 SORTED = 1 << 16
 """`ls` sorts about this many entries of a directory; further entries follow unsorted."""
@@ -37,29 +38,31 @@ SORTED = 1 << 16
 @click.option("-l", "long", is_flag=True, help="Show kind, exact size and time.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
-def ls(source: str, path: str, long: bool, as_json: bool, **given: Any) -> None:
+def ls(source: str, path: str, long: bool, as_json: bool, given: Given) -> None:
     """List a directory as a mount of SOURCE would show it.
 
     Names are sorted, numbers in them by value. In a directory of more than 65,536 entries, those that follow are listed
     in the order of the grid or of the shards.
     """
-    tree = open_for(source, **given)
+    tree = opened_to_look(source, given)
     found = tree.resolve(path)
-    render = _json_entries if as_json else _long_entries if long else None
+    line = _json_line if as_json else _long_line if long else None
     if not found.directory:
-        write(render([(_last(path), found)]) if render else os.fsencode(_last(path)) + b"\n")
+        name = path.rstrip("/").rsplit("/", 1)[-1]
+        write(line(name, found) if line else os.fsencode(name) + b"\n")
         return
     for batch in _ordered(tree.scan(found.number)):
-        write(render(_entries(tree, found.number, batch, exact=long)) if render else _names(batch))
+        entries = _entries(tree, found.number, batch, exact=long)
+        write(b"".join(line(name, a) for name, a in entries) if line else _names(batch))
 
 
 @click.command()
 @click.argument("source")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @source_options
-def cat(source: str, paths: tuple[str, ...], **given: Any) -> None:
+def cat(source: str, paths: tuple[str, ...], given: Given) -> None:
     """Write the bytes of files as a mount of SOURCE would show them."""
-    tree = open_for(source, **given)
+    tree = opened_to_look(source, given)
     for path in paths:
         found = tree.resolve(path)
         if found.directory:
@@ -74,22 +77,22 @@ def cat(source: str, paths: tuple[str, ...], **given: Any) -> None:
 @click.option("--map", "as_map", is_flag=True, help="Also draw which chunks exist, their sizes, and dead bytes.")
 @click.option("--png", metavar="FILE", help="Draw the same into a PNG file (needs the package matplotlib).")
 @source_options
-def info(source: str, as_json: bool, as_map: bool, png: str | None, **given: Any) -> None:
+def info(source: str, as_json: bool, as_map: bool, png: str | None, given: Given) -> None:
     """Show the arrays in SOURCE: shapes, types, chunks, bytes.
 
     Also lists what cannot be shown, and why. Reads every shard index; unsharded arrays are listed without counts.
     """
     if as_json and as_map:
         raise click.UsageError("--json and --map cannot be combined: --png draws a map beside --json")
-    if png is not None:
-        _require_matplotlib()
-    tree = open_for(source, **given)
+    if png is not None and find_spec("matplotlib") is None:
+        raise click.UsageError("--png needs the package matplotlib: pip install matplotlib")
+    tree = opened_to_look(source, given)
     collections = _by_path(summary._asdict() for summary in tree.summaries())
     unsharded = _by_path({"path": path, "format": format, **asdict(facts)} for path, format, facts in tree.unsharded())
     problems = tree.problems()
     if as_json:
-        told = {"collections": collections, "unsharded": unsharded, "problems": list(map(asdict, problems))}
-        write_json({"source": source, **told})
+        arrays = {"collections": collections, "unsharded": unsharded}
+        write_json({"source": source, **arrays, "problems": list(map(asdict, problems))})
     else:
         _print_info([*collections, *unsharded], problems)
     if as_map:
@@ -99,13 +102,6 @@ def info(source: str, as_json: bool, as_map: bool, png: str | None, **given: Any
         from shardfs.jobs.maps import chunk_map
 
         pictures.draw([chunk_map(c, pictures.BINS, pictures.BINS) for c in tree.collections()], png)
-
-
-def _require_matplotlib() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise click.UsageError("--png needs the package matplotlib: pip install matplotlib")
 
 
 def _print_maps(tree: Tree) -> None:
@@ -127,36 +123,28 @@ def _print_maps(tree: Tree) -> None:
 @click.option("--offset", type=click.IntRange(0, 2**64 - 1), metavar="BYTE", help="... that covers this byte.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
 @source_options
-def locate(source: str, path: str | None, shard: str | None, offset: int | None, as_json: bool, **given: Any) -> None:
+def locate(source: str, path: str | None, shard: str | None, offset: int | None, as_json: bool, given: Given) -> None:
     """Show where a chunk is stored, or which chunk covers a byte.
 
     PATH is a chunk of SOURCE as a mount would show it. SOURCE may also be a chunk on a mount, without PATH.
     """
-    if (path is None, shard is None, offset is None) not in (
-        (False, True, True),
-        (True, False, False),
-        (True, True, True),
-    ):
+    if shard is not None and offset is not None and path is None:
+        chunk = opened_to_look(source, given).chunk_at(shard, offset)
+        if chunk is None:
+            raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of this shard", shard)
+        answer: dict[str, Any] = {"path": chunk}
+    elif shard is not None or offset is not None:
         raise click.UsageError("locate needs either PATH, or --shard and --offset, or a chunk on a mount")
-    if shard is not None and offset is not None:
-        answer = _covering(open_for(source, **given), shard, offset)
     elif path is not None:
-        answer = open_for(source, **given).locate(path)._asdict()
+        answer = opened_to_look(source, given).locate(path)._asdict()
     else:
         answer = _located_on_mount(source)
     if as_json:
         write_json(answer)
-    else:
-        for key, value in answer.items():
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            click.echo(f"{key}: {printable(text)}".rstrip())
-
-
-def _covering(tree: Tree, shard: str, offset: int) -> dict[str, Any]:
-    path = tree.chunk_at(shard, offset)
-    if path is None:
-        raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of this shard", shard)
-    return {"path": path}
+        return
+    for key, value in answer.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        click.echo(f"{key}: {printable(text)}".rstrip())
 
 
 def _located_on_mount(path: str) -> dict[str, Any]:
@@ -172,10 +160,6 @@ def _located_on_mount(path: str) -> dict[str, Any]:
 
 
 # ---- output ----
-
-
-def _last(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _names(batch: Batch) -> bytes:
@@ -201,30 +185,15 @@ def _entries(tree: Tree, parent: int, batch: Batch, *, exact: bool) -> Iterator[
         yield os.fsdecode(name), found
 
 
-def _json_entries(entries: Iterable[tuple[str, Attributes]]) -> bytes:
-    import json
-
-    lines = (
-        {
-            "name": name,
-            "type": "directory" if a.directory else "file",
-            "size": None if a.size < 0 else a.size,
-            "mtime_ns": a.mtime_ns,
-        }
-        for name, a in entries
-    )
-    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+def _json_line(name: str, a: Attributes) -> bytes:
+    kind, size = "directory" if a.directory else "file", None if a.size < 0 else a.size
+    return json.dumps({"name": name, "type": kind, "size": size, "mtime_ns": a.mtime_ns}).encode() + b"\n"
 
 
-def _long_entries(entries: Iterable[tuple[str, Attributes]]) -> bytes:
-    return b"".join(_long_entry(a) + printable(name).encode() + b"\n" for name, a in entries)
-
-
-def _long_entry(a: Attributes) -> bytes:
-    from time import localtime, strftime
-
+def _long_line(name: str, a: Attributes) -> bytes:
     when = strftime("%Y-%m-%d %H:%M", localtime(a.mtime_ns // 10**9))
-    return f"{'d' if a.directory else '-'} {a.size if a.size >= 0 else '?':>12} {when} ".encode()
+    kind, size = "d" if a.directory else "-", a.size if a.size >= 0 else "?"
+    return f"{kind} {size:>12} {when} {printable(name)}\n".encode()
 
 
 def _ordered(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -248,13 +217,13 @@ def _ordered(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _by_path(arrays: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(arrays, key=lambda told: natural(told["path"]))
+    return sorted(arrays, key=lambda array: natural(array["path"]))
 
 
 def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> None:
-    for told in _by_path(collections):
-        click.echo(printable(told["path"] or "/"))
-        for line in _lines(told):
+    for array in _by_path(collections):
+        click.echo(printable(array["path"] or "/"))
+        for line in _lines(array):
             click.echo(click.wrap_text(printable(line), WIDTH, "  ", "    "))
     for p in problems:
         click.echo(printable(f"{p.path or '/'}: {p.handling}: {p.why}"))
@@ -270,11 +239,7 @@ def _count(chunks: int, of: int | None) -> str:
 def _lines(c: Mapping[str, Any]) -> Iterator[str]:
     """The lines that `info` prints below the path of an array."""
     shape, chunk, shard = (" x ".join(map(str, c[key] or ())) for key in ("shape", "chunk_shape", "shard_shape"))
-    words = [
-        f"{c['data_type']} {shape}".rstrip(),
-        f"chunks {chunk}" if chunk else "",
-        f"shards {shard}" if shard else "",
-    ]
+    words = f"{c['data_type']} {shape}".rstrip(), chunk and f"chunks {chunk}", shard and f"shards {shard}"
     yield ", ".join(filter(None, words))
     sharding = "not sharded" if c["sharding"] == "none" else c["sharding"]
     if "chunks" not in c:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Shares = npt.NDArray[np.float64]
 
-SHADES = " ░▒▓█"
+SHADES = "·░▒▓█"
 """Characters for shares of existing chunks: none, up to a third, up to two thirds, more, all."""
 
 COLOURS = ((38, 38, 46), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -82,15 +82,13 @@ def _half_blocks(pixels: Shares) -> Iterator[Text]:
     from rich.style import Style
     from rich.text import Text
 
-    def colour(share: float) -> Color:
-        return Color.from_rgb(*_colour(share))
-
     if len(pixels) % 2:
         pixels = np.concatenate([pixels, np.full((1, pixels.shape[1]), -1)])
     for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
         line = Text()
         for a, b in zip(upper, lower, strict=True):
-            line.append("▀", Style(color=colour(a), bgcolor=colour(b) if b >= 0 else None))
+            below = Color.from_rgb(*_colour(b)) if b >= 0 else None
+            line.append("▀", Style(color=Color.from_rgb(*_colour(a)), bgcolor=below))
         yield line
 
 
@@ -106,15 +104,10 @@ def _colour(share: float) -> tuple[float, float, float]:
 def _shaded(pixels: Shares) -> Iterator[Text]:
     from rich.text import Text
 
-    for row in pixels.tolist():
-        # Two characters per pixel, because characters are twice as high as wide.
-        yield Text("".join(2 * _shade(share) for share in row))
-
-
-def _shade(share: float) -> str:
-    if share <= 0:
-        return "·"
-    return SHADES[4] if share >= 1 else SHADES[1 + min(int(share * 3), 2)]
+    # Each character twice, because characters are twice as high as wide.
+    levels = np.where(pixels >= 1, 4, np.where(pixels > 0, 1 + np.minimum(pixels * 3, 2).astype(int), 0))
+    for row in levels.tolist():
+        yield Text("".join(2 * SHADES[level] for level in row))
 
 
 def _legend(coloured: bool) -> Text:
@@ -137,13 +130,10 @@ def _sizes(found: ChunkMap) -> Iterator[str]:
     bins = size_bins(found, BARS)
     if not bins:
         return
-    yield ""
-    yield "sizes of chunks, as they are stored"
-    most = max(b.chunks for b in bins)
-    labels = [f"from {human_bytes(b.start)}" for b in bins]
-    width = max(map(len, labels))
+    yield from ("", "sizes of chunks, as they are stored")
+    most, labels = max(b.chunks for b in bins), [f"from {human_bytes(b.start)}" for b in bins]
     for label, b in zip(labels, bins, strict=True):
-        yield f"{label:>{width}}  {_bar(b.chunks / most)} {b.chunks}"
+        yield f"{label:>{max(map(len, labels))}}  {_bar(b.chunks / most)} {b.chunks}"
 
 
 def _bar(share: float, length: int = 32) -> str:

@@ -1,7 +1,8 @@
-"""The verbs `mount` and `umount`."""
+"""The verbs that act on mounts: `mount`, `umount`, `flush`."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -16,14 +17,15 @@ import click
 from shardfs.cli import completing
 from shardfs.cli.printing import human_bytes, waiting
 from shardfs.cli.sources import (
-    Function,
+    Given,
     absolute,
-    debug,
+    debug_option,
+    decorated,
     given_options,
-    opened_to_mount,
-    opened_to_write,
+    opened,
     profile_named,
     source_options,
+    warn,
 )
 from shardfs.config import loading, options, parsers
 from shardfs.model.redact import public_name
@@ -31,6 +33,7 @@ from shardfs.model.redact import public_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardfs.cli.sources import Function
     from shardfs.config.options import Options, Setting
     from shardfs.fuse.settings import FuseSettings
     from shardfs.vfs.tree import Tree
@@ -39,12 +42,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NOT_PUBLISHED, LATE = 3, 5
+"""Exit codes of `flush`."""
 
-def _mount_options(function: Function) -> Function:
-    """Decorator that adds a click flag for each option."""
-    for setting in reversed(list(options.settings())):
-        function = _flag(setting)(function)
-    return function
+SPENT = 16 << 20
+"""Maximum bytes of decoded chunks to keep after the kernel has read them, because requests may arrive out of order."""
 
 
 def _flag(setting: Setting) -> Callable[[Function], Function]:
@@ -55,7 +57,7 @@ def _flag(setting: Setting) -> Callable[[Function], Function]:
     return click.option(setting.flag + off, setting.name, default=None, is_flag=True, help=setting.help)
 
 
-class _Mount(click.Command):
+class _MountCommand(click.Command):
     """The click command `mount`. Its help shows the options in the groups of the option table."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -70,22 +72,15 @@ class _Mount(click.Command):
                 formatter.write_dl(records)
 
 
-@click.command(cls=_Mount)
+@click.command(cls=_MountCommand)
 @click.argument("source", required=False, shell_complete=completing.profiles_and_files)
 @click.argument("mountpoint", required=False, shell_complete=completing.kind("dir"))
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground; Ctrl-C unmounts.")
 @click.option("-v", "--verbose", is_flag=True, help="Print what is mounted where, and log at level info.")
 @source_options
-@_mount_options
+@decorated(*map(_flag, options.settings()))
 def mount(
-    source: str | None,
-    mountpoint: str | None,
-    foreground: bool,
-    verbose: bool,
-    words: tuple[str, ...],
-    storage: tuple[str, ...],
-    env: tuple[str, ...],
-    **flags: Any,
+    source: str | None, mountpoint: str | None, foreground: bool, verbose: bool, given: Given, **flags: Any
 ) -> int:
     """Mount SOURCE on the directory MOUNTPOINT.
 
@@ -100,51 +95,46 @@ def mount(
         flags["log_level"] = "info"
     if source is not None and mountpoint is None:
         flags["profile"] = _only_profile(source, flags["profile"])
-    found, profile = given_options(words, storage, env, flags)
+    found, profile = given_options(*given, flags)
     if source is None or mountpoint is None:
         if profile is None:
             raise click.UsageError(_NEEDED)
         source, mountpoint = profile.source, profile.mountpoint
-    return start(source, mountpoint, found, foreground=foreground, tell=verbose or foreground or sys.stdout.isatty())
+    return start(
+        source, mountpoint, found, foreground=foreground, announce=verbose or foreground or sys.stdout.isatty()
+    )
 
 
-def start(source: str, mountpoint: str, found: Options, *, foreground: bool, tell: bool = False) -> int:
+def start(source: str, mountpoint: str, found: Options, *, foreground: bool, announce: bool = False) -> int:
     """Mount the source and return the exit code. Raise OptionError first if the options contradict each other.
 
-    `tell`: print a line when the mount is ready.
+    `announce`: print a line when the mount is ready.
     """
     check(found)
     if not found.rw:
         found = _looked_for_journal(source, found)
+    from shardfs.daemon import mount as daemon
     from shardfs.daemon.logs import Logs
-    from shardfs.daemon.mount import mount as mount_tree
-
-    def open_tree(waiting: Callable[[], None]) -> tuple[Tree | Overlay, WriteTree | None]:
-        if not found.rw:
-            return _opened_to_read(source, found, waiting), None
-        tree = opened_to_write(source, found, os.path.realpath(mountpoint), waiting)
-        return tree, tree
 
     def ready() -> None:
         how = "Ctrl-C unmounts it" if foreground else f"`shardfs umount {mountpoint}` unmounts it"
         with suppress(OSError):  # standard output may be closed
             click.echo(f"{public_name(source)} is mounted on {mountpoint}; {how}")
 
-    return mount_tree(
-        absolute(source),
-        mountpoint,
-        foreground=foreground,
-        ready=ready if tell else lambda: None,
-        ready_timeout=found.ready_timeout,
-        open_tree=open_tree,
+    arguments = daemon.MountArguments(
+        source=absolute(source),
+        mountpoint=mountpoint,
+        open_tree=lambda waiting: _opened(source, mountpoint, found, waiting),
         fuse=_fuse_settings(found),
         fsname=found.fsname,
         layout=found.layout,
         nonempty=found.nonempty,
-        told=Logs(found.log_file, found.log_level, found.log_format),
+        logs=Logs(found.log_file, found.log_level, found.log_format),
         access_log=found.access_log,
         metrics_addr=found.metrics_addr,
     )
+    when_ready = ready if announce else lambda: None
+    return daemon.mount(arguments, foreground=foreground, ready_timeout=found.ready_timeout, ready=when_ready)
 
 
 def _looked_for_journal(source: str, found: Options) -> Options:
@@ -155,27 +145,38 @@ def _looked_for_journal(source: str, found: Options) -> Options:
     from shardfs.write.recover import LOOK_S, unpublished
 
     shown = found.layout == "native"
-    told = unpublished(absolute(source), found.journal, shown=shown)
-    if told is None:
+    waiting_data = unpublished(absolute(source), found.journal, shown=shown)
+    if waiting_data is None:
         return found
-    click.echo(f"shardfs: warning: {public_name(source)}: {told}", err=True)
+    warn(f"{public_name(source)}: {waiting_data}")
     return replace(found, index_ttl=min(found.index_ttl, LOOK_S)) if shown else found
 
 
-def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) -> Tree | Overlay:
-    """The tree for a read-only mount.
+def _opened(
+    source: str, mountpoint: str, found: Options, waiting: Callable[[], None]
+) -> tuple[Tree | Overlay, WriteTree | None]:
+    """The tree for a mount, and for a writable mount the side that writes. Locks the journal of a writable mount.
 
-    Includes unpublished data of the journal, unless a long `index_ttl` lets the kernel cache this data for too long.
+    A read-only mount includes unpublished data of the journal, unless a long `index_ttl` lets the kernel cache this
+    data for too long.
     """
+    # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
+    spent, may_be_empty = None if found.direct_io else SPENT, found.rw and found.create is not None
+    tree = opened(source, found, waiting=waiting, spent_bytes=spent, may_be_empty=may_be_empty)
+    path = absolute(source)
+    if found.rw:
+        from shardfs.write.open_rw import open_writable
+
+        writable = open_writable(tree, path, found, mountpoint=os.path.realpath(mountpoint), waiting=waiting)
+        return writable, writable
     from shardfs.write.recover import LOOK_S, unpublished
     from shardfs.write.unpublished import with_unpublished
 
-    tree, path = opened_to_mount(source, found, waiting), absolute(source)
     if found.layout == "native" and found.index_ttl <= LOOK_S:
-        return with_unpublished(tree, path, found.journal, look_s=found.index_ttl, waiting=waiting)
-    if (told := unpublished(path, found.journal)) is not None:
-        log.warning("%s: %s", public_name(source), told)
-    return tree
+        return with_unpublished(tree, path, found.journal, look_s=found.index_ttl, waiting=waiting), None
+    if (waiting_data := unpublished(path, found.journal)) is not None:
+        log.warning("%s: %s", public_name(source), waiting_data)
+    return tree, None
 
 
 def check(found: Options) -> None:
@@ -225,7 +226,7 @@ def _fuse_settings(found: Options) -> FuseSettings:
 @click.option("-l", "--lazy", is_flag=True, help="Detach the mount now, even if programs still use it.")
 @click.option("--patient", is_flag=True, help="While the mount is busy, retry until the time-out.")
 @click.option("--if-mounted", is_flag=True, help="Succeed if nothing is mounted there.")
-@click.option("--debug", is_flag=True, expose_value=False, is_eager=True, callback=debug, help="Show tracebacks.")
+@debug_option
 def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted: bool) -> int:
     """Unmount MOUNTPOINT and wait until its daemon has ended.
 
@@ -239,11 +240,45 @@ def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted:
         mountpoint = profile.mountpoint
     if if_mounted and not unmount.is_mounted(mountpoint):
         return 0
-    with waiting("publishing") as tell:
+    with waiting("publishing") as show_progress:
         return unmount.umount(
             mountpoint,
             timeout=parsers.finite_seconds(timeout),
             lazy=lazy,
             patient=patient,
-            tell=lambda n: tell(f"at most {human_bytes(n)} left"),
+            progress=lambda n: show_progress(f"at most {human_bytes(n)} left"),
         )
+
+
+@click.command()
+@click.argument("path")
+@click.option("--timeout", default="1h", metavar="SECONDS", help="How long to wait.  [1h]")
+@debug_option
+def flush(path: str, timeout: str) -> int:
+    """Publish the data written below PATH, and wait.
+
+    PATH is a mount, or a file or directory on a mount. Exit code 3 if publishing fails, with the first error; 5 if it
+    takes longer than the time-out.
+    """
+    from shardfs.storage import mount_table
+
+    mountpoint = mount_table.mount_of(path)
+    if mountpoint is None:
+        raise click.UsageError(f"{path} is not on a mount of shardfs: `shardfs status` lists the mounts")
+
+    def look() -> None:
+        for mount in mount_table.mounts(mountpoint) if sys.stderr.isatty() else ():
+            if mount.status and mount.status["writing"]:
+                show_progress(f"{mount.status['writing']['dirty_chunks']} chunks left")
+
+    try:
+        with waiting("publishing") as show_progress:
+            mount_table.flush(path, parsers.positive_seconds(timeout), look)
+    except OSError as e:
+        if e.errno in (errno.EROFS, errno.ENOTSUP):
+            raise click.UsageError(f"{mountpoint} is mounted read-only: mount it with --rw to write") from None
+        late = e.errno == errno.ETIMEDOUT
+        more = "" if late else f"; shardfs status {mountpoint} names the files and the reasons"
+        click.echo(f"shardfs: {path}: {e.strerror}{more}", err=True)
+        return LATE if late else NOT_PUBLISHED
+    return 0

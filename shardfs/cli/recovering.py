@@ -3,61 +3,62 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs.cli.printing import human_bytes, waiting, write_json
-from shardfs.cli.sources import absolute, given_options, is_source, opened, opening, source_options
+from shardfs.cli.sources import Given, absolute, is_source, opened, opening, source_options
 from shardfs.config import parsers
 from shardfs.model.errors import ShardfsError, message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from shardfs.cli.sources import Function
     from shardfs.config.options import Options
     from shardfs.write.recover import Left
 
-LEFT, DAMAGED = 3, 7
+NOT_PUBLISHED, DAMAGED = 3, 7
+"""Exit codes."""
+
+
+def _action(name: str, help: str, **more: Any) -> Callable[[Function], Function]:
+    return click.option(f"--{name}", "action", flag_value=name, help=help, **more)
+
+
+def _resolve(name: str, version: str) -> Callable[[Function], Function]:
+    words = f"Resolve a conflict, or all below a directory: {version}."
+    return click.option(f"--{name}", multiple=True, metavar="PATH", help=words)
 
 
 @click.command()
 @click.argument("source", required=False, metavar="[SOURCE|DIRECTORY]")
-@click.option(
-    "--list", "doing", flag_value="list", default=True, help="List the contents of the journal (the default)."
-)
-@click.option("--verify", "doing", flag_value="verify", help="Read the whole journal and compare checksums.")
-@click.option("--apply", "doing", flag_value="apply", help="Publish what can be published, without a mount.")
+@_action("list", "List the contents of the journal (the default).", default=True)
+@_action("verify", "Read the whole journal and compare checksums.")
+@_action("apply", "Publish what can be published, without a mount.")
 @click.option("--export", "out", metavar="DIRECTORY", help="Write the contents to plain files below this directory.")
-@click.option(
-    "--ours",
-    multiple=True,
-    metavar="PATH",
-    help="Resolve a conflict, or all below a directory: publish our version.",
-)
-@click.option(
-    "--theirs",
-    multiple=True,
-    metavar="PATH",
-    help="Resolve a conflict, or all below a directory: keep the version in the source.",
-)
-@click.option("--salvage", "doing", flag_value="salvage", help="Move damaged records aside and continue without them.")
-@click.option("--discard", "doing", flag_value="discard", help="Move everything aside; it is kept for seven days.")
+@_resolve("ours", "publish our version")
+@_resolve("theirs", "keep the version in the source")
+@_action("salvage", "Move damaged records aside and continue without them.")
+@_action("discard", "Move everything aside; it is kept for seven days.")
 @click.option("--all", "everything", is_flag=True, help="Without SOURCE: also list journals that need no decision.")
 @click.option("--yes", is_flag=True, help="Confirm --discard.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
 def recover(
     source: str | None,
-    doing: str,
+    action: str,
     out: str | None,
     ours: tuple[str, ...],
     theirs: tuple[str, ...],
     everything: bool,
     yes: bool,
     as_json: bool,
-    **given: Any,
+    given: Given,
 ) -> int:
     """Inspect, publish or discard the journal of a mount.
 
@@ -68,13 +69,13 @@ def recover(
     """
     from shardfs.write import recover as work
 
-    found, _ = given_options(**given, flags={})
+    found = given.options()
     if source is None:
-        if doing != "list" or out is not None or ours or theirs:
+        if action != "list" or out is not None or ours or theirs:
             raise click.UsageError(
                 "which journal? Give SOURCE, or the directory of a journal; `shardfs recover` lists them"
             )
-        return _all(found, everything=everything, as_json=as_json)
+        return _list_all(found, everything=everything, as_json=as_json)
     try:
         directory = _find(source, found)
     except FileNotFoundError:
@@ -87,15 +88,15 @@ def recover(
     if ours or theirs:
         work.decide(directory, ours, theirs)
         return 0
-    if doing == "apply":
+    if action == "apply":
         return _apply(source, directory, found)
-    if doing == "salvage":
+    if action == "salvage":
         return _salvage(directory)
-    if doing == "discard":
-        return _discard(directory, really=yes)
+    if action == "discard":
+        return _discard(directory, confirmed=yes)
     left = work.look(directory)
     _list(left, as_json=as_json)
-    return DAMAGED if doing == "verify" and (left.problems or left.damaged_paths) else 0
+    return DAMAGED if action == "verify" and (left.problems or left.damaged_paths) else 0
 
 
 def _find(source: str, found: Options) -> Path:
@@ -106,11 +107,11 @@ def _find(source: str, found: Options) -> Path:
     return work.find(absolute(source), found.journal)
 
 
-def _all(found: Options, *, everything: bool, as_json: bool) -> int:
+def _list_all(found: Options, *, everything: bool, as_json: bool) -> int:
     from shardfs.write import recover as work
 
     work.sweep(found.journal)
-    shown, more = 0, 0
+    shown, hidden = 0, 0
     for directory in work.journals(found.journal):
         try:
             left = work.look_if_there(directory)
@@ -118,51 +119,50 @@ def _all(found: Options, *, everything: bool, as_json: bool) -> int:
             click.echo(f"shardfs: {directory}: this journal cannot be read: {message(e)}", err=True)
             shown += 1
             continue
-        if left is None or not (everything or left.undecided):
-            more += left is not None
+        if left is None:
+            continue
+        if not (everything or left.undecided):
+            hidden += 1
             continue
         shown += 1
         if as_json:
-            write_json(_told(left))
+            write_json(_as_json(left))
         else:
-            click.echo(f"{left.source}: {', '.join(_words(left))}\n  {directory}")
+            click.echo(f"{left.source}: {_summary(left)}\n  {directory}")
     if not shown and not as_json:
-        click.echo(f"nothing needs a decision; --all lists {more} more journals" if more else "no journals")
+        click.echo(f"nothing needs a decision; --all lists {hidden} more journals" if hidden else "no journals")
     return 0
 
 
-def _told(left: Left) -> dict[str, Any]:
-    told = left._asdict()
-    told["directory"], told["entries"] = str(left.directory), len(left.entries)
-    return {"type": "journal", **told}
+def _as_json(left: Left) -> dict[str, Any]:
+    fields = {**left._asdict(), "directory": str(left.directory), "entries": len(left.entries)}
+    return {"type": "journal", **fields}
 
 
-def _words(left: Left) -> list[str]:
-    counts: dict[str, int] = {}
-    for entry in left.entries:
-        counts[entry.state] = counts.get(entry.state, 0) + 1
+def _summary(left: Left) -> str:
+    counts = Counter(entry.state for entry in left.entries)
     words = [f"{n} {state}" for state, n in counts.items()] or ["nothing to be published"]
     if left.owner is not None:
         from shardfs.storage.source_locks import describe
 
         words.append(describe(left.owner))
-    return [*words, f"{len(left.problems)} problems"] if left.problems else words
+    return ", ".join([*words, f"{len(left.problems)} problems"] if left.problems else words)
 
 
 def _list(left: Left, *, as_json: bool) -> None:
     if as_json:
-        write_json(_told(left))
+        write_json(_as_json(left))
         for entry in left.entries:
             write_json({"type": "file", **entry._asdict()})
         return
-    click.echo(f"{left.source}: {', '.join(_words(left))}; {human_bytes(left.nbytes)} in {left.directory}")
+    click.echo(f"{left.source}: {_summary(left)}; {human_bytes(left.nbytes)} in {left.directory}")
     for entry in left.entries:
         why = f"  ({entry.why})" if entry.why else ""
         click.echo(f"  {entry.state:<8} {human_bytes(entry.size):>10}  {entry.path}{why}")
     for problem in left.problems:
         click.echo(f"  problem: {problem}")
     for path in left.damaged_paths:
-        click.echo(f"  lost: {path or 'it cannot be told which files'}")
+        click.echo(f"  lost: {path or 'the damaged records do not say which files'}")
 
 
 def _export(directory: Path, out: str) -> int:
@@ -172,7 +172,7 @@ def _export(directory: Path, out: str) -> int:
     click.echo(f"{done.files} files in {out}; {len(done.deleted)} were deleted")
     for path, why in done.failed.items():
         click.echo(f"shardfs: {path}: {why}", err=True)
-    return LEFT if done.failed else 0
+    return NOT_PUBLISHED if done.failed else 0
 
 
 def _apply(source: str, directory: Path, found: Options) -> int:
@@ -180,16 +180,16 @@ def _apply(source: str, directory: Path, found: Options) -> int:
     from shardfs.write.open_rw import open_writable
 
     # If the argument is a directory with a journal, the journal names the source.
-    of_itself = os.path.realpath(source) == os.path.realpath(directory)
-    source = work.look(directory).source if of_itself else absolute(source)
+    is_journal = os.path.realpath(source) == os.path.realpath(directory)
+    source = work.look(directory).source if is_journal else absolute(source)
     tree = opened(source, found)
-    with opening(source), waiting("publishing") as tell:
+    with opening(source), waiting("publishing") as show_progress:
         writable = open_writable(tree, source, found, directory=directory)
-        tell(f"{len(writable.left())} files")
+        show_progress(f"{len(writable.left())} files")
         left = writable.close(found.stall)
     for path in sorted(left):
         click.echo(f"shardfs: {path}: is not published", err=True)
-    return LEFT if left else 0
+    return NOT_PUBLISHED if left else 0
 
 
 def _salvage(directory: Path) -> int:
@@ -198,16 +198,16 @@ def _salvage(directory: Path) -> int:
     lost = work.salvage(directory)
     for problem in lost:
         click.echo(problem)
-    click.echo(f"{len(lost)} problems put aside in {directory}" if lost else "there is no damage")
+    click.echo(f"{len(lost)} damaged parts were moved aside in {directory}" if lost else "there is no damage")
     return 0
 
 
-def _discard(directory: Path, *, really: bool) -> int:
+def _discard(directory: Path, *, confirmed: bool) -> int:
     from shardfs.write import recover as work
 
-    if not really:
+    if not confirmed:
         n = len(work.look(directory).entries)
         raise click.UsageError(f"--discard would give up {n} files in {directory}: add --yes to confirm")
     aside = work.discard(directory)
-    click.echo("the journal is empty" if aside is None else f"put aside in {aside}, for seven days")
+    click.echo("the journal is empty" if aside is None else f"moved aside to {aside}, for seven days")
     return 0

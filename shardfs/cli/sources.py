@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -22,50 +23,58 @@ if TYPE_CHECKING:
     from shardfs.config.options import Options
     from shardfs.config.profiles import Configuration, Profile
     from shardfs.vfs.tree import Tree
-    from shardfs.write.tree import WriteTree
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-SPENT = 16 << 20
-"""Maximum bytes of decoded chunks to keep after the kernel has read them, because requests may arrive out of order."""
 
-
-def debug(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    """Click callback of `--debug`."""
+def _debug(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value:
         os.environ["SHARDFS_DEBUG"] = "1"
 
 
-def source_options(function: Function) -> Function:
-    """Decorator that adds the options of all verbs that open a source."""
-    for decorate in (
-        click.option(
-            "--debug",
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=debug,
-            help="Show tracebacks of errors.",
-        ),
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, is_eager=True, callback=_debug, help="Show tracebacks of errors."
+)
+
+
+def decorated(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """One decorator for several, of which the last is applied first."""
+    return lambda function: functools.reduce(lambda f, decorate: decorate(f), reversed(decorators), function)
+
+
+class Given(NamedTuple):
+    """The options on the command line of a verb that opens a source: arguments of `-o`, and `KEY=VALUE` pairs."""
+
+    words: tuple[str, ...]
+    storage: tuple[str, ...]
+    env: tuple[str, ...]
+
+    def options(self) -> Options:
+        """The options, merged with the environment and the profile."""
+        return given_options(*self, {})[0]
+
+    def with_profile(self, name: str) -> Given:
+        """The same options with a profile below them."""
+        return self._replace(words=(f"profile={name}", *self.words))
+
+
+def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator that adds the options of all verbs that open a source. They arrive as the argument `given`."""
+
+    @functools.wraps(function)
+    def verb(words: tuple[str, ...], storage: tuple[str, ...], env: tuple[str, ...], **arguments: Any) -> Any:
+        return function(given=Given(words, storage, env), **arguments)
+
+    return decorated(
+        click.option("-o", "words", multiple=True, metavar="A,B=C", help=_WORDS_HELP, shell_complete=mount_options),
+        click.option("--storage-option", "storage", multiple=True, metavar="KEY=VALUE", help=_STORAGE_HELP),
         click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Set an environment variable."),
-        click.option(
-            "--storage-option",
-            "storage",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Set an option of the source's fsspec file system.",
-        ),
-        click.option(
-            "-o",
-            "words",
-            multiple=True,
-            metavar="A,B=C",
-            help="Options as in fstab; see docs/options.md.",
-            shell_complete=mount_options,
-        ),
-    ):
-        function = decorate(function)
-    return function
+        debug_option,
+    )(verb)
+
+
+_WORDS_HELP = "Options as in fstab; see docs/options.md."
+_STORAGE_HELP = "Set an option of the source's fsspec file system."
 
 
 def given_options(
@@ -88,17 +97,17 @@ def given_options(
         for name, value in found.env.items():  # existing variables take precedence over the profile
             os.environ.setdefault(name, value)
     redact.add_secrets("", found.storage_options, found.env)
-    _warn_of_secrets(loading.merged(*given[1:]))
+    visible = loading.merged(*given[1:])  # on the command line and in /etc/fstab, which all users can read
+    for kind, pairs in (("storage option", visible.storage_options), ("variable", visible.env)):
+        for name, value in pairs.items():
+            if any(redact.secrets_of("", {name: value})):
+                warn(f"every user can read the {kind} {name!r} on the command line: use a profile instead")
     return found, profile
 
 
-def _warn_of_secrets(said: Options) -> None:
-    """Warn about secrets on the command line and in /etc/fstab, which all users of the machine can read."""
-    for kind, group in (("storage option", said.storage_options), ("variable", said.env)):
-        for name, value in group.items():
-            if any(redact.secrets_of("", {name: value})):
-                told = f"every user can read the {kind} {name!r} on the command line: use a profile instead"
-                click.echo(f"shardfs: warning: {told}", err=True)
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    click.echo(f"shardfs: warning: {text}", err=True)
 
 
 def configured(where: str | None, name: str) -> Configuration:
@@ -108,7 +117,7 @@ def configured(where: str | None, name: str) -> Configuration:
     found = profiles.read(where)
     for fault in found.faults:
         if fault.warning and fault.profile in ("", name):
-            click.echo(f"shardfs: warning: {fault}", err=True)
+            warn(str(fault))
     return found
 
 
@@ -157,17 +166,11 @@ def opened(source: str, found: Options, **hooks: Any) -> Tree:
         )
 
 
-def opened_to_mount(source: str, found: Options, waiting: Callable[[], None], **more: Any) -> Tree:
-    """Open a tree for a mount. Evicts chunks that the kernel has read and caches, unless `direct_io` is set."""
-    return opened(source, found, waiting=waiting, spent_bytes=None if found.direct_io else SPENT, **more)
-
-
-def opened_to_write(source: str, found: Options, mountpoint: str, waiting: Callable[[], None]) -> WriteTree:
-    """Open a writable tree and lock its journal. Fails if another process has the journal."""
-    from shardfs.write.open_rw import open_writable
-
-    tree = opened_to_mount(source, found, waiting, may_be_empty=found.create is not None)
-    return open_writable(tree, absolute(source), found, mountpoint=mountpoint, waiting=waiting)
+def opened_to_look(source: str, given: Given) -> Tree:
+    """Open the tree for a verb that only reads, and print log messages to standard error."""
+    found = given.options()
+    logging.basicConfig(level=found.log_level.upper(), format="shardfs: %(message)s")
+    return opened(source, found)
 
 
 @contextmanager
@@ -183,26 +186,20 @@ def opening(source: str) -> Iterator[None]:
         raise OSError(number, words, public_name(source)) from e
     except UnsupportedError as e:
         raise type(e)(f"{public_name(source)}: {e}") from e
-    except ImportError as e:
-        raise OSError(errno.EIO, missing_package(source, e), public_name(source)) from e
-    except ValueError as e:  # fsspec does not know the protocol
-        raise OSError(errno.EIO, f"cannot be opened: {e}", public_name(source)) from e
     except Exception as e:
-        if is_expected(e) or is_bug(e):
+        if isinstance(e, ImportError):
+            why = _missing_package(source, e)
+        elif isinstance(e, ValueError):  # fsspec does not know the protocol
+            why = f"cannot be opened: {e}"
+        elif is_expected(e) or is_bug(e):
             raise
-        raise OSError(errno.EIO, f"cannot be opened: {type(e).__name__}: {e}", public_name(source)) from e
+        else:
+            why = f"cannot be opened: {type(e).__name__}: {e}"
+        raise OSError(errno.EIO, why, public_name(source)) from e
 
 
-def missing_package(source: str, error: ImportError) -> str:
-    """Message that names the missing package for a source."""
+def _missing_package(source: str, error: ImportError) -> str:
     from shardfs.storage.store import package_for
 
     package = package_for(source)
     return f"needs the package {package} ({error}): pip install {package}" if package else f"cannot be opened: {error}"
-
-
-def open_for(source: str, words: Iterable[str], storage: Iterable[str], env: Iterable[str]) -> Tree:
-    """Open the tree for a verb that only reads."""
-    found, _ = given_options(words, storage, env, {})
-    logging.basicConfig(level=found.log_level.upper(), format="shardfs: %(message)s")
-    return opened(source, found)

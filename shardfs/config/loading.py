@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from itertools import chain
 from typing import Any
 
-from shardfs.config.options import _BY_NAME, FILES, LAYOUT_CODECS, Options, Setting, Values, settings
+from shardfs.config.options import BY_NAME, FILES, LAYOUT_CODECS, Options, Setting, Values, settings
 from shardfs.config.parsers import OptionError, octal, suggestion, switch
 
 FORWARDED = ("nodev", "nosuid", "noexec", "noatime", "sync", "dirsync")
@@ -38,18 +40,22 @@ def from_environment(environ: Mapping[str, str]) -> Values:
     values: Values = {
         s.name: _parsed(s, environ[s.variable], s.variable) for s in settings() if environ.get(s.variable)
     }
-    text = environ.get("SHARDFS_STORAGE_OPTIONS")
-    if text:
-        values["storage_options"] = _json_object(text, "SHARDFS_STORAGE_OPTIONS")
+    if text := environ.get("SHARDFS_STORAGE_OPTIONS"):
+        values["storage_options"] = _json_or_text(text)
+        if not isinstance(values["storage_options"], dict):
+            raise OptionError('SHARDFS_STORAGE_OPTIONS: not a JSON object: write it like {"anon": true}')
     return values
 
 
 def from_mount_options(texts: Iterable[str]) -> Values:
     """Load the arguments of `-o`: words and `name=value`, separated by commas. `\\,` is a comma in a value."""
     values: Values = {}
-    for text in texts:
-        for word in split_words(text):
-            _add_word(values, word)
+    for word in chain.from_iterable(map(split_words, texts)):
+        new = _from_word(word)
+        name = word.partition("=")[0]
+        if name.replace("-", "_") in ACCESS and values.get("rw", new["rw"]) is not new["rw"]:
+            raise OptionError(f"{name!r} contradicts an earlier option: remove one of them")
+        values = joined(values, new)
     return values
 
 
@@ -59,37 +65,28 @@ def split_words(text: str) -> list[str]:
     return [re.sub(r"\\([,\\])", r"\1", word) for word in words]
 
 
-def _add_word(values: Values, word: str) -> None:
+def _from_word(word: str) -> Values:
     name, equals, text = word.partition("=")
-    prefix, dot, key = name.partition(".")
+    prefix, dot, _ = name.partition(".")
     known = name.replace("-", "_")
     if dot and prefix.replace("-", "_") == "storage_option":
-        _add_storage_option(values, f"{key}={text}" if equals else key)
-    elif dot and prefix == "env":
-        _add_variable(values, f"{key}={text}" if equals else key)
-    elif word == "rw":
-        values["bare_rw"] = True
-    elif known in ACCESS:
-        _add_access(values, name, switch(text) is ACCESS[known])
-    elif known in _BY_NAME:
-        _add_value(values, _BY_NAME[known], text, bare=not equals)
-    elif name in FORWARDED:
-        values["kernel"] = (*values.get("kernel", ()), name)
-    elif name not in ACCEPTED and not name.lower().startswith("x-"):
-        hint = suggestion(known, (*_BY_NAME, *ACCESS, *FORWARDED, *ACCEPTED))
-        raise OptionError(f"unknown option {name!r}{hint}")
-
-
-def _add_access(values: Values, name: str, rw: bool) -> None:
-    if values.get("rw", rw) is not rw:
-        raise OptionError(f"{name!r} contradicts an earlier option")
-    values["rw"] = rw
-
-
-def _add_value(values: Values, setting: Setting, text: str, *, bare: bool) -> None:
-    if bare and setting.value:
-        raise OptionError(f"option {setting.name!r} needs a value: {setting.name}={setting.value}")
-    values[setting.name] = _parsed(setting, text, setting.name)
+        return _storage_option(word.partition(".")[2])
+    if dot and prefix == "env":
+        return _variable(word.partition(".")[2])
+    if word == "rw":
+        return {"bare_rw": True}
+    if known in ACCESS:
+        return {"rw": switch(text) is ACCESS[known]}
+    if known in BY_NAME:
+        setting = BY_NAME[known]
+        if setting.value and not equals:
+            raise OptionError(f"option {setting.name!r} needs a value: {setting.name}={setting.value}")
+        return {known: _parsed(setting, text, setting.name)}
+    if name in FORWARDED:
+        return {"kernel": (name,)}
+    if name in ACCEPTED or name.lower().startswith("x-"):
+        return {}
+    raise OptionError(f"unknown option {name!r}{suggestion(known, (*BY_NAME, *ACCESS, *FORWARDED, *ACCEPTED))}")
 
 
 def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
@@ -106,7 +103,7 @@ def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
         return {"kernel": (key,)} if switch(_plain(key, value)) else {}
     if known in ACCESS:
         return {"rw": switch(_plain(key, value)) is ACCESS[known]}
-    setting = _BY_NAME.get(known)
+    setting = BY_NAME.get(known)
     if setting is None or setting.scope == FILES:
         names = (s.name for s in settings() if s.scope != FILES)
         known_keys = (*others, "storage_options", "env", *ACCESS, *FORWARDED, *names)
@@ -139,24 +136,14 @@ def without_nul(key: str, text: str) -> str:
 
 def from_flags(given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:
     """Load command line flags: field name -> text, or True or False for a switch; None means not given."""
-    values: Values = {}
-    for s in settings():
-        text = given.get(s.name)
-        if text is not None:
-            values[s.name] = _parsed(s, str(text), s.flag)
-    for pair in storage:
-        _add_storage_option(values, pair)
-    for pair in env:
-        _add_variable(values, pair)
-    return values
+    flags = {s.name: _parsed(s, str(text), s.flag) for s in settings() if (text := given.get(s.name)) is not None}
+    return reduce(joined, (*map(_storage_option, storage), *map(_variable, env)), flags)
 
 
 def merged(*layers: Values) -> Options:
     """The options of all layers. Later layers win; storage options and variables are merged key by key."""
-    values: Values = {}
-    for layer in layers:
-        values = joined(values, layer)
-    return Options(**values)
+    nothing: Values = {}
+    return Options(**reduce(joined, layers, nothing))
 
 
 def joined(old: Values, new: Values) -> Values:
@@ -177,22 +164,19 @@ def _parsed(setting: Setting, text: str, shown_name: str) -> Any:
         raise OptionError(f"{shown_name}: {e}") from None
 
 
-def _add_storage_option(values: Values, pair: str) -> None:
-    """Add `KEY=VALUE`, or `OUTER.INNER=VALUE` for nested objects. A value that is not JSON is a string."""
+def _storage_option(pair: str) -> Values:
+    """Load `KEY=VALUE`, or `OUTER.INNER=VALUE` for nested objects. A value that is not JSON is a string."""
     key, equals, text = pair.partition("=")
     if not key or not equals:
         raise OptionError(f"storage option {pair!r} is not of the form KEY=VALUE")
-    value: Any = _json_or_text(text)
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    values["storage_options"] = joined(values.get("storage_options", {}), value)
+    return {"storage_options": reduce(lambda value, part: {part: value}, reversed(key.split(".")), _json_or_text(text))}
 
 
-def _add_variable(values: Values, pair: str) -> None:
+def _variable(pair: str) -> Values:
     name, equals, text = pair.partition("=")
     if not name or not equals:
         raise OptionError(f"environment variable {pair!r} is not of the form NAME=VALUE")
-    values["env"] = {**values.get("env", {}), name: text}
+    return {"env": {name: text}}
 
 
 def _json_or_text(text: str) -> Any:
@@ -200,13 +184,6 @@ def _json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _json_object(text: str, variable: str) -> Values:
-    value = _json_or_text(text)
-    if not isinstance(value, dict):
-        raise OptionError(f"{variable}: not a JSON object")
-    return value
 
 
 def check(options: Options) -> None:

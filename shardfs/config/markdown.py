@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shardfs.config.loading import ACCEPTED, FORWARDED
 from shardfs.config.options import SCOPES, Setting, settings
 
-# ---- docs/options.md ----
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _INTRODUCTION = """\
 # Options
@@ -54,13 +57,13 @@ def as_markdown() -> str:
     for scope in SCOPES:
         rows = "".join(_row(s) for s in settings() if s.scope == scope)
         parts.append(f"## {scope}\n\n| `-o` | value | default | |\n|---|---|---|---|\n{rows}")
-    words = {"forwarded": FORWARDED, "accepted": sorted(ACCEPTED)}
-    rest = _REST
-    for key, listed in words.items():
-        rest = rest.replace("{" + key + "}", ", ".join(f"`{word}`" for word in listed))
+    rest = _REST.replace("{forwarded}", _quoted(FORWARDED)).replace("{accepted}", _quoted(sorted(ACCEPTED)))
     return "\n".join([*parts, rest])
 
 
 def _row(s: Setting) -> str:
-    value = s.value.replace("|", " or ") or "switch"
-    return f"| `{s.name}` | {value} | {s.default} | {s.help} |\n"
+    return f"| `{s.name}` | {s.value.replace('|', ' or ') or 'switch'} | {s.default} | {s.help} |\n"
+
+
+def _quoted(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)

@@ -19,9 +19,6 @@ class OptionError(ValueError):
     """An unknown option, or an invalid value. The message is for the user."""
 
 
-# ---- values ----
-
-
 def size(text: str) -> int:
     """Bytes: 65536, 64K, 256M, 1GiB; K is 1024."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)

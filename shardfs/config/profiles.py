@@ -124,15 +124,11 @@ def _read_file(path: str, result: Configuration) -> None:
         return
     for name, table in mounts.items():
         _read_profile(path, name, table, result)
-    if mode & stat.S_IROTH and any(map(_has_secrets, (result.profiles[n] for n in mounts if n in result.profiles))):
-        result.faults.append(
-            ConfigFault(path, "", "contains secrets, but all users can read it: chmod o-r", warning=True)
-        )
-
-
-def _has_secrets(profile: Profile) -> bool:
-    given = (profile.values.get("storage_options", {}), profile.values.get("env", {}))
-    return any(True for _ in secrets_of(profile.source, *given))
+    read = [result.profiles[name] for name in mounts if name in result.profiles]
+    pairs = ((p.source, p.values.get("storage_options", {}), p.values.get("env", {})) for p in read)
+    if mode & stat.S_IROTH and any(True for given in pairs for _ in secrets_of(*given)):
+        why = "contains secrets, but all users can read it: chmod o-r"
+        result.faults.append(ConfigFault(path, "", why, warning=True))
 
 
 def _read_profile(path: str, name: str, table: Mapping[str, Any], result: Configuration) -> None:

@@ -103,16 +103,16 @@ def _serving(arguments: list[str], storage_options: Mapping[str, Any], ready_tim
         before = json.loads(environ.get("SHARDFS_STORAGE_OPTIONS") or "{}")
         environ["SHARDFS_STORAGE_OPTIONS"] = json.dumps({**before, **storage_options})
     shown = [public_name(arguments[-2]), arguments[-1]]  # shown by `ps`; the daemon ignores these arguments
-    with tempfile.TemporaryFile() as said, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+    with tempfile.TemporaryFile() as errors, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
         address = f"shardfs-{secrets.token_hex(16)}"
-        told.bind(f"\0{address}")
+        notices.bind(f"\0{address}")
         environ["NOTIFY_SOCKET"] = f"@{address}"
         daemon = subprocess.Popen(
             [sys.executable, "-c", _DAEMON, *shown],
             env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=errors,
             start_new_session=True,  # Ctrl-C must reach the program that uses the mount, not the daemon
         )
         try:
@@ -120,14 +120,14 @@ def _serving(arguments: list[str], storage_options: Mapping[str, Any], ready_tim
                 with suppress(BrokenPipeError):
                     daemon.stdin.write(json.dumps(arguments).encode() + b"\n")
                     daemon.stdin.flush()
-            _await(daemon, told, said, time.monotonic() + ready_timeout)
-            told.close()
+            _await(daemon, notices, errors, time.monotonic() + ready_timeout)
+            notices.close()
             yield
         finally:
             _end(daemon)
 
 
-def _await(daemon: subprocess.Popen[bytes], told: socket.socket, said: IO[bytes], end: float) -> None:
+def _await(daemon: subprocess.Popen[bytes], notices: socket.socket, errors: IO[bytes], end: float) -> None:
     """Return when the daemon reports that it is ready. If the daemon exits, raise the error that it printed.
 
     `end` is a time of `time.monotonic`. Raises TimeoutError when that time has passed.
@@ -135,21 +135,18 @@ def _await(daemon: subprocess.Popen[bytes], told: socket.socket, said: IO[bytes]
     exited = os.pidfd_open(daemon.pid)
     try:
         while (left := end - time.monotonic()) > 0:
-            ready, _, _ = select.select([told.fileno(), exited], [], [], left)
-            if told.fileno() in ready and b"READY=1" in told.recv(4096).split(b"\n"):
+            ready, _, _ = select.select([notices.fileno(), exited], [], [], left)
+            if notices.fileno() in ready and b"READY=1" in notices.recv(4096).split(b"\n"):
                 return
             if exited in ready:
-                raise _failure(daemon.wait(), said)
+                code = daemon.wait()
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").strip().splitlines()
+                text = lines[-1].removeprefix("shardfs: ") if lines else f"the daemon ended with status {code}"
+                raise ERRORS.get(code, OSError)(text)
     finally:
         os.close(exited)
-    raise TimeoutError(errno.ETIMEDOUT, "the mount was not ready in time")
-
-
-def _failure(code: int, said: IO[bytes]) -> Exception:
-    said.seek(0)
-    lines = said.read().decode(errors="replace").strip().splitlines()
-    text = lines[-1].removeprefix("shardfs: ") if lines else f"the daemon ended with status {code}"
-    return ERRORS.get(code, OSError)(text)
+    raise TimeoutError(errno.ETIMEDOUT, "the mount was not ready in time: a longer ready_timeout waits longer")
 
 
 def _end(daemon: subprocess.Popen[bytes]) -> None:

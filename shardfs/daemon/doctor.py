@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.daemon.mount import DESCRIPTORS
 from shardfs.formats.registry import formats
@@ -71,13 +71,11 @@ def _device() -> Diagnosis:
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
-        return Diagnosis(
-            "device", WRONG, f"{DEVICE} does not exist",
-            "modprobe fuse; in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN",
-        )  # fmt: skip
+        fix = "modprobe fuse; in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN"
+        return Diagnosis("device", WRONG, f"{DEVICE} does not exist", fix)
     except OSError as e:
-        why = "in a container, start it with --device /dev/fuse" if e.errno == errno.EPERM else f"chmod 666 {DEVICE}"
-        return Diagnosis("device", WRONG, f"{DEVICE} cannot be opened: {e.strerror}", why)
+        fix = "in a container, start it with --device /dev/fuse" if e.errno == errno.EPERM else f"chmod 666 {DEVICE}"
+        return Diagnosis("device", WRONG, f"{DEVICE} cannot be opened: {e.strerror}", fix)
     return Diagnosis("device", OK, f"{DEVICE} can be opened")
 
 
@@ -106,7 +104,7 @@ def _libfuse() -> Diagnosis:
 
 def _packages() -> Iterator[Diagnosis]:
     """Report whether the required packages are installed and recent enough, and the versions of the store packages."""
-    told = []
+    present = []
     for name, least in _requirements():
         try:
             version = metadata.version(name)
@@ -116,11 +114,11 @@ def _packages() -> Iterator[Diagnosis]:
         if _numbers(version) < _numbers(least):
             fix = f"pip install --upgrade '{name}>={least}'"
             yield Diagnosis("packages", WRONG, f"{name} {version} is too old", fix)
-        told.append(f"{name} {version}")
+        present.append(f"{name} {version}")
     for name in ("aiohttp", "s3fs", "gcsfs", "adlfs"):
         with suppress(metadata.PackageNotFoundError):
-            told.append(f"{name} {metadata.version(name)}")
-    yield Diagnosis("packages", OK, ", ".join(told))
+            present.append(f"{name} {metadata.version(name)}")
+    yield Diagnosis("packages", OK, ", ".join(present))
 
 
 def _requirements() -> list[tuple[str, str]]:
@@ -156,12 +154,10 @@ def _kernel_timeout(found: Options) -> Diagnosis:
     seconds, needed = min(limits), 2 * found.store_timeout
     if seconds > needed:
         return Diagnosis("request time-out", OK, f"the kernel waits {seconds} s for an answer")
-    return Diagnosis(
-        "request time-out", WRONG,
-        f"the kernel ends a mount that does not answer within {seconds} s, and a store may take {needed:g} s",
-        f"store_timeout={seconds / 4:g}, or sysctl fs.fuse.max_request_timeout={int(2 * needed)} "
-        f"fs.fuse.default_request_timeout={int(2 * needed)}",
-    )  # fmt: skip
+    limit = int(2 * needed)
+    sysctls = f"fs.fuse.max_request_timeout={limit} fs.fuse.default_request_timeout={limit}"
+    finding = f"the kernel ends a mount that does not answer within {seconds} s, and a store may take {needed:g} s"
+    return Diagnosis("request time-out", WRONG, finding, f"store_timeout={seconds / 4:g}, or sysctl {sysctls}")
 
 
 def _sysctl(name: str) -> int:
@@ -174,19 +170,18 @@ def _sysctl(name: str) -> int:
 def _descriptors() -> Diagnosis:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
-        told = f"no more than {hard} files may be open, and a mount may need {DESCRIPTORS}"
-        return Diagnosis(
-            "descriptors", WRONG, told, f"ulimit -Hn {DESCRIPTORS}, or LimitNOFILE={DESCRIPTORS} in the unit"
-        )
+        finding = f"no more than {hard} files may be open, and a mount may need {DESCRIPTORS}"
+        fix = f"ulimit -Hn {DESCRIPTORS}, or LimitNOFILE={DESCRIPTORS} in the unit"
+        return Diagnosis("descriptors", WRONG, finding, fix)
     return Diagnosis("descriptors", OK, f"{hard} files may be open" if hard >= 0 else "any number of files may be open")
 
 
 def _memory(found: Options) -> Diagnosis:
     wanted, free = found.index_cache + found.chunk_cache, _available_bytes()
-    told = f"caches may take {wanted >> 20} MiB; {free >> 20} MiB are available"
+    finding = f"caches may take {wanted >> 20} MiB; {free >> 20} MiB are available"
     if free and wanted > free:
-        return Diagnosis("memory", WRONG, told, f"index_cache={free >> 22}M,chunk_cache={free >> 22}M")
-    return Diagnosis("memory", OK, told)
+        return Diagnosis("memory", WRONG, finding, f"index_cache={free >> 22}M,chunk_cache={free >> 22}M")
+    return Diagnosis("memory", OK, finding)
 
 
 def _available_bytes() -> int:
@@ -208,23 +203,26 @@ def _mounts() -> Iterator[Diagnosis]:
 
 def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
     """Check one mount: whether its daemon answers, and whether its store answers."""
-    name, point = "mount", mount.mountpoint
-    if mount.state == mount_table.DEAD:
-        fix = f"shardfs umount --lazy {point}"
-        yield Diagnosis(name, WRONG, f"{point}: its daemon has died, and the mount remains", fix)
-    elif mount.state == mount_table.HANGS:
-        yield Diagnosis(name, WRONG, f"{point}: does not answer", f"shardfs umount --lazy {point}, and mount it again")
-    elif mount.state == mount_table.CLOSED:
-        yield Diagnosis(name, NOTE, f"{point}: belongs to another user")
+    point = mount.mountpoint
+    if mount.state in _STATES:
+        state, finding, fix = _STATES[mount.state]
+        yield Diagnosis("mount", state, f"{point}: {finding}", fix.format(point))
     elif mount.status is None:
-        yield Diagnosis(name, NOTE, f"{point}: reports no status, as mounts of old versions")
+        yield Diagnosis("mount", NOTE, f"{point}: reports no status, as mounts of old versions")
     elif (store := mount.status["store"]) and store["silent"]:
         fix = "check the network and the store; the mount recovers by itself"
-        yield Diagnosis(name, WRONG, f"{point}: its store does not answer", fix)
+        yield Diagnosis("mount", WRONG, f"{point}: its store does not answer", fix)
     else:
         failed = sum(store["errors"].values()) - store["errors"].get("ENOENT", 0) if store else 0
         note = f"; its store has failed {failed} times, see {point}/.shardfs/log" if failed else ""
-        yield Diagnosis(name, NOTE if failed else OK, f"{point}: answers{note}")
+        yield Diagnosis("mount", NOTE if failed else OK, f"{point}: answers{note}")
+
+
+_STATES = {
+    mount_table.DEAD: (WRONG, "its daemon has died, and the mount remains", "shardfs umount --lazy {}"),
+    mount_table.HANGS: (WRONG, "does not answer", "shardfs umount --lazy {}, and mount it again"),
+    mount_table.CLOSED: (NOTE, "belongs to another user", ""),
+}
 
 
 # ---- source
@@ -254,28 +252,27 @@ def _documents(store: Store) -> dict[str, bytes]:
 
 
 def _unreachable(source: str, shown: str, e: Exception) -> Diagnosis:
-    told = f"{shown}: {message(e)}"
-    package = package_for(source)
+    package, check = package_for(source), "store"
     if isinstance(e, ImportError):
         fix = f"pip install {package}" if package else "install the package that the message names"
-        return Diagnosis("store", WRONG, told, fix)
-    if isinstance(e, PermissionError) or _is_about_credentials(e):
-        return Diagnosis("credentials", WRONG, told, _CREDENTIALS.get(package or "", _RIGHTS))
-    if isinstance(e, StoreTimeout | TimeoutError):
+    elif isinstance(e, PermissionError) or _is_about_credentials(e):
+        check, fix = "credentials", _CREDENTIALS.get(package or "", _RIGHTS)
+    elif isinstance(e, StoreTimeout | TimeoutError):
         fix = "check the network, the proxy, the host name in the URL and endpoint_url"
-        return Diagnosis("store", WRONG, told, fix)
-    if isinstance(e, FileNotFoundError):
-        return Diagnosis("store", WRONG, told, "check the spelling of the path, and whether its disk is mounted")
-    return Diagnosis("store", WRONG, told, "check the URL and the storage options")
+    elif isinstance(e, FileNotFoundError):
+        fix = "check the spelling of the path, and whether its disk is mounted"
+    else:
+        fix = "check the URL and the storage options"
+    return Diagnosis(check, WRONG, f"{shown}: {message(e)}", fix)
 
 
 _CREDENTIALS = {
-    "s3fs": "set AWS_PROFILE, or "
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket, storage_option.anon=true",
+    "s3fs": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket, "
+    "storage_option.anon=true",
     "gcsfs": "gcloud auth application-default login; for a public bucket, storage_option.token=anon",
     "adlfs": "set AZURE_STORAGE_ACCOUNT_NAME and a key or SAS token; for a public container, storage_option.anon=true",
     "aiohttp": "the server refuses access: put https://NAME:PASSWORD@... into a profile",
-}  # fmt: skip
+}
 _RIGHTS = "let the user that mounts read it; shardfs reads with the rights of that user"
 
 
@@ -296,34 +293,33 @@ def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Diagnosis]
     data = documents[name]
     try:
         store.require_ranges([name])
-        got = [store.open(name).read([part])[0] for part in (ByteRange(2, 6), Suffix(4))]
+        parts = [store.open(name).read([part])[0] for part in (ByteRange(2, 6), Suffix(4))]
     except OSError as e:
-        state = f"{name}: {e.strerror or e}"
         fix = "serve the source with a server that honours Range, such as nginx; or copy it, and mount the copy"
-        yield Diagnosis("byte ranges", WRONG, redacted(state), fix)
+        yield Diagnosis("byte ranges", WRONG, redacted(f"{name}: {e.strerror or e}"), fix)
         return
-    if got != [data[2:6], data[-4:]]:
+    if parts == [data[2:6], data[-4:]]:
+        yield Diagnosis("byte ranges", OK, "are honoured")
+    else:
         fix = "a cache or proxy between here and the store answers wrongly: bypass it"
         yield Diagnosis("byte ranges", WRONG, f"{name}: the store returned other bytes than the range requested", fix)
-        return
-    yield Diagnosis("byte ranges", OK, "are honoured")
 
 
 def _dataset(source: str, shown: str, found: Options) -> Diagnosis:
-    options: dict[str, Any] = {"layout": found.layout, "skip_unsupported": found.unsupported == "skip"}
     try:
         tree = open_tree(
             source,
             storage_options=found.storage_options,
             follow_symlinks=found.symlinks == "follow",
+            layout=found.layout,
+            skip_unsupported=found.unsupported == "skip",
             store_timeout_s=min(found.store_timeout, SECONDS),
             store_retries=min(found.store_retries, 1),
-            **options,
         )
     except (ShardfsError, OSError) as e:
         return Diagnosis("dataset", WRONG, f"{shown}: {message(e)}", "`shardfs info` lists what is in it")
     problems = tree.problems()
     if problems:
-        told = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
-        return Diagnosis("dataset", NOTE, f"{shown}: some of it is shown as it is stored: {told}")
+        reasons = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
+        return Diagnosis("dataset", NOTE, f"{shown}: some of it is shown as it is stored: {reasons}")
     return Diagnosis("dataset", OK, f"{shown}: can be mounted")

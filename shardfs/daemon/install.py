@@ -64,9 +64,8 @@ class Item:
     def place(self) -> None:
         """Install the item atomically, replacing any file or link at its path."""
         if self.target is not None and not self.target.exists():
-            raise FileNotFoundError(
-                errno.ENOENT, "does not exist; --programs names the directory of the programs", str(self.target)
-            )
+            why = "does not exist; --programs names the directory of the programs"
+            raise FileNotFoundError(errno.ENOENT, why, str(self.target))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Write a temporary file in the same directory and rename it, so that no reader sees an incomplete unit.
         new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -86,13 +85,10 @@ def shipped(name: str) -> str:
     An installed package has its data files in its own directory, a checkout beside the package.
     """
     package = Path(__file__).parents[1]
-    places = (package / "share" / name, package.parent / name)
-    found = next((path for path in places if path.exists()), None)
-    if found is None:
-        raise FileNotFoundError(
-            errno.ENOENT, "is missing from this installation of shardfs: install shardfs again", name
-        )
-    return found.read_text("utf8")
+    for path in (package / "share" / name, package.parent / name):
+        if path.exists():
+            return path.read_text("utf8")
+    raise FileNotFoundError(errno.ENOENT, "is missing from this installation of shardfs: install shardfs again", name)
 
 
 def items(programs: Path, *, user: bool, root: str = "") -> Iterator[Item]:
@@ -103,21 +99,21 @@ def items(programs: Path, *, user: bool, root: str = "") -> Iterator[Item]:
             root uses.
         root: directory to prepend to all paths, for packagers.
     """
+
+    def below(path: Path) -> Path:
+        return Path(root, path.relative_to("/")) if root else path
+
     data = _home("XDG_DATA_HOME", ".local/share") if user else Path("/usr/local/share")
     units = _home("XDG_CONFIG_HOME", ".config") / "systemd/user" if user else Path("/etc/systemd/system")
     if not user:
         for name in HELPERS:
-            yield Item(_below(root, Path("/sbin", name)), target=programs / name)
+            yield Item(below(Path("/sbin", name)), target=programs / name)
     unit = shipped("systemd/user/shardfs@.service" if user else "systemd/shardfs@.service")
-    yield Item(_below(root, units / "shardfs@.service"), unit.replace(PROGRAM, str(programs / "shardfs")))
+    yield Item(below(units / "shardfs@.service"), unit.replace(PROGRAM, str(programs / "shardfs")))
     for page in ("shardfs.1", "mount.shardfs.8"):
-        yield Item(_below(root, data / f"man/man{page[-1]}" / page), shipped(f"docs/man/{page}"))
+        yield Item(below(data / f"man/man{page[-1]}" / page), shipped(f"docs/man/{page}"))
     for shell, place in SHELLS.items():
-        yield Item(_below(root, data / place), _completion(shell))
-
-
-def _below(root: str, path: Path) -> Path:
-    return Path(root, path.relative_to("/")) if root else path
+        yield Item(below(data / place), _completion(shell))
 
 
 def _home(variable: str, otherwise: str) -> Path:

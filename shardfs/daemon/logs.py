@@ -112,7 +112,7 @@ class _Json(logging.Formatter):
     """One JSON object per line, with secrets removed."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {
+        fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -121,8 +121,8 @@ class _Json(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps({k: redacted(v) if isinstance(v, str) else v for k, v in told.items()})
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({k: redacted(v) if isinstance(v, str) else v for k, v in fields.items()})
 
 
 class _Journal(logging.Formatter):

@@ -26,7 +26,7 @@ class Scraping:
         parts = urlsplit(f"//{address}")
         try:
             host = parts.hostname or "localhost"
-            self._server = (_Server6 if ":" in host else _Server)((host, parts.port or 0), _Handler)
+            self._server = _Server((host, parts.port or 0), _Handler)
         except (OSError, ValueError) as e:
             number = e.errno if isinstance(e, OSError) else errno.EINVAL
             raise MountError(number, f"cannot listen: {getattr(e, 'strerror', None) or e}", address) from e
@@ -49,16 +49,16 @@ class _Server(ThreadingHTTPServer):
 
     make: Callable[[], bytes]
 
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
     def server_bind(self) -> None:
         # HTTPServer.server_bind would look up the host name of the address, and could block on a name server.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):

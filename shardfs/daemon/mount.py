@@ -22,9 +22,10 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardfs.daemon import logs, systemd
 from shardfs.daemon.logs import Logs
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from shardfs.daemon.status import Status
     from shardfs.daemon.systemd import Notifier
     from shardfs.fuse.libfuse import Session
-    from shardfs.fuse.server import Server
     from shardfs.fuse.settings import FuseSettings
     from shardfs.storage.mount_table import MountInfo
     from shardfs.vfs.tree import Tree
@@ -63,13 +63,8 @@ LEFT = 3
 DESCRIPTORS = 2048
 """File descriptors for which the process reserves room: 1,024 open shards, and everything else."""
 
-DEFAULT_LOGS = Logs()
-
 NAMED, COUNTED = 5, 1000
 """At most this many entries of a non-empty mountpoint are named, and counted."""
-
-UNMOUNTED = b"\0"
-"""Byte that the server writes to the signal pipe after the unmount. Every other byte is a signal number."""
 
 LAST_ANSWERS_S = 5.0
 """Seconds that the daemon still serves programs with open files after SIGTERM."""
@@ -78,20 +73,43 @@ LAST_WORDS_S = 2.0
 """Seconds that a foreground process may take to exit after the mount has ended."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountArguments:
+    """What to mount, where and how.
+
+    Args:
+        open_tree: opens the source and is called in the daemon. Its argument is a hook to call before waiting. Its
+            second return value is None if the mount is read-only.
+        fsname: name of the source for findmnt; None for `source` without secrets.
+        nonempty: "warn", "refuse" or "allow" a mountpoint with entries. The mount hides these entries.
+        access_log: file to which the daemon appends each request as a line of JSON.
+        metrics_addr: HOST:PORT of the HTTP server for Prometheus.
+        dead: the mount of a dead daemon to replace. `mount` sets it.
+    """
+
+    source: str
+    mountpoint: str
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]]
+    fuse: FuseSettings
+    fsname: str | None = None
+    layout: str = "native"
+    nonempty: str = "warn"
+    logs: Logs = field(default_factory=Logs)
+    access_log: str | None = None
+    metrics_addr: str | None = None
+    dead: MountInfo | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name of the source, without secrets."""
+        return self.fsname or public_name(self.source)
+
+
 def mount(
-    source: str,
-    mountpoint: str,
+    arguments: MountArguments,
     *,
     foreground: bool,
     ready_timeout: float,
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]],
-    fuse: FuseSettings,
-    fsname: str | None = None,
-    layout: str = "native",
-    nonempty: str = "warn",
-    told: Logs = DEFAULT_LOGS,
-    access_log: str | None = None,
-    metrics_addr: str | None = None,
     ready: Callable[[], object] = lambda: None,
 ) -> int:
     """Mount a source; return the exit code.
@@ -100,26 +118,16 @@ def mount(
     returns when the mount answers, and a daemon serves the mount.
 
     Args:
-        open_tree: opens the source and is called in the daemon. Its argument is a hook to call before waiting. Its
-            second return value is None if the mount is read-only.
         ready_timeout: seconds until a daemon that does not answer is killed.
-        fsname: name of the source for findmnt.
-        nonempty: "warn", "refuse" or "allow" a mountpoint with entries. The mount hides these entries.
-        told: logging options.
-        access_log: file to which the daemon appends each request as a line of JSON.
-        metrics_addr: HOST:PORT of the HTTP server for Prometheus.
         ready: called in this process when the mount answers.
     """
     # Resolve links: libfuse interprets /dev/fd/N as an open FUSE device.
-    mountpoint = os.path.realpath(mountpoint)
-    dead = _check_mountpoint(mountpoint, nonempty)
-    _check_apart(source, mountpoint)
-
-    shown = fsname or public_name(source)
-
-    what = _Mount(mountpoint, dead, open_tree, fuse, shown, layout, access_log, metrics_addr)
+    mountpoint = os.path.realpath(arguments.mountpoint)
+    dead = _check_mountpoint(mountpoint, arguments.nonempty)
+    _check_apart(arguments.source, mountpoint)
+    arguments = replace(arguments, mountpoint=mountpoint, dead=dead)
     if foreground:
-        return _serve_in_foreground(what, told, ready)
+        return _serve_in_foreground(arguments, ready)
     sys.stdout.flush()
     sys.stderr.flush()
     receive, send = os.pipe()
@@ -128,9 +136,9 @@ def mount(
     pid = os.fork()
     if pid == 0:
         os.close(receive)
-        _daemon(what, send, told, masked)
+        _daemon(arguments, send, masked)
     os.close(send)
-    code = _await_daemon(pid, receive, ready_timeout, what, masked)
+    code = _await_daemon(pid, receive, ready_timeout, arguments, masked)
     if code == 0:
         ready()
     return code
@@ -199,121 +207,69 @@ def _check_apart(source: str, mountpoint: str) -> None:
 # ---- serving ----
 
 
-class _Mount(NamedTuple):
-    """The arguments of `mount` that the serving process needs. `dead` is the mount of a dead daemon to replace."""
-
-    mountpoint: str
-    dead: MountInfo | None
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]]
-    fuse: FuseSettings
-    shown: str
-    layout: str
-    access_log: str | None
-    metrics_addr: str | None
-
-
-def _serve_in_foreground(what: _Mount, told: Logs, ready: Callable[[], object]) -> int:
+def _serve_in_foreground(arguments: MountArguments, ready: Callable[[], object]) -> int:
     """Serve in this process, log to standard error or a file, notify the service manager; return the exit code."""
-    tail = logs.set_up(told, daemon=False)
+    tail = logs.set_up(arguments.logs, daemon=False)
     manager = systemd.from_environment(os.environ)
+    source, mountpoint = arguments.shown, arguments.mountpoint
 
     def answering(status: Status) -> None:
-        log.info("%s is mounted on %s", what.shown, what.mountpoint)
+        log.info("%s is mounted on %s", source, mountpoint)
         ready()
         if manager is not None:
-            manager.watch(what.mountpoint, lambda: f"serving {what.shown} on {what.mountpoint}: {status.line()}")
+            manager.watch(mountpoint, lambda: f"serving {source} on {mountpoint}: {status.line()}")
 
-    code = _serve(what, tail, answering, manager)
-    _end_soon(code)
+    code = _serve(arguments, tail, answering, manager)
+    # Exit soon: Python's shutdown may wait for threads that wait for the store.
+    timer = threading.Timer(LAST_WORDS_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
     return code
 
 
-def _serve(what: _Mount, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None) -> int:
+def _serve(
+    arguments: MountArguments, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None
+) -> int:
     """Open the source, mount it, answer requests until the unmount, publish; return the exit code."""
     from shardfs.daemon.status import Status
     from shardfs.fuse.access import AccessLog
+    from shardfs.fuse.control import Control
     from shardfs.fuse.libfuse import Session
     from shardfs.fuse.server import Server
 
     _prepare_process()
-    server = Server(what.fuse, AccessLog.open(what.access_log) if what.access_log else None)
-    scraping = _listening(what.metrics_addr)
-    tree, writing = what.open_tree(server.waiting)
-    session = Session([*what.fuse.options(), f"fsname={what.shown}", "subtype=shardfs"], what.fuse.limits())
-
-    # Install signal handlers before the mount: a signal after it would leave a mount without a daemon.
-    receive, send = os.pipe()
-    os.set_blocking(send, False)
-    # The pipe delivers signal numbers and the end of the mount to the main thread, which does not serve requests.
-    # Python runs signal handlers in the main thread only, but the kernel may interrupt any thread. A main thread that
-    # served requests would notice a signal only at the next request.
-    signal.set_wakeup_fd(send)
-    for number in (*_ENDING, *_TELLING):
-        signal.signal(number, lambda _number, _frame: None)
+    server = Server(arguments.fuse, AccessLog.open(arguments.access_log) if arguments.access_log else None)
+    scraping = _listening(arguments.metrics_addr)
+    tree, writing = arguments.open_tree(server.waiting)
+    mount_options = [*arguments.fuse.options(), f"fsname={arguments.shown}", "subtype=shardfs"]
+    session = Session(mount_options, arguments.fuse.limits())
+    signals = _Signals()  # before the mount: a signal after it would leave a mount without a daemon
     try:
-        replacing = _mount(session, what)
+        replacing = _attach(session, arguments)
         session.negotiate()
-        status = Status(server, tree, _facts(what, scraping), writing)
-        _tell(status, server, tail, scraping)
-        server.start(tree, session, lambda: os.write(send, UNMOUNTED))
+        facts = {"source": arguments.shown, "mountpoint": arguments.mountpoint, "layout": arguments.layout}
+        if scraping is not None:
+            facts["metrics_addr"] = scraping.address
+        status = Status(server, tree, facts, writing)
+        server.control = Control({b"status.json": status.as_json, b"metrics": status.as_prometheus, b"log": tail.text})
+        if scraping is not None:
+            scraping.start(status.as_prometheus)
+        server.start(tree, session, signals.unmounted)
         if replacing is not None:
             session.replace(replacing)
         ready(status)
-        while (told := os.read(receive, 1)) != UNMOUNTED and told[0] in _TELLING:
-            _TELLING[told[0]]()
+        number = signals.await_end()
         if manager is not None:
             manager.stopping()
-        if told != UNMOUNTED:
-            log.info("%s: unmounting %s", signal.Signals(told[0]).name, what.mountpoint)
+        if number:
+            log.info("%s: unmounting %s", signal.Signals(number).name, arguments.mountpoint)
         session.unmount()
-        if told != UNMOUNTED:
-            select.select([receive], [], [], LAST_ANSWERS_S)
-        return _publish(writing, receive, manager, hurried=told != UNMOUNTED) if writing is not None else 0
+        if number:
+            signals.arrives_within(LAST_ANSWERS_S)
+        return _publish(writing, signals, manager, hurried=number != 0) if writing is not None else 0
     finally:
         # Free nothing else here: threads may still wait for the store. The end of the process frees the rest.
         session.unmount()
-
-
-def _mount(session: Session, what: _Mount) -> MountInfo | None:
-    """Mount the session.
-
-    Returns None once the session is attached. Otherwise returns the dead mount that the detached session must replace.
-    """
-    top = mounted_at(what.mountpoint)
-    if top is None or top.type != FS_TYPE:
-        session.mount(what.mountpoint)
-        return None
-    if top != what.dead:
-        raise MountError(errno.EBUSY, "another shardfs was mounted here meanwhile", what.mountpoint)
-    try:
-        session.mount_detached()
-        return top
-    except OSError as e:
-        if e.errno not in (errno.EPERM, errno.ENOSYS):
-            raise
-    # fusermount3 can neither mount over a dead mount nor move one. Between these two calls, nothing is mounted here.
-    unmount(what.mountpoint, lazy=True)
-    bare = os.open(what.mountpoint, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        session.mount(what.mountpoint)
-        if hidden := _listed(bare):
-            log.warning("%s: the directory is not empty: the mount hides %s", what.mountpoint, hidden)
-    finally:
-        os.close(bare)
-    return None
-
-
-def _publish(writing: Writing, receive: int, manager: Notifier | None, *, hurried: bool) -> int:
-    """Publish the remaining files; return the exit code."""
-
-    def signalled(seconds: float) -> bool:
-        """Whether a terminating signal arrived within this time."""
-        if not select.select([receive], [], [], seconds)[0]:
-            return False
-        return any(number in _ENDING for number in os.read(receive, 64))
-
-    left = drain(writing, hurried=hurried, signalled=signalled, tell=manager.publishing if manager else lambda _: None)
-    return LEFT if left else 0
 
 
 def _listening(address: str | None) -> Scraping | None:
@@ -324,18 +280,73 @@ def _listening(address: str | None) -> Scraping | None:
     return Scraping(address)
 
 
-def _facts(what: _Mount, scraping: Scraping | None) -> dict[str, str]:
-    facts = {"source": what.shown, "mountpoint": what.mountpoint, "layout": what.layout}
-    return facts if scraping is None else {**facts, "metrics_addr": scraping.address}
+def _attach(session: Session, arguments: MountArguments) -> MountInfo | None:
+    """Mount the session.
+
+    Returns None once the session is attached. Otherwise returns the dead mount that the detached session must replace.
+    """
+    mountpoint, top = arguments.mountpoint, mounted_at(arguments.mountpoint)
+    if top is None or top.type != FS_TYPE:
+        session.mount(mountpoint)
+        return None
+    if top != arguments.dead:
+        raise MountError(errno.EBUSY, "another shardfs was mounted here meanwhile", mountpoint)
+    try:
+        session.mount_detached()
+        return top
+    except OSError as e:
+        if e.errno not in (errno.EPERM, errno.ENOSYS):
+            raise
+    # fusermount3 can neither mount over a dead mount nor move one. Between these two calls, nothing is mounted here.
+    unmount(mountpoint, lazy=True)
+    bare = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        session.mount(mountpoint)
+        if hidden := _listed(bare):
+            log.warning("%s: the directory is not empty: the mount hides %s", mountpoint, hidden)
+    finally:
+        os.close(bare)
+    return None
 
 
-def _tell(status: Status, server: Server, tail: logs.Tail, scraping: Scraping | None) -> None:
-    """Serve status, metrics and log below `.shardfs`, and the metrics to Prometheus."""
-    from shardfs.fuse.control import Control
+def _publish(writing: Writing, signals: _Signals, manager: Notifier | None, *, hurried: bool) -> int:
+    """Publish the remaining files; return the exit code."""
+    progress = manager.publishing if manager else lambda _: None
+    left = drain(writing, hurried=hurried, signalled=signals.ending_within, progress=progress)
+    return LEFT if left else 0
 
-    server.control = Control({b"status.json": status.as_json, b"metrics": status.as_prometheus, b"log": tail.text})
-    if scraping is not None:
-        scraping.start(status.as_prometheus)
+
+class _Signals:
+    """Delivers signal numbers, and 0 for the unmount, to the main thread, which does not serve requests.
+
+    Python runs signal handlers in the main thread only, but the kernel may interrupt any thread. A main thread that
+    served requests would notice a signal only at the next request.
+    """
+
+    def __init__(self) -> None:
+        self._receive, self._send = os.pipe()
+        os.set_blocking(self._send, False)
+        signal.set_wakeup_fd(self._send)
+        for number in (*_ENDING, *_REPORTING):
+            signal.signal(number, lambda _number, _frame: None)
+
+    def unmounted(self) -> None:
+        """Report the unmount. Called by a thread of the server."""
+        os.write(self._send, b"\0")
+
+    def await_end(self) -> int:
+        """Wait for a signal that ends the mount, and return its number; 0 after an unmount."""
+        while (number := os.read(self._receive, 1)[0]) in _REPORTING:
+            _REPORTING[number]()
+        return number
+
+    def arrives_within(self, seconds: float) -> bool:
+        """Whether a signal or the unmount arrives within this time."""
+        return bool(select.select([self._receive], [], [], seconds)[0])
+
+    def ending_within(self, seconds: float) -> bool:
+        """Whether a terminating signal arrives within this time."""
+        return self.arrives_within(seconds) and any(number in _ENDING for number in os.read(self._receive, 64))
 
 
 def _dump_stacks() -> None:
@@ -352,7 +363,7 @@ def _change_verbosity() -> None:
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TELLING = {int(signal.SIGUSR1): _dump_stacks, int(signal.SIGUSR2): _change_verbosity}
+_REPORTING = {int(signal.SIGUSR1): _dump_stacks, int(signal.SIGUSR2): _change_verbosity}
 """Signals that do not end the mount -> function to call."""
 
 
@@ -383,12 +394,12 @@ def _keep_memory() -> None:
             mallopt(parameter, value)
 
 
-def _daemon(what: _Mount, send: int, told: Logs, masked: Iterable[int]) -> None:
+def _daemon(arguments: MountArguments, send: int, masked: Iterable[int]) -> None:
     """Run the daemon in the forked child. Does not return: exits the process."""
     code = 0
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        tail = logs.set_up(told, daemon=True)
+        tail = logs.set_up(arguments.logs, daemon=True)
 
         def ready(status: Status) -> None:
             # Call setsid only now: during an automount, autofs lets only the process group of the automounter
@@ -397,7 +408,7 @@ def _daemon(what: _Mount, send: int, told: Logs, masked: Iterable[int]) -> None:
             _report(send, 0, "".join(f"warning: {problem}\n" for problem in status.problems()))
             _detach()
 
-        code = _serve(what, tail, ready)
+        code = _serve(arguments, tail, ready)
     except BaseException as e:
         code = exit_code(e)
         if not is_expected(e):
@@ -406,13 +417,6 @@ def _daemon(what: _Mount, send: int, told: Logs, masked: Iterable[int]) -> None:
     finally:
         logging.shutdown()
         os._exit(code)
-
-
-def _end_soon(code: int) -> None:
-    """Exit the process after `LAST_WORDS_S` seconds: Python's shutdown may wait for threads that wait for the store."""
-    timer = threading.Timer(LAST_WORDS_S, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
 
 
 def _report(send: int, code: int, text: str) -> None:
@@ -429,12 +433,12 @@ def _detach() -> None:
         os.close(null)
 
 
-def _await_daemon(pid: int, receive: int, seconds: float, what: _Mount, masked: Iterable[int]) -> int:
+def _await_daemon(pid: int, receive: int, seconds: float, arguments: MountArguments, masked: Iterable[int]) -> int:
     """Wait for the child's report, print its messages, return its exit code.
 
     Kills the child and returns `NOT_READY` if no report arrives within `seconds`.
     """
-    reported = False
+    mountpoint, reported = arguments.mountpoint, False
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         reported = bool(select.select([receive], [], [], seconds)[0])
@@ -442,16 +446,15 @@ def _await_daemon(pid: int, receive: int, seconds: float, what: _Mount, masked: 
         if not reported:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            if what.dead is None and mount_type(what.mountpoint) == FS_TYPE:
-                unmount(what.mountpoint, lazy=True)
+            if arguments.dead is None and mount_type(mountpoint) == FS_TYPE:
+                unmount(mountpoint, lazy=True)
     if not reported:
-        sys.stderr.write(
-            f"shardfs: {what.mountpoint}: not ready within {seconds:g} s: -o ready_timeout=SECONDS waits longer\n"
-        )
+        sys.stderr.write(f"shardfs: {mountpoint}: not ready within {seconds:g} s: ")
+        sys.stderr.write("-o ready_timeout=SECONDS waits longer\n")
         return NOT_READY
     with open(receive) as pipe:
-        told = pipe.read()
-    code, text = json.loads(told) if told else (1, "the daemon ended without a message; its log may tell more")
+        report = pipe.read()
+    code, text = json.loads(report) if report else (1, "the daemon ended without a message; its log may tell more")
     for line in text.splitlines():
         sys.stderr.write(f"shardfs: {line}\n")
     return int(code)

@@ -22,7 +22,7 @@ STALL_S = 300.0
 A_DAY_S = 86_400.0
 LOOK_S = 0.25
 COUNT_EVERY = 8
-TOLD = 20
+NAMED = 20
 """At most this many of the remaining files are named in the log."""
 
 
@@ -56,7 +56,9 @@ class Writing(Protocol):
         """
 
 
-def drain(writing: Writing, *, hurried: bool, signalled: Callable[[float], bool], tell: Callable[[int], object]) -> int:
+def drain(
+    writing: Writing, *, hurried: bool, signalled: Callable[[float], bool], progress: Callable[[int], object]
+) -> int:
     """Publish all remaining files; return the number of files that stay in the journal.
 
     Gives up after `STALL_S` seconds without progress.
@@ -65,7 +67,7 @@ def drain(writing: Writing, *, hurried: bool, signalled: Callable[[float], bool]
         hurried: give up after `HURRIED_S`, even if publishing makes progress.
         signalled: waits up to the given number of seconds and returns whether a signal arrived. A signal sets
             `hurried`.
-        tell: called regularly with the number of remaining files.
+        progress: called regularly with the number of remaining files.
 
     A separate thread publishes, because the store may hang. `drain` does not wait for a hanging thread: the journal
     lets the next mount complete or repeat an interrupted publish.
@@ -75,11 +77,10 @@ def drain(writing: Writing, *, hurried: bool, signalled: Callable[[float], bool]
     def close() -> None:
         try:
             found.extend(writing.close(HURRIED_S if hurried else A_DAY_S))
-            done.set()
         except Exception:
-            log.exception("what is left could not be published")
+            log.exception("the remaining files could not be published; they stay in the journal")
             found.extend(writing.left())
-            done.set()
+        done.set()
 
     threading.Thread(target=close, name="shardfs-drain", daemon=True).start()
     least, end = len(writing.left()), time.monotonic() + (HURRIED_S if hurried else STALL_S)
@@ -94,12 +95,9 @@ def drain(writing: Writing, *, hurried: bool, signalled: Callable[[float], bool]
         if n < least and not hurried:
             end = time.monotonic() + STALL_S
         least = min(n, least)
-        tell(n)
-    return _told(found if done.is_set() else writing.left())
-
-
-def _told(left: list[str]) -> int:
+        progress(n)
+    left = found if done.is_set() else writing.left()
     if left:
-        more = f" and {len(left) - TOLD} more" if len(left) > TOLD else ""
-        log.warning("%d files stay in the journal: %s%s", len(left), ", ".join(sorted(left)[:TOLD]), more)
+        more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
+        log.warning("%d files stay in the journal: %s%s", len(left), ", ".join(sorted(left)[:NAMED]), more)
     return len(left)

@@ -64,28 +64,28 @@ class Status:
 
     def as_prometheus(self) -> bytes:
         """Content of the file `metrics`, in the format of prometheus.io/docs/instrumenting/exposition_formats."""
-        counts, told = self._server.counts(), self.snapshot()
-        return "".join(f"{line}\n" for line in _metrics(told, counts.times)).encode()
+        return "".join(f"{line}\n" for line in _metrics(self.snapshot(), self._server.counts().times)).encode()
 
     def line(self) -> str:
         """The main statistics as one line of text."""
-        told = self.snapshot()
-        n, failed = sum(told["requests"].values()), sum(_failures(told["errors"]))
-        words = [f"{n} requests", f"{told['bytes_served'] / 2**20:.1f} MiB served"]
+        s = self.snapshot()
+        failed = sum(n for counts in s["errors"].values() for name, n in counts.items() if name not in ORDINARY)
+        words = [f"{sum(s['requests'].values())} requests", f"{s['bytes_served'] / 2**20:.1f} MiB served"]
         words += [f"{failed} failed"] if failed else []
-        words += [f"{told['waiting']} waiting"] if told["waiting"] else []
-        store = told["store"]
-        words += [f"{store['bytes_fetched'] / 2**20:.1f} MiB fetched"] if store else []
-        if (writing := told["writing"]) is not None:
-            words += [f"{writing['dirty_chunks']} chunks to be published"] if writing["dirty_chunks"] else []
-            words += [f"{writing['failing']} SHARDS CANNOT BE PUBLISHED"] if writing["failing"] else []
-            words += [f"{writing['refused']} FILES WERE REFUSED AT CLOSE"] if writing["refused"] else []
-        return ", ".join([*words, *(["the store does not answer"] if store and store["silent"] else [])])
+        words += [f"{s['waiting']} waiting"] if s["waiting"] else []
+        if store := s["store"]:
+            words.append(f"{store['bytes_fetched'] / 2**20:.1f} MiB fetched")
+        for key, state in _UNPUBLISHED.items():
+            if s["writing"] and (n := s["writing"][key]):
+                words.append(f"{n} {state}")
+        return ", ".join([*words, "the store does not answer"] if store and store["silent"] else words)
 
 
-def _failures(errors: Mapping[str, Mapping[str, int]]) -> Iterator[int]:
-    for numbers in errors.values():
-        yield from (n for name, n in numbers.items() if name not in ORDINARY)
+_UNPUBLISHED = {
+    "dirty_chunks": "chunks to be published",
+    "failing": "SHARDS CANNOT BE PUBLISHED",
+    "refused": "FILES WERE REFUSED AT CLOSE",
+}
 
 
 def _name(opcode: int) -> str:
@@ -102,17 +102,20 @@ def _store(tree: Tree | Overlay) -> dict[str, Any] | None:
     patience = tree.patience
     if patience is None:
         return None
-    told = patience.counters.snapshot()
-    times = Histogram()
-    times.bins, times.seconds = told.pop("bins"), told.pop("seconds")
-    told["errors"] = {errorcode.get(number, str(number)): n for number, n in told["errors"].items()}
+    counters = patience.counters.snapshot()
+    times = _times(counters)
     return {
-        **told,
+        **counters,
+        "errors": {errorcode.get(number, str(number)): n for number, n in counters["errors"].items()},
         "silent": patience.silent,
         "latency": _latency(times) if times.count else None,
-        "bins": times.bins,
-        "seconds": times.seconds,
     }
+
+
+def _times(store: Mapping[str, Any]) -> Histogram:
+    times = Histogram()
+    times.bins, times.seconds = store["bins"], store["seconds"]
+    return times
 
 
 def _resident_bytes() -> int:
@@ -122,82 +125,82 @@ def _resident_bytes() -> int:
 
 # ---- Prometheus
 
+Rows = list[tuple[dict[str, Any], Any]]
+"""The samples of a metric: labels and value."""
 
-def _metrics(told: Mapping[str, Any], times: Mapping[int, Histogram]) -> Iterator[str]:
-    labels = {name: told.get(name, "") for name in ("version", "source", "mountpoint", "layout")}
-    yield from _metric("info", "gauge", "What is mounted.", [(labels, 1)])
-    yield from _metric("start_time_seconds", "gauge", "When the mount began, since the epoch.", [({}, told["started"])])
-    yield from _metric("cpu_seconds_total", "counter", "CPU time of the daemon.", [({}, told["cpu"])])
-    yield from _metric("resident_bytes", "gauge", "Memory of the daemon.", [({}, told["resident_bytes"])])
-    for name, words in _LOADS.items():
-        yield from _metric(name, "gauge", words, [({}, told[name])])
-    by_op = [({"op": op}, n) for op, n in told["requests"].items()]
-    yield from _metric("requests_total", "counter", "FUSE requests.", by_op)
-    errors = [({"op": op, "errno": e}, n) for op, found in told["errors"].items() for e, n in found.items()]
-    yield from _metric("request_errors_total", "counter", "FUSE requests that were answered with an errno.", errors)
+
+def _metrics(s: Mapping[str, Any], times: Mapping[int, Histogram]) -> Iterator[str]:
+    labels = {name: s.get(name, "") for name in ("version", "source", "mountpoint", "layout")}
+    yield from _metric("info", "What is mounted.", [(labels, 1)])
+    yield from _metrics_of(_DAEMON, [({}, s)])
+    by_op: Rows = [({"op": op}, n) for op, n in s["requests"].items()]
+    yield from _metric("requests_total", "FUSE requests.", by_op)
+    errors: Rows = [({"op": op, "errno": e}, n) for op, found in s["errors"].items() for e, n in found.items()]
+    yield from _metric("request_errors_total", "FUSE requests that were answered with an errno.", errors)
     named = {_name(op): h for op, h in times.items() if h.count}
-    yield from _histogram("request_seconds", "Answers; of those from memory one in 64 is timed.", named, "op")
-    yield from _metric("bytes_served_total", "counter", "Bytes of files.", [({}, told["bytes_served"])])
-    for name, (kind, words) in _CACHES.items():
-        rows = [({"cache": c}, cache[name.removesuffix("_total")]) for c, cache in told["caches"].items()]
-        yield from _metric(f"cache_{name}", kind, words, rows)
-    if told["store"] is not None:
-        yield from _store_metrics(told["store"])
-    if told["writing"] is not None:
-        yield from _writing_metrics(told["writing"])
+    yield from _histogram("request_seconds", "Time to answer; one in 64 answers from memory is timed.", named, "op")
+    yield from _metrics_of(_CACHES, [({"cache": name}, cache) for name, cache in s["caches"].items()])
+    if (store := s["store"]) is not None:
+        kinds: Rows = [({"kind": kind}, n) for kind, n in store["requests"].items()]
+        yield from _metric("store_requests_total", "Operations of the store.", kinds)
+        failures: Rows = [({"errno": e}, n) for e, n in store["errors"].items()]
+        yield from _metric("store_errors_total", "Operations that failed.", failures)
+        yield from _metrics_of(_STORE, [({}, store)])
+        yield from _histogram("store_seconds", "Operations of the store, with retries.", {"": _times(store)}, "")
+    if s["writing"] is not None:
+        yield from _metrics_of(_WRITING, [({}, s["writing"])])
 
 
-def _writing_metrics(writing: Mapping[str, Any]) -> Iterator[str]:
-    for name, (kind, words) in _WRITING.items():
-        yield from _metric(name, kind, words, [({}, writing[name.removesuffix("_total").removeprefix("publish_")])])
-    yield from _metric("orphans", "gauge", "Files that belong to no array.", [({}, writing["orphans"])])
-    yield from _metric("unpublishable_shards", "gauge", "Shards that fail now.", [({}, writing["failing"])])
-    yield from _metric("refused_files", "gauge", "Files refused at their last close.", [({}, writing["refused"])])
-    yield from _metric("read_only", "gauge", "1 if the journal has failed.", [({}, int(bool(writing["read_only"])))])
-
-
-_LOADS = {
-    "threads": "Threads that answer requests.",
-    "waiting": "Threads that wait for the source.",
-    "postponed": "Requests that wait for a thread.",
-}
-_WRITING = {
-    "journal_bytes": ("gauge", "How large the journal is."),
-    "journal_limit": ("gauge", "How large it may grow."),
-    "dirty_chunks": ("gauge", "Chunks that were written and are not published yet."),
-    "dirty_shards": ("gauge", "Shards in which these belong."),
-    "written_bytes_total": ("counter", "Bytes that programs wrote."),
-    "published_bytes_total": ("counter", "Bytes that were written to the source."),
-    "published_chunks_total": ("counter", "Chunks that have reached it."),
-    "published_shards_total": ("counter", "Shards that were replaced."),
-    "publish_conflicts_total": ("counter", "Chunks that somebody else had changed, too."),
-    "publish_failures_total": ("counter", "Attempts to publish a shard that failed."),
+# Name of a metric -> its help, and its key in the snapshot.
+_DAEMON = {
+    "start_time_seconds": ("When the mount began, since the epoch.", "started"),
+    "cpu_seconds_total": ("CPU time of the daemon.", "cpu"),
+    "resident_bytes": ("Memory of the daemon.", "resident_bytes"),
+    "threads": ("Threads that answer requests.", "threads"),
+    "waiting": ("Threads that wait for the source.", "waiting"),
+    "postponed": ("Requests that wait for a thread.", "postponed"),
+    "bytes_served_total": ("Bytes of files.", "bytes_served"),
 }
 _CACHES = {
-    "hits_total": ("counter", "Values that were there."),
-    "misses_total": ("counter", "Values that had to be loaded."),
-    "bytes": ("gauge", "Memory in use."),
-    "limit": ("gauge", "The most that may be used."),
+    "cache_hits_total": ("Lookups that found a value.", "hits"),
+    "cache_misses_total": ("Values that had to be loaded.", "misses"),
+    "cache_bytes": ("Memory in use.", "bytes"),
+    "cache_limit": ("Maximum memory.", "limit"),
 }
+_STORE = {
+    "store_retries_total": ("Further attempts.", "retries"),
+    "store_timeouts_total": ("Attempts without an answer.", "timeouts"),
+    "store_bytes_fetched_total": ("Bytes read from the store.", "bytes_fetched"),
+    "store_silent": ("1 while the store does not answer.", "silent"),
+}
+_WRITING = {
+    "journal_bytes": ("Size of the journal.", "journal_bytes"),
+    "journal_limit": ("Maximum size of the journal.", "journal_limit"),
+    "dirty_chunks": ("Chunks that are written and not published yet.", "dirty_chunks"),
+    "dirty_shards": ("Shards of these chunks.", "dirty_shards"),
+    "written_bytes_total": ("Bytes that programs wrote.", "written_bytes"),
+    "published_bytes_total": ("Bytes that were written to the source.", "published_bytes"),
+    "published_chunks_total": ("Chunks that were written to the source.", "published_chunks"),
+    "published_shards_total": ("Shards that were replaced.", "published_shards"),
+    "publish_conflicts_total": ("Chunks that another program had changed, too.", "conflicts"),
+    "publish_failures_total": ("Attempts to publish a shard that failed.", "failures"),
+    "orphans": ("Files that belong to no array.", "orphans"),
+    "unpublishable_shards": ("Shards that fail now.", "failing"),
+    "refused_files": ("Files refused at their last close.", "refused"),
+    "read_only": ("1 if the journal has failed.", "read_only"),
+}
+_FLAGS = ("silent", "read_only")
 
 
-def _store_metrics(store: Mapping[str, Any]) -> Iterator[str]:
-    kinds = [({"kind": kind}, n) for kind, n in store["requests"].items()]
-    yield from _metric("store_requests_total", "counter", "Operations of the store.", kinds)
-    errors = [({"errno": e}, n) for e, n in store["errors"].items()]
-    yield from _metric("store_errors_total", "counter", "Operations that failed.", errors)
-    yield from _metric("store_retries_total", "counter", "Further attempts.", [({}, store["retries"])])
-    yield from _metric("store_timeouts_total", "counter", "Attempts without an answer.", [({}, store["timeouts"])])
-    yield from _metric("store_bytes_fetched_total", "counter", "Bytes that came.", [({}, store["bytes_fetched"])])
-    yield from _metric("store_silent", "gauge", "1 while the store does not answer.", [({}, int(store["silent"]))])
-    times = Histogram()
-    times.bins, times.seconds = store["bins"], store["seconds"]
-    yield from _histogram("store_seconds", "Operations of the store, with retries.", {"": times}, "")
+def _metrics_of(table: Mapping[str, tuple[str, str]], rows: Rows) -> Iterator[str]:
+    for name, (words, key) in table.items():
+        values = ((labels, values[key]) for labels, values in rows)
+        yield from _metric(name, words, [(labels, int(bool(v)) if key in _FLAGS else v) for labels, v in values])
 
 
-def _metric(name: str, kind: str, words: str, rows: list[tuple[dict[str, Any], Any]]) -> Iterator[str]:
+def _metric(name: str, words: str, rows: Rows) -> Iterator[str]:
     yield f"# HELP shardfs_{name} {words}"
-    yield f"# TYPE shardfs_{name} {kind}"
+    yield f"# TYPE shardfs_{name} {'counter' if name.endswith('_total') else 'gauge'}"
     for labels, value in rows:
         yield f"shardfs_{name}{_labels(labels)} {value}"
 
@@ -216,10 +219,8 @@ def _histogram(name: str, words: str, rows: Mapping[str, Histogram], label: str)
 
 
 def _labels(labels: Mapping[str, Any]) -> str:
-    if not labels:
-        return ""
-    pairs = (f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
-    return "{" + ",".join(pairs) + "}"
+    pairs = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
 
 
 def _escaped(text: str) -> str:

@@ -28,6 +28,8 @@ FIRST_S = 0.05
 
 _PROBE = "import os, sys; sys.exit(os.getxattr(sys.argv[1], 'user.shardfs.pid').decode() != sys.argv[2])"
 
+_SILENT = {"STATUS": "the mount does not answer"}
+
 
 class Notifier:
     """Sends notifications to one service manager."""
@@ -36,7 +38,7 @@ class Notifier:
         """`address` has the form of `NOTIFY_SOCKET`. `watchdog_s` is the watchdog time-out in seconds, 0 for none."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._every_s = min(STATUS_S, watchdog_s / 3) if watchdog_s else STATUS_S
-        self._watched = watchdog_s > 0
+        self._alive = {"WATCHDOG": "1"} if watchdog_s else {}
         self._over = threading.Event()
         self._extended = -EXTEND_S
         self._probe: subprocess.Popen[bytes] | None = None
@@ -67,17 +69,16 @@ class Notifier:
         """Report that `left` files remain to be published, and extend the stop time-out of the service manager."""
         if time.monotonic() - self._extended >= EXTEND_S / 2:
             self._extended = time.monotonic()
-            told = {"WATCHDOG": "1"} if self._watched else {}
-            self.tell(EXTEND_TIMEOUT_USEC=str(int(EXTEND_S * 1e6)), STATUS=f"publishing {left} files", **told)
+            extended = str(int(EXTEND_S * 1e6))
+            self.tell(EXTEND_TIMEOUT_USEC=extended, STATUS=f"publishing {left} files", **self._alive)
 
     def _watch(self, mountpoint: str, status: Callable[[], str]) -> None:
         first = {"READY": "1"}
         while not self._over.is_set():
             answers = self._answers(mountpoint)
             if not self._over.is_set():
-                alive = {"WATCHDOG": "1"} if self._watched else {}
-                told = {**first, **alive, "STATUS": status()} if answers else {"STATUS": "the mount does not answer"}
-                if not self.tell(**told) and not self._watched:
+                fields = {**first, **self._alive, "STATUS": status()} if answers else _SILENT
+                if not self.tell(**fields) and not self._alive:
                     return
             first = {} if answers else first
             if self._probe is None:  # else a probe is running, and the next `_answers` waits for its result

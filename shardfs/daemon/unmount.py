@@ -73,7 +73,7 @@ def umount(
     timeout: float,
     lazy: bool,
     patient: bool = False,
-    tell: Callable[[int], object] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Unmount, wait until the daemon has published all written data and exited, and return the exit code.
 
@@ -81,7 +81,7 @@ def umount(
         timeout: seconds to wait for the daemon. The time starts again whenever the journal changes.
         lazy: detach the mount even if programs use it or the daemon does not answer.
         patient: also wait up to `timeout` seconds for programs that use the mount.
-        tell: called regularly with the size of the journal in bytes.
+        progress: called regularly with the size of the journal in bytes.
     """
     mountpoint = _mounted_path(mountpoint)
     mounted = mounted_at(mountpoint)
@@ -96,28 +96,34 @@ def umount(
         if e.errno != errno.EBUSY:
             raise
         hangs = "" if daemon is not None else "does not answer (--lazy detaches it), and is "
-        sys.stderr.write(f"shardfs: {mountpoint}: {hangs}busy: {_users(mountpoint)}\n")
+        _print(f"{mountpoint}: {hangs}busy: {_users(mountpoint)}")
         return BUSY
     _detach_dead(mountpoint)
     if daemon is None and not lazy and "rw" in mounted.options:
-        sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but its daemon does not say whether all is published\n")
+        _print(f"{mountpoint}: unmounted, but its daemon does not say whether all is published")
         return LATE
     if daemon is None or process < 0:
         return 0
     if daemon.journal:
         import shardfs.write.recover  # noqa: F401  # import while the daemon exits, which takes longer
-    if not _await_end(process, timeout, daemon.journal, tell):
+    if not _await_end(process, timeout, daemon.journal, progress):
         doing = "still publishes what was written" if daemon.journal else "has not ended"
         if (other := elsewhere(mounted)) is not None:
             doing = f"serves it at {other[1]} for process {other[0]}, too"
-        waited = f"waited {timeout:g} s for it"
-        sys.stderr.write(f"shardfs: {mountpoint}: unmounted, but process {daemon.pid} {doing}; {waited}\n")
+        _print(f"{mountpoint}: unmounted, but process {daemon.pid} {doing}; waited {timeout:g} s for it")
         return LATE
-    code = _told(daemon.journal, had_journal) if daemon.journal else 0
-    return _told_refused(daemon.refused) if daemon.refused else code
+    code = _print_left(daemon.journal, had_journal) if daemon.journal else 0
+    if daemon.refused:
+        _print_refused(daemon.refused)
+        return LEFT
+    return code
 
 
-def _await_end(process: int, seconds: float, journal: str | None, tell: Callable[[int], object]) -> bool:
+def _print(text: str) -> None:
+    sys.stderr.write(f"shardfs: {text}\n")
+
+
+def _await_end(process: int, seconds: float, journal: str | None, progress: Callable[[int], object]) -> bool:
     """Wait for the process; return whether it has ended. The time starts again whenever the journal changes."""
     seen, end = None, 0.0
     while True:
@@ -129,7 +135,7 @@ def _await_end(process: int, seconds: float, journal: str | None, tell: Callable
             return True
         if time.monotonic() >= end:
             return False
-        tell(sum(found.values()))
+        progress(sum(found.values()))
 
 
 def _segments(journal: str) -> dict[str, int]:
@@ -139,7 +145,7 @@ def _segments(journal: str) -> dict[str, int]:
     return {}
 
 
-def _told(journal: str, was_there: bool) -> int:
+def _print_left(journal: str, was_there: bool) -> int:
     """Print the files left in the journal; return the exit code.
 
     `was_there`: whether the journal existed before the unmount. The daemon removes an empty journal.
@@ -150,29 +156,25 @@ def _told(journal: str, was_there: bool) -> int:
     if found is None:
         if was_there:
             return 0
-        sys.stderr.write(
-            f"shardfs: another program has removed the journal {journal}; the log of the mount says more\n"
-        )
+        _print(f"another program has removed the journal {journal}; the log of the mount says more")
         return LEFT
     left = [entry.path for entry in found.waiting]
     if not left and not found.problems:
         return 0
     more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []
-    lines = "".join(f"  {path}\n" for path in [*left[:NAMED], *more])
-    lines += "".join(f"  problem: {problem}\n" for problem in found.problems[:NAMED])
-    lines += f"They are kept for the next writable mount, and for shardfs recover {journal}\n"
-    what = f"{len(left)} files are not in the source, but in the journal" if left else "damage is left in the journal"
-    sys.stderr.write(f"shardfs: {what} {journal}:\n{lines}")
+    problems = [f"problem: {problem}" for problem in found.problems[:NAMED]]
+    lines = "".join(f"  {line}\n" for line in [*left[:NAMED], *more, *problems])
+    state = f"{len(left)} files are not in the source, but in the journal" if left else "damage is left in the journal"
+    _print(f"{state} {journal}:\n{lines}They are kept for the next writable mount, and for shardfs recover {journal}")
     return LEFT
 
 
-def _told_refused(refused: Mapping[str, str]) -> int:
-    """Print the files whose last version was refused at close; return the exit code."""
-    lines = [f"  {path or 'more files'}: {why}\n" for path, why in refused.items()]
-    more = f"  and {len(lines) - NAMED} more, or many more\n" if len(lines) > NAMED else ""
-    what = "the last version of these files was refused when a program closed them; write them again"
-    sys.stderr.write(f"shardfs: {what}:\n{''.join(lines[:NAMED])}{more}")
-    return LEFT
+def _print_refused(refused: Mapping[str, str]) -> None:
+    """Print the files whose last version was refused at close."""
+    lines = [f"\n  {path or 'more files'}: {why}" for path, why in refused.items()]
+    more = f"\n  and {len(lines) - NAMED} more, or many more" if len(lines) > NAMED else ""
+    state = "the last version of these files was refused when a program closed them; write them again"
+    _print(f"{state}:{''.join(lines[:NAMED])}{more}")
 
 
 def _detach_dead(mountpoint: str) -> None:
@@ -250,19 +252,16 @@ def _process(pid: int) -> int:
     return -1
 
 
-def _user_name(user: int | None) -> str:
-    with suppress(KeyError):
-        return pwd.getpwuid(user or 0).pw_name
-    return str(user)
-
-
 def unmount(mountpoint: str, *, lazy: bool) -> None:
     """Detach the topmost mount on this path. Raises OSError: EBUSY if in use, EPERM if another user mounted it."""
     if os.geteuid() == 0:
         return mount_calls.detach(mountpoint, lazy=lazy)
     mounted = mounted_at(mountpoint)
     if mounted is not None and mounted.owner not in (None, os.getuid()):
-        why = f"was mounted by the user {_user_name(mounted.owner)}: only that user or root can unmount it"
+        user = str(mounted.owner)
+        with suppress(KeyError):
+            user = pwd.getpwuid(mounted.owner or 0).pw_name
+        why = f"was mounted by the user {user}: only that user or root can unmount it"
         raise MountError(errno.EPERM, why, mountpoint)
     command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from shardfs.model.errors import ShardfsError, message
+from shardfs.jobs.chunk_checks import reason
+from shardfs.model.errors import ShardfsError
 from shardfs.shards import rewriting
 from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.storage.cache import ByteLRU
@@ -66,7 +67,7 @@ def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
             try:
                 usage = rewriting.usage(collection.collection, shard, outermost.source.stored(shard))
             except (OSError, ShardfsError, ValueError) as e:
-                yield CompactProblem(key, str(e) if isinstance(e, ValueError) else message(e))
+                yield CompactProblem(key, reason(e))
                 continue
             if usage.dead:
                 yield Work(collection, shard, key, usage)
@@ -109,7 +110,7 @@ class Packer:
             after = self._writer.update(work.key, make, begun, check)
             self._note(RecordKind.DONE, {"key": work.key, "lsns": [], "entries": {}})
         except (OSError, ShardfsError, ValueError) as e:
-            return CompactProblem(work.key, str(e) if isinstance(e, ValueError) else message(e))
+            return CompactProblem(work.key, reason(e))
         return before[0].stat().size - (0 if after is None else after.size) if before else 0
 
     def _note(self, kind: RecordKind, meta: dict[str, Any]) -> None:

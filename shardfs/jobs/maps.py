@@ -23,6 +23,9 @@ Counts = npt.NDArray[np.int64]
 X_FIRST = frozenset(("n5", "precomputed"))
 """Formats whose first axis is horizontal."""
 
+MOST_KEYS = 5
+"""Number of shards that `ChunkMap.keys` names."""
+
 LEAST = 8
 """Minimum number of bins along the shorter axis, unless the axis has fewer chunks."""
 
@@ -38,8 +41,10 @@ class Bins(NamedTuple):
     n: int
 
     def of(self, coords: U64) -> npt.NDArray[np.intp]:
-        """The bin of each chunk number along the axis."""
-        return (coords * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
+        """The bin of each chunk, from the chunks' coordinates (n, d)."""
+        if self.axis < 0:
+            return np.zeros(len(coords), np.intp)
+        return (coords[:, self.axis] * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
 
     def lengths(self) -> Counts:
         """Number of chunk numbers in each bin."""
@@ -92,28 +97,22 @@ class ChunkMap:
         return self.chunks / np.maximum(cells, 1)
 
 
-MOST_KEYS = 5
-
-
 def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
     """Count a collection. Reads every index, and of the chunks only those that contain positions of other chunks."""
     rows, columns = (None, None) if tree.by_id else _axes(tree, most_rows, most_columns)
     shape = (rows.n, columns.n) if rows is not None and columns is not None else (0, 0)
-    chunks, nbytes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    chunks, nbytes = np.zeros((2, *shape), np.int64)
     histogram = np.zeros(64 * PER_OCTAVE, np.int64)
 
     def seen(coords: U64, sizes: Sizes) -> None:
         octaves = np.log2(np.maximum(sizes, 1)) * PER_OCTAVE
         np.add(histogram, np.bincount(octaves.astype(np.intp), minlength=len(histogram)), out=histogram)
         if rows is not None and columns is not None:
-            at = (_bins(rows, coords), _bins(columns, coords))
+            at = (rows.of(coords), columns.of(coords))
             np.add.at(chunks, at, 1)
             np.add.at(nbytes, at, sizes)
 
-    outermost = tree.chunks
-    while outermost.outer is not None:
-        outermost = outermost.outer
-    shards, _ = outermost.source.existing()
+    shards = tree.outermost.existing_shards()
     counts = np.zeros((3, len(shards)), np.int64)
     verifier, findings = ShardVerifier(tree, chunks=False, seen=seen), 0
     for i, shard in enumerate(shards.tolist()):
@@ -134,15 +133,9 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
         stored=counts[0],
         dead=counts[1],
         objects=counts[2],
-        keys=[outermost.source.key(int(shards[i])) for i in worst],
+        keys=[tree.outermost_key(int(shards[i])) for i in worst],
         findings=findings,
     )
-
-
-def _bins(bins: Bins, coords: U64) -> npt.NDArray[np.intp]:
-    if bins.axis < 0:
-        return np.zeros(len(coords), np.intp)
-    return bins.of(coords[:, bins.axis])
 
 
 def _axes(tree: ChunkDirs, most_rows: int, most_columns: int) -> tuple[Bins, Bins]:

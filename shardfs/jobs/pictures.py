@@ -59,9 +59,8 @@ def draw(maps: Sequence[ChunkMap], file: str) -> None:
 def _draw_one(figure: Any, found: ChunkMap) -> None:
     grid = f" of a grid of {' x '.join(map(str, found.grid))}" if found.grid else ""
     words = f"{found.total:,} chunks{grid}, in {len(found.shards):,} shards"
-    figure.suptitle(
-        f"{found.path or found.format}: {words}", fontsize=10.5, fontweight="bold", color=INK, x=0.01, ha="left"
-    )
+    title = f"{found.path or found.format}: {words}"
+    figure.suptitle(title, fontsize=10.5, fontweight="bold", color=INK, x=0.01, ha="left")
     left, right = figure.subfigures(1, 2, width_ratios=[2, 1.1])
     exist, size = left.subplots(1, 2)
     _draw_maps(left, exist, size, found)
@@ -74,21 +73,23 @@ def _draw_maps(figure: Figure, exist: Axes, size: Axes, found: ChunkMap) -> None
     if found.rows is None or found.columns is None:
         for axes in (exist, size):
             axes.axis("off")
-        exist.text(
-            0, 1, "chunks have ids here,\nand no place in a grid", va="top", color=FAINT, transform=exist.transAxes
-        )
+        words = "these chunks have ids,\nand no position in a grid"
+        exist.text(0, 1, words, va="top", color=FAINT, transform=exist.transAxes)
         return
     shares = np.ma.masked_equal(found.shares(), 0)
     means = np.ma.masked_array(found.nbytes / np.maximum(found.chunks, 1), found.chunks == 0)
-    everything = (0, found.columns.chunks, found.rows.chunks, 0)
+    look = {
+        "cmap": "viridis",
+        "interpolation": "nearest",
+        "extent": (0, found.columns.chunks, found.rows.chunks, 0),
+        "aspect": "equal" if 0.2 < found.rows.chunks / found.columns.chunks < 5 else "auto",
+        "origin": "upper",
+    }
     for axes, values, title in ((exist, shares, "which exist"), (size, means, "mean stored size")):
         axes.set_facecolor(MISSING)
         axes.spines[["top", "right"]].set_visible(True)
-        aspect = "equal" if 0.2 < found.rows.chunks / found.columns.chunks < 5 else "auto"
         limits = {"vmin": 0, "vmax": 1} if values is shares else {}
-        image = axes.imshow(
-            values, "viridis", interpolation="nearest", extent=everything, aspect=aspect, origin="upper", **limits
-        )
+        image = axes.imshow(values, **look, **limits)
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel(f"chunk along axis {max(found.columns.axis, 0)}")
         axes.set_ylabel(f"chunk along axis {found.rows.axis}" if found.rows.axis >= 0 else "")
@@ -100,8 +101,8 @@ def _draw_maps(figure: Figure, exist: Axes, size: Axes, found: ChunkMap) -> None
             bar.set_label("share of the chunks behind each other" if others else "share of the chunks")
             bar.ax.xaxis.set_major_formatter("{x:.0%}")
         else:
-            ticks = _byte_ticks(float(means.max()) if found.total else 0)
-            bar.set_ticks([t for t in ticks if t >= means.min()], labels=[_bytes(t) for t in ticks if t >= means.min()])
+            ticks = [t for t in _byte_ticks(float(means.max()) if found.total else 0) if t >= means.min()]
+            bar.set_ticks(ticks, labels=[_bytes(t) for t in ticks])
 
 
 def _byte_ticks(most: float) -> list[int]:
@@ -146,11 +147,11 @@ def _draw_shards(axes: Axes, found: ChunkMap) -> None:
     bars = min(n, SHARD_BARS)
     home = np.arange(n) * bars // n
     many = np.bincount(home, minlength=bars)
-    live, gone, whole = (np.bincount(home, v, bars) / many for v in (found.stored, found.dead, found.objects))
+    live, dead_bytes, whole = (np.bincount(home, v, bars) / many for v in (found.stored, found.dead, found.objects))
     at = np.arange(bars)
     axes.bar(at, live, width=0.86, color=LIVE, label="chunks")
-    axes.bar(at, np.maximum(whole - live - gone, 0), width=0.86, bottom=live, color=INDEX, label="index")
-    axes.bar(at, gone, width=0.86, bottom=whole - gone, color=DEAD, label="dead")
+    axes.bar(at, np.maximum(whole - live - dead_bytes, 0), width=0.86, bottom=live, color=INDEX, label="index")
+    axes.bar(at, dead_bytes, width=0.86, bottom=whole - dead_bytes, color=DEAD, label="dead")
     axes.set_xlabel(f"{n:,} shards" if n == bars else f"{n:,} shards, several to a bar: means")
     axes.set_xticks([])
     ticks = _byte_ticks(float(whole.max()))

@@ -23,13 +23,14 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.jobs.verify import Damage, Report, ShardTally, ShardVerifier
+from shardfs.jobs.findings import Damage, Report, ShardTally
+from shardfs.jobs.verify import ShardVerifier
 from shardfs.model import redact
 from shardfs.model.errors import message
 from shardfs.vfs.tree import open_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from shardfs.model.dataset import Problem
     from shardfs.model.values import U64
@@ -112,27 +113,17 @@ class VerifyTask:
 
     def failed(self, error: BaseException) -> Report:
         """The report of a task that failed with `error`."""
-        finding = Damage(self.collection, self._key(), "task", f"could not be verified: {_reason(error)}")
-        n = len(self.shards)
-        return Report(self.collection, ShardTally(shards=n, findings=1), [finding])
-
-    def _key(self) -> str:
-        source = self.source.tree().collection(self.collection).chunks
-        while source.outer is not None:
-            source = source.outer
-        return source.source.key(self.shards[0])
+        key = self.source.tree().collection(self.collection).outermost_key(self.shards[0])
+        died = isinstance(error, BrokenExecutor)
+        why = "the process that did it died" if died else message(error) or type(error).__name__
+        finding = Damage(self.collection, key, "task", f"could not be verified: {why}")
+        return Report(self.collection, ShardTally(shards=len(self.shards), findings=1), [finding])
 
 
 def verify_shards(task: VerifyTask) -> Report:
     """Run a task in a worker. A module-level function, because clusters show the name of the function for each task."""
     redact.add_secrets(task.source.url, json.loads(task.source.options))
     return task()
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, BrokenExecutor):
-        return "the process that did it died"
-    return message(error) or type(error).__name__
 
 
 class Plan(NamedTuple):
@@ -151,10 +142,7 @@ def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
     """
     dealt = 0
     for tree in sorted(source.tree().collections(), key=lambda tree: tree.path):
-        outermost = tree.chunks
-        while outermost.outer is not None:
-            outermost = outermost.outer
-        shards, faults = outermost.source.survey()
+        shards, faults = tree.outermost.source.survey()
         first = (part.number - 1 - dealt) % part.of
         dealt += len(shards)
         strays = (Damage(tree.path, fault.key, "read", fault.why) for fault in faults if part.number == 1)
@@ -200,8 +188,18 @@ def verify(
 
 
 def _run_here(task: VerifyTask) -> Report:
+    return _report(task, lambda: verify_shards(task))
+
+
+def _report(task: VerifyTask, result: Callable[[], Report]) -> Report:
+    """The result of a task; an exception becomes a finding.
+
+    Raises BrokenExecutor if a worker died, perhaps because of another task.
+    """
     try:
-        return verify_shards(task)
+        return result()
+    except BrokenExecutor:
+        raise
     except Exception as e:  # noqa: BLE001 - one broken shard must not end the run; the finding contains the error
         return task.failed(e)
 
@@ -225,32 +223,6 @@ def _die_quietly() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-class _Slot:
-    """A submitted task and the future of its report."""
-
-    __slots__ = ("future", "task")
-
-    def __init__(self, task: VerifyTask, executor: Executor) -> None:
-        self.task = task
-        try:
-            self.future: Future[Report] = executor.submit(verify_shards, task)
-        except BrokenExecutor as e:
-            self.future = Future()
-            self.future.set_exception(e)
-
-    def report(self) -> Report:
-        """Wait for the report; an exception in the task becomes a finding.
-
-        Raises BrokenExecutor if a worker died, perhaps because of another task.
-        """
-        try:
-            return self.future.result()
-        except BrokenExecutor:
-            raise
-        except Exception as e:  # noqa: BLE001 - every exception of a worker becomes a finding
-            return self.task.failed(e)
-
-
 class _Runner:
     """Runs a bounded number of tasks at a time. Replaces its own executor after a worker died, never a given one."""
 
@@ -260,47 +232,57 @@ class _Runner:
 
     def run(self, work: Iterator[VerifyTask]) -> Iterator[Report]:
         """Yield reports in the order of the tasks."""
-        slots: deque[_Slot] = deque()
+        submitted: deque[tuple[VerifyTask, Future[Report]]] = deque()
         while True:
-            for task in islice(work, self._workers * WINDOW - len(slots)):
-                slots.append(_Slot(task, self._executor))
-            if not slots:
+            for task in islice(work, self._workers * WINDOW - len(submitted)):
+                submitted.append((task, self._submit(task)))
+            if not submitted:
                 return
+            task, future = submitted[0]
             try:
-                report = slots[0].report()
+                report = _report(task, future.result)
             except BrokenExecutor as e:
                 if self._owned:
-                    yield from self._again(slots)
+                    yield from self._again(submitted)
                     continue
-                report = slots[0].task.failed(e)
-            slots.popleft()
+                report = task.failed(e)
+            submitted.popleft()
             yield report
 
-    def _again(self, slots: deque[_Slot]) -> Iterator[Report]:
+    def _submit(self, task: VerifyTask) -> Future[Report]:
+        try:
+            return self._executor.submit(verify_shards, task)
+        except BrokenExecutor as e:
+            future: Future[Report] = Future()
+            future.set_exception(e)
+            return future
+
+    def _again(self, submitted: deque[tuple[VerifyTask, Future[Report]]]) -> Iterator[Report]:
         """Report all submitted tasks after a worker died.
 
         Any unfinished task may have killed the worker. So each of them runs again alone, then shard by shard if needed.
         """
-        self.close()
-        self._executor = processes(1)
-        for slot in slots:
-            done = slot.future.done() and not slot.future.cancelled() and slot.future.exception() is None
-            yield from (slot.future.result(),) if done else self._alone(slot.task)
-        slots.clear()
-        self.close()
-        self._executor = processes(self._workers)
+        self._replace(1)
+        for task, future in submitted:
+            done = future.done() and not future.cancelled() and future.exception() is None
+            yield from (future.result(),) if done else self._alone(task)
+        submitted.clear()
+        self._replace(self._workers)
 
     def _alone(self, task: VerifyTask) -> Iterator[Report]:
         try:
-            yield _Slot(task, self._executor).report()
+            yield _report(task, self._submit(task).result)
         except BrokenExecutor as e:
-            self.close()
-            self._executor = processes(1)
+            self._replace(1)
             if len(task.shards) == 1:
                 yield task.failed(e)
                 return
             for one in task.split():
                 yield from self._alone(one)
+
+    def _replace(self, workers: int) -> None:
+        self.close()
+        self._executor = processes(workers)
 
     def close(self) -> None:
         if self._owned:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardfs.daemon.mount import MountArguments
     from shardfs.fuse.settings import FuseSettings
 
 zarr = pytest.importorskip("zarr")
@@ -190,17 +190,15 @@ def test_version() -> None:
 
 
 @pytest.fixture
-def mounted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-    """What `mount.mount` was called with."""
-    calls: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+def mounted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[MountArguments, dict[str, Any]]]:
+    """The arguments of each call of `mount.mount`."""
+    calls: list[tuple[MountArguments, dict[str, Any]]] = []
 
-    def mount(*args: str, **kwargs: Any) -> int:
-        calls.append((args, kwargs))
+    def mount(arguments: MountArguments, **kwargs: Any) -> int:
+        calls.append((arguments, kwargs))
         return 5
 
-    stand_in = types.ModuleType("shardfs.daemon.mount")
-    stand_in.mount = mount  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "shardfs.daemon.mount", stand_in)
+    monkeypatch.setattr("shardfs.daemon.mount.mount", mount)
     return calls
 
 
@@ -217,8 +215,8 @@ def mounted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], dict
 def test_mount_and_its_short_forms(args: list[str], mounted: list[Any]) -> None:
     assert cli.run(args) == 5
     ((where, how),) = mounted
-    assert where == ("/data/x", "/mnt")
-    settings: FuseSettings = how["fuse"]
+    assert (where.source, where.mountpoint) == ("/data/x", "/mnt")
+    settings: FuseSettings = where.fuse
     assert (settings.allow_other, settings.uid, how["foreground"]) == (True, 7, False)
 
 
@@ -228,13 +226,13 @@ def test_a_relative_source_does_not_depend_on_where_the_daemon_runs(
     monkeypatch.chdir(tmp_path)
     cli.run(["mount", "-f", "x.zarr", "/mnt"])
     cli.run(["mount", "memory://x.zarr", "/mnt"])
-    assert [call[0][0] for call in mounted] == [str(tmp_path / "x.zarr"), "memory://x.zarr"]
+    assert [call[0].source for call in mounted] == [str(tmp_path / "x.zarr"), "memory://x.zarr"]
     assert [call[1]["foreground"] for call in mounted] == [True, False]
 
 
 def test_the_kernel_remembers_no_longer_than_the_index_is_trusted(mounted: list[Any]) -> None:
     cli.run(["/x", "/mnt", "-o", "index_ttl=5,negative_timeout=2"])
-    settings: FuseSettings = mounted[0][1]["fuse"]
+    settings: FuseSettings = mounted[0][0].fuse
     assert (settings.attr_timeout, settings.entry_timeout, settings.negative_timeout) == (5, 5, 2)
 
 
@@ -354,7 +352,10 @@ def test_a_path_or_profile_may_resemble_a_verb(
     (tmp_path / "x.toml").write_text('[mount.mout]\nsource = "/x"\nmountpoint = "/y"\n')
     monkeypatch.setenv("SHARDFS_CONFIG", str(tmp_path / "x.toml"))
     assert cli.run(["mout"]) == 5
-    assert [call[0] for call in mounted] == [(str(tmp_path / "infoo"), "/mnt"), ("/x", "/y")]
+    assert [(call[0].source, call[0].mountpoint) for call in mounted] == [
+        (str(tmp_path / "infoo"), "/mnt"),
+        ("/x", "/y"),
+    ]
 
 
 def test_unmount_is_another_name(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from numcodecs.blosc import Blosc
 from numcodecs.zstd import Zstd
 
 from shardfs.jobs import shared_work
-from shardfs.jobs.verify import Damage, Report, ShardTally, ShardVerifier
+from shardfs.jobs.findings import Damage, Report, ShardTally
+from shardfs.jobs.verify import ShardVerifier
 from shardfs.model.byte_ranges import cover, groups
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
@@ -45,11 +46,8 @@ def verified(tree: Tree, *, deep: bool = False) -> Report:
     """All that is found in a tree."""
     whole = Report("")
     for collection in tree.collections():
-        outermost = collection.chunks
-        while outermost.outer is not None:
-            outermost = outermost.outer
         verifier = ShardVerifier(collection, deep=deep)
-        for shard in outermost.source.existing()[0].tolist():
+        for shard in collection.outermost.existing_shards().tolist():
             whole.add(verifier.verify(shard))
     return whole
 

@@ -269,7 +269,7 @@ def test_variables_of_a_manager_are_for_one_process() -> None:
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
     found = systemd.from_environment(environ)
     assert found is not None
-    assert not found._watched
+    assert not found._alive
     assert environ == {"PATH": "/bin"}
 
 
@@ -329,7 +329,7 @@ MOUNT = """
 import os, signal, sys, time
 from shardfs.fuse.libfuse import Session
 from shardfs.fuse.settings import FuseSettings
-from shardfs.daemon.mount import mount
+from shardfs.daemon.mount import MountArguments, mount
 from shardfs.vfs.tree import open_tree
 
 def followed_by(call, number):
@@ -341,7 +341,8 @@ def followed_by(call, number):
     return called
 
 def run(mountpoint, foreground, open_tree):
-    sys.exit(mount("x", mountpoint, foreground=foreground, ready_timeout=50, open_tree=open_tree, fuse=FuseSettings()))
+    arguments = MountArguments(source="x", mountpoint=mountpoint, open_tree=open_tree, fuse=FuseSettings())
+    sys.exit(mount(arguments, foreground=foreground, ready_timeout=50))
 """
 
 

@@ -79,7 +79,7 @@ def never(_seconds: float) -> bool:
 def drained(engine: Engine, *, hurried: bool = False, signalled: Callable[[float], bool] = never) -> tuple[int, float]:
     """What is left, and how long it took."""
     began = time.monotonic()
-    left = shutdown.drain(engine, hurried=hurried, signalled=signalled, tell=lambda _: None)
+    left = shutdown.drain(engine, hurried=hurried, signalled=signalled, progress=lambda _: None)
     engine.over.set()
     return left, time.monotonic() - began
 

@@ -39,7 +39,7 @@ def test_the_mount_of_a_path_is_found_without_touching_it(monkeypatch: pytest.Mo
         (errno.ENOSPC, 3, "/x: No space left on device; shardfs status / names the files and the reasons"),
         (errno.ESTALE, 3, "/x: Stale file handle; shardfs status / names the files and the reasons"),
         (errno.ETIMEDOUT, 5, "/x: Connection timed out"),
-        (errno.EROFS, 2, "/ is mounted read-only"),
+        (errno.EROFS, 2, "/ is mounted read-only: mount it with --rw to write"),
     ],
 )
 def test_exit_codes(number: int, code: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,5 +59,6 @@ def test_exit_codes(number: int, code: int, told: str, monkeypatch: pytest.Monke
 def test_of_a_read_only_mount(dataset: Callable[[str, str], Dataset], mounted: Mounted, tmp_path: Path) -> None:
     with mounted(dataset("zarr3", "default").path) as mount:
         done = shardfs("flush", mount / "zarr.json")
-        assert (done.returncode, done.stderr) == (2, f"shardfs: {mount} is mounted read-only\n")
+        told = f"shardfs: {mount} is mounted read-only: mount it with --rw to write\n"
+        assert (done.returncode, done.stderr) == (2, told)
     assert shardfs("flush", tmp_path).returncode == 2

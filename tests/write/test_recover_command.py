@@ -171,7 +171,7 @@ def test_damage_is_told_and_put_aside_when_asked(source: Path, state: Path) -> N
     done = shardfs("recover", "--verify", source)
     assert (done.returncode, "  problem: " in done.stdout, "  lost: c/0/0" in done.stdout) == (7, True, True)
     done = shardfs("recover", "--salvage", source)
-    assert (done.returncode, "problems put aside in " in done.stdout) == (0, True)
+    assert (done.returncode, "damaged parts were moved aside in " in done.stdout) == (0, True)
     assert shardfs("recover", "--verify", source).returncode == 0
 
 

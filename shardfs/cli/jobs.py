@@ -1,0 +1,224 @@
+"""The verbs that work on all shards of a source: `verify`, `compact`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from shardfs.cli.printing import human_bytes, printable, waiting, write_json
+from shardfs.cli.sources import Given, absolute, opened, opening, source_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor
+
+    from shardfs.jobs.compact import CompactProblem, Work
+    from shardfs.jobs.findings import Damage, Report, ShardTally
+    from shardfs.jobs.shared_work import JobPart, Plan
+
+NOT_PACKED, DAMAGED = 3, 7
+"""Exit codes."""
+
+
+def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
+    from shardfs.jobs.shared_work import JobPart
+
+    number, slash, of = text.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise click.BadParameter(f"{text!r} is not of the form i/n, with i from 1 to n")
+    return JobPart(int(number), int(of))
+
+
+@click.command()
+@click.argument("source")
+@click.option("--deep", is_flag=True, help="Read and decode every chunk.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]")
+@click.option("--shards", "part", default="1/1", metavar="I/N", callback=_part, help="Check only part I of N.")
+@click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: findings, then counts.")
+@source_options
+def verify(source: str, deep: bool, jobs: int, part: JobPart, dask: str | None, as_json: bool, given: Given) -> int:
+    """Look for damage in all shards of SOURCE. Exit code 7 if there is any.
+
+    Checks indices, checksums and the first bytes of chunks; see docs/verify.md.
+    """
+    from shardfs.jobs import shared_work as work
+
+    found = given.options()
+    follow = found.symlinks == "follow"
+    job_source = work.JobSource.of(absolute(source), found.storage_options, follow_symlinks=follow)
+    with opening(source):
+        plans = list(work.plan(job_source, part))
+        problems = job_source.tree().problems() if part.number == 1 else []
+    with ExitStack() as stack:
+        executor, workers = (None, jobs) if dask is None else _dask(dask, stack)
+        output = _Output(plans, as_json=as_json)
+        with output.progress:
+            for problem in problems:
+                output.problem(work.unreadable(problem))
+            for report in work.verify(job_source, plans, deep=deep, executor=executor, workers=workers):
+                output.report(report)
+        return DAMAGED if output.end(deep) else 0
+
+
+def _dask(address: str, stack: ExitStack) -> tuple[Executor, int]:
+    """An executor on a Dask cluster, and the number of threads of the cluster."""
+    try:
+        from distributed import Client
+    except ImportError as e:
+        raise click.UsageError(f"--dask needs the package distributed: pip install distributed ({e})") from e
+    where = {"scheduler_file": address} if os.path.isfile(address) else {"address": address}
+    client = stack.enter_context(Client(**where))
+    return client.get_executor(retries=2), max(1, sum(client.nthreads().values()))
+
+
+class _Output:
+    """Prints findings as they arrive and counts at the end: as JSON, or as text with a progress bar on a terminal."""
+
+    def __init__(self, plans: Sequence[Plan], *, as_json: bool) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        from shardfs.jobs.findings import ShardTally
+
+        self._as_json, self._problems = as_json, 0
+        self._tallies = {p.collection: ShardTally() for p in plans}
+        self._console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self.progress = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=as_json or not (self._console.is_terminal and sys.stderr.isatty()),
+        )
+        self._task = self.progress.add_task("shards", total=sum(len(p.shards) for p in plans))
+
+    def report(self, report: Report) -> None:
+        self._tallies[report.collection].add(report.tally)
+        for finding in report.findings:
+            self._print(finding)
+        words = f"{report.collection or '/'}: {self._findings} findings, shards"
+        self.progress.update(self._task, advance=report.tally.shards, description=words)
+
+    def problem(self, finding: Damage) -> None:
+        """Print a finding that belongs to no shard."""
+        self._problems += 1
+        self._print(finding)
+
+    def _print(self, finding: Damage) -> None:
+        if self._as_json:
+            write_json({"type": "finding", **finding._asdict()})
+            return
+        files = f" ({', '.join(finding.files)})" if finding.files else ""
+        where = finding.shard or finding.collection or "/"
+        self._console.print(printable(f"{where}: {finding.kind}: {finding.why}{files}"), style="red")
+
+    @property
+    def _findings(self) -> int:
+        return self._problems + sum(t.findings for t in self._tallies.values())
+
+    def end(self, deep: bool) -> int:
+        """Print the counts; return the number of findings."""
+        for path, tally in self._tallies.items():
+            if self._as_json:
+                write_json({"type": "collection", "collection": path, **asdict(tally)})
+            else:
+                self._console.print(printable(f"{path or '/'}: {', '.join(_words(tally))}"))
+        if self._as_json:
+            write_json({"type": "end", "deep": deep, "findings": self._findings})
+        return self._findings
+
+
+def _words(t: ShardTally) -> Iterator[str]:
+    yield f"{t.shards} shards ({human_bytes(t.shard_bytes)}), {t.chunks} chunks ({human_bytes(t.stored_bytes)})"
+    if t.looked_bytes:
+        yield f"{human_bytes(t.looked_bytes)} of them read"
+    if t.dead_bytes:
+        yield f"{human_bytes(t.dead_bytes)} dead"
+    if t.shared_bytes:
+        yield f"{human_bytes(t.shared_bytes)} shared by several chunks"
+    if t.outside_chunks:
+        yield f"{t.outside_chunks} entries beyond the edge of the array"
+    if t.unchecked_chunks:
+        yield f"{t.unchecked_chunks} chunks not decoded: their decoder is not installed"
+    yield f"{t.findings} findings" if t.findings else "sound"
+
+
+@click.command()
+@click.argument("source")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what could be saved.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@source_options
+def compact(source: str, dry_run: bool, as_json: bool, given: Given) -> int:
+    """Reclaim space from overwritten chunks.
+
+    Rewrites the shards of SOURCE without the bytes that no index leads to. Reads every index, and compares each new
+    shard with the old one, chunk by chunk, before replacing it. Programs that cache the positions of chunks read wrong
+    bytes afterwards. Exit code 3 if some shards cannot be packed; 4 if another writer uses SOURCE.
+    """
+    from shardfs.jobs import compact
+    from shardfs.storage.writers import open_writer
+    from shardfs.write.open_rw import open_journal
+
+    found = given.options()
+    tree = opened(source, found)
+    with ExitStack() as stack:
+        packer = None
+        if not dry_run:
+            journal = open_journal(absolute(source), found)
+            # Without a packer, the journal contains unpublished files.
+            stack.callback(lambda: journal.close(clean=packer is not None))
+            links, cas_none = found.linked_shards == "replace", found.cas == "none"
+            writer = open_writer(tree.store, cas_none=cas_none, replace_links=links, journal=journal.directory)
+            stack.callback(writer.close)
+            packer = compact.Packer(writer, journal)
+        totals = _Totals(stack.enter_context(waiting("packing" if packer else "reading")), as_json=as_json)
+        with opening(source):
+            for work in compact.survey(tree):
+                if isinstance(work, compact.CompactProblem):
+                    totals.problem(work)
+                    continue
+                outcome = packer.pack(work) if packer else 0
+                if isinstance(outcome, compact.CompactProblem):
+                    totals.problem(outcome)
+                    outcome = 0
+                totals.shard(work, outcome)
+    totals.end(dry_run)
+    return NOT_PACKED if totals.faults else 0
+
+
+class _Totals:
+    """Prints results of `compact`: one JSON object per shard, or only the totals as text."""
+
+    def __init__(self, show_progress: Callable[[str], object], *, as_json: bool) -> None:
+        self._show_progress, self._as_json = show_progress, as_json
+        self.shards = self.dead = self.saved = self.faults = 0
+
+    def problem(self, problem: CompactProblem) -> None:
+        self.faults += not problem.skipped
+        if self._as_json:
+            write_json({"type": "fault", **problem._asdict()})
+        else:
+            click.echo(f"{problem.where or '/'}: {problem.why}", err=True)
+
+    def shard(self, work: Work, saved: int) -> None:
+        size, dead = work.usage.size, work.usage.dead
+        self.shards, self.dead, self.saved = self.shards + 1, self.dead + dead, self.saved + saved
+        if self._as_json:
+            write_json({"type": "shard", "shard": work.key, "size": size, "dead": dead, "saved": saved})
+        self._show_progress(f"{self.shards} shards, {human_bytes(self.saved or self.dead)}")
+
+    def end(self, dry_run: bool) -> None:
+        if self._as_json:
+            write_json({"type": "end", "shards": self.shards, "dead": self.dead, "saved": self.saved})
+        elif dry_run:
+            click.echo(f"{human_bytes(self.dead)} in {self.shards} shards can be reclaimed")
+        else:
+            click.echo(f"{human_bytes(self.saved)} saved in {self.shards} shards")

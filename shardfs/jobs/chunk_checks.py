@@ -1,0 +1,205 @@
+"""Reads the chunks of one shard, and checks them: checksums, first bytes, decoding."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardfs.codecs.zlib_streams import MAX_STORED
+from shardfs.model.blobs import ByteRange
+from shardfs.model.byte_ranges import groups
+from shardfs.model.errors import message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from shardfs.jobs.findings import ShardFindings
+    from shardfs.model.blobs import Blob
+    from shardfs.model.collection import Collection, Lead
+    from shardfs.model.shard_format import Checksum
+    from shardfs.model.values import U64, Coords
+
+    Buffer = npt.NDArray[np.uint8]
+    CheckFunction = Callable[[Coords, int, Buffer], object]
+    """Raises ValueError if the chunk at these coordinates, of this stored size and with these bytes, is damaged."""
+
+SPAN = 1 << 20
+"""Bytes per read of local files: few system calls, and the data is still in the CPU cache when it is checked."""
+
+REMOTE_SPAN = 16 << 20
+
+
+class ChunkRanges(NamedTuple):
+    """The ranges of chunks that an index page states, ascending by start."""
+
+    coords: U64
+    starts: U64
+    stops: U64
+
+
+class ChunkVerifier:
+    """Checks the chunks of a shard of the innermost layer.
+
+    Args:
+        key: name of the shard, for findings.
+        checksum: given if a checksum follows each chunk.
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        blob: Blob,
+        key: str,
+        found: ShardFindings,
+        checksum: Checksum | None,
+        *,
+        deep: bool,
+    ) -> None:
+        self._collection, self._blob, self._key, self._found = collection, blob, key, found
+        self._checksum, self._deep = checksum, deep
+
+    def run(self, ranges: ChunkRanges, *, local: bool) -> None:
+        """Run all checks of the collection. `local`: reading the first bytes of each chunk costs no requests."""
+        check = self._collection.check
+        if self._deep and (check is None or check.unchecked):
+            self._found.tally.unchecked_chunks += len(ranges.starts)
+        if check is not None and check.head and local and not self._deep:
+            self._check_heads(ranges, check.head, check.quick)
+        checks = list(self._checks())
+        if checks or self._deep:
+            self.check(ranges, checks)
+
+    def _checks(self) -> Iterator[tuple[str, CheckFunction]]:
+        """The checks of whole chunks in order, each with the kind of its findings."""
+        check, transform = self._collection.check, self._collection.transform
+        if self._checksum is not None and self._checksum.size:
+            yield "checksum", partial(_verify_checksum, self._checksum)
+        if check is not None and check.head is None:
+            yield "checksum", check.quick
+        if not self._deep:
+            return
+        if check is not None and check.head:
+            yield "decode", check.quick
+        if check is not None and not check.plain:
+            yield "decode", lambda coords, _, data: check.deep(coords, data.tobytes())
+        elif check is None and transform is not None:
+            yield "decode", lambda coords, _, data: transform.show(coords, data.tobytes())
+
+    def lead_starts(self, ranges: ChunkRanges, lead: Lead) -> U64:
+        """The start of the bytes before each chunk that belong to the chunk. Reads and decodes the chunks."""
+        begins = ranges.starts.copy()
+        at = {tuple(c): i for i, c in enumerate(ranges.coords.tolist())}
+
+        def measure(coords: Coords, size: int, data: Buffer) -> None:
+            stored = data.tobytes()
+            before = lead.size(stored if lead.transform is None else bytes(lead.transform.show(coords, stored)))
+            start = int(ranges.starts[at[coords]])
+            if before > start:
+                raise ValueError(f"{before} bytes should lie before it, but it begins at {start}")
+            begins[at[coords]] = start - before
+
+        self.check(ranges, [("decode", measure)])
+        return begins
+
+    def check(self, ranges: ChunkRanges, checks: Sequence[tuple[str, CheckFunction]]) -> None:
+        """Read all chunks and run the checks on each chunk, up to the first check that fails."""
+        span = SPAN if self._blob.fd >= 0 else REMOTE_SPAN
+        behind = self._checksum.size if self._checksum is not None else 0
+        coords, stops = ranges.coords, ranges.stops + np.uint64(behind)
+        buffer = _buffer(self._blob)
+        for first, end, stop in groups(ranges.starts, stops, span):
+            start, alone = int(ranges.starts[first]), end == first + 1
+            if alone and stop - start > (MAX_STORED if checks else SPAN):
+                self._found.tally.unchecked_chunks += bool(checks)  # decoding this chunk would take too much memory
+                self._read_through(tuple(coords[first].tolist()), start, stop)
+                continue
+            try:
+                data = _read(self._blob, start, stop, buffer)
+            except (OSError, ValueError) as e:
+                if alone:
+                    self._add("read", reason(e), tuple(coords[first].tolist()))
+                else:
+                    for i in range(first, end):
+                        self.check(ChunkRanges(*(column[i : i + 1] for column in ranges)), checks)
+                continue
+            self._found.tally.looked_bytes += stop - start
+            if not checks:
+                continue
+            begins, ends = ranges.starts[first:end].tolist(), stops[first:end].tolist()
+            for cell, a, b in zip(coords[first:end].tolist(), begins, ends, strict=True):
+                self._check_one(tuple(cell), data[a - start : b - start], behind, checks)
+
+    def _check_one(
+        self, coords: Coords, data: Buffer, behind: int, checks: Sequence[tuple[str, CheckFunction]]
+    ) -> None:
+        """Run the checks on one chunk. `data` ends with a checksum of `behind` bytes that the first check verifies."""
+        for kind, check in checks:
+            try:
+                check(coords, len(data), data)
+            except ValueError as e:
+                self._add(kind, str(e), coords)
+                return
+            data, behind = data[: len(data) - behind], 0
+
+    def _read_through(self, coords: Coords, start: int, stop: int) -> None:
+        try:
+            for part in stream(self._blob, start, stop):
+                self._found.tally.looked_bytes += len(part)
+        except (OSError, ValueError) as e:
+            self._add("read", reason(e), coords)
+
+    def _check_heads(self, ranges: ChunkRanges, head: int, check: CheckFunction) -> None:
+        buffer = np.empty(head, np.uint8)
+        for cell, start, stop in zip(*(column.tolist() for column in ranges), strict=True):
+            coords = tuple(cell)
+            try:
+                check(coords, stop - start, _read(self._blob, start, min(start + head, stop), buffer))
+            except (OSError, ValueError) as e:
+                self._add("read" if isinstance(e, OSError) else "decode", reason(e), coords)
+
+    def _add(self, kind: str, why: str, coords: Coords) -> None:
+        self._found.add(self._key, kind, why, coords)
+
+
+def _verify_checksum(checksum: Checksum, _coords: Coords, size: int, data: Buffer) -> None:
+    stored = data.tobytes()
+    checksum.verify(stored[: size - checksum.size], stored[size - checksum.size :])
+
+
+def reason(error: Exception) -> str:
+    """The reason of a finding: the text of an error of the store or of the data."""
+    return str(error) if isinstance(error, ValueError) else message(error)
+
+
+def _buffer(blob: Blob, size: int = SPAN) -> Buffer:
+    """A buffer to read up to `size` bytes of a blob; empty if the blob is not local, because reads allocate there."""
+    return np.empty(size if blob.fd >= 0 else 0, np.uint8)
+
+
+def _read(blob: Blob, start: int, stop: int, buffer: Buffer) -> Buffer:
+    """Read a range of a blob, into `buffer` if the blob is local and the range fits. ValueError: the blob is short."""
+    size = stop - start
+    if blob.fd < 0:
+        data = np.frombuffer(blob.read([ByteRange(start, stop)])[0], np.uint8)
+        n = len(data)
+    else:
+        data = buffer[:size] if size <= len(buffer) else np.empty(size, np.uint8)
+        n = 0
+        while n < size and (got := os.preadv(blob.fd, [data[n:].data], blob.base + start + n)):
+            n += got
+    if n < size:
+        raise ValueError(f"{size} bytes expected at {start}, {n} found")
+    return data
+
+
+def stream(blob: Blob, start: int, stop: int) -> Iterator[Buffer]:
+    """Read a range of a blob in pieces. The next piece overwrites the previous one."""
+    span = SPAN if blob.fd >= 0 else REMOTE_SPAN
+    buffer = _buffer(blob, min(span, stop - start))
+    for begin in range(start, stop, span):
+        yield _read(blob, begin, min(begin + span, stop), buffer)

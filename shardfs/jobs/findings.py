@@ -1,0 +1,113 @@
+"""Findings and counts of verified shards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shardfs.model.values import Coords
+    from shardfs.vfs.chunk_dirs import ChunkDirs
+
+MOST = 20
+"""At most this many findings of one kind are listed for each shard; the others are only counted."""
+
+NAMES = 3
+
+
+class Damage(NamedTuple):
+    """One finding.
+
+    Args:
+        shard: name of the shard in the source. A shard inside a shard has its position in brackets.
+        kind: one of the words in docs/verify.md.
+        why: the reason, for users.
+        files: paths of the first few affected chunks on a mount; empty if unknown.
+        times: number of findings of this kind that this entry represents.
+    """
+
+    collection: str
+    shard: str
+    kind: str
+    why: str
+    files: tuple[str, ...] = ()
+    times: int = 1
+
+
+@dataclass(slots=True)
+class ShardTally:
+    """Numbers of items and bytes in verified shards.
+
+    Args:
+        shard_bytes: size of the shards.
+        stored_bytes: size of the chunks, as the index states.
+        dead_bytes: bytes that no index entry refers to.
+        shared_bytes: bytes that several index entries refer to, without the first reference.
+        outside_chunks: index entries beyond the edge of the array. These remain after an array was shrunk, and are no
+            damage.
+        looked_bytes: bytes of chunks that were read.
+        unchecked_chunks: chunks that a deep run did not decode, because their decoder is missing or they are too large.
+    """
+
+    shards: int = 0
+    chunks: int = 0
+    shard_bytes: int = 0
+    stored_bytes: int = 0
+    dead_bytes: int = 0
+    shared_bytes: int = 0
+    outside_chunks: int = 0
+    looked_bytes: int = 0
+    unchecked_chunks: int = 0
+    findings: int = 0
+
+    def add(self, other: ShardTally) -> None:
+        """Add the numbers of `other` to these."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts and findings of some shards of a collection."""
+
+    collection: str
+    tally: ShardTally = field(default_factory=ShardTally)
+    findings: list[Damage] = field(default_factory=list)
+
+    def add(self, other: Report) -> None:
+        """Add the counts and findings of `other` to these."""
+        self.tally.add(other.tally)
+        self.findings += other.findings
+
+
+class ShardFindings:
+    """Collects the report of one outermost shard and of the shards inside it."""
+
+    def __init__(self, tree: ChunkDirs) -> None:
+        self._tree, self._counts = tree, Counter[tuple[str, str]]()
+        self.report = Report(tree.path, ShardTally(shards=1))
+
+    @property
+    def tally(self) -> ShardTally:
+        return self.report.tally
+
+    def add(self, shard: str, kind: str, why: str, *coords: Coords) -> None:
+        """Add a finding about the chunks at `coords`. After the first `MOST` of a kind, findings are only counted."""
+        self.count(shard, kind, 1)
+        if self._counts[kind, shard] <= MOST:
+            files = tuple(self._tree.chunk_path(c) for c in coords[:NAMES])
+            self.report.findings.append(Damage(self._tree.path, shard, kind, why, files))
+
+    def count(self, shard: str, kind: str, n: int) -> None:
+        """Count `n` findings without listing them."""
+        self.tally.findings += n
+        self._counts[kind, shard] += n
+
+    def complete(self) -> Report:
+        """The report, with an entry for the findings of each kind that are not listed."""
+        for (kind, shard), n in self._counts.items():
+            if n > MOST:
+                why = f"and {n - MOST} more like these"
+                self.report.findings.append(Damage(self._tree.path, shard, kind, why, times=n - MOST))
+        return self.report
