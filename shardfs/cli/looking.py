@@ -257,7 +257,7 @@ def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> N
         for line in _lines(told):
             click.echo(click.wrap_text(printable(line), WIDTH, "  ", "    "))
     for p in problems:
-        click.echo(printable(f"{p.path or '/'}: {p.handling}: {p.why}"))
+        click.echo(printable(f"{p.path or '/'}: {p.consequence}: {p.why}"))
 
 
 def _count(chunks: int, of: int | None) -> str:

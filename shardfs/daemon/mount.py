@@ -40,14 +40,12 @@ if TYPE_CHECKING:
 
     from shardfs.daemon.metrics import Scraping
     from shardfs.daemon.shutdown import Writing
-    from shardfs.daemon.status import Status
+    from shardfs.daemon.status import ObservableTree, Status
     from shardfs.daemon.systemd import Notifier
     from shardfs.fuse.libfuse import Session
     from shardfs.fuse.server import Server
     from shardfs.fuse.settings import FuseSettings
     from shardfs.storage.mount_table import MountInfo
-    from shardfs.vfs.tree import Tree
-    from shardfs.write.overlay import Overlay
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ def mount(
     *,
     foreground: bool,
     ready_timeout: float,
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]],
+    open_tree: Callable[[Callable[[], None]], tuple[ObservableTree, Writing | None]],
     fuse: FuseSettings,
     fsname: str | None = None,
     layout: str = "native",
@@ -204,7 +202,7 @@ class _Mount(NamedTuple):
 
     mountpoint: str
     dead: MountInfo | None
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]]
+    open_tree: Callable[[Callable[[], None]], tuple[ObservableTree, Writing | None]]
     fuse: FuseSettings
     shown: str
     layout: str

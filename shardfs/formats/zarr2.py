@@ -81,7 +81,7 @@ class Zarr2(OfDocuments):
         found = {name: raw for name, raw in documents.items() if name in self.documents}
         if ARRAY not in found and GROUP not in found:
             return None
-        return Dataset("zarr2", documents=found, closed=ARRAY in found, form=frozenset(found))
+        return Dataset("zarr2", documents=found, closed=ARRAY in found, format_names=frozenset(found))
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()

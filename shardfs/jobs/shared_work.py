@@ -117,10 +117,7 @@ class VerifyTask:
         return Report(self.collection, ShardTally(shards=n, findings=1), [finding])
 
     def _key(self) -> str:
-        source = self.source.tree().collection(self.collection).chunks
-        while source.outer is not None:
-            source = source.outer
-        return source.source.key(self.shards[0])
+        return self.source.tree().collection(self.collection).outermost.source.key(self.shards[0])
 
 
 def verify_shards(task: VerifyTask) -> Report:
@@ -151,10 +148,7 @@ def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
     """
     dealt = 0
     for tree in sorted(source.tree().collections(), key=lambda tree: tree.path):
-        outermost = tree.chunks
-        while outermost.outer is not None:
-            outermost = outermost.outer
-        shards, faults = outermost.source.survey()
+        shards, faults = tree.outermost.source.survey()
         first = (part.number - 1 - dealt) % part.of
         dealt += len(shards)
         strays = (Damage(tree.path, fault.key, "read", fault.why) for fault in faults if part.number == 1)

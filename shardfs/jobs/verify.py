@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Blob
     from shardfs.model.shard_format import Checksum, ShardIndex
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
-    from shardfs.shards.chunk_store import ChunkStore
     from shardfs.vfs.chunk_dirs import ChunkDirs
 
     Buffer = npt.NDArray[np.uint8]
@@ -136,7 +135,7 @@ class ShardVerifier:
         seen: Callable[[U64, Sizes], None] | None = None,
     ) -> None:
         self._tree, self._deep, self._look_at_chunks, self._seen = tree, deep, chunks, seen
-        self._layers = list(_layers(tree.chunks))
+        self._layers = tree.layers
         self._check, self._lead = tree.collection.check, tree.collection.lead
         self._report = Report(tree.path)
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -553,11 +552,6 @@ class _Shard:
                 self._found("read", message(e), coords)
             except ValueError as e:
                 self._found("decode", str(e), coords)
-
-
-def _layers(chunks: ChunkStore) -> list[ChunkStore]:
-    """All layers of shards, outermost first."""
-    return [*(_layers(chunks.outer) if chunks.outer is not None else ()), chunks]
 
 
 def _checksum_look(checksum: Checksum) -> Look:

@@ -451,7 +451,7 @@ class Calls:
             yield name, Attributes(number_of(directory.child_path(name)), False, -1, 0)  # built when it is opened
         if chunks is not None and chunks.root is not None:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
-        if content.dataset is not None and content.dataset.blank:
+        if content.dataset is not None and content.dataset.hidden_entirely:
             return
         seen = set()
         named = chunks is not None or bool(content.below)
@@ -583,7 +583,7 @@ class Calls:
                 out.append(node)
 
         skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
-        if content.chunks is None and (dataset is None or not (dataset.closed or dataset.blank)):
+        if content.chunks is None and (dataset is None or not (dataset.closed or dataset.hidden_entirely)):
             told = bool(content.below)
             for e in self._datasets.listed_by_store(directory.inside) if told else self.store.scan(directory.inside):
                 if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._datasets.formats)):

@@ -127,6 +127,7 @@ class ChunkDirs:
         stored: str,
     ) -> None:
         self.path, self.collection, self.chunks, self._stored = path, collection, chunks, stored
+        self.layers = _layers(chunks)
         self.first, self.mtime_ns = first, mtime_ns
         self.former: ChunkDirs | None = None  # the tree of an earlier shape of the array; its inode numbers stay valid
         self._cache, self._ttl = cache, ttl_s
@@ -283,12 +284,10 @@ class ChunkDirs:
         place = self.chunks.format.place
         for c in {place(c)[:2]: c for c in coords}.values():
             self.chunks.forget(c)
-        chunks: ChunkStore | None = self.chunks
-        while chunks is not None:
-            chunks.forget_existing()
-            if moved and not chunks.is_local:
-                chunks.forget_all()
-            chunks = chunks.outer
+        for layer in self.layers:
+            layer.forget_existing()
+            if moved and not layer.is_local:
+                layer.forget_all()
         if not self._raw or not self.chunks.is_local:  # after the pages, from which these bytes are computed
             for c in coords:
                 number = self.cached_as(c)
@@ -299,18 +298,13 @@ class ChunkDirs:
     @property
     def outermost(self) -> ChunkStore:
         """The outermost layer, whose shards are objects of the store."""
-        chunks = self.chunks
-        while chunks.outer is not None:
-            chunks = chunks.outer
-        return chunks
+        return self.layers[0]
 
     def outermost_shard(self, coords: Coords) -> int:
         """Return the number of the outermost shard for a chunk of the grid."""
-        chunks = self.chunks
-        shard = chunks.format.place(coords)[0]
-        while chunks.outer is not None:
-            chunks = chunks.outer
-            shard = chunks.format.place(unravel(shard, chunks.format.grid))[0]
+        shard = self.chunks.shard_of(coords)
+        for outer in self.layers[-2::-1]:
+            shard = outer.shard_of(unravel(shard, outer.format.grid))
         return shard
 
     def outermost_key(self, shard: int) -> str:
@@ -363,13 +357,10 @@ class ChunkDirs:
     def move(self, old: str, new: str) -> None:
         """Update the paths after the directory, or one of its parents, was renamed."""
         self.path, self._stored = new + self.path[len(old) :], new + self._stored[len(old) :]
-        chunks: ChunkStore | None = self.chunks
-        while chunks is not None:
-            chunks.path = self.path
-            chunks.source.move(old, new)
-            # a lookup under the new name may have cached the absence of the shards before the rename
-            chunks.forget_all()
-            chunks = chunks.outer
+        for layer in self.layers:
+            layer.path = self.path
+            layer.source.move(old, new)
+            layer.forget_all()  # a lookup under the new name may have cached the absence of the shards
         if self.former is not None:
             self.former.move(old, new)
 
@@ -706,6 +697,10 @@ class ChunkDirs:
     def _fill_sizes(self, coords: U64) -> Sizes:
         """Return the shown sizes of chunks that are not stored."""
         return np.zeros(len(coords), np.int64) if self._filler is None else self._filler.sizes(coords)
+
+
+def _layers(chunks: ChunkStore) -> list[ChunkStore]:
+    return [*(_layers(chunks.outer) if chunks.outer is not None else ()), chunks]
 
 
 def windowed(

@@ -256,7 +256,7 @@ class Datasets:
                 hint = "; -o unsupported=skip omits it" if path else ""
                 raise UnsupportedError(f"{path or '/'}: {why}{hint}") from e
             self.report(Problem(path, why, skipped=True))
-            return Dataset("unsupported", blank=True, closed=True)
+            return Dataset("unsupported", hidden_entirely=True, closed=True)
 
     def _require_codec(self, dataset: Dataset | None) -> None:
         """Raise UnsupportedError if a chunk codec is requested but the view would show the stored chunks unchanged."""
@@ -273,7 +273,7 @@ class Datasets:
         """
         if dataset.multiscales and self.view is not None and self.view.renames:
             beside = frozenset(entry.name for entry in self.listed_by_store(directory.inside))
-            return replace(dataset, beside=beside.union(self._members(directory)))
+            return replace(dataset, sibling_names=beside.union(self._members(directory)))
         told = (what for parts, what in directory.inherited.below if not parts and isinstance(what, Multiscale))
         return replace(dataset, level_of=next(told, None))
 
@@ -312,7 +312,7 @@ class Datasets:
                 self.report(Problem(path, "a second sharded collection in the same directory"))
         for problem in dataset.problems if dataset else ():
             self.report(problem)
-        if dataset is None or not (dataset.closed or dataset.blank):
+        if dataset is None or not (dataset.closed or dataset.hidden_entirely):
             # each member is a dataset for layouts; natively, a member need not have shards
             for name in self._members(directory):
                 below.setdefault(name, [((), None)] if self.view is None else [])
@@ -358,7 +358,7 @@ class Datasets:
         """Record why a directory is not expanded, and log each problem once."""
         if problem not in self.problems:
             self.problems[problem] = None
-            log.warning("%s: %s: %s", problem.path or "/", problem.handling, problem.why)
+            log.warning("%s: %s: %s", problem.path or "/", problem.consequence, problem.why)
 
     def _chunk_tree(self, path: str, shown: str, placed: CollectionAt) -> ChunkDirs:
         """Return the tree of the collection in a directory. Its inode numbers stay the same until the daemon exits."""

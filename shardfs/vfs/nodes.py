@@ -118,7 +118,7 @@ class Content:
 
     def hides(self, name: str) -> bool:
         """Return whether a stored file or directory of this name is hidden."""
-        if self.dataset is not None and (self.dataset.blank or name in self.dataset.hidden):
+        if self.dataset is not None and (self.dataset.hidden_entirely or name in self.dataset.hidden):
             return name not in self.below
         return name not in self.below and any(_leads_to_shard(format, name) for format in self.shards)
 

@@ -182,7 +182,7 @@ def test_a_root_and_a_group() -> None:
     others: list[Any] = [{"a": 1}, {"dimensions": [1], "blockSize": [1]}, {"codecs": []}]
     for other in others:
         form = frozenset(("attributes.json",))
-        assert _open(other) == Dataset("n5", form=form, attributes=other, levels=LevelsBelow(other))
+        assert _open(other) == Dataset("n5", format_names=form, attributes=other, levels=LevelsBelow(other))
         beside = {"attributes.json": json.dumps(other).encode(), "info": b"{}"}
         assert N5.open("a", beside) is None
     assert N5.open("a", {"attributes.json": b"[1, 2]"}) is None

@@ -45,11 +45,8 @@ def verified(tree: Tree, *, deep: bool = False) -> Report:
     """All that is found in a tree."""
     whole = Report("")
     for collection in tree.collections():
-        outermost = collection.chunks
-        while outermost.outer is not None:
-            outermost = outermost.outer
         verifier = ShardVerifier(collection, deep=deep)
-        for shard in outermost.source.existing()[0].tolist():
+        for shard in collection.outermost.source.existing()[0].tolist():
             whole.add(verifier.verify(shard))
     return whole
 

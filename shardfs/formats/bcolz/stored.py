@@ -68,7 +68,7 @@ def _described(dataset: Dataset, array: Carray | None, attributes: Mapping[str, 
         known = described(array, "none", attributes)
     except ValueError as e:
         return replace(dataset, indescribable=str(e))
-    return replace(dataset, collections=(replace(collection, array=known),), form=FORM)
+    return replace(dataset, collections=(replace(collection, array=known),), format_names=FORM)
 
 
 # ---- superchunks ----

@@ -103,7 +103,7 @@ class Precomputed(OfDocuments):
             case "neuroglancer_annotations_v1":
                 return replace(open_annotations(path, info), indescribable="annotations are no array")
             case "neuroglancer_legacy_mesh":
-                return Dataset("precomputed", closed=True, form=FORM, indescribable="meshes are no array")
+                return Dataset("precomputed", closed=True, format_names=FORM, indescribable="meshes are no array")
             case None if isinstance(info.get("scales"), list):
                 return open_volume(path, info)
         return None

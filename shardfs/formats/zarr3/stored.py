@@ -66,7 +66,7 @@ MAX_NESTING = 16
 def open_group(path: str, doc: dict[str, Any]) -> Dataset:
     """The dataset for a group's document. Consolidated documents of sharded arrays in it are shown unsharded."""
     attributes = _attributes(doc)
-    group = Dataset("zarr3", form=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
+    group = Dataset("zarr3", format_names=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
     try:
         shown = rewritten(doc)
         return replace(group, documents={DOCUMENT: print_json(shown)}) if shown is not doc else group
@@ -76,7 +76,7 @@ def open_group(path: str, doc: dict[str, Any]) -> Dataset:
 
 def open_array(path: str, doc: dict[str, Any]) -> Dataset:
     """The dataset for the document of an array, sharded or not; with a problem if the array cannot be unsharded."""
-    array = Dataset("zarr3", closed=True, form=FORM | {"c"})
+    array = Dataset("zarr3", closed=True, format_names=FORM | {"c"})
     try:
         unsharded = unshard(doc)
         if unsharded is None:
