@@ -84,8 +84,10 @@ def info(source: str, as_json: bool, as_map: bool, png: str | None, **given: Any
     if png is not None:
         _require_matplotlib()
     tree = open_for(source, **given)
-    collections = _by_path(summary._asdict() for summary in tree.summaries())
-    unsharded = _by_path({"path": path, "format": format, **asdict(facts)} for path, format, facts in tree.unsharded())
+    collections = _by_path(summary._asdict() for summary in tree.survey.summaries())
+    unsharded = _by_path(
+        {"path": path, "format": format, **asdict(facts)} for path, format, facts in tree.survey.unsharded()
+    )
     problems = tree.problems()
     if as_json:
         told = {"collections": collections, "unsharded": unsharded, "problems": list(map(asdict, problems))}
@@ -153,7 +155,7 @@ def locate(source: str, path: str | None, shard: str | None, offset: int | None,
 
 
 def _covering(tree: Tree, shard: str, offset: int) -> dict[str, Any]:
-    path = tree.chunk_at(shard, offset)
+    path = tree.survey.chunk_at(shard, offset)
     if path is None:
         raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of this shard", shard)
     return {"path": path}

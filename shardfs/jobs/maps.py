@@ -110,7 +110,7 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
             np.add.at(chunks, at, 1)
             np.add.at(nbytes, at, sizes)
 
-    outermost = tree.outermost
+    outermost = tree.shards.outermost
     shards, _ = outermost.source.existing()
     counts = np.zeros((3, len(shards)), np.int64)
     verifier, findings = ShardVerifier(tree, chunks=False, seen=seen), 0

@@ -117,7 +117,7 @@ class VerifyTask:
         return Report(self.collection, ShardTally(shards=n, findings=1), [finding])
 
     def _key(self) -> str:
-        return self.source.tree().collection(self.collection).outermost.source.key(self.shards[0])
+        return self.source.tree().collection(self.collection).shards.outermost.source.key(self.shards[0])
 
 
 def verify_shards(task: VerifyTask) -> Report:
@@ -148,7 +148,7 @@ def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
     """
     dealt = 0
     for tree in sorted(source.tree().collections(), key=lambda tree: tree.path):
-        shards, faults = tree.outermost.source.survey()
+        shards, faults = tree.shards.outermost.source.survey()
         first = (part.number - 1 - dealt) % part.of
         dealt += len(shards)
         strays = (Damage(tree.path, fault.key, "read", fault.why) for fault in faults if part.number == 1)

@@ -135,7 +135,7 @@ class ShardVerifier:
         seen: Callable[[U64, Sizes], None] | None = None,
     ) -> None:
         self._tree, self._deep, self._look_at_chunks, self._seen = tree, deep, chunks, seen
-        self._layers = tree.layers
+        self._layers = tree.shards.layers
         self._check, self._lead = tree.collection.check, tree.collection.lead
         self._report = Report(tree.path)
         self._counts: Counter[tuple[str, str]] = Counter()

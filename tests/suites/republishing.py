@@ -76,7 +76,7 @@ class Shards:
 
     def __init__(self, chunks: ChunkDirs, target: Path) -> None:
         self._collection, self._target = chunks.collection, target
-        self._source = chunks.outermost.source
+        self._source = chunks.shards.outermost.source
 
     def _path(self, shard: int) -> Path:
         key = self._source.key(shard)
