@@ -15,7 +15,7 @@ import pytest
 from shardfs.formats.registry import as_markdown, formats, layouts_as_markdown
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import CorruptShardError, NotADatasetError, UnsupportedError
-from shardfs.vfs import discovery
+from shardfs.vfs import chunk_trees
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import open_tree
 from tests import data_bcolz, data_blosc2, data_n5, handmade, handmade_ids
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_opened_as_a_directory_harms_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = _frame_beside_an_array(tmp_path)
-    monkeypatch.setattr(discovery, "MAX_NODES", 20)  # of which the array has fewer
+    monkeypatch.setattr(chunk_trees, "MAX_NODES", 20)  # of which the array has fewer
     tree = open_tree(str(tmp_path))
     assert {(e.name, e.directory) for e in entries(tree, ROOT)} == {(b"x.b2frame", True), (b"array", True)}
     with pytest.raises(CorruptShardError, match=r"x\.b2frame.*beyond"):
