@@ -299,7 +299,8 @@ class ChunkDirs:
     def _path(self, top: str, values: U64) -> str:
         """Return the path whose components have these values. There may be fewer values than levels."""
         parts = [self._names.render(level, values[level : level + 1])[0] for level in range(len(values))]
-        return "/".join(filter(None, [top, self._names.prefix.decode(), *(part.decode() for part in parts)]))
+        prefix = [self._names.prefix] if self._names.prefix else []
+        return "/".join(filter(None, [top, b"/".join([*prefix, *parts]).decode()]))
 
     # ---- changes ----
 
