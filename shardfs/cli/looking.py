@@ -87,8 +87,10 @@ def info(source: str, as_json: bool, as_map: bool, png: str | None, given: Given
     if png is not None and find_spec("matplotlib") is None:
         raise click.UsageError("--png needs the package matplotlib: pip install matplotlib")
     tree = opened_to_look(source, given)
-    collections = _by_path(summary._asdict() for summary in tree.summaries())
-    unsharded = _by_path({"path": path, "format": format, **asdict(facts)} for path, format, facts in tree.unsharded())
+    collections = _by_path(summary._asdict() for summary in tree.survey.summaries())
+    unsharded = _by_path(
+        {"path": path, "format": format, **asdict(facts)} for path, format, facts in tree.survey.unsharded()
+    )
     problems = tree.problems()
     if as_json:
         arrays = {"collections": collections, "unsharded": unsharded}
@@ -129,7 +131,7 @@ def locate(source: str, path: str | None, shard: str | None, offset: int | None,
     PATH is a chunk of SOURCE as a mount would show it. SOURCE may also be a chunk on a mount, without PATH.
     """
     if shard is not None and offset is not None and path is None:
-        chunk = opened_to_look(source, given).chunk_at(shard, offset)
+        chunk = opened_to_look(source, given).survey.chunk_at(shard, offset)
         if chunk is None:
             raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of this shard", shard)
         answer: dict[str, Any] = {"path": chunk}
@@ -226,7 +228,7 @@ def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> N
         for line in _lines(array):
             click.echo(click.wrap_text(printable(line), WIDTH, "  ", "    "))
     for p in problems:
-        click.echo(printable(f"{p.path or '/'}: {p.handling}: {p.why}"))
+        click.echo(printable(f"{p.path or '/'}: {p.consequence}: {p.why}"))
 
 
 def _count(chunks: int, of: int | None) -> str:

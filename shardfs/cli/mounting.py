@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
     from shardfs.cli.sources import Function
     from shardfs.config.options import Options, Setting
+    from shardfs.daemon.status import ObservableTree
     from shardfs.fuse.settings import FuseSettings
-    from shardfs.vfs.tree import Tree
-    from shardfs.write.overlay import Overlay
     from shardfs.write.tree import WriteTree
 
 log = logging.getLogger(__name__)
@@ -154,7 +153,7 @@ def _looked_for_journal(source: str, found: Options) -> Options:
 
 def _opened(
     source: str, mountpoint: str, found: Options, waiting: Callable[[], None]
-) -> tuple[Tree | Overlay, WriteTree | None]:
+) -> tuple[ObservableTree, WriteTree | None]:
     """The tree for a mount, and for a writable mount the side that writes. Locks the journal of a writable mount.
 
     A read-only mount includes unpublished data of the journal, unless a long `index_ttl` lets the kernel cache this

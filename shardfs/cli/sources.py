@@ -145,25 +145,12 @@ def is_source(name: str) -> bool:
 
 def opened(source: str, found: Options, **hooks: Any) -> Tree:
     """Open the tree of a source. Errors of the store become errors that name the source."""
-    from shardfs.vfs.tree import open_tree
+    from shardfs.vfs import tree
 
     redact.add_secrets(source)
     path = absolute(source)
     with opening(source):
-        return open_tree(
-            path,
-            storage_options=found.storage_options,
-            index_cache_bytes=found.index_cache,
-            chunk_cache_bytes=found.chunk_cache,
-            index_ttl_s=found.index_ttl,
-            follow_symlinks=found.symlinks == "follow",
-            layout=found.layout,
-            skip_unsupported=found.unsupported == "skip",
-            chunk_codec=found.chunk_codec,
-            store_timeout_s=found.store_timeout,
-            store_retries=found.store_retries,
-            **hooks,
-        )
+        return tree.open_with_options(path, found, **hooks)
 
 
 def opened_to_look(source: str, given: Given) -> Tree:

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from shardfs.fuse.libfuse import Session
     from shardfs.fuse.settings import FuseSettings
     from shardfs.storage.mount_table import MountInfo
-    from shardfs.vfs.tree import Tree
-    from shardfs.write.overlay import Overlay
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +87,7 @@ class MountArguments:
 
     source: str
     mountpoint: str
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]]
+    open_tree: Callable[[Callable[[], None]], tuple[ObservableTree, Writing | None]]
     fuse: FuseSettings
     fsname: str | None = None
     layout: str = "native"

@@ -6,9 +6,10 @@ import json
 import os
 import time
 from errno import errorcode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardfs.fuse.protocol import NAMES
+from shardfs.model.file_tree import FileTree
 from shardfs.model.version import __version__
 from shardfs.storage.counters import BOUNDS_S, ORDINARY, Histogram
 
@@ -17,15 +18,25 @@ if TYPE_CHECKING:
 
     from shardfs.daemon.shutdown import Writing
     from shardfs.fuse.server import Server
-    from shardfs.vfs.tree import Tree
-    from shardfs.write.overlay import Overlay
+    from shardfs.storage.retry import RetryPolicy
+
+
+class ObservableTree(FileTree, Protocol):
+    """A file tree with the figures that the statistics of a mount include."""
+
+    @property
+    def patience(self) -> RetryPolicy | None:
+        """The retry policy of a remote store; None for a local store."""
+
+    def caches(self) -> dict[str, dict[str, int]]:
+        """Hits, misses, bytes and limit of each cache."""
 
 
 class Status:
     """Statistics of one mount since this object was created. `facts` holds source, mountpoint, layout and so on."""
 
     def __init__(
-        self, server: Server, tree: Tree | Overlay, facts: Mapping[str, Any], writing: Writing | None = None
+        self, server: Server, tree: ObservableTree, facts: Mapping[str, Any], writing: Writing | None = None
     ) -> None:
         self._server, self._tree, self._facts, self._writing = server, tree, facts, writing
         self._began, self._began_clock = time.time(), time.monotonic()
@@ -98,7 +109,7 @@ def _latency(times: Histogram) -> dict[str, Any]:
     return {"count": times.count, "mean": times.seconds / times.count, "median_below": half, "p99_below": most}
 
 
-def _store(tree: Tree | Overlay) -> dict[str, Any] | None:
+def _store(tree: ObservableTree) -> dict[str, Any] | None:
     patience = tree.patience
     if patience is None:
         return None

@@ -127,7 +127,7 @@ class View(Protocol):
 
     @property
     def renames(self) -> bool:
-        """Whether the layout shows images under new names, and thus needs `Dataset.beside` to avoid names in use."""
+        """Whether the layout renames images, and so needs `Dataset.sibling_names` to avoid names in use."""
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         """The directories below whose datasets `show` needs, as paths relative to the dataset."""

@@ -164,7 +164,7 @@ def laid_out(
         tuple(problems),
         closed=dataset.closed,
         unwalked=dataset.unwalked.union(unwalked),
-        hidden=dataset.hidden.union(dataset.form, hidden),
+        hidden=dataset.hidden.union(dataset.format_names, hidden),
         scope=dataset.scope,
         consolidation=consolidation,
     )

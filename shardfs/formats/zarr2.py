@@ -63,7 +63,7 @@ class Zarr2(Format):
         own = {name: raw for name, raw in documents.items() if name in self.documents}
         if ARRAY not in own and GROUP not in own:
             return None
-        return Dataset("zarr2", documents=own, closed=ARRAY in own, form=frozenset(own))
+        return Dataset("zarr2", documents=own, closed=ARRAY in own, format_names=frozenset(own))
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()

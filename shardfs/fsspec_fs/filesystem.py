@@ -6,7 +6,9 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from shardfs.config import loading
 from shardfs.fsspec_fs.files import WrittenFile, make_directories, place, remove_tree
 from shardfs.model.attributes import Attributes
 from shardfs.model.errors import ShardfsError
-from shardfs.vfs.tree import Tree, open_tree
+from shardfs.vfs.tree import Tree, open_with_options
 
 if TYPE_CHECKING:
     from shardfs.write.tree import WriteTree
@@ -29,13 +31,6 @@ WHOLE = 1 << 62
 _writing = threading.Lock()
 _trees: dict[str, WriteTree] = {}
 """Writable trees of this process by the token of their arguments. A source has at most one writer."""
-
-
-def _written(asked: str, opened: Callable[[], WriteTree]) -> WriteTree:
-    with _writing:
-        if asked not in _trees:
-            _trees[asked] = opened()
-        return _trees[asked]
 
 
 def _forget_trees() -> None:
@@ -101,35 +96,24 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         given = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported, "chunk_codec": chunk_codec}
         given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
         given |= {"rw": "true" if rw else "false", **(write_options or {})}
-        self.options = loading.merged(loading.from_flags(given))
-        loading.check(self.options)
+        options = loading.merged(loading.from_flags(given))
+        loading.check(options)
         self.source = _source(source, fo, target_protocol)
-        self._source_options = storage_options if storage_options is not None else target_options
-        self._index_ttl = index_ttl
-        self._asked = tokenize(self.source, self._source_options, index_ttl, self.options)
+        for_source = storage_options if storage_options is not None else target_options
+        self.options = replace(options, storage_options=for_source or {}, index_ttl=index_ttl)
+        self._arguments = tokenize(self.source, self.options)
         self._opened = self._open_tree()
 
     def _open_tree(self) -> tuple[int, Tree | WriteTree]:
-        tree = _written(self._asked, self._open_writable) if self.options.rw else self._open_readable()
-        return os.getpid(), tree
-
-    def _open_readable(self) -> Tree:
-        return open_tree(
-            self.source,
-            storage_options=self._source_options,
-            index_cache_bytes=self.options.index_cache,
-            chunk_cache_bytes=self.options.chunk_cache,
-            index_ttl_s=self._index_ttl,
-            follow_symlinks=self.options.symlinks == "follow",
-            layout=self.options.layout,
-            skip_unsupported=self.options.unsupported == "skip",
-            chunk_codec=self.options.chunk_codec,
-        )
-
-    def _open_writable(self) -> WriteTree:
+        if not self.options.rw:
+            return os.getpid(), open_with_options(self.source, self.options)
         from shardfs.write.open_rw import open_writable
 
-        return open_writable(self._open_readable(), self.source, self.options)
+        with _writing:
+            if self._arguments not in _trees:
+                tree = open_with_options(self.source, self.options)
+                _trees[self._arguments] = open_writable(tree, self.source, self.options)
+            return os.getpid(), _trees[self._arguments]
 
     @property
     def tree(self) -> Tree | WriteTree:
@@ -157,11 +141,10 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return _info(path, self.tree.resolve(path))
 
     def exists(self, path: str, **kwargs: Any) -> bool:
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             self.info(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+            return True
+        return False
 
     def modified(self, path: str) -> datetime:
         return datetime.fromtimestamp(self.info(path)["mtime"], UTC)
@@ -173,7 +156,8 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return [_info(path, found) if detail else path]
         if detail:
             return list(self._entries(path, found.number))
-        return [f"{path}/{name}" for batch in self.tree.scan(found.number) for name in _texts(batch.names.tolist())]
+        names = (name for batch in self.tree.scan(found.number) for name in batch.names.tolist())
+        return [f"{path}/{os.fsdecode(name)}" for name in names]
 
     def _entries(self, path: str, number: int) -> Iterator[dict[str, Any]]:
         for batch in self.tree.scan(number):
@@ -257,16 +241,21 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
         return tree
 
+    def _place(self, path: str) -> tuple[WriteTree, int, bytes]:
+        """The writable tree, the number of a path's parent directory, and the name in it."""
+        tree = self._to_write(path)
+        return (tree, *place(tree, self._strip_protocol(path)))
+
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         path = self._strip_protocol(path)
         with WrittenFile(self._to_write(path), path, "xb" if mode == "create" else "wb") as file:
             file.write(value)
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        path, tree = self._strip_protocol(path), self._to_write(path)
         if create_parents:
-            make_directories(tree, path.rpartition("/")[0])
-        tree.mkdir(*place(tree, path), 0o755)
+            make_directories(self._to_write(path), self._strip_protocol(path).rpartition("/")[0])
+        tree, parent, name = self._place(path)
+        tree.mkdir(parent, name, 0o755)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         path, tree = self._strip_protocol(path), self._to_write(path)
@@ -275,30 +264,28 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         make_directories(tree, path)
 
     def rmdir(self, path: str) -> None:
-        tree = self._to_write(path)
-        tree.rmdir(*place(tree, self._strip_protocol(path)))
+        tree, parent, name = self._place(path)
+        tree.rmdir(parent, name)
 
     def rm_file(self, path: str) -> None:
-        tree = self._to_write(path)
-        tree.unlink(*place(tree, self._strip_protocol(path)))
+        tree, parent, name = self._place(path)
+        tree.unlink(parent, name)
 
     _rm = rm_file
 
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
         for found in self.expand_path(path, recursive=False):
             if recursive:
-                tree = self._to_write(found)
-                remove_tree(tree, *place(tree, self._strip_protocol(found)))
+                remove_tree(*self._place(found))
             elif self.isdir(found):
                 self.rmdir(found)
             else:
                 self.rm_file(found)
 
     def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
-        tree, new = self._to_write(path1), self._strip_protocol(path2)
-        parent = make_directories(tree, new.rpartition("/")[0])
-        old = place(tree, self._strip_protocol(path1))
-        tree.rename(*old, parent, os.fsencode(new.rpartition("/")[2]), noreplace=False)
+        make_directories(self._to_write(path2), self._strip_protocol(path2).rpartition("/")[0])
+        tree, parent, name = self._place(path1)
+        tree.rename(parent, name, *place(tree, self._strip_protocol(path2)), noreplace=False)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         if self.isdir(path1):
@@ -324,8 +311,8 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """
         tree = self._to_write("")
         with _writing:
-            if _trees.get(self._asked) is tree:
-                del _trees[self._asked]
+            if _trees.get(self._arguments) is tree:
+                del _trees[self._arguments]
         for token, other in list(self._cache.items()):  # fsspec caches one instance for each thread
             if other._opened[1] is tree:
                 self._cache.pop(token, None)
@@ -341,7 +328,6 @@ class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]
 
 
 def _source(source: str | os.PathLike[str] | None, fo: str | None, protocol: str | None) -> str:
-    """The URL or path of the source, from `source` or from a chained URL."""
     if source is not None:
         return os.fspath(source)
     if protocol is None and not fo:
@@ -357,10 +343,6 @@ def _info(path: str, found: Attributes) -> dict[str, Any]:
         "type": "directory" if found.directory else "file",
         "mtime": found.mtime_ns / 1e9,
     }
-
-
-def _texts(names: Iterable[bytes]) -> Iterator[str]:
-    return map(os.fsdecode, names)
 
 
 def _each(value: Any, like: list[str]) -> Iterable[int | None]:

@@ -14,8 +14,6 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardfs.fuse import protocol
 from shardfs.model.attributes import Attributes
 from shardfs.model.listing import Batch
@@ -107,15 +105,7 @@ class Control:
         """The names behind `cookie`, without sizes, so that the kernel looks each of them up."""
         names = list(self._makers)[cookie:]
         if names:
-            n = len(names)
-            yield Batch(
-                np.array(names),
-                np.full(n, DIRECTORY, np.uint64),
-                np.zeros(n, np.bool_),
-                np.full(n, -1, np.int64),
-                np.zeros(n, np.int64),
-                np.arange(cookie + 1, cookie + 1 + n, dtype=np.uint64),
-            )
+            yield Batch.of_entries([(name, Attributes(DIRECTORY, False, -1, 0)) for name in names], cookie)
 
 
 class ControlReplies:

@@ -61,7 +61,7 @@ def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
         if why is not None:
             yield CompactProblem(collection.path, why, skipped=True)
             continue
-        outermost = collection.outermost
+        outermost = collection.shards.outermost
         for shard in outermost.existing_shards().tolist():
             key = outermost.source.key(shard)
             try:

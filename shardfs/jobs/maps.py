@@ -112,7 +112,8 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
             np.add.at(chunks, at, 1)
             np.add.at(nbytes, at, sizes)
 
-    shards = tree.outermost.existing_shards()
+    outermost = tree.shards.outermost
+    shards, _ = outermost.source.existing()
     counts = np.zeros((3, len(shards)), np.int64)
     verifier, findings = ShardVerifier(tree, chunks=False, seen=seen), 0
     for i, shard in enumerate(shards.tolist()):
@@ -133,7 +134,7 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
         stored=counts[0],
         dead=counts[1],
         objects=counts[2],
-        keys=[tree.outermost_key(int(shards[i])) for i in worst],
+        keys=[outermost.source.key(int(shards[i])) for i in worst],
         findings=findings,
     )
 

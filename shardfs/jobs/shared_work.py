@@ -113,7 +113,7 @@ class VerifyTask:
 
     def failed(self, error: BaseException) -> Report:
         """The report of a task that failed with `error`."""
-        key = self.source.tree().collection(self.collection).outermost_key(self.shards[0])
+        key = self.source.tree().collection(self.collection).shards.outermost.source.key(self.shards[0])
         died = isinstance(error, BrokenExecutor)
         why = "the process that did it died" if died else message(error) or type(error).__name__
         finding = Damage(self.collection, key, "task", f"could not be verified: {why}")
@@ -142,7 +142,7 @@ def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
     """
     dealt = 0
     for tree in sorted(source.tree().collections(), key=lambda tree: tree.path):
-        shards, faults = tree.outermost.source.survey()
+        shards, faults = tree.shards.outermost.source.survey()
         first = (part.number - 1 - dealt) % part.of
         dealt += len(shards)
         strays = (Damage(tree.path, fault.key, "read", fault.why) for fault in faults if part.number == 1)

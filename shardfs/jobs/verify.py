@@ -53,7 +53,7 @@ class ShardVerifier:
         seen: Callable[[U64, Sizes], None] | None = None,
     ) -> None:
         self._tree, self._deep, self._chunks, self._seen = tree, deep, chunks, seen
-        self._layers = _layers(tree.chunks)
+        self._layers = tree.shards.layers
 
     def verify(self, shard: int) -> Report:
         """Verify one outermost shard. Errors of the store and of the data become findings; only bugs raise exceptions.
@@ -325,8 +325,3 @@ class _Shard:
             self._covered.append(cover(chunks.lead_starts(ranges, collection.lead), ranges.starts))
         elif one.chunks:
             chunks.run(ranges, local=self._source.is_local)
-
-
-def _layers(chunks: ChunkStore) -> list[ChunkStore]:
-    """All layers of shards, outermost first."""
-    return [*(_layers(chunks.outer) if chunks.outer is not None else ()), chunks]

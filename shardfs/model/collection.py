@@ -208,6 +208,12 @@ class Collection:
         """The directory of the shards, relative to the dataset's directory."""
         return self.path if self.shards is None else self.shards
 
+    def transform_of(self, coords: Coords) -> Transform | None:
+        """The transform between the stored and the shown bytes of a chunk; None if they are equal."""
+        if self.lead is None:
+            return self.transform
+        return self.lead.transform if coords[-1] == 0 else None
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

@@ -44,7 +44,7 @@ class Problem:
     damaged: bool = False
 
     @property
-    def handling(self) -> str:
+    def consequence(self) -> str:
         """What the mount does with these data, for messages."""
         if self.damaged:
             return "cannot be opened"
@@ -116,22 +116,22 @@ class Dataset:
         unwalked: subdirectories without datasets, because they are full of chunks.
         named: subdirectories that the documents name. Stores that cannot list directories are assumed to have them.
         hidden: names in this directory that are not shown.
-        form: names in this directory that belong to the format (documents, directories of chunks), so that other
-            layouts hide them. Names of shards may be missing.
+        format_names: names in this directory that belong to the format (documents, directories of chunks), which other
+            layouts hide. Names of shards may be missing.
         rewriter: given if there are further documents to translate.
         scope: given if these documents describe how to find datasets in subdirectories.
         unsharded: arrays that the native layout shows unchanged, but other layouts convert.
         attributes: the user's attributes of a group; None if this is not a group.
         multiscales: images whose levels are arrays below.
         levels: given if the attributes of the arrays below may describe another image.
-        beside: all names in the directory of an image, for views that must choose unused names there.
+        sibling_names: all names in the directory of an image, for views that must choose unused names there.
         images: the images that have an array further down as a level, by the array's path. The array's own documents do
             not mention the image.
         level_of: the image that has this array as a level, from `images` of a dataset above. Its only level has the
             path "".
         indescribable: why the arrays have no description, if they have none.
         consolidation: given if one of the documents is built from those below.
-        blank: whether the mount shows nothing of this directory.
+        hidden_entirely: whether the mount shows nothing of this directory.
     """
 
     format: str
@@ -142,16 +142,16 @@ class Dataset:
     unwalked: frozenset[str] = frozenset()
     named: tuple[str, ...] = ()
     hidden: frozenset[str] = frozenset()
-    form: frozenset[str] = frozenset()
+    format_names: frozenset[str] = frozenset()
     rewriter: Rewriter | None = None
     scope: Scope | None = None
     unsharded: tuple[Collection, ...] = ()
     attributes: Mapping[str, Any] | None = None
     multiscales: tuple[Multiscale, ...] = ()
     levels: Levels | None = None
-    beside: frozenset[str] = frozenset()
+    sibling_names: frozenset[str] = frozenset()
     images: Mapping[str, Multiscale] = field(default_factory=dict)
     level_of: Multiscale | None = None
     indescribable: str = ""
     consolidation: Consolidation | None = None
-    blank: bool = False
+    hidden_entirely: bool = False

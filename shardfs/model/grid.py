@@ -136,7 +136,39 @@ def cell_of(key: str, separator: str, rank: int) -> Coords | None:
     return cell if len(cell) == len(parts) == rank else None
 
 
-class NestedNames:
+class _PerAxis:
+    """Names whose component values are the coordinates themselves."""
+
+    def coords(self, values: Coords) -> Coords:
+        return values
+
+    def coords_many(self, values: U64) -> U64:
+        return values
+
+    def values(self, coords: U64) -> U64:
+        return coords
+
+
+class _Joined:
+    """Names in one directory: the value of the only component is the C-order number of the chunk in `grid`."""
+
+    prefix = b""
+
+    def __init__(self, grid: Sequence[int]) -> None:
+        self.grid = tuple(grid)
+        self.dims = (math.prod(grid),)
+
+    def coords(self, values: Coords) -> Coords:
+        return unravel(values[0], self.grid)
+
+    def coords_many(self, values: U64) -> U64:
+        return unravel_many(values[:, 0], self.grid)
+
+    def values(self, coords: U64) -> U64:
+        return ravel_many(coords, self.grid)[:, None]
+
+
+class NestedNames(_PerAxis):
     """Names with one directory level for each axis: `c/1/23/45` or `1/23/45`."""
 
     def __init__(self, grid: Sequence[int], prefix: bytes = b"") -> None:
@@ -153,15 +185,6 @@ class NestedNames:
 
     def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
         return values.astype(f"S{len(str(self.dims[level]))}")
-
-    def coords(self, values: Coords) -> Coords:
-        return values
-
-    def coords_many(self, values: U64) -> U64:
-        return values
-
-    def values(self, coords: U64) -> U64:
-        return coords
 
 
 class HeadedNames(NestedNames):
@@ -186,17 +209,14 @@ class HeadedNames(NestedNames):
         return names if level else np.char.add(self._head, names)
 
 
-class FlatNames:
+class FlatNames(_Joined):
     """Names in one directory, with the coordinates joined by a separator: `c.1.23.45` or `1.23.45`.
 
     `scalar` is the name of the only chunk of a 0-d array.
     """
 
-    prefix = b""
-
     def __init__(self, grid: Sequence[int], head: bytes, separator: bytes, scalar: bytes) -> None:
-        self.grid = tuple(grid)
-        self.dims = (math.prod(grid),)
+        super().__init__(grid)
         self.separator, self._head, self._scalar = separator, head, scalar
 
     def _parts(self, name: bytes) -> list[int] | None:
@@ -227,15 +247,6 @@ class FlatNames:
         columns = unravel_many(values, self.grid)
         parts = [columns[:, axis].astype("S20").tolist() for axis in range(len(self.grid))]
         return np.array([self._head + self.separator.join(row) for row in zip(*parts, strict=True)], "S")
-
-    def coords(self, values: Coords) -> Coords:
-        return unravel(values[0], self.grid)
-
-    def coords_many(self, values: U64) -> U64:
-        return unravel_many(values[:, 0], self.grid)
-
-    def values(self, coords: U64) -> U64:
-        return ravel_many(coords, self.grid)[:, None]
 
 
 class MappedNames:
@@ -275,7 +286,7 @@ class MappedNames:
         return self._names.values(shown)
 
 
-class NumberedNames:
+class NumberedNames(_PerAxis):
     """Names of the chunks of one axis by number, in one directory: `__12.blp`, `0000000C.chunk`.
 
     Args:
@@ -309,27 +320,15 @@ class NumberedNames:
         form = b"%%0%dX" % self._digits if self._digits else b"%d"
         return np.array([self._head + form % v + self._tail for v in values.tolist()], "S")
 
-    def coords(self, values: Coords) -> Coords:
-        return values
 
-    def coords_many(self, values: U64) -> U64:
-        return values
-
-    def values(self, coords: U64) -> U64:
-        return coords
-
-
-class BoxNames:
+class BoxNames(_Joined):
     """Names of precomputed volumes, the voxel box of each chunk: `x0-x1_y0-y1_z0-z1`.
 
     The end of a box is clipped to the volume. Numbers are negative where `offset` is negative.
     """
 
-    prefix = b""
-
     def __init__(self, size: Coords, chunk: Coords, offset: Coords) -> None:
-        self.grid = tuple(ceil_div(s, c) for s, c in zip(size, chunk, strict=True))
-        self.dims = (math.prod(self.grid),)
+        super().__init__([ceil_div(s, c) for s, c in zip(size, chunk, strict=True)])
         self._size, self._chunk, self._offset = size, chunk, offset
 
     def reserved(self, level: int, name: bytes) -> bool:
@@ -378,15 +377,6 @@ class BoxNames:
             texts = np.array([self._interval(axis, g) for g in cells.tolist()], "S")
             parts.append(texts[back].tolist())
         return np.array([b"_".join(row) for row in zip(*parts, strict=True)], "S")
-
-    def coords(self, values: Coords) -> Coords:
-        return unravel(values[0], self.grid)
-
-    def coords_many(self, values: U64) -> U64:
-        return unravel_many(values[:, 0], self.grid)
-
-    def values(self, coords: U64) -> U64:
-        return ravel_many(coords, self.grid)[:, None]
 
     def shape(self, coords: Coords) -> Coords:
         """The shape of a chunk in voxels, clipped to the volume."""

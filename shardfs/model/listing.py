@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
-    from shardfs.model.values import U64, Bool
+    from shardfs.model.attributes import Attributes
+    from shardfs.model.values import U64, Bool, Sizes
 
-    pass
+BATCH = 4096
+"""Number of entries in a full batch."""
 
+REST = 1 << 61
+"""Cookies from here on stand for the names in a directory that are not chunks."""
 
 EntryRow: TypeAlias = tuple[bytes, int, bool, int, int, int]
 """One entry of a directory: name, number, whether it is a directory, size, mtime in ns, cookie. Cheaper than a `Batch`
@@ -36,6 +43,35 @@ class Batch(NamedTuple):
     cookies: U64
     by_name: bool = False
     links: Bool | None = None
+
+    @classmethod
+    def of(
+        cls,
+        names: npt.NDArray[np.bytes_],
+        numbers: U64,
+        sizes: Sizes | int,
+        mtimes_ns: Sizes | int,
+        cookies: U64,
+        *,
+        directories: bool = False,
+    ) -> Batch:
+        """A batch of files, or of directories. A single size or time applies to all entries."""
+        n = len(names)
+        sizes, mtimes_ns = np.full(n, sizes, np.int64), np.full(n, mtimes_ns, np.int64)
+        return cls(names, numbers, np.full(n, directories, np.bool_), sizes, mtimes_ns, cookies)
+
+    @classmethod
+    def of_entries(cls, entries: Sequence[tuple[bytes, Attributes]], position: int) -> Batch:
+        """A batch of names with their attributes; the first one has the position after `position`."""
+        rows = [a for _, a in entries]
+        return cls(
+            np.array([name for name, _ in entries], "S"),
+            np.array([a.number for a in rows], np.uint64),
+            np.array([a.directory for a in rows], np.bool_),
+            np.array([-1 if a.mode else a.size for a in rows], np.int64),  # a listing has no mode: ask for each
+            np.array([a.mtime_ns for a in rows], np.int64),
+            np.arange(position + 1, position + 1 + len(rows), dtype=np.uint64),
+        )
 
     def only(self, which: Bool | slice | npt.NDArray[np.intp]) -> Batch:
         """The entries that a mask, a slice or an array of positions selects."""

@@ -8,6 +8,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+from shardfs.model.blobs import ByteRange
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
@@ -158,3 +160,39 @@ class ByteLRU:
         with self._lock:
             self._drop(key)
             self._flights.pop(key, None)
+
+
+WINDOW = 8 << 20
+"""Window size for reads that cannot be served from a local file.
+
+A chunk of up to 8 MiB costs one request, however small the client's reads are.
+"""
+
+
+class WindowCache:
+    """Windows in a shared cache, by the object's path or inode number and the window's number."""
+
+    def __init__(self, cache: ByteLRU, ttl_s: float) -> None:
+        self._cache, self._ttl = cache, ttl_s
+
+    def read(self, key: str | int, fetch: Callable[[ByteRange], bytes], offset: int, size: int) -> bytes | memoryview:
+        """Return bytes of an object; `fetch` returns fewer bytes at its end."""
+        pieces: list[bytes | memoryview] = []
+        while size > 0:
+            window = offset // WINDOW
+
+            def load(window: int = window) -> tuple[bytes, int, float]:
+                data = fetch(ByteRange(window * WINDOW, (window + 1) * WINDOW))
+                return data, len(data), self._ttl
+
+            piece = memoryview(self._cache.get((key, window), load))[offset % WINDOW : offset % WINDOW + size]
+            if not len(piece):
+                break
+            pieces.append(piece)
+            offset, size = offset + len(piece), size - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def invalidate(self, key: str | int, size: int) -> None:
+        """Drop all windows of an object of at most `size` bytes."""
+        for window in range(-(-size // WINDOW)):
+            self._cache.drop((key, window))

@@ -1,16 +1,13 @@
 """Find the datasets of a source, directory by directory.
 
-Each directory is opened with the formats, converted by the view of the chosen layout, and given a `ChunkDirs` tree with
-inode numbers for each sharded collection.
+Each directory is opened with the formats and converted by the view of the chosen layout. `ChunkTrees` gives each
+sharded collection a `ChunkDirs` tree with inode numbers.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
-import threading
-from bisect import bisect_right
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -21,21 +18,20 @@ from shardfs.formats.registry import formats, sources, views
 from shardfs.model.arrays import Multiscale
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError
-from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
-from shardfs.vfs.chunk_dirs import ChunkDirs
-from shardfs.vfs.inodes import CREATED, TABLE_END
+from shardfs.vfs.chunk_trees import ChunkTrees
 from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from shardfs.formats.format import Format
     from shardfs.model.arrays import Array
     from shardfs.model.collection import Collection
     from shardfs.model.dataset import Levels, Scope
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import DirEntry, Store
-    from shardfs.vfs.nodes import Told
+    from shardfs.vfs.nodes import ShownItem
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +40,35 @@ NATIVE = "native"
 FORMAT_NAMES = {"zarr2": "Zarr v2", "zarr3": "Zarr v3", "zarr3-draft": "Zarr v3 (2022 draft)", "n5": "N5"}
 """Display names of formats in messages, where they differ from the internal names."""
 
+NOTHING_DESCRIBED = Dataset("")
+
 LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
 """Number of subdirectories searched before a plain directory is assumed to lead to a dataset (local, remote stores)."""
 
-MAX_NODES = 1 << 56
-"""Maximum number of inode numbers for one collection.
 
-No real array needs as many, and one collection cannot use up all numbers.
-"""
+class KnownDamage:
+    """Errors about damaged data by inode number, cached so that lookups of the same name do not read the data again."""
+
+    def __init__(self, cache: ByteLRU) -> None:
+        self._cache = cache
+
+    def require_none(self, number: int) -> None:
+        """Raise the cached error of an inode number, if there is one."""
+        damage = self._cache.peek(("damage", number))
+        if damage is not None:
+            raise damage.with_traceback(None)
+
+    def put(self, number: int, error: CorruptShardError, seconds: float) -> None:
+        """Raise this error for an inode number for some time."""
+        self._cache.get(("damage", number), lambda: (error, 1000, seconds))
+
+    def invalidate(self, number: int) -> None:
+        """Drop the error of an inode number."""
+        self._cache.drop(("damage", number))
 
 
 class Datasets:
-    """The datasets of a source and their inode numbers. Thread-safe.
+    """Opens the directories of a source. Thread-safe.
 
     Args:
         index_cache: holds shard indices and known damage.
@@ -78,41 +91,15 @@ class Datasets:
         self.store, self._codec = store, chunk_codec
         self.view = views()[layout] if layout != NATIVE else None
         self.formats = formats() if layout == NATIVE else sources()
+        self.document_names = _document_names(self.formats)
         self._skips = skip_unsupported
-        self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, index_ttl_s
-        self._lock = threading.Lock()
-        self._firsts: list[int] = []
-        self._trees: list[ChunkDirs] = []
-        self._tree_at: dict[str, ChunkDirs] = {}
-        self._former: dict[str, ChunkDirs] = {}
-        self._next_first = TABLE_END
+        self.damage = KnownDamage(index_cache)
+        self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)
         self.problems: dict[Problem, None] = {}
-
-    def chunks_of(self, number: int) -> ChunkDirs:
-        """Return the tree that owns an inode number. Raise FileNotFoundError if there is none."""
-        i = bisect_right(self._firsts, number) - 1
-        if i < 0:
-            raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
-        return self._trees[i]
-
-    @property
-    def document_names(self) -> dict[str, None]:
-        """Names of the metadata documents that the formats read, in order and without duplicates."""
-        return dict.fromkeys(name for f in self.formats for name in f.documents)
 
     def documents(self, path: str) -> dict[str, bytes]:
         """Return the stored metadata documents of a directory by name."""
-        return self.store.documents(path, list(self.document_names), MAX_DOCUMENT_BYTES)
-
-    def forget(self, path: str) -> list[str]:
-        """Detach the chunk trees at `path` and below, because their metadata changed. Return their paths.
-
-        A tree keeps its inode numbers if the new metadata describes the same chunks.
-        """
-        found = [at for at in self._tree_at if at == path or at.startswith(f"{path}/") or not path]
-        for at in found:
-            self._former[at] = self._tree_at.pop(at)
-        return found
+        return self.store.documents(path, self.document_names, MAX_DOCUMENT_BYTES)
 
     def open(self, directory: DirectoryNode) -> Content:
         """Return the content of a directory, read at the first call only.
@@ -120,14 +107,11 @@ class Datasets:
         Raise CorruptShardError if a metadata document is damaged. The error is cached for `DAMAGE_TTL_S` seconds.
         """
         if directory.content is None:
-            damage = self._index_cache.peek(("damage", directory.number))
-            if damage is not None:
-                raise damage.with_traceback(None)
+            self.damage.require_none(directory.number)
             try:
                 directory.content = self._content_of(directory, self._described(directory))
             except CorruptShardError as e:
-                known = e  # without the cache, each name lookup would parse large documents again
-                self._index_cache.get(("damage", directory.number), lambda: (known, 1000, DAMAGE_TTL_S))
+                self.damage.put(directory.number, e, DAMAGE_TTL_S)
                 raise
         return directory.content
 
@@ -144,8 +128,7 @@ class Datasets:
 
     def plain_array(self, path: str) -> tuple[str, list[str]] | None:
         """Return the format of a directory's unsharded array and the layouts that can show it; None if absent."""
-        names = dict.fromkeys(name for f in sources() for name in f.documents)
-        documents = self.store.documents(path, list(names), MAX_DOCUMENT_BYTES)
+        documents = self.store.documents(path, _document_names(sources()), MAX_DOCUMENT_BYTES)
         dataset = next(filter(None, (f.open(path, documents) for f in sources())), None)
         if dataset is None or not (dataset.unsharded or (dataset.format == "zarr2" and dataset.closed)):
             return None
@@ -190,16 +173,14 @@ class Datasets:
         below = _below(directory.inside, base)
         if below != scope.data and not below.startswith(f"{scope.data}/"):
             return
-        listing = "/".join([*_parts(base), *_parts(scope.listing(below))])
-        for entry in self.listed_by_store(listing):
+        for entry in self.listed_by_store(_joined(base, scope.listing(below))):
             if (name := scope.member(entry.name, entry.directory)) is not None:
                 yield name
 
     def _may_be_dataset(self, path: str, inherited: Inherited) -> bool:
-        try:
+        with suppress(CorruptShardError, OSError):
             return self._stored_dataset(path, inherited) is not None
-        except (CorruptShardError, OSError):
-            return True
+        return True
 
     def listed_by_store(self, path: str) -> Iterator[DirEntry]:
         """Yield the entries of a directory; none if a web server does not list it.
@@ -256,7 +237,7 @@ class Datasets:
                 hint = "; -o unsupported=skip omits it" if path else ""
                 raise UnsupportedError(f"{path or '/'}: {why}{hint}") from e
             self.report(Problem(path, why, skipped=True))
-            return Dataset("unsupported", blank=True, closed=True)
+            return Dataset("unsupported", hidden_entirely=True, closed=True)
 
     def _require_codec(self, dataset: Dataset | None) -> None:
         """Raise UnsupportedError if a chunk codec is requested but the view would show the stored chunks unchanged."""
@@ -272,17 +253,15 @@ class Datasets:
         An image gets the names beside it; an array gets the image of which it is a level.
         """
         if dataset.multiscales and self.view is not None and self.view.renames:
-            beside = frozenset(entry.name for entry in self.listed_by_store(directory.inside))
-            return replace(dataset, beside=beside.union(self._members(directory)))
-        told = (what for parts, what in directory.inherited.below if not parts and isinstance(what, Multiscale))
-        return replace(dataset, level_of=next(told, None))
+            names = frozenset(entry.name for entry in self.listed_by_store(directory.inside))
+            return replace(dataset, sibling_names=names.union(self._members(directory)))
+        images = (item for parts, item in directory.inherited.below if not parts and isinstance(item, Multiscale))
+        return replace(dataset, level_of=next(images, None))
 
     def _stored_below(self, directory: DirectoryNode, name: str) -> Dataset | None:
-        path = "/".join([*_parts(directory.inside), *_parts(name)])
-        try:
-            return self._stored_dataset(path, directory.inherited)
-        except CorruptShardError:
-            return None  # opening that directory raises the error
+        with suppress(CorruptShardError):  # opening that directory raises the error
+            return self._stored_dataset(_joined(directory.inside, name), directory.inherited)
+        return None
 
     def _levels(self, directory: DirectoryNode, levels: Levels) -> dict[str, Array]:
         out = {}
@@ -296,46 +275,41 @@ class Datasets:
 
     def _content_of(self, directory: DirectoryNode, dataset: Dataset | None) -> Content:
         """Combine a directory's own dataset with the items inherited from its parents."""
-        path, here = directory.inside, None
+        path, here, inherited, own = directory.inside, None, directory.inherited, dataset or NOTHING_DESCRIBED
         documents: dict[str, bytes] = {}
-        below: dict[str, list[tuple[tuple[str, ...], Told]]] = {}
-        items = [*directory.inherited.below, *self._own(path, dataset)]
-        for parts, what in items:
-            if len(parts) == 1 and isinstance(what, bytes):
+        below: dict[str, list[tuple[tuple[str, ...], ShownItem]]] = {}
+        items = [*inherited.below, *self._own(path, own)]
+        for parts, item in items:
+            if len(parts) == 1 and isinstance(item, bytes):
                 # a document from a parent directory describes the whole, so it takes precedence
-                documents.setdefault(parts[0], what)
+                documents.setdefault(parts[0], item)
             elif parts:
-                below.setdefault(parts[0], []).append((parts[1:], what))
-            elif here is None and isinstance(what, CollectionAt):
-                here = what
-            elif isinstance(what, CollectionAt):
+                below.setdefault(parts[0], []).append((parts[1:], item))
+            elif here is None and isinstance(item, CollectionAt):
+                here = item
+            elif isinstance(item, CollectionAt):
                 self.report(Problem(path, "a second sharded collection in the same directory"))
-        for problem in dataset.problems if dataset else ():
+        for problem in own.problems:
             self.report(problem)
-        if dataset is None or not (dataset.closed or dataset.blank):
+        if not (own.closed or own.hidden_entirely):
             # each member is a dataset for layouts; natively, a member need not have shards
             for name in self._members(directory):
                 below.setdefault(name, [((), None)] if self.view is None else [])
-        scope = directory.inherited.scope
-        if dataset is not None and dataset.scope is not None:
-            scope = dataset.scope, path
-        placed = [what for _, what in items if isinstance(what, CollectionAt) and what.shards == path]
+        placed = [item for _, item in items if isinstance(item, CollectionAt) and item.shards == path]
         shards = tuple(p.collection.layers[0].format for p in placed if p.collection.shards is not None)
-        moved, closed = directory.inherited.moved, directory.inherited.closed
-        closed = closed or (dataset is not None and dataset.closed)
-        chunks = self._chunk_tree(path, directory.shown, here) if here else None
-        cells = directory.inherited.cells
-        for c in dataset.unsharded if dataset is not None else ():
+        chunks = self.trees.open(path, directory.shown, here, self.directory_mtime(path)) if here else None
+        inherited = inherited._replace(closed=inherited.closed or own.closed)
+        if own.scope is not None:
+            inherited = inherited._replace(scope=(own.scope, path))
+        for c in own.unsharded:
             if not c.path and c.shards is None:
-                cells = c.names, -1 if c.names.prefix else 0
-        return Content(dataset, chunks, documents, below, scope, shards, moved, closed, cells)
+                inherited = inherited._replace(cells=(c.names, -1 if c.names.prefix else 0))
+        return Content(dataset, chunks, documents, below, shards, inherited)
 
-    def _own(self, path: str, dataset: Dataset | None) -> Iterator[tuple[tuple[str, ...], Told]]:
+    def _own(self, path: str, dataset: Dataset) -> Iterator[tuple[tuple[str, ...], ShownItem]]:
         """Yield the collections, documents and images of a dataset with their paths relative to its directory."""
-        if dataset is None:
-            return
         for c in dataset.collections:
-            yield _parts(c.path), CollectionAt(c, "/".join([*_parts(path), *_parts(c.stored_at)]))
+            yield _parts(c.path), CollectionAt(c, _joined(path, c.stored_at))
         for name, data in dataset.documents.items():
             yield _parts(name), data
         for at, image in dataset.images.items():
@@ -346,47 +320,11 @@ class Datasets:
             for name in (*dataset.named, *(c.path for c in dataset.unsharded)):
                 yield _parts(name), None
 
-    def move(self, old: str, new: str) -> None:
-        """Update the paths of all trees in a directory that was renamed."""
-        for trees in (self._tree_at, self._former):
-            for path in [p for p in trees if p == old or p.startswith(f"{old}/")]:
-                tree = trees.pop(path)
-                tree.move(old, new)
-                trees[new + path[len(old) :]] = tree
-
     def report(self, problem: Problem) -> None:
         """Record why a directory is not expanded, and log each problem once."""
         if problem not in self.problems:
             self.problems[problem] = None
-            log.warning("%s: %s: %s", problem.path or "/", problem.handling, problem.why)
-
-    def _chunk_tree(self, path: str, shown: str, placed: CollectionAt) -> ChunkDirs:
-        """Return the tree of the collection in a directory. Its inode numbers stay the same until the daemon exits."""
-        known = self._tree_at.get(path)
-        if known is not None:
-            return known
-        collection = placed.collection
-        caches = self._index_cache, self._chunk_cache, self._ttl
-        chunks = open_chunks(self.store, placed.shards, path, collection, *caches)
-        mtime = self.directory_mtime(path)
-        with self._lock:
-            known = self._tree_at.get(path)
-            if known is not None:
-                return known
-            former = self._former.pop(path, None)
-            if former is not None and former.is_like(collection):
-                self._tree_at[path] = former
-                return former
-            first, count = self._next_first, ChunkDirs.count(collection)
-            if count > MAX_NODES or count >= CREATED - first:
-                raise CorruptShardError(path, "its metadata", f"a grid of {count} chunks is beyond any real array")
-            tree = ChunkDirs(shown, collection, chunks, self._chunk_cache, first, mtime, self._ttl, stored=path)
-            tree.former = former if former is not None and former.is_former(collection) else None
-            self._next_first = first + count
-            self._tree_at[path] = tree
-            self._trees.append(tree)
-            self._firsts.append(first)
-        return tree
+            log.warning("%s: %s: %s", problem.path or "/", problem.consequence, problem.why)
 
     def mtime(self, path: str) -> int:
         """Return the modification time of a stored file in ns; 0 if it is unknown."""
@@ -423,6 +361,15 @@ def _in_codec(dataset: Dataset, codec: str) -> Dataset:
 def _below(path: str, base: str) -> str:
     """Return the path relative to its ancestor `base`."""
     return path.removeprefix(base).lstrip("/")
+
+
+def _document_names(formats: Sequence[Format]) -> list[str]:
+    """Return the names of the metadata documents that these formats read, in order and without duplicates."""
+    return list(dict.fromkeys(name for f in formats for name in f.documents))
+
+
+def _joined(path: str, below: str) -> str:
+    return "/".join([*_parts(path), *_parts(below)])
 
 
 def _parts(path: str) -> tuple[str, ...]:

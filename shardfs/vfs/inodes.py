@@ -1,15 +1,19 @@
-"""Inode numbers computed from names, so that every mount uses the same ones."""
+"""Inode numbers computed from names and coordinates, so that every mount uses the same ones."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardfs.model.grid import SMALL_IDS, IdNames, ravel, unravel
+
 if TYPE_CHECKING:
-    from shardfs.model.values import U64
+    from shardfs.model.collection import ChunkNames
+    from shardfs.model.values import U64, Coords
 
 ROOT = 1
 TABLE_END = 1 << 48
@@ -36,3 +40,68 @@ def numbers_of_ids(path: str, coords: U64) -> U64:
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return (x ^ x >> np.uint64(31)) % np.uint64(TABLE_END - 2) + np.uint64(2)
+
+
+class TreePosition(NamedTuple):
+    """A node of the tree: `level` components deep, the `nth` of the nodes of its level."""
+
+    level: int
+    nth: int
+
+
+TOP = TreePosition(0, 0)
+
+
+class ChunkNumbers:
+    """Arithmetic between inode numbers, positions in the tree and coordinates of one collection.
+
+    An inode number is `first` plus a position: first all directories of level 1, then those of level 2, and so on; the
+    chunks come last.
+
+    Args:
+        first: the first of `count` inode numbers reserved for the collection.
+    """
+
+    def __init__(self, names: ChunkNames, first: int) -> None:
+        self.names, self.first = names, first
+        self.dims = names.dims
+        self.depth = len(names.dims)
+        self.bases, position, n = [0], int(bool(names.prefix)), 1  # the position at which each level begins
+        for d in names.dims:
+            self.bases.append(position)
+            n *= d
+            position += n
+        self.count = position
+        self.directories = self.bases[-1]
+
+    def place(self, number: int | None) -> TreePosition:
+        """Return the position of an inode number. None stands for the dataset's directory."""
+        if number is None:
+            return TOP
+        position = number - self.first
+        level = bisect_right(self.bases, position, 1) - 1
+        return TreePosition(level, position - self.bases[level])
+
+    def number(self, place: TreePosition, value: int) -> int:
+        """Return the inode number of the child of a directory whose name has this value."""
+        level, nth = place
+        return self.first + self.bases[level + 1] + nth * self.dims[level] + value
+
+    def numbers(self, place: TreePosition, values: U64) -> U64:
+        """Return the inode numbers of many children of a directory."""
+        return values + np.uint64(self.number(place, 0))
+
+    def coords(self, number: int) -> Coords:
+        """Return the grid coordinates of a chunk."""
+        return self.names.coords(unravel(number - self.first - self.directories, self.dims))
+
+    def coords_in(self, place: TreePosition, value: int) -> Coords:
+        """Return the grid coordinates of the chunk in a directory whose name has this value."""
+        return self.names.coords((*unravel(place.nth, self.dims[:-1]), value))
+
+    def of_chunk(self, path: str, coords: Coords) -> int:
+        """Return the inode number of a chunk of the collection at `path`."""
+        cell = np.array([coords], np.uint64)
+        if isinstance(self.names, IdNames) and coords[0] >= SMALL_IDS:
+            return int(numbers_of_ids(path, cell)[0])
+        return self.first + self.directories + ravel(self.names.values(cell)[0].tolist(), self.dims)

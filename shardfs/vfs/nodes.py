@@ -7,12 +7,12 @@ import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from shardfs.vfs.inodes import ROOT, TABLE_END, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardfs.model.arrays import Multiscale
     from shardfs.model.collection import ChunkNames, Collection
@@ -21,17 +21,23 @@ if TYPE_CHECKING:
     from shardfs.model.values import Coords
     from shardfs.vfs.chunk_dirs import ChunkDirs
 
+
+def is_in(path: str, directory: str) -> bool:
+    """Return whether a path is `directory` or below it."""
+    return path == directory or not directory or path.startswith(f"{directory}/")
+
+
 RECENT_NODES = 65_536
 """Maximum number of nodes kept without a lookup count, because the kernel does not refer to them (yet)."""
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """A file or directory of the store. `lookups` is the kernel's lookup count."""
 
-    __slots__ = ("lookups", "number", "path")
-
-    def __init__(self, number: int, path: str) -> None:
-        self.number, self.path, self.lookups = number, path, 0
+    number: int
+    path: str
+    lookups: int = field(default=0, init=False)
 
 
 class FileNode(Node):
@@ -40,24 +46,19 @@ class FileNode(Node):
     __slots__ = ()
 
 
+@dataclass(slots=True, eq=False)
 class DocumentNode(Node):
     """A metadata document whose shown bytes differ from the stored ones."""
 
-    __slots__ = ("data",)
-
-    def __init__(self, number: int, path: str, data: bytes) -> None:
-        super().__init__(number, path)
-        self.data = data
+    data: bytes
 
 
+@dataclass(slots=True, eq=False)
 class ChunkNode(Node):
     """A chunk whose id is too large for a computed inode number."""
 
-    __slots__ = ("chunks", "coords")
-
-    def __init__(self, number: int, path: str, chunks: ChunkDirs, coords: Coords) -> None:
-        super().__init__(number, path)
-        self.chunks, self.coords = chunks, coords
+    chunks: ChunkDirs
+    coords: Coords
 
 
 N = TypeVar("N", bound=Node)
@@ -70,7 +71,7 @@ class CollectionAt(NamedTuple):
     shards: str
 
 
-Told: TypeAlias = "CollectionAt | bytes | Multiscale | None"
+ShownItem: TypeAlias = "CollectionAt | bytes | Multiscale | None"
 
 
 class Inherited(NamedTuple):
@@ -86,7 +87,7 @@ class Inherited(NamedTuple):
             directory (-1 for the prefix).
     """
 
-    below: Sequence[tuple[tuple[str, ...], Told]] = ()
+    below: Sequence[tuple[tuple[str, ...], ShownItem]] = ()
     scope: tuple[Scope, str] | None = None
     moved: tuple[str, str] = ("", "")
     closed: bool = False
@@ -98,51 +99,51 @@ class Inherited(NamedTuple):
         return "/".join(filter(None, [instead, path.removeprefix(above).lstrip("/")]))
 
 
+NOTHING_INHERITED = Inherited()
+
+
 @dataclass(frozen=True)
 class Content:
     """The content of an opened directory.
 
     `documents` replace stored files of the same name. `shards` are the formats of the shards in the directory whose
-    chunks are shown in another form. `closed` and `cells` are those of `Inherited`.
+    chunks are shown in another form. `passed` is what all subdirectories inherit.
     """
 
     dataset: Dataset | None = None
     chunks: ChunkDirs | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
-    below: Mapping[str, Sequence[tuple[tuple[str, ...], Told]]] = field(default_factory=dict)
-    scope: tuple[Scope, str] | None = None
+    below: Mapping[str, Sequence[tuple[tuple[str, ...], ShownItem]]] = field(default_factory=dict)
     shards: tuple[ShardFormat, ...] = ()
-    moved: tuple[str, str] = ("", "")
-    closed: bool = False
-    cells: tuple[ChunkNames, int] | None = None
+    passed: Inherited = NOTHING_INHERITED
 
     def hides(self, name: str) -> bool:
         """Return whether a stored file or directory of this name is hidden."""
-        if self.dataset is not None and (self.dataset.blank or name in self.dataset.hidden):
-            return name not in self.below
-        return name not in self.below and any(_leads_to_shard(format, name) for format in self.shards)
+        if name in self.below:
+            return False
+        if self.dataset is not None and (self.dataset.hidden_entirely or name in self.dataset.hidden):
+            return True
+        return any(_leads_to_shard(format, name) for format in self.shards)
 
     @property
     def is_sharded(self) -> bool:
         """Whether chunks are shown in this directory or below, according to metadata. A name alone proves nothing."""
-        told = (
-            not listed or any(isinstance(what, CollectionAt | bytes) for _, what in listed)
-            for listed in self.below.values()
+        return self.chunks is not None or any(
+            not items or any(isinstance(item, CollectionAt | bytes) for _, item in items)
+            for items in self.below.values()
         )
-        return self.chunks is not None or any(told)
 
     def inherited(self, name: str) -> Inherited:
         """Return the properties that the subdirectory `name` inherits."""
-        return Inherited(self.below.get(name, ()), self.scope, self.moved, self.closed, self._cells_in(name))
+        _, scope, moved, closed, cells = self.passed
+        cells = None if cells is None else _cells_in(*cells, os.fsencode(name))
+        return Inherited(self.below.get(name, ()), scope, moved, closed, cells)
 
-    def _cells_in(self, name: str) -> tuple[ChunkNames, int] | None:
-        """Return `cells` of the subdirectory `name`; None if no chunks are below it."""
-        if self.cells is None:
-            return None
-        names, level = self.cells
-        raw = os.fsencode(name)
-        leads_on = raw == names.prefix if level < 0 else names.parse(level, raw) is not None
-        return (names, level + 1) if leads_on and level + 1 < len(names.dims) else None
+
+def _cells_in(names: ChunkNames, level: int, name: bytes) -> tuple[ChunkNames, int] | None:
+    """Return `Inherited.cells` of a subdirectory; None if no chunks are below it."""
+    leads_on = name == names.prefix if level < 0 else names.parse(level, name) is not None
+    return (names, level + 1) if leads_on and level + 1 < len(names.dims) else None
 
 
 def _leads_to_shard(format: ShardFormat, name: str) -> bool:
@@ -151,6 +152,7 @@ def _leads_to_shard(format: ShardFormat, name: str) -> bool:
     return bool(format.key(0)) and format.shard_of(name + slash + rest) is not None
 
 
+@dataclass(slots=True, eq=False)
 class DirectoryNode(Node):
     """A directory of the store, or a virtual directory on the way to shown content.
 
@@ -158,12 +160,13 @@ class DirectoryNode(Node):
     dataset of a file that is shown as a directory.
     """
 
-    __slots__ = ("content", "file", "inherited", "inside")
+    inherited: Inherited
+    file: Dataset | None = None
+    inside: str = field(init=False)
+    content: Content | None = field(default=None, init=False)
 
-    def __init__(self, number: int, path: str, inherited: Inherited, file: Dataset | None = None) -> None:
-        super().__init__(number, path)
-        self.inherited, self.inside, self.file = inherited, path, file
-        self.content: Content | None = None
+    def __post_init__(self) -> None:
+        self.inside = self.path
 
     def child_path(self, name: str) -> str:
         """Return the path in the store of an entry of this directory."""
@@ -188,8 +191,9 @@ class NodeTable:
     A node is kept while the kernel or a handle refers to it. Of the other nodes, the last `RECENT_NODES` are kept.
     """
 
-    def __init__(self, root: DirectoryNode) -> None:
-        self._kept: dict[int, Node] = {root.number: root}
+    def __init__(self) -> None:
+        self.root = DirectoryNode(ROOT, "", NOTHING_INHERITED)
+        self._kept: dict[int, Node] = {ROOT: self.root}
         self._recent: OrderedDict[int, Node] = OrderedDict()
         self._moved: dict[str, int] = {}  # inode numbers of renamed nodes, which were computed from their old paths
         self._lock = threading.Lock()
@@ -200,6 +204,13 @@ class NodeTable:
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
         return node
+
+    def directory(self, number: int) -> DirectoryNode:
+        """Return the directory of an inode number. Raise FileNotFoundError or NotADirectoryError without one."""
+        node = self._kept.get(number) or self._recent.get(number)
+        if isinstance(node, DirectoryNode):
+            return node
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory", self.get(number).path)
 
     def _number(self, path: str) -> int:
         return self._moved.get(path) or number_of(path)
@@ -220,8 +231,8 @@ class NodeTable:
         node = self._kept.get(number) or self._recent.get(number)
         return node if node is not None and node.path == path else None
 
-    def intern(self, path: str, make: Callable[[int], N], kind: type[N], number: int | None = None) -> N:
-        """Return the node of this kind for a path; create the node if it is missing.
+    def intern(self, path: str, kind: type[N], *args: Any, number: int | None = None) -> N:
+        """Return the node of this kind for a path; create the node, with further arguments, if it is missing.
 
         The inode number is computed from the path unless it is given. A node that changes its kind keeps its number.
         """
@@ -231,7 +242,7 @@ class NodeTable:
             if isinstance(node, kind) and node.path == path:
                 return node
             if node is None or node.path == path:
-                return self._put(make(number), node)
+                return self._put(kind(number, path, *args), node)
             number = number % (TABLE_END - 1) + 2  # a hash collision of two paths, which is very rare
 
     def _put(self, node: N, before: Node | None) -> N:
@@ -252,16 +263,13 @@ class NodeTable:
 
     def below(self, path: str) -> list[Node]:
         """Return the known nodes of a directory and everything below, parents first."""
-        inside = f"{path}/" if path else ""
-        found = [
-            n
-            for n in (*self._kept.values(), *list(self._recent.values()))
-            if n.path == path or n.path.startswith(inside)
-        ]
+        found = [n for n in (*self._kept.values(), *list(self._recent.values())) if is_in(n.path, path)]
         return sorted(found, key=lambda n: n.path.count("/") if n.path else -1)
 
     def remember(self, number: int) -> None:
-        """Increase the lookup count of a node."""
+        """Count one more reference from the kernel or a handle to an inode number, until `forget`."""
+        if number >= TABLE_END:
+            return
         with self._lock:
             node = self._kept.get(number) or self._recent.pop(number, None)
             if node is not None:
@@ -269,7 +277,9 @@ class NodeTable:
                 node.lookups += 1
 
     def forget(self, number: int, count: int) -> None:
-        """Decrease the lookup count of a node by `count`."""
+        """Drop `count` references to an inode number."""
+        if number >= TABLE_END:
+            return
         with self._lock:
             node = self._kept.get(number)
             if node is None or number == ROOT:

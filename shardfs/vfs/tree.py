@@ -1,25 +1,288 @@
-"""The unsharded tree that the mount, fsspec and the command line show."""
+"""The unsharded tree that the mount, fsspec and the command line show.
+
+Every file and directory has an inode number. Directories and files of the store have numbers below `TABLE_END`,
+computed from their paths; a table keeps them while the kernel refers to them. Chunks and their virtual directories have
+numbers from `TABLE_END` on, computed from coordinates (`ChunkDirs`); nothing is stored for them.
+"""
 
 from __future__ import annotations
 
+import errno
+import itertools
+import logging
 import math
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from shardfs.model.attributes import Attributes
+from shardfs.model.blobs import ByteRange
+from shardfs.model.errors import CorruptShardError, is_expected
+from shardfs.model.listing import BATCH, REST, Batch
 from shardfs.storage import retry
 from shardfs.storage.cache import ByteLRU, nothing
 from shardfs.storage.open_store import open_store
-from shardfs.vfs.changes import Changes
-from shardfs.vfs.discovery import NATIVE
+from shardfs.vfs.chunk_dirs import ChunkDirs, Spot, Target
+from shardfs.vfs.directories import StoreDirectories
+from shardfs.vfs.discovery import NATIVE, Datasets
+from shardfs.vfs.inodes import ROOT, TABLE_END, TOP
+from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, NodeTable
+from shardfs.vfs.stored_files import ForeignFiles, StoredFiles, listed_by_name
+from shardfs.vfs.survey import Survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shardfs.config.options import Options
+    from shardfs.model.collection import Located
+    from shardfs.model.dataset import Problem
+    from shardfs.model.listing import EntryRow
+    from shardfs.storage.store import Store
+
+log = logging.getLogger(__name__)
 
 
-class Tree(Changes):
+class Tree:
     """The unsharded tree of a source. Thread-safe.
 
     Every method may block on the store; before that, the tree calls the `waiting` hook.
+
+    Attributes:
+        datasets: opens directories and finds collections.
+        directories: the directories of the store.
+        survey: queries about the whole source.
+        patience: the retry policy of a remote store; None for a local store.
     """
+
+    def __init__(
+        self,
+        store: Store,
+        index_cache: ByteLRU,
+        chunk_cache: ByteLRU,
+        index_ttl_s: float = math.inf,
+        layout: str = NATIVE,
+        *,
+        skip_unsupported: bool = False,
+        chunk_codec: str | None = None,
+    ) -> None:
+        caches = index_cache, chunk_cache, index_ttl_s
+        self.store, self._index_cache, self._chunk_cache, self._ttl = store, *caches
+        self.patience: retry.RetryPolicy | None = getattr(store, "patience", None)
+        self.datasets = Datasets(store, *caches, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
+        self._chunks_of = self.datasets.trees.owner
+        self._nodes = NodeTable()
+        self.remember, self.forget = self._nodes.remember, self._nodes.forget
+        self._files = StoredFiles(self._nodes, self.datasets, *caches)
+        self._foreign = ForeignFiles(self._files, self.datasets, index_cache, index_ttl_s)
+        self.directories = StoreDirectories(self._nodes, self._files, self.datasets, index_cache, index_ttl_s)
+        self.collections = self.directories.collections
+        self.stored_documents = self.datasets.documents
+        self.survey = Survey(self.directories, self._files, self.datasets)
+
+    # ---- the calls of a file system ----
+
+    def lookup(self, parent: int, name: bytes) -> Attributes:
+        """Return the child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
+        if parent >= TABLE_END:
+            chunks = self._chunks_of(parent)
+            return chunks.lookup(parent, name) or self._foreign.lookup(chunks, parent, os.fsdecode(name))
+        return self.directories.lookup(self._nodes.directory(parent), name)
+
+    def attributes(self, number: int) -> Attributes:
+        """Return the attributes of a file or directory."""
+        if number >= TABLE_END:
+            return self._chunks_of(number).attributes(number)
+        node = self._nodes.get(number)
+        if isinstance(node, DocumentNode):
+            return self._files.document_attributes(node)
+        if isinstance(node, DirectoryNode):
+            return Attributes(number, True, 0, self.datasets.directory_mtime(node.path))
+        if isinstance(node, ChunkNode):
+            return node.chunks.chunk_attributes(number, node.coords)
+        return self._files.attributes(node)
+
+    def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
+        """Return bytes of a file; fewer than `size` only at its end."""
+        if number >= TABLE_END:
+            return self._chunks_of(number).read(number, offset, size)
+        node = self._nodes.get(number)
+        if isinstance(node, DocumentNode):
+            return memoryview(node.data)[offset : offset + size]
+        if isinstance(node, DirectoryNode):
+            raise IsADirectoryError(errno.EISDIR, "is a directory", node.path)
+        if isinstance(node, ChunkNode):
+            return node.chunks.read_chunk(node.coords, offset, size)
+        return self._files.read(node.path, offset, size)
+
+    def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
+        """Read several files, given as (number, offset, size). Neighboring chunks of a shard are fetched together."""
+        out: list[bytes | Exception] = [b""] * len(requests)
+        groups: dict[ChunkDirs, list[int]] = {}
+        for i, (number, offset, size) in enumerate(requests):
+            chunks = self._chunks_of(number) if number >= TABLE_END else None
+            if chunks is not None and chunks.shown.can_read_many:
+                groups.setdefault(chunks, []).append(i)
+                continue
+            try:
+                out[i] = bytes(self.read(number, offset, size))
+            except Exception as e:
+                if not is_expected(e):
+                    log.exception("read of %d", number)
+                out[i] = e
+        for chunks, members in groups.items():
+            coords = [chunks.numbers.coords(requests[i][0]) for i in members]
+            parts = [ByteRange(offset, offset + size) for _, offset, size in (requests[i] for i in members)]
+            for i, data in zip(members, chunks.shown.read_many(coords, parts), strict=True):
+                out[i] = data
+        return out
+
+    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
+        """Return the entries of a directory that has at most `most` chunks and nothing else; None for any other."""
+        if number < TABLE_END:
+            return None
+        chunks = self._chunks_of(number)
+        found = chunks.small_listing(number, most)
+        if found is None:
+            return None
+        try:
+            alone = next(self._foreign.scan(chunks, chunks.numbers.place(number)), None) is None
+        except OSError:  # `scan` yields the chunks first and then raises this error
+            return None
+        return found if alone else None
+
+    def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
+        """Yield the entries of a directory that follow `cookie`, without `.` and `..`. Needs constant memory."""
+        chunks: ChunkDirs | None
+        if number >= TABLE_END:
+            chunks = self._chunks_of(number)
+            place = chunks.numbers.place(number)
+            if place.level >= chunks.depth:
+                raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
+            others = self._foreign.scan(chunks, place)
+        else:
+            node, place = self._nodes.directory(number), TOP
+            chunks, others = self.datasets.open(node).chunks, self.directories.scan(node)
+            chunks = chunks if chunks is not None and chunks.root is None else None
+        if chunks is not None and cookie < REST - 1:
+            try:
+                yield from chunks.listing.scan(place, cookie)
+            except CorruptShardError as e:
+                # Opening this entry raises the error. An error of the listing would make `cp -r` skip the directory.
+                name = e.key.rsplit("/", 1)[-1].partition("[")[0]
+                entry = listed_by_name(f"{chunks.directory_path(place)}/{name}")
+                self.datasets.damage.put(entry.number, e, math.inf)
+                yield Batch.of_entries([(os.fsencode(name), entry)], REST - 2)
+        yield from _batches(others, cookie)
+
+    def statvfs(self) -> os.statvfs_result | None:
+        """Return the file system statistics of a local source; None for a remote one."""
+        return self.store.statvfs()
+
+    def xattrs(self, number: int) -> dict[str, bytes]:
+        """Return the `user.shardfs.*` attributes with the location of a chunk; none for other files."""
+        target = self.target_of(number)
+        where = target.tree.shards.locate(target.coords) if target is not None else None
+        if where is None:
+            return {}
+        return {
+            "user.shardfs.shard": os.fsencode(where.shard),
+            "user.shardfs.offset": b"%d" % where.offset,
+            "user.shardfs.nbytes": b"%d" % where.size,
+            "user.shardfs.codecs": ",".join(where.codecs).encode(),
+        }
+
+    def usage(self, number: int) -> dict[str, bytes]:
+        """Return the `user.shardfs.*` attributes with the live and dead bytes of an array.
+
+        Reads each of its indices.
+        """
+        chunks = self._array(number)
+        if chunks is None:
+            return {}
+        live, dead = chunks.shards.usage()
+        return {"user.shardfs.live": b"%d" % live, "user.shardfs.dead": b"%d" % dead}
+
+    def _array(self, number: int) -> ChunkDirs | None:
+        node = self._nodes.get(number) if number < TABLE_END else None
+        return self.datasets.open(node).chunks if isinstance(node, DirectoryNode) else None
+
+    # ---- paths and collections ----
+
+    def resolve(self, path: str) -> Attributes:
+        """Walk a path from the root and return its attributes.
+
+        Raise FileNotFoundError or NotADirectoryError like `stat`.
+        """
+        found = Attributes(ROOT, True, 0, 0)
+        parts = [p for p in path.split("/") if p and p != "."]
+        if ".." in parts:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        for part in parts:
+            try:
+                found = self.lookup(found.number, os.fsencode(part))
+            except FileNotFoundError as e:  # the error names the whole path instead of its last component
+                raise FileNotFoundError(errno.ENOENT, e.strerror or os.strerror(errno.ENOENT), path) from e
+        if path.endswith("/") and not found.directory:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return found if parts else self.attributes(ROOT)
+
+    def number(self, path: str) -> int:
+        """Return the inode number of a file to read.
+
+        A chunk gets its number without a check that it exists; reading it raises the error. On a remote store, this
+        saves a request for the modification time of the shard.
+        """
+        parent, _, name = path.rstrip("/").rpartition("/")
+        directory = self.resolve(parent).number
+        number = None
+        if directory >= TABLE_END:
+            number = self._chunks_of(directory).number(directory, os.fsencode(name))
+        elif (chunks := self._array(directory)) is not None and chunks.root is None:
+            number = chunks.number(None, os.fsencode(name))
+        return self.resolve(path).number if number is None else number
+
+    def shown_path(self, number: int) -> str:
+        """Return the path of a known inode number; empty for any other number."""
+        try:
+            if number < TABLE_END:
+                return self._nodes.get(number).path
+            chunks = self._chunks_of(number)
+        except FileNotFoundError:
+            return ""
+        place = chunks.numbers.place(number)
+        if place.level < chunks.depth:
+            return chunks.directory_path(place, shown=True)
+        return chunks.chunk_path(chunks.numbers.coords(number))
+
+    def collection(self, path: str) -> ChunkDirs:
+        """Return the collection shown in a directory. Raise FileNotFoundError if there is none."""
+        chunks = self._array(self.resolve(path).number)
+        if chunks is None:
+            raise FileNotFoundError(errno.ENOENT, "no sharded collection", path)
+        return chunks
+
+    def target_of(self, number: int) -> Target | None:
+        """Return the chunk with this inode number; None if there is none."""
+        if number >= TABLE_END:
+            chunks = self._chunks_of(number)
+            is_chunk = number - chunks.first >= chunks.directories
+            return Target(chunks, chunks.numbers.coords(number)) if is_chunk else None
+        with suppress(FileNotFoundError):
+            node = self._nodes.get(number)
+            return Target(node.chunks, node.coords) if isinstance(node, ChunkNode) else None
+        return None
+
+    def locate(self, path: str) -> Located:
+        """Return the location of a shown chunk. Raise FileNotFoundError if the path is not a stored chunk."""
+        target = self.target_of(self.resolve(path).number)
+        found = target.tree.shards.locate(target.coords) if target is not None else None
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "is not a chunk", path)
+        return found
+
+    def problems(self) -> list[Problem]:
+        """Return the problems found so far: directories that were not expanded, with reasons."""
+        return list(self.datasets.problems)
 
     def caches(self) -> dict[str, dict[str, int]]:
         """Return hits, misses, bytes and limit of each cache."""
@@ -28,10 +291,96 @@ class Tree(Changes):
             for name, cache in (("index", self._index_cache), ("chunk", self._chunk_cache))
         }
 
-    @property
-    def patience(self) -> retry.RetryPolicy | None:
-        """The retry policy of a remote store; None for a local store."""
-        return getattr(self.store, "patience", None)
+    # ---- for the writable tree over this one ----
+
+    def spot(self, directory: int, name: bytes) -> Spot:
+        """Return the kind of a name in a directory, whether the file exists or not."""
+        if directory >= TABLE_END:
+            return self._chunks_of(directory).spot(directory, name)
+        return self.directories.spot(directory, name)
+
+    def is_virtual(self, number: int) -> bool:
+        """Return whether an inode number is that of a directory or a chunk of a sharded collection."""
+        return number >= TABLE_END
+
+    def is_array(self, number: int) -> bool:
+        """Return whether an inode number is that of a sharded array's directory."""
+        return self._array(number) is not None
+
+    def has_chunks(self, directory: int) -> bool:
+        """Return whether an inode number is that of a sharded array's directory or of a directory of its chunks."""
+        return directory >= TABLE_END or self.directories.content(directory).chunks is not None
+
+    def chunk_tree(self, number: int) -> ChunkDirs | None:
+        """Return the collection that has a directory with this inode number; None for any other number."""
+        chunks = self._chunks_of(number) if number >= TABLE_END else None
+        return chunks if chunks is not None and number - chunks.first < chunks.directories else None
+
+    def is_implied(self, directory: int, name: str) -> bool:
+        """Return whether a directory is shown only because documents name it.
+
+        Then the store has no such directory, or the directory contains no shard.
+        """
+        return directory < TABLE_END and self.directories.is_implied(directory, name)
+
+    def is_closed(self, path: str) -> bool:
+        """Return whether a path, which need not exist, is inside an array, where shardfs looks for no datasets."""
+        while path:
+            path = path.rpartition("/")[0]
+            with suppress(OSError, CorruptShardError):
+                return self.directories.content(self.resolve(path).number).passed.closed
+        return False
+
+    def may_be_old(self, age_s: float) -> bool:
+        """Return whether documents read `age_s` seconds ago may be outdated.
+
+        For a local store always: a check costs little.
+        """
+        return not self.store.remote or (math.isfinite(self._ttl) and age_s >= self._ttl)
+
+    def renew(self, path: str) -> list[str]:
+        """Read the metadata of a directory and everything below again. Return the paths of the collections there."""
+        self.changed(path)
+        nodes = self._nodes.below(path)
+        forgotten = self.datasets.trees.forget(path)
+        for node in nodes:
+            if isinstance(node, DirectoryNode):
+                self.datasets.damage.invalidate(node.number)
+                node.content = None
+        for node in nodes:
+            parent, _, name = node.path.rpartition("/")
+            with suppress(OSError, CorruptShardError):
+                if node.number != ROOT:
+                    self.directories.renew(self._nodes.directory(self.resolve(parent).number), node, name)
+        return forgotten
+
+    def changed(self, path: str) -> None:
+        """Invalidate caches after a file or directory was created, removed or written in the store."""
+        self._files.invalidate(path)
+        while path:  # parent directories may be new, too
+            path = path.rpartition("/")[0]
+            with suppress(OSError, CorruptShardError):
+                number = self.resolve(path).number
+                self._foreign.invalidate(number, self._chunks_of(number) if number >= TABLE_END else None)
+
+    def moved(self, old: str, new: str) -> None:
+        """Update all nodes of a directory that was renamed in the store. They keep their inode numbers."""
+        for node in self._nodes.move(old, new):
+            if isinstance(node, DirectoryNode):
+                node.inside, node.content = node.path, None
+        self.datasets.trees.move(old, new)
+        for directory in (old, new):  # other files with the same names may be created at both paths
+            self.store.reopen_below(directory)
+        self.renew(new)
+
+
+def _batches(entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator[Batch]:
+    """Yield the entries of a directory that are not chunks and follow `cookie`."""
+    position = max(cookie, REST)
+    rest = itertools.islice(entries, position - REST, None)
+    while part := [(os.fsencode(name), found) for name, found in itertools.islice(rest, BATCH)]:
+        yield Batch.of_entries(part, position)
+        position += len(part)
 
 
 def open_tree(
@@ -64,7 +413,25 @@ def open_tree(
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
     if not may_be_empty:
-        tree.require_dataset()
+        tree.survey.require_dataset()
     elif not store.remote:  # a directory of an object store does not exist before it holds an object
         store.entry("")
     return tree
+
+
+def open_with_options(source: str, options: Options, **hooks: Any) -> Tree:
+    """Return the tree of a source, opened as these options say. `hooks` are further arguments of `open_tree`."""
+    return open_tree(
+        source,
+        storage_options=options.storage_options,
+        index_cache_bytes=options.index_cache,
+        chunk_cache_bytes=options.chunk_cache,
+        index_ttl_s=options.index_ttl,
+        follow_symlinks=options.symlinks == "follow",
+        layout=options.layout,
+        skip_unsupported=options.unsupported == "skip",
+        chunk_codec=options.chunk_codec,
+        store_timeout_s=options.store_timeout,
+        store_retries=options.store_retries,
+        **hooks,
+    )

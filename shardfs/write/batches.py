@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.kinds import OWN, is_scratch
-from shardfs.model.listing import Batch
-from shardfs.vfs.calls import REST
+from shardfs.model.listing import REST, Batch
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
@@ -19,17 +18,9 @@ if TYPE_CHECKING:
 
 def batch_of(entries: list[tuple[bytes, Attributes]], cookie: int) -> Batch:
     """Return the entries behind the position `cookie` as one page."""
-    entries, end = entries[cookie:], len(entries)
-    rows = [a for _, a in entries]
-    return Batch(
-        np.array([name for name, _ in entries], "S"),
-        np.array([a.number for a in rows], np.uint64),
-        np.array([a.directory for a in rows], np.bool_),
-        np.array([-1 if a.mode else a.size for a in rows], np.int64),  # a listing has no mode: ask for each
-        np.array([a.mtime_ns for a in rows], np.int64),
-        np.arange(cookie + 1, end + 1, dtype=np.uint64),
-        links=np.array([stat.S_ISLNK(a.mode) for a in rows], np.bool_),
-    )
+    entries = entries[cookie:]
+    links = np.array([stat.S_ISLNK(found.mode) for _, found in entries], np.bool_)
+    return Batch.of_entries(entries, cookie)._replace(links=links)
 
 
 def with_links(batch: Batch, names: list[bytes]) -> Batch:

@@ -30,7 +30,7 @@ class Directories:
         size = (tree.directories + 7) // 8
         if tree.first not in self._bits:
             small = tree.directories <= MAX_DIRECTORIES
-            self._bits[tree.first] = bytearray(size) if small and tree.is_empty() else None
+            self._bits[tree.first] = bytearray(size) if small and tree.shards.is_empty() else None
             if tree.root is not None and self._showed_root(tree.former):
                 self.show(tree, tree.root)
         if change and self._bits[tree.first] is None and tree.directories <= MAX_DIRECTORIES:

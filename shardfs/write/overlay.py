@@ -20,8 +20,8 @@ from shardfs.codecs.decoders import decompressed
 from shardfs.model.attributes import Attributes
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import COMPRESSIONS, OWN, NameKind, is_scratch
+from shardfs.model.listing import REST
 from shardfs.storage.cache import nothing
-from shardfs.vfs.calls import REST
 from shardfs.vfs.chunk_dirs import Spot
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.write.batches import asked_singly, batch_of, with_links, without
@@ -528,7 +528,7 @@ class Overlay:
         if file.fd >= 0:
             return os.pread(file.fd, size, offset)
         if target is not None:
-            return target.tree.read_chunk(target.tree.cached_as(target.coords), target.coords, offset, size)
+            return target.tree.read_chunk(target.coords, offset, size)
         if file.path is None:
             raise stale(file.number)
         # Look up by path: the tree may have forgotten the kernel's inode number.

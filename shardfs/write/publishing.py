@@ -163,7 +163,9 @@ class Job:
         for (path, version), entry in zip(done.items(), entries, strict=True):
             target = self.taken[path][0]
             summed = self._sum(new, entry)
-            plain = summed is not None and target.tree.transform_of(target.coords) is None and not target.suffix
+            plain = (
+                summed is not None and target.tree.collection.transform_of(target.coords) is None and not target.suffix
+            )
             plain &= lead is None or target.coords[-1] == 0  # else a lead: the entry is that of the next chunk
             wrong = plain and version.data is not None and version.data.crc != summed
             if wrong and version.data is not None:

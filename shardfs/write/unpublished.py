@@ -17,7 +17,7 @@ from shardfs.model.kinds import NameKind
 from shardfs.model.redact import public_name
 from shardfs.storage.cache import nothing
 from shardfs.storage.source_locks import LOCK
-from shardfs.vfs.changes import is_in
+from shardfs.vfs.nodes import is_in
 from shardfs.write.journal import Journal, directory_for
 from shardfs.write.journal.places import own_directory
 from shardfs.write.overlay import Overlay

@@ -143,7 +143,7 @@ class WriteBuffer:
             shard = self._shard_at.get(path)
             if shard is not None and path in shard.publishing:
                 return True
-        return target.tree.base(target.coords) is not None
+        return target.tree.shards.entry(target.coords) is not None
 
     def put(
         self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False
@@ -192,7 +192,7 @@ class WriteBuffer:
             version = self._pending.versions.get(old)
             if data is None and version is None and had is not None:
                 gone, tree = had, had.tree
-                data = bytes(tree.read_chunk(tree.cached_as(had.coords), had.coords, 0, EVERYTHING))
+                data = bytes(tree.read_chunk(had.coords, 0, EVERYTHING))
             meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base}
             meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
             if data is None and version is not None:
@@ -229,15 +229,15 @@ class WriteBuffer:
     def look(self, path: str, target: Target | None) -> None:
         """Load the index entry of the chunk into the cache, so that a `put` under the caller's lock need not wait."""
         if target is not None and path not in self._pending.versions:
-            target.tree.base(target.coords)
+            target.tree.shards.entry(target.coords)
 
     def _found(self, target: Target) -> tuple[int, ...] | None:
         """Return the chunk's extent in its shard; None if absent.
 
         In a local store, the extent includes the crc32c: another writer may store a different chunk in the same place.
         """
-        found = target.tree.base(target.coords)
-        summed = None if found is None or not self._writer.local else target.tree.stored_sum(target.coords)
+        found = target.tree.shards.entry(target.coords)
+        summed = None if found is None or not self._writer.local else target.tree.shards.checksum(target.coords)
         return found if found is None or summed is None else (*found, summed)
 
     def retarget(self, path: str, target: Target | None) -> None:
@@ -265,16 +265,16 @@ class WriteBuffer:
 
     def _dirty(self, target: Target) -> DirtyShard:
         """Return the shard of a chunk, created and added to the pending shards if necessary."""
-        number = target.tree.outermost_shard(target.coords)
+        number = target.tree.shards.number_of(target.coords)
         shard = self._shards.get((target.tree.first, number))
         if shard is None:
-            shard = DirtyShard(target.tree, number, target.tree.outermost_key(number))
+            shard = DirtyShard(target.tree, number, target.tree.shards.key(number))
             shard.slots = rewriting.slots(target.tree.collection, number)
             self._shards[target.tree.first, number] = shard
         if not shard.targets:
             shard.first = time.monotonic()
             if not shard.busy:
-                shard.version = target.tree.shard_version(number)
+                shard.version = target.tree.shards.version(number)
         return shard
 
     def require_writable(self, target: Target) -> None:
@@ -288,14 +288,14 @@ class WriteBuffer:
             told = "what was written to it before is damaged in the journal (shardfs recover --salvage)"
             raise OSError(errno.EROFS, told, path)
         why = rewriting.unwritable(target.tree.collection)
-        if why is None and target.tree.is_pair(target.coords):
+        if why is None and target.tree.shards.is_pair(target.coords):
             why = "shards in two files are shown only"  # publishing would replace both by a single file
         if why is not None:
             raise OSError(errno.EROFS, why, path)
-        number = target.tree.outermost_shard(target.coords)
+        number = target.tree.shards.number_of(target.coords)
         if (target.tree.first, number) in self._shards:
             return  # checked when the shard's first pending chunk was opened
-        key = target.tree.outermost_key(number)
+        key = target.tree.shards.key(number)
         try:
             self._writer.require_writable(key)
         except OSError as e:
@@ -307,12 +307,12 @@ class WriteBuffer:
 
         The caller then need not call `waiting`, because switching to another thread would cost as much.
         """
-        plain = target is None or (not target.suffix and target.tree.transform_of(target.coords) is None)
+        plain = target is None or (not target.suffix and target.tree.collection.transform_of(target.coords) is None)
         return plain and size <= QUICK_BYTES and not self._slow and self.settings.close == "journal"
 
     def require_valid(self, target: Target, buffer: Buffer) -> None:
         """Raise OSError (EINVAL) if the bytes are no valid chunk of the array."""
-        transform = target.tree.transform_of(target.coords)
+        transform = target.tree.collection.transform_of(target.coords)
         if not buffer.size or (transform is None and not target.suffix):
             return
         data = buffer.read(0, buffer.size)

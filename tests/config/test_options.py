@@ -19,7 +19,7 @@ from shardfs.config.parsers import OptionError
 from shardfs.formats import documents, zarr3, zarr_arrays
 from shardfs.formats.precomputed import parts
 from shardfs.shards.byte_layouts import single_page
-from shardfs.vfs import discovery
+from shardfs.vfs import chunk_trees
 
 
 def test_defaults_are_those_of_the_table() -> None:
@@ -261,7 +261,7 @@ def test_the_limits_in_the_documents_are_those_of_the_code() -> None:
         f"{documents.MAX_DOCUMENT_BYTES >> 20} MiB, {documents.MAX_ITEMS} members, {documents.MAX_CONTAINERS} objects",
         f"decoded | {single_page.MAX_INDEX_BYTES >> 20} MiB",
         f"must be decoded | {zlib_streams.MAX_DECODED >> 20} MiB",
-        f"of one array | 2^{discovery.MAX_NODES.bit_length() - 1} ",
+        f"of one array | 2^{chunk_trees.MAX_NODES.bit_length() - 1} ",
         f"rectilinear grid | {zarr3.MAX_EDGES} ",
         f"to a depth of {zarr_arrays.MAX_NESTING} ",
         f"scales of a volume | {parts.MAX_PARTS} ",

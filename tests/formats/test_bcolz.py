@@ -422,8 +422,8 @@ def test_the_tree(tmp_path: Path) -> None:
     assert located.size == len(chunks["data/__6.blp"]) - 16
     stored_there = (root / "data/__2__.bin").read_bytes()[located.offset :][: located.size]
     assert BLP + stored_there == chunks["data/__6.blp"]
-    assert tree.chunk_at(located.shard, located.offset + 3) == "a/data/__6.blp"
-    (summary,) = tree.summaries()
+    assert tree.survey.chunk_at(located.shard, located.offset + 3) == "a/data/__6.blp"
+    (summary,) = tree.survey.summaries()
     assert (summary.chunks, summary.shards, summary.shape) == (8, 2, (50,))
 
 
@@ -578,7 +578,7 @@ def _counted(source: Path) -> tuple[Counting, Tree]:
     files = {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()}
     fs = Counting(files)
     tree = Tree(FsspecStore(fs, "/root"), ByteLRU(1 << 20), ByteLRU(1 << 20))
-    tree.require_dataset()
+    tree.survey.require_dataset()
     fs.pop()
     return fs, tree
 

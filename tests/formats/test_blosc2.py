@@ -255,7 +255,7 @@ def test_chunks_are_those_of_the_sparse_twin(written: Path) -> None:
 
 def test_what_is_told_of_them(written: Path) -> None:
     tree = open_tree(str(written / "contiguous"))
-    facts = {s.path: (s.shape, s.chunk_shape, s.data_type) for s in tree.summaries()}
+    facts = {s.path: (s.shape, s.chunk_shape, s.data_type) for s in tree.survey.summaries()}
     assert facts["ramp.b2nd"] == ((40, 23), (7, 8), "<i4")
     assert facts["named.b2nd"] == ((40, 23), (7, 8), "<i4")
     assert facts["scalar.b2nd"] == ((), (), "<f8")

@@ -219,10 +219,10 @@ def test_other_layouts(hierarchy: Path) -> None:
 
 def test_paths_are_those_that_are_shown(hierarchy: Path) -> None:
     tree = _shown(hierarchy)
-    assert {s.path for s in tree.summaries()} == {"h/g/a", "h/g/implied/plain", "h/g/nothing"}
+    assert {s.path for s in tree.survey.summaries()} == {"h/g/a", "h/g/implied/plain", "h/g/nothing"}
     where = tree.locate("h/g/a/c/1/0")
     assert (where.collection, where.shard) == ("h/g/a", "h/data/root/g/a/c0/0")
-    assert tree.chunk_at(where.shard, where.offset) == "h/g/a/c/1/0"
+    assert tree.survey.chunk_at(where.shard, where.offset) == "h/g/a/c/1/0"
     assert tree.collection("h/g/a").path == "h/g/a"
 
 

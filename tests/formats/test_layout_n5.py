@@ -713,7 +713,7 @@ def test_a_volume_has_its_scales_as_levels() -> None:
     axes = (Axis("c", "channel"), *(Axis(name, "space", "nanometer") for name in "zyx"))
     form = frozenset(("info",))
     source = Dataset(
-        "made", tuple(stored), form=form, attributes={}, multiscales=(Multiscale("", axes, tuple(levels)),)
+        "made", tuple(stored), format_names=form, attributes={}, multiscales=(Multiscale("", axes, tuple(levels)),)
     )
     assert list(N5.children(source)) == []
     shown = N5.show("volume", source, {})

@@ -509,15 +509,15 @@ def test_too_much_to_be_told_in_one_file_is_counted_once(tmp_path: Path, monkeyp
     for i in range(9):
         Written(np.ones(4, "uint8"), (2,), [{"name": "bytes"}]).write(tmp_path / f"a{i}")
     tree = _zarr2(tmp_path)
-    monkeypatch.setattr("shardfs.vfs.calls.MAX_CONSOLIDATED", 5)
+    monkeypatch.setattr("shardfs.vfs.directories.MAX_CONSOLIDATED", 5)
     looked: list[str] = []
-    opened = tree._datasets.open
+    opened = tree.datasets.open
 
     def counted(directory: DirectoryNode) -> Content:
         looked.append(directory.path)
         return opened(directory)
 
-    monkeypatch.setattr(tree._datasets, "open", counted)
+    monkeypatch.setattr(tree.datasets, "open", counted)
     for most in (9, 3):
         with pytest.raises(FileNotFoundError, match="too much lies below"):
             tree.resolve(".zmetadata")

@@ -15,7 +15,7 @@ import pytest
 from shardfs.formats.registry import formats, views
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import CorruptShardError, NotADatasetError, UnsupportedError
-from shardfs.vfs import discovery
+from shardfs.vfs import chunk_trees
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import open_tree
 from tests import data_bcolz, data_blosc2, data_n5, handmade, handmade_ids
@@ -99,7 +99,7 @@ def test_every_directory_is_shown_as_what_it_is(planted: Mapping[str, Planted], 
     assert {name: data for name, data in shown.items() if name.startswith("v2.zarr/")} == {
         f"v2.zarr/{name}": data for name, data in contents(tmp_path / "tree/v2.zarr").items()
     }
-    told = {(summary.path, summary.format) for summary in tree.summaries()}
+    told = {(summary.path, summary.format) for summary in tree.survey.summaries()}
     wanted = {(path, one.format) for one in planted.values() for path in one.collections}
     assert told == wanted
     assert tree.problems() == []
@@ -163,14 +163,14 @@ def test_a_file_that_cannot_be_opened_as_a_directory_harms_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = _frame_beside_an_array(tmp_path)
-    monkeypatch.setattr(discovery, "MAX_NODES", 20)  # of which the array has fewer
+    monkeypatch.setattr(chunk_trees, "MAX_NODES", 20)  # of which the array has fewer
     tree = open_tree(str(tmp_path))
     assert {(e.name, e.directory) for e in entries(tree, ROOT)} == {(b"x.b2frame", True), (b"array", True)}
     with pytest.raises(CorruptShardError, match=r"x\.b2frame.*beyond"):
         list(entries(tree, tree.resolve("x.b2frame").number))
     for name, data in good.items():
         assert read_all(tree, tree.resolve(f"array/{name}")) == data
-    assert [summary.path for summary in tree.summaries()] == ["array"]
+    assert [summary.path for summary in tree.survey.summaries()] == ["array"]
     assert [problem.path for problem in tree.problems()] == ["x.b2frame"]
 
 
@@ -193,7 +193,7 @@ def test_nothing_that_lies_in_an_array_is_a_dataset(tmp_path: Path) -> None:
     handmade.write_files(tmp_path / "column", {"meta/sizes": b"{}", "meta/storage": b"{}", "data/__0.blp": b"x"})
     (tmp_path / "column/data/x.blp").write_bytes((GOLDEN / "bloscpack/plain-crc32.blp").read_bytes())
     tree = open_tree(str(tmp_path))
-    told = [summary.path for summary in tree.summaries()]
+    told = [summary.path for summary in tree.survey.summaries()]
     shown = walk(tree)
     assert told == ["array"]
     inside = {name: data for name, data in contents(tmp_path).items() if "seed" in name or name.startswith("column")}
@@ -215,9 +215,9 @@ def test_the_source_may_be_such_a_file(name: str, scheme: str, tmp_path: Path) -
         fsspec.filesystem("memory").pipe_file(str(tmp_path / name), FILES[name])
     tree = open_tree(source)
     assert walk(tree) == wanted
-    assert [summary.shards for summary in tree.summaries()] == [1]
+    assert [summary.shards for summary in tree.survey.summaries()] == [1]
     chunk = next(path for path in wanted if path.endswith(("__1.blp", "01.chunk")))
-    assert tree.chunk_at(*tree.locate(chunk)[2:4]) == chunk
+    assert tree.survey.chunk_at(*tree.locate(chunk)[2:4]) == chunk
     if not scheme:
         assert {e.mtime_ns for e in entries(tree, ROOT)} == {(tmp_path / name).stat().st_mtime_ns}
     else:

@@ -182,7 +182,7 @@ def test_a_root_and_a_group() -> None:
     others: list[Any] = [{"a": 1}, {"dimensions": [1], "blockSize": [1]}, {"codecs": []}]
     for other in others:
         form = frozenset(("attributes.json",))
-        assert _open(other) == Dataset("n5", form=form, attributes=other, levels=LevelsBelow(other))
+        assert _open(other) == Dataset("n5", format_names=form, attributes=other, levels=LevelsBelow(other))
         beside = {"attributes.json": json.dumps(other).encode(), "info": b"{}"}
         assert N5.open("a", beside) is None
     assert N5.open("a", {"attributes.json": b"[1, 2]"}) is None
@@ -458,7 +458,7 @@ def test_golden_files(name: str) -> None:
         assert {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()} == files
     tree = open_tree(str(data_n5.GOLDEN / name / "stored"))
     assert _parsed(walk(tree)) == _parsed(shown)
-    assert [s.format for s in tree.summaries()] == ["n5"]
+    assert [s.format for s in tree.survey.summaries()] == ["n5"]
 
 
 def _parsed(files: dict[str, bytes]) -> dict[str, Any]:
@@ -583,7 +583,7 @@ def test_damage_harms_nothing_beside_it(name: str, open_: Callable[[Path], Tree]
 def test_hostile_documents_harm_nothing_beside_them(name: str, tmp_path: Path) -> None:
     exercise(data_n5.hostile(tmp_path, data_n5.HOSTILE[name]))
     tree = _tree(tmp_path)
-    list(tree.summaries())
+    list(tree.survey.summaries())
     assert read_all(tree, tree.resolve("good/0/0")) == (data_n5.DAMAGED["sound"](tmp_path / "again").good)["0/0"]
 
 
@@ -628,7 +628,7 @@ def test_a_root_that_cannot_be_read_harms_nothing_below_it(raw: bytes, tmp_path:
     shown = walk(tree)
     assert shown.pop("attributes.json") == raw
     assert {n: shown[f"deep/down/{n}"] for n in case.good} == dict(case.good)
-    assert [s.path for s in tree.summaries()] == ["deep/down"]
+    assert [s.path for s in tree.survey.summaries()] == ["deep/down"]
 
 
 def test_formats_mix_in_one_tree(tmp_path: Path) -> None:
@@ -642,7 +642,7 @@ def test_formats_mix_in_one_tree(tmp_path: Path) -> None:
     shown = walk(tree)
     for name, case in cases.items():
         assert {n: shown[f"{name}/{n}"] for n in case.good} == dict(case.good)
-    found = {s.path.split("/s")[0]: s.format for s in tree.summaries()}
+    found = {s.path.split("/s")[0]: s.format for s in tree.survey.summaries()}
     assert found == {"a/zarr": "zarr3", "a/volume": "precomputed", "a/n5": "n5", "b/n5": "n5"}
 
 

@@ -22,7 +22,7 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
-from shardfs.vfs import chunk_dirs
+from shardfs.vfs import chunk_listing
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from tests import data_precomputed_ids, handmade, handmade_ids
@@ -412,7 +412,7 @@ def test_a_million_ids_are_listed_in_little_memory(tmp_path: Path) -> None:
 
 
 def test_of_very_many_ids_the_kernel_is_told_the_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_dirs, "IDS_WITH_INODES", 3)
+    monkeypatch.setattr(chunk_listing, "IDS_WITH_INODES", 3)
     minishards = [[handmade.Entry(2 * i + m, bytes(i)) for i in range(3)] for m in range(2)]
     handmade.write_json(tmp_path / "info", {**handmade_ids.SKELETONS, "sharding": handmade.sharding()})
     handmade.write_files(tmp_path, {"0.shard": handmade.uint64_shard(minishards)})

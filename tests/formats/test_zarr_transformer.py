@@ -395,8 +395,11 @@ def test_arrays_without_a_chunk_are_there(remote: bool, tmp_path: Path) -> None:
         write_files(tmp_path, {f"data/root/a/{name}": shard for name, shard in shards.items()})
         store = FsspecStore(fsspec.filesystem("file"), str(tmp_path)) if remote else LocalStore(str(tmp_path))
         tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20))
-        tree.require_dataset()
-        assert [(s.path, s.grid_chunks) for s in tree.summaries()] == [("data/root/a", 16), ("data/root/g/b", 16)]
+        tree.survey.require_dataset()
+        assert [(s.path, s.grid_chunks) for s in tree.survey.summaries()] == [
+            ("data/root/a", 16),
+            ("data/root/g/b", 16),
+        ]
         assert tree.resolve("data/root/g/b/c3").directory
         assert {e.name.decode() for e in entries(tree, tree.resolve("data/root").number)} == {"a", "g", "plain"}
         for name in ("data/root/x", "data/root/g/a", "data/root/g/b/c0/0"):
@@ -446,7 +449,7 @@ def test_damaged_documents_harm_nothing_beside_them(tmp_path: Path) -> None:
     for name in ("evil", "odd", "huge"):
         with pytest.raises(CorruptShardError):
             tree.resolve(f"data/root/{name}/c0")
-    assert len(list(tree.summaries())) == 2
+    assert len(list(tree.survey.summaries())) == 2
     assert {p.path for p in tree.problems()} == {f"data/root/{name}" for name in ("evil", "odd", "huge")}
 
 

@@ -70,7 +70,7 @@ def _changed(draw: Draw, data: bytes) -> bytes:
 
 def _use(path: Path, layout: str, *, skip: bool) -> None:
     tree = Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20), math.inf, layout, skip_unsupported=skip)
-    for step in (tree.require_dataset, partial(_read_all, tree), partial(_tell_all, tree)):
+    for step in (tree.survey.require_dataset, partial(_read_all, tree), partial(_tell_all, tree)):
         with suppress(*DECLARED):
             step()
     with suppress(*DECLARED):
@@ -93,7 +93,7 @@ def _tell_all(tree: Tree) -> None:
     for collection in tree.collections():
         with suppress(*DECLARED):
             chunk_map(collection, 8, 8)
-    list(tree.summaries())
+    list(tree.survey.summaries())
 
 
 def _use_verbs(top: str, layout: str, names: list[str]) -> None:

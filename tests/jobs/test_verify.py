@@ -47,7 +47,7 @@ def verified(tree: Tree, *, deep: bool = False) -> Report:
     whole = Report("")
     for collection in tree.collections():
         verifier = ShardVerifier(collection, deep=deep)
-        for shard in collection.outermost.existing_shards().tolist():
+        for shard in collection.shards.outermost.source.existing()[0].tolist():
             whole.add(verifier.verify(shard))
     return whole
 

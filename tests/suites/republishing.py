@@ -76,10 +76,7 @@ class Shards:
 
     def __init__(self, chunks: ChunkDirs, target: Path) -> None:
         self._collection, self._target = chunks.collection, target
-        store = chunks.chunks
-        while store.outer is not None:
-            store = store.outer
-        self._source = store.source
+        self._source = chunks.shards.outermost.source
 
     def _path(self, shard: int) -> Path:
         key = self._source.key(shard)

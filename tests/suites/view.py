@@ -95,7 +95,7 @@ class ViewSuite:
         for name in {*sparse.shown, *files(tree)}:
             with suppress(CorruptShardError, StaleShardError, OSError):
                 read_all(tree, tree.resolve(name))
-        list(tree.summaries())
+        list(tree.survey.summaries())
 
 
 def _without_documents(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -117,7 +117,7 @@ def _check_located(tree: Tree, sparse: Sparse, name: str) -> None:
     stored = sparse.stored[located.shard]
     assert stored[located.offset : located.offset + located.size] == raw
     if raw and b"gap" not in stored:
-        assert tree.chunk_at(located.shard, located.offset) == name
+        assert tree.survey.chunk_at(located.shard, located.offset) == name
 
 
 def _check_resumed(tree: Tree, number: int, data: st.DataObject) -> None:

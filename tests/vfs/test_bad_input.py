@@ -97,7 +97,7 @@ def test_damage_is_the_same_without_a_descriptor(name: str, tmp_path: Path) -> N
 def test_hostile_metadata_harms_nothing_beside_it(name: str, tmp_path: Path) -> None:
     case = handmade.HOSTILE[name](tmp_path)
     tree = _tree(case.path)
-    tree.require_dataset()
+    tree.survey.require_dataset()
     assert {file: read_all(tree, tree.resolve(file)) for file in case.good} == dict(case.good)
     for file in islice(files(tree), 300):
         try:
@@ -129,7 +129,7 @@ print(usual_seconds(spent), (most - before) >> 10)
 def exercise(case: handmade.Case) -> None:
     """Look at everything that a case holds, as a program would."""
     tree = _tree(case.path)
-    tree.require_dataset() if case.good else None
+    tree.survey.require_dataset() if case.good else None
     for file in (*case.good, *case.bad, *case.absent):
         try:
             read_all(tree, tree.resolve(file))
@@ -325,7 +325,7 @@ def test_links_out_of_the_source_give_nothing_away(tmp_path: Path) -> None:
     (root / "doc").mkdir()
     (root / "doc/zarr.json").symlink_to("../../secret")
     tree = _tree(root)
-    tree.require_dataset()
+    tree.survey.require_dataset()
     for name in ("evil/c/0/0", "evil/note", "evil/c/0/note", "up/secret", "up/outside/zarr.json", "doc/zarr.json"):
         with pytest.raises((CorruptShardError, PermissionError)):
             read_all(tree, tree.resolve(name))
@@ -356,7 +356,7 @@ def test_one_directory_that_cannot_be_read_does_not_stop_the_search(
     handmade.zarr_sound(tmp_path / "b")
     tree = _tree(tmp_path)
     with caplog.at_level(logging.WARNING, "shardfs"):
-        list(tree.summaries())
+        list(tree.survey.summaries())
     assert any(re.search(r"^a: .*leads out of the source", r.getMessage()) for r in caplog.records)
     assert read_all(tree, tree.resolve("b/c/0/0"))
 
@@ -367,7 +367,7 @@ def test_problems_are_logged_once_with_place_and_reason(tmp_path: Path, caplog: 
     tree = _tree(tmp_path)
     with caplog.at_level(logging.WARNING, "shardfs"):
         for _ in range(3):
-            list(tree.summaries())
+            list(tree.survey.summaries())
             tree.resolve("evil/zarr.json")
     (line,) = [r.getMessage() for r in caplog.records]
     assert line.startswith("evil: shown as it is stored: zarr.json: a shard of 4 elements along axis 0")
@@ -382,7 +382,7 @@ def test_a_document_that_cannot_be_read_is_not_said_to_be_shown(
     handmade.write_files(tmp_path, {"evil/zarr.json": b'{"zarr_format": 3, oops'})
     with caplog.at_level(logging.WARNING, "shardfs"):
         tree = open_tree(str(tmp_path), layout=layout)
-        list(tree.summaries())
+        list(tree.survey.summaries())
     (line,) = [r.getMessage() for r in caplog.records]
     assert line.startswith("evil: cannot be opened: zarr.json: cannot be read: ")
     assert [(p.path, p.damaged) for p in tree.problems()] == [("evil", True)]

@@ -104,7 +104,7 @@ def _store(files: Mapping[str, bytes]) -> tuple[Counting, FsspecStore]:
 def _tree(files: Mapping[str, bytes], ttl: float = math.inf) -> tuple[Counting, Tree]:
     fs, store = _store(files)
     tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20), ttl)
-    tree.require_dataset()
+    tree.survey.require_dataset()
     fs.pop()
     return fs, tree
 
@@ -387,7 +387,7 @@ def test_a_row_of_objects_is_listed_by_one_request() -> None:
     files = {f"c/1/{n}": bytes(4) for n in range(0, 200, 50)}
     fs, store = _store({"zarr.json": json.dumps(document).encode(), **files})
     tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20), layout="zarr2")
-    tree.require_dataset()
+    tree.survey.require_dataset()
     row = tree.resolve("1")
     fs.pop()
     listed = [(name, size) for b in tree.scan(row.number) for name, size in zip(b.names, b.sizes, strict=True)]

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 
 from shardfs.model.errors import CorruptShardError, NotADatasetError
-from shardfs.vfs.calls import REST
+from shardfs.model.listing import REST
 from shardfs.vfs.inodes import ROOT, TABLE_END
 from shardfs.vfs.tree import Tree, open_tree
 from tests import datasets, handmade
@@ -137,7 +137,7 @@ def test_a_directory_of_more_arrays_than_recent_nodes(tmp_path: Path, monkeypatc
     monkeypatch.setattr("shardfs.vfs.nodes.RECENT_NODES", 4)
     for i in range(9):
         handmade.zarr_sound(tmp_path / f"a{i}")
-    assert sorted(s.path for s in open_tree(str(tmp_path)).summaries()) == [f"a{i}" for i in range(9)]
+    assert sorted(s.path for s in open_tree(str(tmp_path)).survey.summaries()) == [f"a{i}" for i in range(9)]
 
 
 def test_remembered_nodes_stay_until_they_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_foreign_files_are_resumed_too(tmp_path: Path) -> None:
 def test_summaries_count_what_is_there(tmp_path: Path) -> None:
     handmade.zarr_entries_outside_the_array(tmp_path / "a")
     handmade.volume_sound(tmp_path / "v")
-    a, v = sorted(open_tree(str(tmp_path)).summaries(), key=lambda s: s.path)
+    a, v = sorted(open_tree(str(tmp_path)).survey.summaries(), key=lambda s: s.path)
     assert (a.path, a.grid_chunks, a.shards, a.chunks) == ("a", 6, 2, 6)
     assert (v.path, v.grid_chunks, v.shards, v.chunks, v.stored_bytes) == ("v/s", 8, 1, 8, 32)
 
@@ -250,7 +250,7 @@ def test_a_zero_length_axis_can_be_listed_and_counted(tmp_path: Path) -> None:
             handmade.write_json(path / name / "zarr.json", document)
     tree = open_tree(str(tmp_path))
     assert {n.rsplit("/", 1)[-1] for n in walk(tree)} == {"zarr.json"}
-    assert [s.chunks for s in tree.summaries()] == [0] * 4
+    assert [s.chunks for s in tree.survey.summaries()] == [0] * 4
 
 
 def test_an_absurdly_long_row_is_listed_from_what_the_shards_hold(tmp_path: Path) -> None:
@@ -364,4 +364,4 @@ def test_damage_in_an_outer_shard_hides_only_what_lies_in_it(tmp_path: Path) -> 
     assert found == [b"4", b"5", b"6", b"0"]
     with pytest.raises(CorruptShardError):
         tree.resolve("c/0")
-    assert [s.chunks for s in tree.summaries()] == [3]
+    assert [s.chunks for s in tree.survey.summaries()] == [3]

@@ -69,7 +69,7 @@ def waste(path: Path) -> int:
     tree, n = opened(path), 0
     writer = open_writer(tree.store)
     for found in tree.collections():
-        outermost, collection = found.outermost, found.collection
+        outermost, collection = found.shards.outermost, found.collection
         first: dict[int, tuple[int, ...]] = {}
         for batch in found.chunks.scan(0):
             for coords in batch.coords.tolist():
@@ -113,7 +113,7 @@ def test_chunks_stay_and_dead_bytes_go(
     tree = opened(path)
     for collection in tree.collections():
         verifier = ShardVerifier(collection, deep=True)
-        for shard in collection.outermost.existing_shards().tolist():
+        for shard in collection.shards.outermost.existing_shards().tolist():
             report = verifier.verify(shard)
             assert (report.findings, report.tally.dead_bytes) == ([], 0)
     member = next(iter(data.arrays))

@@ -89,7 +89,7 @@ class Bcolz(Format):
 
 def _open_table(path: str, documents: Mapping[str, bytes]) -> Dataset:
     """The dataset of a bcolz 1.x table, whose columns are arrays in subdirectories."""
-    table = Dataset("bcolz", form=frozenset((ATTRS, COLUMNS)))
+    table = Dataset("bcolz", format_names=frozenset((ATTRS, COLUMNS)))
     try:
         return replace(table, attributes=attributes_of(path, documents.get(ATTRS, b"{}")))
     except CorruptShardError as e:

@@ -161,7 +161,7 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
 
 def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any], attributes: bytes | None) -> Dataset:
     """The dataset of a bcolz 1.x array, which already has a file for each chunk."""
-    found = Dataset("bcolz", closed=True, form=FORM)
+    found = Dataset("bcolz", closed=True, format_names=FORM)
     try:
         shape = integers(sizes["shape"], "shape", 0)
         if not shape:

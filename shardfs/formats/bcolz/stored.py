@@ -63,7 +63,7 @@ def _described(dataset: Dataset, array: Carray | None, attributes: Mapping[str, 
         known = carrays.described(array, "none", attributes)
     except ValueError as e:
         return replace(dataset, indescribable=str(e))
-    return replace(dataset, collections=(replace(collection, array=known),), form=carrays.FORM)
+    return replace(dataset, collections=(replace(collection, array=known),), format_names=carrays.FORM)
 
 
 # ---- superchunks ----

@@ -45,7 +45,7 @@ SEED_SHARDING = "/sharding/1.0"
 
 def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
     """The dataset for its document, sharded or not; with a problem if the dataset cannot be unsharded."""
-    dataset = Dataset("n5", closed=True, form=words.FORM)
+    dataset = Dataset("n5", closed=True, format_names=words.FORM)
     try:
         unsharded = unshard(doc)
         if unsharded is None:

@@ -82,7 +82,7 @@ def image_of(dataset: Dataset) -> Multiscale | None:
     image = dataset.multiscales[0]
     old = [level.path for level in image.levels]
     new = [f"s{i}" for i in range(len(old))]
-    is_free = all(a == b or b not in dataset.beside.union(old) for a, b in zip(old, new, strict=True))
+    is_free = all(a == b or b not in dataset.sibling_names.union(old) for a, b in zip(old, new, strict=True))
     is_here = len(set(old)) == len(old) and not any("/" in name or name in ("", ".", "..") for name in old)
     return image if is_free and is_here else None
 

@@ -39,7 +39,7 @@ _OF_IDS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], Dataset]]] = {
     "neuroglancer_multilod_draco": ("meshes", partial(open_whole, meshes)),
     "neuroglancer_skeletons": ("skeletons", partial(open_whole, skeletons)),
     "neuroglancer_annotations_v1": ("annotations", open_annotations),
-    "neuroglancer_legacy_mesh": ("meshes", lambda _path, _info: Dataset("precomputed", closed=True, form=FORM)),
+    "neuroglancer_legacy_mesh": ("meshes", lambda _path, _info: Dataset("precomputed", closed=True, format_names=FORM)),
 }
 """What a directory holds whose chunks have ids, by the `@type` of the info document, and how it is opened."""
 

@@ -81,7 +81,7 @@ class Parts:
             documents,
             tuple(self._problems),
             closed=closed,
-            form=FORM,
+            format_names=FORM,
             unwalked=frozenset(self._unwalked),
         )
 

@@ -55,7 +55,7 @@ def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     levels = [level.path for level in image.levels] if image is not None else []
     volumes = {}
     if image is not None:
-        volumes[""] = _of_image(image, stored, below, dataset.beside)
+        volumes[""] = _of_image(image, stored, below, dataset.sibling_names)
     for path, collection in stored.items():
         if path not in levels:
             volumes["" if dataset.closed else path] = _of_array(collection)

@@ -62,7 +62,7 @@ TRANSFORMED = "storage transformers may store chunks elsewhere, and shardfs does
 def open_group(path: str, doc: dict[str, Any]) -> Dataset:
     """The dataset for a group's document. Consolidated documents of sharded arrays in it are shown unsharded."""
     attributes = object_member(doc, "attributes")
-    group = Dataset("zarr3", form=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
+    group = Dataset("zarr3", format_names=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
     try:
         shown = rewritten(doc)
         return replace(group, documents={DOCUMENT: print_json(shown)}) if shown is not doc else group
@@ -72,7 +72,7 @@ def open_group(path: str, doc: dict[str, Any]) -> Dataset:
 
 def open_array(path: str, doc: dict[str, Any]) -> Dataset:
     """The dataset for the document of an array, sharded or not; with a problem if the array cannot be unsharded."""
-    return opened(Dataset("zarr3", closed=True, form=FORM | {"c"}), path, DOCUMENT, doc, unshard, _unsharded)
+    return opened(Dataset("zarr3", closed=True, format_names=FORM | {"c"}), path, DOCUMENT, doc, unshard, _unsharded)
 
 
 def _unsharded(doc: Mapping[str, Any]) -> Collection:

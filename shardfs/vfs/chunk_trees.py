@@ -1,0 +1,106 @@
+"""All sharded collections of a source that were found so far, by inode number and by path."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from bisect import bisect_right
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardfs.model.errors import CorruptShardError
+from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.vfs.chunk_dirs import ChunkDirs
+from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
+from shardfs.vfs.nodes import is_in
+
+if TYPE_CHECKING:
+    from shardfs.model.collection import Collection
+    from shardfs.storage.cache import ByteLRU
+    from shardfs.storage.store import Store
+    from shardfs.vfs.nodes import CollectionAt
+
+MAX_NODES = 1 << 56
+"""Maximum number of inode numbers for one collection.
+
+No real array needs as many, and one collection cannot use up all numbers.
+"""
+
+
+class ChunkTrees:
+    """Assigns ranges of inode numbers to collections. A collection keeps its range until the daemon exits."""
+
+    def __init__(self, store: Store, index_cache: ByteLRU, chunk_cache: ByteLRU, ttl_s: float) -> None:
+        self._store, self._index_cache, self._chunk_cache, self._ttl = store, index_cache, chunk_cache, ttl_s
+        self._lock = threading.Lock()
+        self._trees: list[ChunkDirs] = []
+        self._firsts: list[int] = []  # the first inode number of each tree
+        self._next_first = TABLE_END
+        self._tree_at: dict[str, ChunkDirs] = {}
+        self._former: dict[str, ChunkDirs] = {}
+
+    def owner(self, number: int) -> ChunkDirs:
+        """Return the tree that owns an inode number. Raise FileNotFoundError if there is none."""
+        i = bisect_right(self._firsts, number) - 1
+        if i < 0:
+            raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
+        return self._trees[i]
+
+    def open(self, path: str, shown: str, placed: CollectionAt, mtime_ns: int) -> ChunkDirs:
+        """Return the tree of the collection in a directory, which is shown as `shown`."""
+        known = self._tree_at.get(path)
+        if known is not None:
+            return known
+        collection = placed.collection
+        caches = self._index_cache, self._chunk_cache, self._ttl
+        chunks = open_chunks(self._store, placed.shards, path, collection, *caches)
+        with self._lock:
+            known = self._tree_at.get(path)
+            if known is not None:
+                return known
+            former = self._former.pop(path, None)
+            if former is not None and _is_same(former.collection, collection):
+                self._tree_at[path] = former
+                return former
+            numbers = ChunkNumbers(collection.names, self._next_first)
+            if numbers.count > MAX_NODES or numbers.count >= CREATED - numbers.first:
+                why = f"a grid of {numbers.count} chunks is beyond any real array"
+                raise CorruptShardError(path, "its metadata", why)
+            tree = ChunkDirs(shown, collection, chunks, self._chunk_cache, numbers, mtime_ns, self._ttl, stored=path)
+            if former is not None and _is_reshaped(former.collection, collection):
+                tree.former = former
+            self._next_first += numbers.count
+            self._tree_at[path] = tree
+            self._trees.append(tree)
+            self._firsts.append(numbers.first)
+        return tree
+
+    def forget(self, path: str) -> list[str]:
+        """Detach the trees at `path` and below, because their metadata changed. Return their paths.
+
+        A tree keeps its inode numbers if the new metadata describes the same chunks.
+        """
+        found = [at for at in self._tree_at if is_in(at, path)]
+        for at in found:
+            self._former[at] = self._tree_at.pop(at)
+        return found
+
+    def move(self, old: str, new: str) -> None:
+        """Update the paths of all trees in a directory that was renamed."""
+        for trees in (self._tree_at, self._former):
+            for path in [p for p in trees if is_in(p, old)]:
+                tree = trees.pop(path)
+                tree.move(old, new)
+                trees[new + path[len(old) :]] = tree
+
+
+def _is_same(old: Collection, new: Collection) -> bool:
+    """Return whether newly read metadata describes the same chunks in the same places."""
+    return old.facts == new.facts and old.names.dims == new.names.dims and _is_reshaped(old, new)
+
+
+def _is_reshaped(old: Collection, new: Collection) -> bool:
+    """Return whether newly read metadata describes the same array, perhaps with another shape."""
+    facts = replace(old.facts, shape=new.facts.shape)
+    mine, other = (facts, old.codecs, old.format), (new.facts, new.codecs, new.format)
+    return mine == other and old.names.prefix == new.names.prefix

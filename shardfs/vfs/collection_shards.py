@@ -1,0 +1,137 @@
+"""The shards of one collection: all layers of sharding, and where chunks are stored in the outermost shards."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardfs.model.collection import Located
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.grid import unravel
+from shardfs.shards import rewriting
+from shardfs.storage.blob_views import crc32c_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardfs.model.collection import Collection
+    from shardfs.model.values import Coords, Version
+    from shardfs.shards.chunk_store import ChunkStore
+    from shardfs.shards.shard_indices import StoredChunk
+    from shardfs.storage.cache import ByteLRU
+
+
+def _layers(chunks: ChunkStore) -> list[ChunkStore]:
+    return [*(_layers(chunks.outer) if chunks.outer is not None else ()), chunks]
+
+
+class CollectionShards:
+    """The shards of a collection and its stored chunks.
+
+    Args:
+        path: the path of the collection, for messages.
+        chunks: the innermost layer.
+        first: the first inode number of the collection, which distinguishes it in the cache.
+    """
+
+    def __init__(
+        self, path: str, collection: Collection, chunks: ChunkStore, cache: ByteLRU, first: int, ttl_s: float
+    ) -> None:
+        self.path, self.layers = path, _layers(chunks)
+        self._collection, self._chunks = collection, chunks
+        self._cache, self._first, self._ttl = cache, first, ttl_s
+
+    @property
+    def outermost(self) -> ChunkStore:
+        """The outermost layer, whose shards are objects of the store."""
+        return self.layers[0]
+
+    def number_of(self, coords: Coords) -> int:
+        """Return the number of the outermost shard of a chunk."""
+        shard = self._chunks.shard_of(coords)
+        for outer in self.layers[-2::-1]:
+            shard = outer.shard_of(unravel(shard, outer.format.grid))
+        return shard
+
+    def key(self, shard: int) -> str:
+        """Return the path in the store of an outermost shard."""
+        return self.outermost.source.key(shard)
+
+    def version(self, shard: int) -> Version:
+        """Return the cached version of an outermost shard; None if the shard does not exist."""
+        try:
+            return self.outermost.source.stored(shard).stat().version
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def is_pair(self, coords: Coords) -> bool:
+        """Return whether a chunk's outermost shard is stored as two files instead of one."""
+        if self._collection.layers[0].pair is None:
+            return False
+        number = self.number_of(coords)
+
+        def load() -> tuple[bool, int, float]:
+            return self.outermost.source.is_pair(number), 1, self._ttl
+
+        return self._cache.get((self._first, "pair", number), load)
+
+    def is_empty(self) -> bool:
+        """Return whether the collection has no shard."""
+        return not self.outermost.source.exists()
+
+    def usage(self) -> tuple[int, int]:
+        """Return the live and the dead bytes of all shards. Reads every index."""
+        live = dead = 0
+        for shard in self.outermost.existing_shards().tolist():
+            with suppress(OSError, ValueError, CorruptShardError):  # `verify` reports damaged shards
+                found = rewriting.usage(self._collection, shard, self.outermost.source.stored(shard))
+                live, dead = live + found.live, dead + found.dead
+        return live, dead
+
+    # ---- stored chunks ----
+
+    def entry(self, coords: Coords) -> tuple[int, int] | None:
+        """Return start and size of a chunk in its outermost shard, like `rewriting.entries`; None if absent."""
+        found = self._stored_with_lead(coords)
+        return None if found is None else (max(found.blob.base, 0) + found.start, found.size)
+
+    def checksum(self, coords: Coords) -> int | None:
+        """Return the CRC-32C of a chunk's stored bytes; None if the chunk is absent or codecs surround its shard."""
+        found = self._stored_with_lead(coords)
+        if found is None or any(layer.codecs for layer in self._collection.layers):
+            return None
+        return crc32c_of(found.blob, found.start, found.size)
+
+    def _stored_with_lead(self, coords: Coords) -> StoredChunk | None:
+        return self._chunks.stored(coords if self._collection.lead is None else (*coords[:-1], 0))
+
+    def locate(self, coords: Coords) -> Located | None:
+        """Return the location of a chunk; None if the chunk is filled. Raise FileNotFoundError if it does not exist."""
+        if self._collection.filler is not None and self._chunks.locate(coords) is None:
+            return None
+        found, transform = self._chunks.stored(coords), self._collection.transform_of(coords)
+        if found is None:
+            raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
+        codecs = (*self._collection.codecs, *([transform.name] if transform is not None else []))
+        offset = found.start + max(found.blob.base, 0)
+        return Located(self.path, coords, self._chunks.key_of(coords), offset, found.size, codecs)
+
+    # ---- changes ----
+
+    def invalidate(self, coords: Sequence[Coords], *, moved: bool) -> None:
+        """Drop everything cached for the shards of these chunks. `moved`: other chunks of the shards may have moved."""
+        place = self._chunks.format.place
+        for c in {place(c)[:2]: c for c in coords}.values():
+            self._chunks.forget(c)
+        for layer in self.layers:
+            layer.forget_existing()
+            if moved and not layer.is_local:
+                layer.forget_all()
+
+    def move(self, path: str, old: str, new: str) -> None:
+        """Continue at `path`, after directory `old` of the store was renamed to `new`."""
+        self.path = path
+        for layer in self.layers:
+            layer.path = path
+            layer.source.move(old, new)
+            layer.forget_all()  # a lookup under the new name may have cached the absence of the shards

@@ -1,0 +1,280 @@
+"""The directories of the store, as the tree shows them: lookups, listings, kinds of names, and the walk below one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shardfs.formats.documents import MAX_DOCUMENT_BYTES
+from shardfs.model.attributes import Attributes
+from shardfs.model.dataset import Consolidation, Problem
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.kinds import NameKind, is_scratch
+from shardfs.storage.store import DirEntry
+from shardfs.vfs.chunk_dirs import Spot, not_a_chunk
+from shardfs.vfs.inodes import number_of
+from shardfs.vfs.nodes import ChunkNode, CollectionAt, Content, DirectoryNode, DocumentNode, Node, NodeTable, is_in
+from shardfs.vfs.stored_files import listed_by_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.model.dataset import Rewriter
+    from shardfs.model.values import Coords
+    from shardfs.storage.cache import ByteLRU
+    from shardfs.vfs.chunk_dirs import ChunkDirs
+    from shardfs.vfs.discovery import Datasets
+    from shardfs.vfs.stored_files import StoredFiles
+
+MAX_CONSOLIDATED = 50_000
+"""Maximum number of directories whose documents are consolidated in one document."""
+
+
+class StoreDirectories:
+    """Opened directories of the store: datasets, groups, and plain directories on the way to them.
+
+    Args:
+        index_cache: remembers, by inode number, below which directories there is too much to consolidate.
+    """
+
+    def __init__(
+        self, nodes: NodeTable, files: StoredFiles, datasets: Datasets, index_cache: ByteLRU, ttl_s: float
+    ) -> None:
+        self.root, self._nodes, self._files, self._datasets = nodes.root, nodes, files, datasets
+        self._store, self._index_cache, self._ttl = datasets.store, index_cache, ttl_s
+
+    def content(self, number: int) -> Content:
+        """Return the content of the directory with this inode number."""
+        return self._datasets.open(self._nodes.directory(number))
+
+    # ---- lookups ----
+
+    def lookup(self, directory: DirectoryNode, raw: bytes, *, anew: bool = False) -> Attributes:
+        """Return the child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError.
+
+        `anew`: read a rewritten document again.
+        """
+        content = self._datasets.open(directory)
+        name = os.fsdecode(raw)
+        if name in content.documents:
+            return self._files.document(directory.child_path(name), content.documents[name])
+        if (chunks := content.chunks) is not None:
+            top = chunks.root
+            if top is not None and raw == chunks.collection.names.prefix:
+                return chunks.attributes(top)
+            found = chunks.lookup(None, raw) if top is None else None
+            if found is not None:
+                return found
+            coords = chunks.unnumbered(raw) if top is None else None
+            if coords is not None:
+                return self._unnumbered(chunks, directory.child_path(name), coords)
+            if chunks.reserved_at_top(name):
+                self._datasets.damage.require_none(number_of(f"{directory.inside}/{name}"))
+                raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
+        return self._rewritten(directory, content, name, anew=anew) or self._stored(directory, content, name)
+
+    def _unnumbered(self, chunks: ChunkDirs, path: str, coords: Coords) -> Attributes:
+        number = chunks.numbers.of_chunk(chunks.path, coords)
+        node = self._nodes.intern(path, ChunkNode, chunks, coords, number=number)
+        return chunks.chunk_attributes(node.number, coords)
+
+    def _rewritten(self, directory: DirectoryNode, content: Content, name: str, *, anew: bool) -> Attributes | None:
+        """Return a consolidated or rewritten document; None for any other name."""
+        dataset = content.dataset
+        if dataset is None:
+            return None
+        consolidation, rewriter = dataset.consolidation, dataset.rewriter
+        is_consolidated = consolidation is not None and name == consolidation.name
+        if not is_consolidated and (rewriter is None or not rewriter.applies(name)):
+            return None
+        path = directory.child_path(name)
+        known = self._nodes.known(path)
+        data: bytes | None
+        if isinstance(known, DocumentNode) and (is_consolidated or not anew):
+            data = known.data
+        elif consolidation is not None and is_consolidated:
+            data = self._consolidated(directory, consolidation)
+        else:
+            raw = self._store.documents(directory.inside, [name], MAX_DOCUMENT_BYTES).get(name)
+            data = None if raw is None or rewriter is None else rewriter.rewrite(directory.inside, name, raw)
+        return None if data is None else self._files.document(path, data)
+
+    def _consolidated(self, directory: DirectoryNode, consolidation: Consolidation) -> bytes:
+        found, key = {}, ("too much", directory.number)
+        is_known = self._index_cache.peek(key)
+        for count, below in enumerate(self.walk(start=directory)):
+            # clients can do without this document, which would occupy much memory
+            if is_known or count == MAX_CONSOLIDATED:
+                self._index_cache.get(key, lambda: (True, 100, self._ttl))  # prevents a search at each lookup
+                raise FileNotFoundError(errno.ENOENT, "too much lies below to be told in one file", directory.shown)
+            inside = below.shown.removeprefix(directory.shown).lstrip("/")
+            for name, data in (below.content or Content()).documents.items():
+                found[f"{inside}/{name}" if inside else name] = data
+        return consolidation.build(found)
+
+    def _stored(self, directory: DirectoryNode, content: Content, name: str) -> Attributes:
+        """Return a child that is stored under its own name, or that only documents name."""
+        path, inherited = directory.child_path(name), content.inherited(name)
+        if content.hides(name):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        if self._store.blind and (name in content.below or inherited.cells is not None):
+            # The documents decide, because web servers give different answers, and some know no directories.
+            return self._files.known(path, DirEntry(name, True, None), inherited)
+        known = self._nodes.known(path) if self._store.remote else None
+        if isinstance(known, DirectoryNode) and known.content is not None:
+            # already opened; a second check would cost a request to the remote store
+            return Attributes(known.number, True, 0, 0)
+        try:
+            entry = self._files.entry(path, inherited)
+        except (FileNotFoundError, NotADirectoryError):
+            # A volume's directory may have no shard yet. Some stores have objects only, and no directories.
+            if name not in content.below and not (self._store.blind and self._datasets.is_described(path, inherited)):
+                # In a file shown as a directory, the store raises NotADirectoryError, which would be wrong here.
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path) from None
+            entry = DirEntry(name, True, None)
+        return self._files.known(path, entry, inherited)
+
+    def renew(self, directory: DirectoryNode, child: Node, name: str) -> None:
+        """Read what is known about a child of a directory again."""
+        if isinstance(child, DirectoryNode):
+            child.inherited = self._datasets.open(directory).inherited(name)
+        elif isinstance(child, DocumentNode) or name in self._datasets.document_names:
+            self.lookup(directory, os.fsencode(name), anew=True)
+
+    # ---- listings ----
+
+    def scan(self, directory: DirectoryNode) -> Iterator[tuple[str, Attributes]]:
+        """Yield the entries of a directory that are not chunks; the size is -1 where it would cost a request."""
+        content = self._datasets.open(directory)
+        chunks, documents = content.chunks, content.documents
+        consolidation, rewriter = _made(content)
+        hidden = set(documents)
+        for name, data in documents.items():
+            yield name, self._files.document(directory.child_path(name), data)
+        if consolidation is not None:
+            hidden.add(consolidation.name)
+            yield consolidation.name, listed_by_name(directory.child_path(consolidation.name))  # built when opened
+        if chunks is not None and chunks.root is not None:
+            yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
+        if content.dataset is not None and content.dataset.hidden_entirely:
+            return
+        seen = set()
+        for entry in self._listed_by_store(directory, is_described=chunks is not None or bool(content.below)):
+            name = entry.name
+            if name in hidden or content.hides(name) or (chunks is not None and chunks.reserved_at_top(name)):
+                continue
+            path = directory.child_path(name)
+            if rewriter is not None and rewriter.applies(name):
+                yield name, listed_by_name(path)
+                continue
+            if name in content.below:
+                seen.add(name)
+            yield name, self._files.listed(path, entry, content.inherited(name))
+        for name in content.below:
+            if name not in seen and name not in documents:
+                yield name, self._stored(directory, content, name)
+
+    def _listed_by_store(self, directory: DirectoryNode, *, is_described: bool) -> Iterator[DirEntry]:
+        """Yield stored entries. Without a listing by the server, there are none in a directory that is described."""
+        listed = self._datasets.listed_by_store if is_described else self._store.scan
+        return listed(directory.inside)
+
+    # ---- kinds of names ----
+
+    def spot(self, number: int, name: bytes) -> Spot:
+        """Return the kind of a name in a directory, whether the file exists or not."""
+        text, content = os.fsdecode(name), self.content(number)
+        consolidation, rewriter = _made(content)
+        is_consolidated = consolidation is not None and consolidation.name == text
+        if text in content.documents or is_consolidated or (rewriter is not None and rewriter.applies(text)):
+            return Spot(NameKind.DOCUMENT)
+        chunks = content.chunks
+        if chunks is None:
+            return Spot(NameKind.SCRATCH if content.documents and is_scratch(text) else NameKind.PLAIN)
+        if chunks.root is not None and name == chunks.collection.names.prefix:
+            return Spot(NameKind.DIRECTORY)
+        found = chunks.child_spot(None, name) if chunks.root is None else None
+        if found is not None:
+            return found
+        if content.hides(text) or chunks.is_shard(text):
+            return Spot(NameKind.HIDDEN)
+        return not_a_chunk(text, chunks.root is None and chunks.reserved(0, text))
+
+    def is_implied(self, number: int, name: str) -> bool:
+        """Return whether a directory is shown only because documents name it.
+
+        Then the store has no such directory, or the directory contains no shard.
+        """
+        directory = self._nodes.directory(number)
+        below, path = self._datasets.open(directory).below.get(name), directory.child_path(name)
+        placed = [item for _, item in below or () if item is not None]
+        if below is None or not all(isinstance(item, CollectionAt) and is_in(item.shards, path) for item in placed):
+            return False
+        if self._store.remote and placed:  # a remote store has no directories
+            chunks = self.content(self.lookup(directory, os.fsencode(name)).number).chunks
+            return chunks is not None and chunks.shards.is_empty()
+        try:
+            self._store.entry(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    # ---- directories below ----
+
+    def walk(self, limit: int | None = None, start: DirectoryNode | None = None) -> Iterator[DirectoryNode]:
+        """Open and yield, breadth first, the directories that may hold datasets.
+
+        Damaged ones are reported and skipped.
+        """
+        queue, count = deque([start or self.root]), 0
+        while queue:
+            directory = queue.popleft()
+            count += 1
+            if limit is not None and count > limit:
+                return
+            try:
+                content = self._datasets.open(directory)
+                yield directory
+                queue += self._subdirectories(directory, content)
+            except CorruptShardError as e:
+                self._datasets.report(Problem(directory.path, f"{e.key}: {e.why}", damaged=True))
+            except OSError as e:
+                if directory is self.root:
+                    raise
+                self._datasets.report(Problem(directory.path, str(e), damaged=True))
+
+    def collections(self) -> Iterator[ChunkDirs]:
+        """Yield all sharded collections. Opens every directory that may hold one."""
+        for directory in self.walk():
+            if directory.content is not None and directory.content.chunks is not None:
+                yield directory.content.chunks
+
+    def _subdirectories(self, directory: DirectoryNode, content: Content) -> list[DirectoryNode]:
+        dataset, seen, out = content.dataset, set(), list[DirectoryNode]()
+
+        def add(name: str, found: Attributes) -> None:
+            node = self._nodes.get(found.number) if found.directory else None
+            # one node at a time: with very many nodes, the first would be evicted before the last is seen
+            seen.add(name)
+            if isinstance(node, DirectoryNode):
+                out.append(node)
+
+        skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
+        if content.chunks is None and (dataset is None or not (dataset.closed or dataset.hidden_entirely)):
+            for e in self._listed_by_store(directory, is_described=bool(content.below)):
+                if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._datasets.formats)):
+                    add(e.name, self._files.known(directory.child_path(e.name), e, content.inherited(e.name)))
+        for name in content.below:
+            if name not in seen:
+                add(name, self._stored(directory, content, name))
+        return out
+
+
+def _made(content: Content) -> tuple[Consolidation | None, Rewriter | None]:
+    """Return what makes documents of a directory on request."""
+    dataset = content.dataset
+    return (None, None) if dataset is None else (dataset.consolidation, dataset.rewriter)

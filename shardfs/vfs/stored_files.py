@@ -1,0 +1,252 @@
+"""Files and directories of the store by path: their nodes, attributes and bytes."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from shardfs.model.attributes import Attributes, Extent
+from shardfs.model.blobs import Blob, ByteRange, Stat
+from shardfs.model.dataset import Problem
+from shardfs.model.errors import CorruptShardError
+from shardfs.storage.cache import ByteLRU, WindowCache
+from shardfs.vfs.inodes import TreePosition, number_of
+from shardfs.vfs.nodes import NOTHING_INHERITED, DirectoryNode, DocumentNode, FileNode, Inherited, Node, NodeTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardfs.formats.format import Format
+    from shardfs.model.dataset import Dataset
+    from shardfs.storage.store import DirEntry
+    from shardfs.vfs.chunk_dirs import ChunkDirs
+    from shardfs.vfs.discovery import Datasets
+
+
+MAX_FOREIGN = 1000
+"""Maximum number of non-chunk names cached for a directory of chunks.
+
+The cache saves a request for each missing name.
+"""
+
+
+class StoredFiles:
+    """The files that are shown unchanged, and the nodes of all files of the store.
+
+    Args:
+        index_cache: holds the names of directories beside a path.
+        chunk_cache: holds attributes and windows of remote files.
+        ttl_s: seconds for which both stay valid.
+    """
+
+    def __init__(
+        self, nodes: NodeTable, datasets: Datasets, index_cache: ByteLRU, chunk_cache: ByteLRU, ttl_s: float
+    ) -> None:
+        self.store, self._nodes, self._datasets = datasets.store, nodes, datasets
+        self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, ttl_s
+        self._windows = WindowCache(chunk_cache, ttl_s)
+
+    # ---- nodes ----
+
+    def entry(self, path: str, inherited: Inherited) -> DirEntry:
+        """Return the entry of the store at a path.
+
+        A page of a web server counts as a directory if metadata documents or the parent's listing prove that it is one.
+        """
+        entry = self.store.entry(path)
+        if not entry.page or entry.directory:
+            return entry
+        is_directory = self._datasets.is_described(path, inherited) or entry.name in self._directories_beside(path)
+        return entry._replace(directory=is_directory)
+
+    def _directories_beside(self, path: str) -> frozenset[str]:
+        """Return the names of the directories beside a stored path; none if the parent directory is not listed."""
+        parent = path.rpartition("/")[0]
+
+        def load() -> tuple[frozenset[str], int, float]:
+            found = frozenset(e.name for e in self._datasets.listed_by_store(parent) if e.directory)
+            return found, 100 * len(found), self._ttl
+
+        return self._index_cache.get(("directories", parent), load)
+
+    def known(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
+        """Return the attributes of an entry of the store, whose node is known from now on."""
+        if entry.directory or self._is_dataset(path, entry.name, inherited):
+            trusted = entry.stat is not None and not self.store.remote
+            mtime = entry.stat.mtime_ns if entry.stat and trusted else self._datasets.directory_mtime(path)
+            directory = self._nodes.intern(path, DirectoryNode, inherited)
+            return Attributes(directory.number, True, 0, mtime)
+        return self.attributes(self._nodes.intern(path, FileNode))
+
+    def listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
+        """Return the attributes of an entry for a listing, with size -1 where the size would cost a request."""
+        if entry.directory or self._is_dataset(path, entry.name, inherited):
+            return self.known(path, entry, inherited)
+        if entry.stat is None:
+            return listed_by_name(path)
+        node = self._nodes.intern(path, FileNode)
+        return Attributes(node.number, False, entry.stat.size, entry.stat.mtime_ns)
+
+    def _is_dataset(self, path: str, name: str, inherited: Inherited) -> bool:
+        """Return whether a file is shown as a directory."""
+        candidates = [f for f in self._datasets.formats if f.may_hold(name)] if not inherited.closed else []
+        if not candidates:
+            return False
+        known = self._nodes.known(path)
+        if known is not None:
+            return isinstance(known, DirectoryNode)
+        found = self.dataset_in_file(path, candidates)
+        if found is not None:
+            self._nodes.intern(path, DirectoryNode, inherited, found)
+        return found is not None
+
+    def dataset_in_file(self, path: str, candidates: Sequence[Format]) -> Dataset | None:
+        """Return the dataset that a single file contains; None if it contains none. Damage is reported."""
+        for f in candidates:
+            try:
+                found = f.open_file(path, self.store.open(path))
+            except (ValueError, OSError, CorruptShardError) as e:
+                self._datasets.report(Problem(path, str(e)))
+                continue
+            if found is not None:
+                return found
+        return None
+
+    def document(self, path: str, data: bytes) -> Attributes:
+        """Return the attributes of a document that is shown with these bytes, whose node is known from now on."""
+        node = self._nodes.intern(path, DocumentNode, data)
+        node.data = data
+        return self.document_attributes(node)
+
+    def document_attributes(self, node: DocumentNode) -> Attributes:
+        """Return the attributes of a document."""
+        return Attributes(node.number, False, len(node.data), self._datasets.document_mtime(node.path))
+
+    # ---- attributes and bytes of files that are shown unchanged ----
+
+    def attributes(self, node: Node) -> Attributes:
+        """Return the attributes of a file."""
+        if self._ttl != math.inf:
+            self.store.reopen(node.path)
+        blob = self.store.open(node.path)
+        stat = self._stat(node.path, blob)
+        extent = Extent(blob, 0) if blob.fd >= 0 else None
+        return Attributes(node.number, False, stat.size, stat.mtime_ns, extent)
+
+    def _stat(self, path: str, blob: Blob) -> Stat:
+        """Return size and modification time of a file.
+
+        For a remote store they are cached, so that reading pieces costs no further requests.
+        """
+        if blob.fd >= 0:
+            return blob.stat()
+        return self._chunk_cache.get((path, "stat"), lambda: (blob.stat(), 100, self._ttl))
+
+    def read(self, path: str, offset: int, size: int) -> bytes | memoryview:
+        """Return bytes of a file; fewer than `size` only at its end."""
+        blob = self.store.open(path)
+        if blob.fd >= 0:
+            return blob.read([ByteRange(offset, offset + size)])[0]
+        end = self._stat(path, blob).size
+
+        def fetch(part: ByteRange) -> bytes:
+            return self.store.open(path).read([ByteRange(part.start, min(part.stop, end))])[0]
+
+        return self._windows.read(path, fetch, offset, min(size, max(end - offset, 0)))
+
+    def invalidate(self, path: str) -> None:
+        """Drop everything cached for a file after a change in the store."""
+        self.store.reopen(path)
+        stat = self._chunk_cache.peek((path, "stat"))
+        self._windows.invalidate(path, stat.size if stat is not None else 0)
+        self._chunk_cache.drop((path, "stat"))
+
+
+def listed_by_name(path: str) -> Attributes:
+    """Return attributes without a size, for a name whose size would cost a request."""
+    return Attributes(number_of(path), False, -1, 0)
+
+
+class ForeignFiles:
+    """Stored files in the directories of chunks that are neither chunks nor shards.
+
+    They rarely exist, but clients often look for them, and every listing must contain them. The cache holds the foreign
+    names by the directory's inode number, and all stored names by the collection and the directory's position.
+    """
+
+    def __init__(self, files: StoredFiles, datasets: Datasets, cache: ByteLRU, ttl_s: float) -> None:
+        self._files, self._datasets, self._store = files, datasets, datasets.store
+        self._cache, self._ttl = cache, ttl_s
+
+    def lookup(self, chunks: ChunkDirs, parent: int, name: str) -> Attributes:
+        """Return the attributes of a non-chunk name in a directory of chunks. Raise FileNotFoundError if missing."""
+        names = self._cache.peek(("foreign", parent))
+        # the usual case: the directory has only chunks, so no further check is needed
+        if names is not None and not names:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        place = chunks.numbers.place(parent)
+        if chunks.reserved(place.level, name):
+            raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
+        names = self._names(chunks, parent, place)
+        if names is not None and name not in names:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        path = f"{chunks.directory_path(place)}/{name}"
+        return self._files.known(path, self._files.entry(path, NOTHING_INHERITED), NOTHING_INHERITED)
+
+    def _names(self, chunks: ChunkDirs, directory: int, place: TreePosition) -> frozenset[str] | None:
+        """Return the foreign names in a directory.
+
+        None if there are more than `MAX_FOREIGN` names, or if the server does not list the directory.
+        """
+
+        def load() -> tuple[frozenset[str], int, float]:
+            listed = self._store.scan(chunks.directory_path(place))
+            foreign = (e.name for e in listed if not chunks.reserved(place.level, e.name))
+            names = frozenset(itertools.islice(foreign, MAX_FOREIGN + 1))
+            return names, 100 * len(names), self._ttl
+
+        try:
+            names = self._cache.get(("foreign", directory), load)
+        except PermissionError:
+            if not self._store.blind:
+                raise
+            return None
+        return names if len(names) <= MAX_FOREIGN else None
+
+    def scan(self, chunks: ChunkDirs, place: TreePosition) -> Iterator[tuple[str, Attributes]]:
+        """Yield the foreign entries of a directory; the size is -1 where it would cost a request."""
+        if not self._is_stored(chunks, place):
+            self._note(chunks, place, frozenset())
+            return
+        path, names = chunks.directory_path(place), set[str]()
+        for entry in self._datasets.listed_by_store(path):
+            if len(names) <= MAX_FOREIGN:
+                names.add(entry.name)
+            if not chunks.reserved(place.level, entry.name):
+                yield entry.name, self._files.listed(f"{path}/{entry.name}", entry, NOTHING_INHERITED)
+        if place.level + 1 < chunks.depth and len(names) <= MAX_FOREIGN and not self._store.blind:
+            self._note(chunks, place, frozenset(names))
+
+    def _note(self, chunks: ChunkDirs, place: TreePosition, names: frozenset[str]) -> None:
+        """Cache all stored names in a directory."""
+        self._cache.get(("stored", chunks.first, place), lambda: (names, 100 * len(names), self._ttl))
+
+    def _is_stored(self, chunks: ChunkDirs, place: TreePosition) -> bool:
+        """Return whether the store may have a directory for these chunks.
+
+        Most directories of chunks exist only in shards elsewhere. If the parent directory was listed before, this costs
+        no request.
+        """
+        if not place.level:
+            return True
+        above, value = divmod(place.nth, chunks.numbers.dims[place.level - 1])
+        around = self._cache.peek(("stored", chunks.first, TreePosition(place.level - 1, above)))
+        return around is None or str(value) in around
+
+    def invalidate(self, number: int, chunks: ChunkDirs | None) -> None:
+        """Drop the cached names of a directory, and those of its position if it is one of chunks."""
+        self._cache.drop(("foreign", number))
+        if chunks is not None:
+            self._cache.drop(("stored", chunks.first, chunks.numbers.place(number)))
