@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +17,7 @@ from shardfs.storage.blob_views import crc32c_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardfs.model.blobs import Blob, Bytes, FilePart, Plan
+    from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.model.values import Coords
     from shardfs.storage.writers import Begun
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
@@ -119,7 +120,7 @@ class Job:
         self.written, self.packed = 0, False
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
         self._old_size = 0
-        self._pinned: list[FilePart] = []
+        self._pinned = ExitStack()
         self._planned: dict[str, Extent] = {}
         self.published: list[Mapping[str, Any]] = []
         """Extents by path from earlier attempts that a crash or an error interrupted. They may be in the shard."""
@@ -203,14 +204,12 @@ class Job:
     def _content(self, target: Target, version: Version) -> Bytes:
         if version.data is None:
             raise ValueError("a deleted chunk has no bytes")
-        part = self._journal.pin(version.data)
-        self._pinned.append(part)
+        part = self._pinned.enter_context(self._journal.using(version.data))
         return decompressed(self._journal.read(version.data), target.suffix) if target.suffix else part
 
     def close(self) -> None:
         """Unpin the chunks' bytes in the journal."""
-        for part in self._pinned:
-            self._journal.unpin(part)
+        self._pinned.close()
 
     def _conflicts(self, old: Blob | None) -> dict[str, str]:
         """Return the chunks that another writer has changed since they were written here, and why each conflicts."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from shardfs.model.errors import UnsupportedError, message
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import LOCK
-from shardfs.write.journal import Journal, Peek, RecordKind, directory_for, state_directory
+from shardfs.write.journal import Journal, Reading, RecordKind, directory_for, state_directory
 from shardfs.write.journal.places import DISCARDED, LOST, Lock, is_locked, own_directory
-from shardfs.write.journal.reading import NAME
+from shardfs.write.journal.scanning import NAME
 from shardfs.write.pending import Pending, Version
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Exported(NamedTuple):
 
 
 class Readable(Protocol):
-    """A `Journal` or a `Peek`."""
+    """A `Journal` or a `Reading`."""
 
     def using(self, position: Position) -> AbstractContextManager[FilePart]: ...
 
@@ -180,7 +180,7 @@ def look(directory: str | Path) -> Left:
         unfinished = [str(meta.get("key", "")) for meta in pending.begun.values()]
         return Left(
             peek.directory, peek.source, peek.owner, entries, unfinished, peek.problems + losses(pending),
-            [*peek.damaged_paths, *pending.lost], peek.nbytes,
+            [*peek.damaged_paths, *pending.lost], sum(file.end for file in peek.files.values()),
         )  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def export(directory: str | Path, out: str | Path) -> Exported:
         return export_from(peek, Pending.of(peek.recovered)[0], Path(out))
 
 
-def export_from(peek: Peek, pending: Pending, out: Path) -> Exported:
+def export_from(peek: Reading, pending: Pending, out: Path) -> Exported:
     """Export an open journal; see `export`."""
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):

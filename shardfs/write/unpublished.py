@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardfs.model.listing import Batch, EntryRow
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.vfs.tree import Tree
-    from shardfs.write.journal import Peek, Position
+    from shardfs.write.journal import Position, Reading
     from shardfs.write.pending import Version
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ The open descriptors keep the journal's disk space occupied for as long.
 class UnpublishedWrites:
     """The unpublished writes of a journal, with the methods of `WriteBuffer` that an `Overlay` calls."""
 
-    def __init__(self, peek: Peek) -> None:
-        self._peek: Peek | None = peek
+    def __init__(self, peek: Reading) -> None:
+        self._peek: Reading | None = peek
         self._directory = peek.directory
         pending, _ = Pending.of(peek.recovered)
         self.problems = peek.problems + losses(pending)

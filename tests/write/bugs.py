@@ -120,7 +120,7 @@ BUGS = [
     ),
     bug(
         "the journal is not synced",
-        "Journal._sync_segments",
+        "Tail._sync_segments",
         "                syscalls.fdatasync(segment.fd)\n            except OSError as e:",
         "                pass\n            except OSError as e:",
         POWER,
@@ -134,7 +134,7 @@ BUGS = [
     ),
     bug(
         "a failed fdatasync of the journal is tried again and believed",
-        "Journal._sync_segments",
+        "Tail._sync_segments",
         "                broken.append(segment)\n",
         "                syscalls.fdatasync(segment.fd)\n",
         SYNCS,

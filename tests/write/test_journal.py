@@ -88,8 +88,8 @@ def test_data_may_come_in_parts_or_from_a_file(tmp_path: Path) -> None:
     assert parts[0].data is not None
     assert journal.read(parts[0].data, 10, 20) == whole[10:30]
     assert journal.read(parts[0].data, len(whole) - 1, 20) == whole[-1:]
-    part = journal.part(parts[0].data)
-    assert os.pread(part.fd, part.size, part.start) == whole
+    with journal.using(parts[0].data) as part:
+        assert os.pread(part.fd, part.size, part.start) == whole
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
         assert [peek.read(r.data) == whole for r in peek.recovered if r.data] == [True] * 3
@@ -269,8 +269,8 @@ def test_a_torn_tail_costs_only_what_was_not_on_disk(
     safe, ends = 4096, []
     for i, size in enumerate(sizes):
         put(journal, str(i), bytes([i + 1]) * size)
-        assert journal._current is not None
-        ends.append(journal._current.end)
+        assert journal._tail.current is not None
+        ends.append(journal._tail.current.end)
         if i + 1 == synced:
             journal.sync()
             safe = ends[-1]
@@ -351,17 +351,15 @@ def test_a_failed_fdatasync_moves_the_records_to_another_segment(tmp_path: Path,
     records = [put(journal, str(i), bytes([i]) * 5000) for i in range(5)]
     journal.append(RecordKind.DEL, {"path": "gone"})
     assert records[0].data is not None
-    part = journal.pin(records[0].data) if pinned else None
-    failed = fail("fdatasync", errno.EIO, 1)
-    journal.sync()
-    assert failed() == 1
-    assert journal.read_only is None
-    assert len(files(tmp_path / "j")) == 2
-    for record in [before, *records]:
-        assert record.data is not None
-        assert journal.read(record.data)
-    if part is not None:
-        journal.unpin(part)
+    with journal.using(records[0].data) if pinned else nullcontext():
+        failed = fail("fdatasync", errno.EIO, 1)
+        journal.sync()
+        assert failed() == 1
+        assert journal.read_only is None
+        assert len(files(tmp_path / "j")) == 2
+        for record in [before, *records]:
+            assert record.data is not None
+            assert journal.read(record.data)
     after = put(journal, "after")
     journal.sync(after.lsn)
     kill(journal)
@@ -447,7 +445,7 @@ def test_segments_go_oldest_first_and_only_when_the_disk_has_what_supersedes_the
 
     def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if name == "unlink":
-            synced.append(journal._durable >= records[-1].lsn)
+            synced.append(journal._tail.durable >= records[-1].lsn)
         return function(*args)
 
     syscalls.hook = hook
@@ -520,7 +518,7 @@ def test_readers_keep_a_segment_until_they_are_done(tmp_path: Path) -> None:
         assert os.pread(part.fd, part.size, part.start) == b"o" * 60000
     journal.tidy()
     with pytest.raises(OSError, match="not in the journal any more"):
-        journal.part(old.data)
+        journal.read(old.data)
     journal.close(clean=False)
 
 

@@ -12,7 +12,6 @@ from google_crc32c import extend as crc32c_extend
 from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
 from shardfs.write.journal import places
-from shardfs.write.journal.reading import segment_name
 from shardfs.write.journal.records import (
     ALIGN,
     BLOCK,
@@ -26,6 +25,7 @@ from shardfs.write.journal.records import (
     encode_header,
     encode_tail,
 )
+from shardfs.write.journal.scanning import segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
