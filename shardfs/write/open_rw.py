@@ -152,7 +152,7 @@ def open_writable(
         journal.close(clean=False)
         raise
     if found.on_error is not None:
-        made.pending.failed = partial(_run, found.on_error)
+        made.pending.failures.failed = partial(_run, found.on_error)
     return made
 
 

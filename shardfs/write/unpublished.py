@@ -22,7 +22,7 @@ from shardfs.write.journal import Journal, directory_for
 from shardfs.write.journal.places import own_directory
 from shardfs.write.overlay import Overlay
 from shardfs.write.pending import Pending
-from shardfs.write.recover import LOOK_S, losses, unpublished_words, unreadable_words
+from shardfs.write.recover import LOOK_S, unpublished_words, unreadable_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,8 +50,8 @@ class UnpublishedWrites:
     def __init__(self, peek: Reading) -> None:
         self._peek: Reading | None = peek
         self._directory = peek.directory
-        pending, _ = Pending.of(peek.recovered)
-        self.problems = peek.problems + losses(pending)
+        pending = Pending(peek.recovered)
+        self.problems = peek.problems + pending.losses()
         shown = ((p, v) for p, v in pending.versions.items() if not (v.scratch or v.is_document))
         self._versions = dict(shown)
 

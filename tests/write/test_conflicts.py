@@ -124,21 +124,21 @@ def test_a_full_shard_of_nothing_but_conflicts_is_left_alone(place: Place) -> No
     members = next(iter(place.target.shards().values()))
     with Whole().open(place.target, place.store, place.journal) as files:
         pending = files.tree.pending
-        is_held, pending.is_held = pending.is_held, lambda path: True
+        is_held, pending.shards.is_held = pending.shards.is_held, lambda path: True
         for number in members:
             place.write_ours(files, number)
         for number in members:
             place.write_theirs(number)
-        pending.is_held = is_held
+        pending.shards.is_held = is_held
         with pytest.raises(OSError, match="it was at"):
             pending.flush(timeout=60)
-        tried, publish = list[str](), pending._publish
+        tried, publish = list[str](), pending.publisher.publish
 
         def noted(shard: DirtyShard) -> None:
             tried.append(shard.key)
             publish(shard)
 
-        pending._publish = noted  # type: ignore[method-assign]
+        pending.publisher.publish = noted  # type: ignore[method-assign]
         time.sleep(0.5)
         assert len(tried) < 10
         pending.drain("", timeout=60)

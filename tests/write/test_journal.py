@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
 from shardfs.write.journal import Journal, RecordKind
-from shardfs.write.pending import Pending
+from shardfs.write.pending import Backlog, Pending
 from tests.write.journals import MiB, content, kill, open_journal, put
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ def test_what_is_kept_aside_keeps_the_journal_and_numbers_go_on(kept: str, tmp_p
     assert (tmp_path / "j" / kept).read_bytes() == b"kept"
     journal = open_journal(tmp_path / "j")
     assert [r.kind for r in journal.recovered] == [RecordKind.CLEAN]
-    _, free = Pending.of(journal.recovered)
-    journal.release(free)
+    Backlog(journal)
     assert put(journal, "c/1").lsn > journal.recovered[-1].lsn
     journal.close(clean=False)
 
@@ -243,15 +242,14 @@ def test_any_sequence_of_records_crashes_and_releases_recovers_what_was_acknowle
             kill(journal)
             journal = open_journal(directory, **options)
             assert journal.problems == []
-            pending, free = Pending.of(journal.recovered)
+            pending = Backlog(journal).pending
             assert pending.lost == {}
-            journal.release(free)
         check()
     clean = not model
     journal.close(clean=clean)
     journal = open_journal(directory, **options)
     assert journal.problems == []
-    pending, _ = Pending.of(journal.recovered)
+    pending = Pending(journal.recovered)
     check()
     journal.close(clean=clean)
 

@@ -154,6 +154,6 @@ def test_versions_are_those_of_a_dictionary_and_every_record_is_freed_once(
     # What is left says the same; and so does whatever was unlinked, oldest first, among what is freed.
     left = [r for r in written if r.lsn not in freed]
     for start in range(len(written)):
-        again, _ = Pending.of(sorted({r.lsn: r for r in [*left, *written[start:]]}.values()))
+        again = Pending(sorted({r.lsn: r for r in [*left, *written[start:]]}.values()))
         assert again.versions == pending.versions
         assert again.lost == {}
