@@ -79,7 +79,8 @@ def describe(owner: dict[str, Any]) -> str:
     return words
 
 
-def _about_us(mountpoint: str, source: str) -> dict[str, Any]:
+def about_us(mountpoint: str, source: str) -> dict[str, Any]:
+    """Return the owner record of this process."""
     return {
         "sources": names(source) if source else [],
         "host": socket.gethostname(),

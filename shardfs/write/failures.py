@@ -99,7 +99,7 @@ class Refused:
     def note(self, path: str, failure: OSError) -> None:
         """Remember the error of a file. Beyond `MOST_REFUSED` files, store it for the root."""
         if not self._whys:
-            log.warning("%s: was refused when it was closed: %s", path, failure)
+            log.warning("%s: its last version was refused at close and is lost: %s", path, failure)
             self._failures.failed(path, failure)
         self._whys[path if len(self._whys) < MOST_REFUSED else ""] = failure
 
@@ -116,7 +116,11 @@ class Refused:
         """Return the error of one file at or below `path`; None if there is none."""
         for known, why in list(self._whys.items()):
             if is_below(known, path) or not known:
-                return OSError(why.errno or errno.EIO, f"was refused when it was closed: {why.strerror or why}", known)
+                return OSError(
+                    why.errno or errno.EIO,
+                    f"its last version was refused at close and is lost: {why.strerror or why}",
+                    known,
+                )
         return None
 
     def state(self, most: int) -> dict[str, str]:

@@ -19,7 +19,7 @@ Only this module knows the meaning of records. Both the live mount and recovery 
     CLEAN     all versions are published
 
 `base` is the chunk's extent in the store before the write: `[start, size]`, perhaps followed by its crc32c; null if the
-store had no such chunk; "?" if unknown. Other members of PUT, DEL and MOVE are kept as `Version.extra`.
+store had no such chunk; "?" if unknown.
 """
 
 from __future__ import annotations
@@ -32,27 +32,23 @@ from shardfs.write.journal import Position, Record, RecordKind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardfs.model.blobs import Bytes
     from shardfs.storage.writers import Begun
     from shardfs.write.journal import Journal
-    from shardfs.write.journal.segments import Data
 
 Base: TypeAlias = "tuple[int, ...] | str | None"
 UNKNOWN = "?"
-
-_KNOWN = frozenset(
-    {"path", "from", "to", "lsn", "gone", "mtime_ns", "mode", "scratch", "base", "from_base", "conflict"}
-)
 
 
 class Version(NamedTuple):
     """The unpublished version of a path. A tombstone (a deleted file) has no data.
 
     `conflict` is why the version cannot be published; "" if it can. `lsn` is that of the record that gave the path this
-    version. `records` are the LSNs of all records that a replay needs to compute this version.
+    version. `records` are the LSNs of all records that a replay needs to compute this version. `is_document` marks a
+    metadata document in conflict: another program has changed the document in the source, which the mount shows.
     """
 
     lsn: int
-    kind: RecordKind
     data: Position | None
     base: Base
     mtime_ns: int
@@ -60,15 +56,7 @@ class Version(NamedTuple):
     scratch: bool
     conflict: str
     records: tuple[int, ...]
-    extra: dict[str, Any] | None
-
-    @property
-    def is_document(self) -> bool:
-        """Whether this is a metadata document in conflict: another program has changed the document in the source.
-
-        The mount shows the source's document.
-        """
-        return self.extra is not None and bool(self.extra.get("document"))
+    is_document: bool
 
 
 class Pending:
@@ -77,7 +65,6 @@ class Pending:
     Attributes:
         begun: the meta of each BEGIN without a DONE, by LSN.
         lost: the target path of each MOVE whose source version is missing, with the LSN of the MOVE.
-        clean: whether the last record is CLEAN.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -85,7 +72,6 @@ class Pending:
         self.versions: dict[str, Version] = {}
         self.begun: dict[int, dict[str, Any]] = {}
         self.lost: dict[str, int] = {}
-        self.clean = True
         self._uses: dict[int, int] = {}  # LSN to the number of versions and BEGINs that need the record
         self._free: list[int] = []
         for record in records:
@@ -93,7 +79,6 @@ class Pending:
 
     def apply(self, record: Record) -> list[int]:
         """Replay one record. Return the LSNs of the records that are not needed any more, for `Journal.release`."""
-        self.clean = record.kind == RecordKind.CLEAN
         self._free = []
         self._uses[record.lsn] = 1
         _APPLY[record.kind](self, record)
@@ -102,7 +87,7 @@ class Pending:
 
     def losses(self) -> list[str]:
         """Return a message for each path whose content is lost because its moved version is missing."""
-        return [f"what was moved to {path} is lost" for path in self.lost]
+        return [f"the file that was renamed to {path} is lost: the journal has no data for it" for path in self.lost]
 
     # -------------------------------------------------------------------------------------- versions and records
 
@@ -136,9 +121,9 @@ class Pending:
     def _put(self, record: Record) -> None:
         meta, path = record.meta, record.meta["path"]
         version = Version(
-            record.lsn, record.kind, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
+            record.lsn, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
             meta.get("mode", 0), bool(meta.get("scratch")), str(meta.get("conflict", "")), (record.lsn,),
-            _extra(meta),
+            bool(meta.get("document")),
         )  # fmt: skip
         self._set(path, version)
 
@@ -155,16 +140,16 @@ class Pending:
             return
         records = (*old.records, lsn) if old and record.data is None else (lsn,)
         version = Version(
-            lsn, RecordKind.PUT, record.data or (old.data if old else None), self._base(path, meta),
+            lsn, record.data or (old.data if old else None), self._base(path, meta),
             meta.get("mtime_ns", old.mtime_ns if old else 0), meta.get("mode", old.mode if old else 0),
-            bool(meta.get("scratch")), "", records, _extra(meta),
+            bool(meta.get("scratch")), "", records, bool(meta.get("document")),
         )  # fmt: skip
         self._set(path, version)
         if source and source != path:
             tombstone = None
             if meta.get("gone"):
                 base = old.base if old else UNKNOWN
-                tombstone = Version(lsn, RecordKind.DEL, None, base, version.mtime_ns, 0, False, "", (lsn,), None)
+                tombstone = Version(lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False)
             self._set(source, tombstone)
 
     def _version(self, lsn: int) -> Version | None:
@@ -211,12 +196,6 @@ def _as_base(base: Any) -> Base:
     return tuple(base) if isinstance(base, list) else base
 
 
-def _extra(meta: dict[str, Any]) -> dict[str, Any] | None:
-    if meta.keys() <= _KNOWN:
-        return None
-    return {name: value for name, value in meta.items() if name not in _KNOWN}
-
-
 _APPLY = {
     RecordKind.PUT: Pending._put,
     RecordKind.DEL: Pending._put,
@@ -242,11 +221,15 @@ class Backlog:
         for record in journal.recovered:
             journal.release(self.pending.apply(record))
 
-    def add(self, kind: RecordKind, meta: dict[str, Any], data: Data | None = None) -> Record:
+    def add(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> Record:
         """Append a record to the journal, and apply it. Release the records that are not needed any more."""
         record = self.journal.append(kind, meta, data, reserve=data is None)
         self.journal.release(self.pending.apply(record))
         return record
+
+    def fullness(self, more: int) -> float:
+        """Return how full the journal is with so many bytes more: 1 is its limit."""
+        return (self.journal.nbytes + more) / self.journal.limit_bytes
 
     def begin(self, note: Begun, **meta: Any) -> None:
         """Record on disk that a shard is about to be replaced. `meta` is that of BEGIN, without the note."""

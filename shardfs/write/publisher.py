@@ -37,6 +37,9 @@ LASTING_RETRY_S = 30.0
 
 MAX_RETRY_S = 60.0
 
+FULL = 0.95
+"""Fill level of the journal from which on writers wait for publishing."""
+
 
 class Publisher:
     """Publishes the shards of `shards` with `writer`, and removes the published versions from `backlog`.
@@ -120,7 +123,8 @@ class Publisher:
             for path, why in job.change.conflicts.items():
                 self._backlog.add(RecordKind.CONFLICT, {"path": path, "lsn": job.taken[path][1].lsn, "why": why})
                 self.counts["conflicts"] += 1
-                self._failures.note(path, OSError(errno.ESTALE, f"somebody else changed it, too: {why}", path))
+                text = f"another writer has changed this chunk too: {why}. Use shardfs recover --ours or --theirs"
+                self._failures.note(path, OSError(errno.ESTALE, text, path))
         self.published(done)
 
     def _entries(self, job: Job) -> dict[str, Extent]:
@@ -159,6 +163,22 @@ class Publisher:
                 log.warning("%s: cannot be published, and stays in the journal: %s", shard.key, failure)
                 self._failures.note(shard.tree.path, OSError(errno_of(failure), f"{shard.key}: {failure}"))
 
+    def wait_for_room(self, size: int) -> None:
+        """Wait until the journal has room for a record of this size, or nothing is pending.
+
+        Raise OSError (ENOSPC) if no shard can be published, or none has been for `stall_s` seconds.
+        """
+        stall_s, done = self._shards.settings.stall_s, self.counts["published_chunks"]
+        end = time.monotonic() + stall_s
+        with self._changed:
+            while self._backlog.fullness(size) >= FULL and any(shard.targets for shard in self._shards):
+                if self.counts["published_chunks"] != done:
+                    done, end = self.counts["published_chunks"], time.monotonic() + stall_s
+                if time.monotonic() >= end or not self._shards.can_progress():
+                    text = "the journal is full, and no shard can be published; shardfs status shows the reasons"
+                    raise OSError(errno.ENOSPC, text)
+                self._changed.wait(0.5)
+
     # ---- publishing on request ----
 
     def drain(self, path: str, timeout: float | None = None) -> None:
@@ -181,7 +201,10 @@ class Publisher:
                         number = errno_of(shard.failure)
                         raise OSError(number, f"{shard.key}: {shard.failure}") from shard.failure
                 if time.monotonic() >= end:
-                    raise TimeoutError(errno.ETIMEDOUT, "not all was published in time")
+                    raise TimeoutError(
+                        errno.ETIMEDOUT,
+                        "not all chunks were published before the time-out; the rest stays in the journal",
+                    )
                 self._changed.wait(min(end - time.monotonic(), 1.0))
 
     def stop(self, timeout: float) -> None:

@@ -114,7 +114,7 @@ class DirtyShard:
         self.due, self.failure, self.retry_at = True, None, 0.0
 
 
-class Change(NamedTuple):
+class ShardChange(NamedTuple):
     """What a publish does to a shard.
 
     `plan` is the shard's new content; None removes the shard. `done` are the chunks to be published, by path.
@@ -131,7 +131,7 @@ class Change(NamedTuple):
 def plan_change(
     shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, earlier: Sequence[Mapping[str, Any]],
     settings: Publishing, content: Callable[[Target, Position], Bytes],
-) -> Change:  # fmt: skip
+) -> ShardChange:  # fmt: skip
     """Return how to publish chunks, given the present shard object `old`.
 
     Args:
@@ -149,7 +149,7 @@ def plan_change(
     )
     unfit = {path: refused[target.coords] for path, (target, _) in taken.items() if target.coords in refused}
     done = {path: known for path, known in left.items() if path not in unfit}
-    return Change(plan, done, conflicts, unfit, packed)
+    return ShardChange(plan, done, conflicts, unfit, packed)
 
 
 def _packs(shard: DirtyShard, old: Blob | None, compact: str) -> bool:
@@ -183,13 +183,15 @@ def _conflicts(
         expected = [pending.base, *(extents[path] for extents in earlier if path in extents)]
         expected += [None] if pending.data is None else []
         if not any(_is_at(extent, entry, shard, old) for extent in expected):
-            found[path] = f"it was at {pending.base}, and is at {entry} now"
+            found[path] = f"the stored chunk was at {pending.base} when it was written here, and is at {entry} now"
     if found and settings.conflict == "ours":
-        text = "%s: somebody else changed it; what was written here replaces %d chunks of that, %s the first"
+        text = "%s: another writer has changed this shard; conflict=ours replaces %d chunks of its version, first %s"
         log.warning(text, shard.key, len(found), next(iter(found)))
         return {}
     if found or not (shard.version is UNKNOWN_STORED or earlier):
-        log.warning("%s: somebody else changed it; what was written here is added to that", shard.key)
+        log.warning(
+            "%s: another writer has changed this shard; the chunks written here are added to its version", shard.key
+        )
     return found
 
 
@@ -225,7 +227,7 @@ class Job:
     def __init__(self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken]) -> None:
         self._backlog, self._settings, self._shard, self.taken = backlog, settings, shard, taken
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
-        self.change = Change(None, {}, {}, {}, packed=False)
+        self.change = ShardChange(None, {}, {}, {}, packed=False)
         self.extents: dict[str, Extent] = {}
         self.written = self._old_size = 0
         self._pinned = ExitStack()
@@ -262,7 +264,7 @@ class Job:
             if wrong and version.data is not None:
                 self._require_sound(path, version.data)
             if wrong or (entry is None) != (version.data is None):
-                raise ValueError(f"{path} would not be as it was written")
+                raise ValueError(f"the new shard would not have {path} as it was written, so the old shard is kept")
             self.extents[path] = entry if entry is None or crc is None else (*entry, crc)
 
     def _require_sound(self, path: str, data: Position) -> None:

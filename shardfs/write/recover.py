@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardfs.model.errors import UnsupportedError, message
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import LOCK
+from shardfs.write.failures import is_below
 from shardfs.write.journal import Journal, RecordKind, directory_for, state_directory
 from shardfs.write.journal.places import DISCARDED, LOST, Lock, is_locked, own_directory
 from shardfs.write.journal.scanning import NAME
@@ -106,9 +107,7 @@ def find(source: str, base: str | Path | None = None) -> Path:
     for path in (Path(source), directory_for(source, base)):
         if "://" not in str(path) and _is_journal(path):
             return path
-    raise FileNotFoundError(
-        errno.ENOENT, "there is no journal of this source, and no journal in this directory", source
-    )
+    raise FileNotFoundError(errno.ENOENT, "there is no journal of this source or in this directory", source)
 
 
 def unpublished(source: str, base: str | Path | None = None, *, shown: bool = False) -> str | None:
@@ -144,7 +143,7 @@ def unpublished_words(count: int, *, shown: bool, damaged: bool) -> str:
 
 def unreadable_words(error: BaseException) -> str:
     """Return the warning about a journal that cannot be read."""
-    return f"its journal cannot be read, and what waits in it is not shown: {message(error)}"
+    return f"its journal cannot be read, so unpublished files are not shown: {message(error)}"
 
 
 def sweep(base: str | Path | None = None) -> None:
@@ -225,7 +224,7 @@ def _write_file(journal: Journal | Reading, position: Position, out: Path, path:
     """Write one file below `out`. Names in a journal are not trusted: symbolic links and ".." are refused."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in path:
-        raise ValueError("this cannot be the name of a file")
+        raise ValueError("this path cannot be the name of an exported file")
     at = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
@@ -278,18 +277,21 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
         for kind, paths in ((RecordKind.CONFLICT, ours), (RecordKind.DROP, theirs)):
             for path in (found for given in paths for found in _conflicts(backlog.pending, given)):
                 if kinds.setdefault(path, kind) is not kind:
-                    raise OSError(errno.EINVAL, "cannot be ours and theirs", path)
+                    raise OSError(
+                        errno.EINVAL, "this conflict cannot be decided both for --ours and for --theirs", path
+                    )
         for path, kind in kinds.items():
             backlog.add(kind, {"path": path, "lsn": backlog.pending.versions[path].lsn, "why": ""})
 
 
 def _conflicts(pending: Pending, given: str) -> list[str]:
     """Return the paths of the conflicts at or below a path. Raise FileNotFoundError if there are none."""
-    at = os.path.normpath(given)
-    conflicts = [path for path, version in pending.versions.items() if version.conflict]
-    found = [path for path in conflicts if at == "." or path == at or path.startswith(f"{at}/")]
+    top = os.path.normpath(given)
+    at = "" if top == "." else top
+    found = [path for path, version in pending.versions.items() if version.conflict and is_below(path, at)]
     if not found:
-        raise FileNotFoundError(errno.ENOENT, "there is no conflict at or below this path", given)
+        why = "there is no conflict at or below this path; shardfs recover lists the conflicts"
+        raise FileNotFoundError(errno.ENOENT, why, given)
     return found
 
 

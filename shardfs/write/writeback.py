@@ -21,7 +21,7 @@ from shardfs.write.dirty_shards import EARLY, DirtyShards
 from shardfs.write.failures import Failures, Refused, is_below
 from shardfs.write.journal import RecordKind
 from shardfs.write.pending import Backlog
-from shardfs.write.publisher import Publisher
+from shardfs.write.publisher import FULL, Publisher
 from shardfs.write.publishing import Publishing
 from shardfs.write.recover import park_scratch
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SLOW, FULL = 0.8, 0.95
-"""Fill levels of the journal: writers are slowed down, writers wait. See also `EARLY`."""
+SLOW = 0.8
+"""Fill level of the journal from which on writers are slowed down. See also `EARLY` and `FULL`."""
 
 EVERYTHING = 1 << 62
 """Bytes. Larger than any file; reads a whole file."""
@@ -225,11 +225,11 @@ class WriteBuffer:
         """
         path = target.tree.path
         if any(not damaged or is_below(damaged, path) for damaged in self._damaged):
-            damage = "what was written to it before is damaged in the journal (shardfs recover --salvage)"
-            raise OSError(errno.EROFS, damage, path)
+            text = "earlier writes to this array are damaged in the journal; shardfs recover --salvage drops them"
+            raise OSError(errno.EROFS, text, path)
         why = rewriting.unwritable(target.tree.collection)
         if why is None and target.tree.is_pair(target.coords):
-            why = "shards in two files are shown only"  # publishing would replace both by a single file
+            why = "chunks of shards in two files cannot be written"  # publishing would replace both by a single file
         if why is not None:
             raise OSError(errno.EROFS, why, path)
         number = target.tree.outermost_shard(target.coords)
@@ -280,36 +280,18 @@ class WriteBuffer:
     # ---- room ----
 
     def make_room(self, size: int) -> None:
-        """Wait for room in the journal. Call this before `put`, without a lock.
-
-        Raise OSError (ENOSPC) if the journal is full and no shard can be published, or none has been for `stall_s`
-        seconds.
-        """
-        fullness = self._fullness(size)
+        """Wait for room in the journal. Call this before `put`, without a lock. Raise as `Publisher.wait_for_room`."""
+        fullness = self.backlog.fullness(size)
         if fullness < EARLY:
             return
         with self._lock:
             self._lock.notify_all()
-        if fullness >= FULL:
-            self._wait_for_room(size)
-        elif fullness >= SLOW:
+        if fullness >= SLOW:
             self._waiting()
+        if fullness >= FULL:
+            self.publisher.wait_for_room(size)
+        elif fullness >= SLOW:
             time.sleep(min(0.1 * size / (1 << 20), 0.1))
-
-    def _fullness(self, size: int) -> float:
-        return (self._journal.nbytes + size) / self._journal.limit_bytes
-
-    def _wait_for_room(self, size: int) -> None:
-        self._waiting()
-        counts = self.publisher.counts
-        done, end = counts["published_chunks"], time.monotonic() + self.settings.stall_s
-        with self._lock:
-            while self._fullness(size) >= FULL and any(shard.targets for shard in self.shards):
-                if counts["published_chunks"] != done:
-                    done, end = counts["published_chunks"], time.monotonic() + self.settings.stall_s
-                if time.monotonic() >= end or not self.shards.can_progress():
-                    raise OSError(errno.ENOSPC, "the journal is full, and nothing can be published")
-                self._lock.wait(0.5)
 
     # ---- publishing on request ----
 
@@ -357,11 +339,14 @@ class WriteBuffer:
     def state(self) -> dict[str, Any]:
         """Return counters, orphans and errors for `status.json`."""
         with self._lock:
+            versions, at = self._pending.versions, self.shards.at
+            orphans = [p for p, v in versions.items() if not (v.scratch or v.is_document or p in at)]
+            # Perhaps a program has ended in the middle of a write.
+            before = time.time_ns() - EMPTY_NS
+            empty = [p for p in at if (v := versions[p]).data and not v.data.size and v.mtime_ns < before]
             failing = {s.key: str(s.failure) for s in self.shards if s.failure is not None}
             failing |= {path: str(failure.strerror) for path, failure in self.shards.undecided()}
-            failing |= {path: "has no bytes, which readers take for damage" for path in self._long_empty()}
-            versions, at = self._pending.versions.items(), self.shards.at
-            orphans = [p for p, v in versions if not (v.scratch or v.is_document or p in at)]
+            failing |= dict.fromkeys(empty, "is an empty file, which readers take for damage: write or remove it")
             return {
                 "dirty_chunks": len(at),
                 "dirty_shards": len([s for s in self.shards if s.targets]),
@@ -379,12 +364,6 @@ class WriteBuffer:
                 "written_bytes": self._written_bytes,
                 **self.publisher.counts,
             }
-
-    def _long_empty(self) -> list[str]:
-        """Return the chunks that have been empty for long, perhaps because a program ended in the middle of a write."""
-        before = time.time_ns() - EMPTY_NS
-        versions = ((path, self._pending.versions[path]) for path in self.shards.at)
-        return [path for path, v in versions if v.data and not v.data.size and v.mtime_ns < before]
 
     def close(self, timeout: float) -> list[str]:
         """Publish as much as possible within `timeout` seconds, and close the journal. Return the unpublished paths."""

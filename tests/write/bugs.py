@@ -120,7 +120,7 @@ BUGS = [
     ),
     bug(
         "the journal is not synced",
-        "Tail._sync_segments",
+        "Appender._sync_segments",
         "                syscalls.fdatasync(segment.fd)\n            except OSError as e:",
         "                pass\n            except OSError as e:",
         POWER,
@@ -134,7 +134,7 @@ BUGS = [
     ),
     bug(
         "a failed fdatasync of the journal is tried again and believed",
-        "Tail._sync_segments",
+        "Appender._sync_segments",
         "                broken.append(segment)\n",
         "                syscalls.fdatasync(segment.fd)\n",
         SYNCS,
@@ -157,9 +157,9 @@ BUGS = [
     bug(
         "the journal's tail is cut at the first bad record",
         "_Scan.run",
-        "            elif (after := self._next(at + ALIGN)) is not None and after < stop:",
+        "            elif (after := self._next(at + records.ALIGN)) is not None and after < stop:",
         "            elif True:\n                break\n"
-        "            elif (after := self._next(at + ALIGN)) is not None and after < stop:",
+        "            elif (after := self._next(at + records.ALIGN)) is not None and after < stop:",
         "tests/write/test_journal_damage.py",
     ),
     bug(

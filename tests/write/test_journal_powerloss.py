@@ -105,7 +105,7 @@ def run(directory: Path, seed: int, failing: float) -> tuple[Recorder, list[Chan
                 journal = open_again(directory)
                 history.recover(journal)
             if chance.random() < 0.4:
-                synced = journal._tail.sequence
+                synced = journal._appender.sequence
                 try:
                     journal.sync()
                 except OSError:

@@ -1,6 +1,6 @@
 """The journal of one source: an append-only log of acknowledged writes that are not yet in the store.
 
-`Contents` is the account of its files and live records, `Tail` writes and syncs records, `cleaning` frees space.
+`Contents` is the account of its files and live records, `Appender` writes and syncs records, `cleaning` frees space.
 
 Threads: the lock of `Contents` guards all state. No thread holds it while it waits for the disk. Of the threads that
 wait for the disk, one is the leader and syncs for all.
@@ -15,19 +15,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from google_crc32c import value as crc32c
+
 from shardfs.model.blobs import FilePart
 from shardfs.model.redact import public_name
 from shardfs.storage import source_locks, syscalls
 from shardfs.write.journal import cleaning, overlaps, places
+from shardfs.write.journal.appender import FULL, HELPFUL, REMOVED, Appender
 from shardfs.write.journal.contents import Contents
 from shardfs.write.journal.leader import Leader
 from shardfs.write.journal.reading import Reading, read, read_part
 from shardfs.write.journal.records import HAS_DATA, Position, Record, RecordHead, RecordKind, encode_meta
-from shardfs.write.journal.segments import AROUND, SPARE, Content, Data, content_of, crc_of, keep_spare
-from shardfs.write.journal.tail import FULL, HELPFUL, REMOVED, Tail
+from shardfs.write.journal.segments import AROUND, SPARE, keep_spare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from shardfs.model.blobs import Bytes
 
 log = logging.getLogger("shardfs")
 
@@ -63,7 +67,7 @@ class Journal:
         self._leader = Leader(contents.lock)
         last = max(reading.sequence, reading.lsn) + (AFTER_DAMAGE if reading.damaged_paths else 0)
         number = max(max(reading.files, default=0), reading.oldest - 1, 0)
-        self._tail = Tail(contents, source, last, number, limits.segment)
+        self._appender = Appender(contents, source, last, number, limits.segment)
         self._stop = threading.Event()
         self._committer = threading.Thread(target=self._commit_for_ever, name="journal", daemon=True)
         self._was_removed = False
@@ -112,7 +116,7 @@ class Journal:
             limits = _Limits(limit_bytes, min(reserve_bytes, limit_bytes // 4), segment, commit_s)
             known = reading.identity() if source is None else (places.source_id(source), public_name(source))
             journal = cls(contents, known, reading, limits)
-            journal._tail.adopt(contents.adopt(reading))
+            journal._appender.adopt(contents.adopt(reading))
         except BaseException:
             contents.close()
             raise
@@ -142,7 +146,7 @@ class Journal:
     @property
     def read_only(self) -> str | None:
         """Why the journal cannot be written any more; None if it can."""
-        return self._tail.read_only
+        return self._appender.read_only
 
     @property
     def nbytes(self) -> int:
@@ -156,7 +160,7 @@ class Journal:
         return self._limits.journal - self._limits.reserve
 
     def append(
-        self, kind: RecordKind, meta: dict[str, Any], data: Data | None = None, *, reserve: bool = False
+        self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None, *, reserve: bool = False
     ) -> Record:
         """Write a record to the page cache. The record survives a crash of this process, but no power failure.
 
@@ -166,16 +170,15 @@ class Journal:
         program has removed the journal (see `_require_in_place`).
         """
         text = encode_meta(meta)
-        if data is None and kind is RecordKind.PUT:
-            data = b""
-        content, size = content_of(data)
-        crc = None if isinstance(content, FilePart) else crc_of(content)
-        flags = 0 if data is None else HAS_DATA
+        flags = 0 if data is None and kind is not RecordKind.PUT else HAS_DATA
+        content = data or b""
+        size, crc = (content.size, None) if isinstance(content, FilePart) else (len(content), crc32c(content))
         if not self._fits(kind, size + len(text), reserve=reserve):
             self.tidy(hard=True)
         with self._lock:
             if not self._fits(kind, size + len(text), reserve=reserve):
-                raise OSError(errno.ENOSPC, f"the journal has reached its limit of {self._limits.journal} bytes")
+                limit = self._limits.journal
+                raise OSError(errno.ENOSPC, f"the journal has reached its limit of {limit} bytes (-o journal_limit)")
             head = RecordHead(kind, flags, len(text), size, 0, 0, 0, 0, 0, 0, 0, crc or 0)
             written = self._write_in_place(head, text, content, crc)
         if written is None:
@@ -185,13 +188,13 @@ class Journal:
         position = Position(written.segment, written.data_start, size, written.data_crc) if flags else None
         return Record(written.lsn, kind, meta, position)
 
-    def _write_in_place(self, head: RecordHead, meta: bytes, content: Content, crc: int | None) -> RecordHead | None:
+    def _write_in_place(self, head: RecordHead, meta: bytes, content: Bytes, crc: int | None) -> RecordHead | None:
         """Write a new record. Return None and forget it if another program has removed its segment or the directory."""
         try:
-            head = self._tail.write(head, meta, content, crc)
+            head = self._appender.write(head, meta, content, crc)
         except FileNotFoundError:  # parts of the journal were removed before a new segment was created
             return None
-        if self._tail.current is not None and self._tail.current.is_in(self.directory):
+        if self._appender.current is not None and self._appender.current.is_in(self.directory):
             return head
         self._contents.forget(head.lsn)
         return None
@@ -241,14 +244,14 @@ class Journal:
         Raise OSError (EIO) if the records cannot be written to disk; the journal is read-only then. Also raise EIO,
         once, if another program has removed the journal (see `_require_in_place`).
         """
-        target = self._tail.sequence if lsn is None else lsn
-        with self._leader.lead(lambda: self._tail.durable >= target and self._contents.is_in_place()) as leads:
+        target = self._appender.sequence if lsn is None else lsn
+        with self._leader.lead(lambda: self._appender.durable >= target and self._contents.is_in_place()) as leads:
             if leads:
                 self._commit()
 
     def _commit(self) -> None:
         """Sync all records, and make sure that the next mount will find their files. Only the leader calls this."""
-        self._tail.sync()
+        self._appender.sync()
         self._require_in_place()
 
     def tidy(self, *, hard: bool = False) -> None:
@@ -256,15 +259,15 @@ class Journal:
 
         `hard`: copy live records even if that frees less space.
         """
-        contents, tail, limits = self._contents, self._tail, self._limits
+        contents, appender, limits = self._contents, self._appender, self._limits
         with self._leader.lead():
             self._commit()
-            if tail.read_only or tail.current is None:
+            if appender.read_only or appender.current is None:
                 return
-            cleaning.free(contents, tail)
-            if cleaning.is_mostly_dead(contents, tail, limits.segment, hard=hard):
+            cleaning.free(contents, appender)
+            if cleaning.is_mostly_dead(contents, appender, limits.segment, hard=hard):
                 try:
-                    cleaning.renew(contents, tail)
+                    cleaning.renew(contents, appender)
                 except OSError as e:
                     if e.errno not in FULL:
                         raise  # a full disk is no error here: the copy is omitted, and the old segments stay
@@ -274,7 +277,7 @@ class Journal:
     def renew(self) -> None:
         """Copy all live records to a new segment, and remove the old segments. Damaged files are kept for a week."""
         with self._leader.lead():
-            cleaning.renew(self._contents, self._tail)
+            cleaning.renew(self._contents, self._appender)
 
     def _commit_for_ever(self) -> None:
         failed = False
@@ -311,9 +314,9 @@ class Journal:
                 log.warning("%s: the lock file was removed, and is there again", self.directory)
                 return
         try:
-            cleaning.renew(self._contents, self._tail)
+            cleaning.renew(self._contents, self._appender)
         except OSError as e:
-            self._tail.current = None  # no append before all live records have been written anew
+            self._appender.current = None  # no append before all live records have been written anew
             self._report_removal(f"and its records cannot be written to a new one: {e.strerror}", e)
         self._was_removed = True
         self._report_removal(f"the {count} records that are needed are in a new one")
@@ -333,17 +336,17 @@ class Journal:
         `clean`: all writes are in the store. Raise OSError if not all records could be synced; the journal is closed
         even then.
         """
-        contents, tail = self._contents, self._tail
+        contents, appender = self._contents, self._appender
         self._stop.set()
         if self._committer.is_alive():
             self._committer.join()
         try:
-            if clean and (tail.current or contents.live or len(contents.segments) > 1) and not self.read_only:
+            if clean and (appender.current or contents.live or len(contents.segments) > 1) and not self.read_only:
                 self.sync()  # else a power failure could leave CLEAN on disk without the records before it
                 self.release([self.append(RecordKind.CLEAN, {}, reserve=True).lsn])
             self.tidy()
-            if tail.current is not None:
-                syscalls.ftruncate(tail.current.fd, tail.current.end)
+            if appender.current is not None:
+                syscalls.ftruncate(appender.current.fd, appender.current.end)
             with suppress(FileNotFoundError):
                 syscalls.unlink(str(self.directory / SPARE))
             with self._lock:
@@ -355,5 +358,5 @@ class Journal:
     def _close_files(self) -> None:
         """Close all files and refuse further writes, because the kernel may reuse the descriptors' numbers."""
         with self._lock:
-            self._tail.close()
+            self._appender.close()
             self._contents.close()

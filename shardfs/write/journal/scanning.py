@@ -11,22 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google_crc32c import extend as crc32c_extend
 
-from shardfs.write.journal.records import (
-    ALIGN,
-    CRC_STEP,
-    HEAD_SIZE,
-    HEADER_SIZE,
-    RECORD_MAGIC,
-    TAIL_SIZE,
-    RecordHead,
-    SegmentHeader,
-    aligned,
-    decode_head,
-    decode_header,
-    decode_meta,
-    encode_tail,
-    is_sound,
-)
+from shardfs.write.journal import records
+from shardfs.write.journal.records import HEADER_SIZE, RecordHead, SegmentHeader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,7 +103,7 @@ def open_segment(directory: Path, name: str, source_id: bytes | None, *, write: 
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or (write and info.st_uid != os.geteuid()):
             raise PermissionError(errno.EPERM, "a segment of the journal is not a file of its user", path)
-        header = decode_header(os.pread(fd, HEADER_SIZE, 0))
+        header = records.decode_header(os.pread(fd, HEADER_SIZE, 0))
         if header and source_id is not None and header.source_id != source_id:
             raise OSError(errno.EINVAL, f"it is the journal of another source ({header.source})", path)
         file = SegmentFile(name, fd, info.st_size, header)
@@ -148,15 +134,15 @@ class _Scan:
                 at = self._skip(at)
                 continue
             stop = found.head.stop
-            if stop <= file.size and is_sound(found.head.kind, found.meta) and self._whole(found.head):
+            if stop <= file.size and records.is_sound(found.head.kind, found.meta) and self._whole(found.head):
                 file.found.append(found)
-            elif (after := self._next(at + ALIGN)) is not None and after < stop:
+            elif (after := self._next(at + records.ALIGN)) is not None and after < stop:
                 # Appending this record failed, and later records have overwritten its end.
                 file.gaps.append(Gap(at, after, found, tail=False))
                 stop = after
             else:
                 file.gaps.append(Gap(at, min(stop, file.size), found, tail=False))
-            at = aligned(stop)
+            at = records.aligned(stop)
         file.end = max((f.head.stop for f in file.found), default=HEADER_SIZE)
         file.gaps = [gap._replace(tail=gap.start >= file.end) for gap in file.gaps]
         for head in self._without_end:
@@ -164,10 +150,10 @@ class _Scan:
                 file.problems.append(f"{file.name}: the end of record {head.lsn} is damaged, not the record")
 
     def _head(self, at: int) -> WholeRecord | None:
-        head = decode_head(self._bytes(at, HEAD_SIZE))
+        head = records.decode_head(self._bytes(at, records.HEAD_SIZE))
         if head is None or head.offset != at or (self._of and (head.segment, head.epoch) != self._of):
             return None
-        meta = decode_meta(self._bytes(at, HEAD_SIZE + head.meta_size))
+        meta = records.decode_meta(self._bytes(at, records.HEAD_SIZE + head.meta_size))
         if meta is None:
             return None
         self._of = head.segment, head.epoch
@@ -176,19 +162,19 @@ class _Scan:
     def _whole(self, head: RecordHead) -> bool:
         crc, at, left = 0, head.data_start, head.data_size
         while left:
-            data = os.pread(self._file.fd, min(left, CRC_STEP), at)
+            data = os.pread(self._file.fd, min(left, records.CRC_STEP), at)
             if not data:
                 return False
             crc, at, left = crc32c_extend(crc, data), at + len(data), left - len(data)
         if crc != head.data_crc:
             return False
-        if self._bytes(head.stop - TAIL_SIZE, TAIL_SIZE) != encode_tail(head):
+        if self._bytes(head.stop - records.TAIL_SIZE, records.TAIL_SIZE) != records.encode_tail(head):
             self._without_end.append(head)
         return True
 
     def _skip(self, at: int) -> int:
         """Note the gap at `at`, if it is one, and return where to look for the next record."""
-        after = self._next(at + ALIGN)
+        after = self._next(at + records.ALIGN)
         if after is not None or not self._empty(at):
             self._file.gaps.append(Gap(at, after or self._file.size, None, tail=False))
         return after or self._file.size
@@ -197,27 +183,27 @@ class _Scan:
         """Return the first offset from `at` on with an intact head and meta; None if there is none."""
         while at < self._file.size:
             at = self._data_from(at)
-            block = os.pread(self._file.fd, CRC_STEP, at)
-            i = block.find(RECORD_MAGIC)
+            block = os.pread(self._file.fd, records.CRC_STEP, at)
+            i = block.find(records.RECORD_MAGIC)
             while i >= 0:
-                if (at + i) % ALIGN == 0 and self._head(at + i) is not None:
+                if (at + i) % records.ALIGN == 0 and self._head(at + i) is not None:
                     return at + i
-                i = block.find(RECORD_MAGIC, i + len(RECORD_MAGIC))
-            if len(block) < CRC_STEP:
+                i = block.find(records.RECORD_MAGIC, i + len(records.RECORD_MAGIC))
+            if len(block) < records.CRC_STEP:
                 return None
-            at += CRC_STEP - len(RECORD_MAGIC)
+            at += records.CRC_STEP - len(records.RECORD_MAGIC)
         return None
 
     def _data_from(self, at: int) -> int:
         try:
-            return max(at, os.lseek(self._file.fd, at, os.SEEK_DATA) // ALIGN * ALIGN)
+            return max(at, os.lseek(self._file.fd, at, os.SEEK_DATA) // records.ALIGN * records.ALIGN)
         except OSError as e:
             return self._file.size if e.errno == errno.ENXIO else at
 
     def _empty(self, at: int) -> bool:
         """Return whether the file has only zeros from `at` on."""
         while (at := self._data_from(at)) < self._file.size:
-            block = os.pread(self._file.fd, CRC_STEP, at)
+            block = os.pread(self._file.fd, records.CRC_STEP, at)
             if not block:
                 return True
             if block.strip(b"\0"):

@@ -17,25 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
-from shardfs.write.journal.records import (
-    HEAD_SIZE,
-    HEADER_SIZE,
-    OWN,
-    Position,
-    RecordHead,
-    RecordKind,
-    SegmentHeader,
-    aligned,
-    decode_head,
-    decode_meta,
-    encode_meta,
-)
+from shardfs.write.journal import records
+from shardfs.write.journal.records import HEADER_SIZE, Position, RecordHead, RecordKind, SegmentHeader
 from shardfs.write.journal.scanning import RecordPlace
-from shardfs.write.journal.segments import AROUND, Content, Segment
+from shardfs.write.journal.segments import AROUND, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from shardfs.model.blobs import Bytes
     from shardfs.write.journal.contents import Contents
     from shardfs.write.journal.scanning import SegmentFile
 
@@ -43,7 +33,9 @@ log = logging.getLogger("shardfs")
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-HELPFUL = frozenset({RecordKind.BEGIN, RecordKind.DONE, RecordKind.CONFLICT, RecordKind.CLEAN, RecordKind.DROP}) | OWN
+HELPFUL = (
+    frozenset({RecordKind.BEGIN, RecordKind.DONE, RecordKind.CONFLICT, RecordKind.CLEAN, RecordKind.DROP}) | records.OWN
+)
 """Kinds of small records that help to empty the journal. With `reserve`, no size limit applies to them."""
 
 ON_FULL_DISK = HELPFUL | {RecordKind.DEL}
@@ -60,7 +52,7 @@ class _Fresh(NamedTuple):
     place: RecordPlace
 
 
-class Tail:
+class Appender:
     """Appends records to the segments of `contents`.
 
     The caller of `write`, `roll`, `copy` and `write_own` holds the lock.
@@ -102,7 +94,7 @@ class Tail:
 
     # ------------------------------------------------------------------------------------------------ appending
 
-    def write(self, head: RecordHead, meta: bytes, content: Content, crc: int | None) -> RecordHead:
+    def write(self, head: RecordHead, meta: bytes, content: Bytes, crc: int | None) -> RecordHead:
         """Append a record and return its final head. An LSN of 0 is replaced by a new one.
 
         After an error, the next record overwrites the failed one. Raise OSError: EROFS if the journal is read-only;
@@ -123,21 +115,21 @@ class Tail:
             durable=self.durable, oldest=self._contents.oldest,
         )  # fmt: skip
         head = segment.write(head, meta, content, crc)
-        stop = aligned(head.stop)
+        stop = records.aligned(head.stop)
         self._contents.used += stop - segment.end
         self.sequence, segment.end = number, stop
         self.dirty[segment.number] = segment
         place = RecordPlace(segment.number, head.offset, head.stop - head.offset)
         self._fresh.append(_Fresh(number, head.lsn, place))
-        if head.kind not in OWN:
+        if head.kind not in records.OWN:
             self._contents.forget(head.lsn)
             self._contents.note(head.lsn, place)
         return head
 
     def write_own(self, kind: RecordKind, meta: dict[str, int]) -> None:
         """Append a record of the journal's own."""
-        text = encode_meta(meta)
-        self.write(RecordHead(kind, 0, len(text), *[0] * 9), text, (), 0)
+        text = records.encode_meta(meta)
+        self.write(RecordHead(kind, 0, len(text), *[0] * 9), text, b"", 0)
 
     def roll(self, need: int, *, helpful: bool) -> Segment:
         """Begin a segment with room for `need` bytes behind its header.
@@ -161,10 +153,10 @@ class Tail:
     def copy(self, lsn: int, place: RecordPlace) -> None:
         """Append a copy of a record, with the same LSN. Raise OSError (EIO) if the record is damaged."""
         fd, live = self._contents.segments[place.number].fd, lsn in self._contents.live
-        text = os.pread(fd, HEAD_SIZE, place.offset)
-        head = decode_head(text)
-        meta = os.pread(fd, head.meta_size, place.offset + HEAD_SIZE) if head else b""
-        if head is None or head.lsn != lsn or decode_meta(text + meta) is None:
+        text = os.pread(fd, records.HEAD_SIZE, place.offset)
+        head = records.decode_head(text)
+        meta = os.pread(fd, head.meta_size, place.offset + records.HEAD_SIZE) if head else b""
+        if head is None or head.lsn != lsn or records.decode_meta(text + meta) is None:
             raise OSError(errno.EIO, f"record {lsn} of the journal cannot be read any more")
         new = self.write(head, meta, FilePart(fd, head.data_start, head.data_size), head.data_crc)
         position = Position(new.segment, new.data_start, new.data_size, new.data_crc)
