@@ -17,7 +17,7 @@ from shardfs.model.kinds import NameKind
 from shardfs.model.redact import public_name
 from shardfs.storage.cache import nothing
 from shardfs.storage.source_locks import LOCK
-from shardfs.write.failures import is_below
+from shardfs.vfs.changes import is_in
 from shardfs.write.journal import Journal, directory_for
 from shardfs.write.journal.places import own_directory
 from shardfs.write.overlay import Overlay
@@ -75,7 +75,7 @@ class UnpublishedWrites:
         return peek.read(data, offset, size)
 
     def count(self, path: str) -> int:
-        return sum(is_below(known, path) for known in self._versions)
+        return sum(not path or is_in(known, path) for known in self._versions)
 
     def failure(self, path: str) -> OSError | None:
         version = self._versions.get(path)
@@ -142,9 +142,7 @@ class Unpublished(Overlay):
         with self._lock:
             self._next_look = now + self._look_s
             if self._close_at is None and self._journal_state() != self._was:
-                log.warning(
-                    "another process has locked or changed the journal: from now on only published writes are shown"
-                )
+                log.warning("another process works on the journal: from now on the mount shows the source alone")
                 self._held.forget()
                 self._files.unname_all()
                 self._twins.clear()

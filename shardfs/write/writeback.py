@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Buffer
-    from shardfs.write.journal import Journal, Position
+    from shardfs.write.journal import Journal
     from shardfs.write.pending import Base, Version
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class WriteBuffer:
         self.failures = Failures()
         self.refused = Refused(self.failures)
         self.publisher = Publisher(self.backlog, self.shards, writer, self.failures)
+        self.read = journal.read  # bytes of a pending version
         self._slow = self._closed = False
         self._written_bytes = 0
         self._damaged = [*journal.damaged_paths, *self._pending.lost]
@@ -263,10 +264,6 @@ class WriteBuffer:
         except ValueError as e:
             log.warning("%s: chunk %s is refused: %s", target.tree.path or "/", target.coords, e)
             raise OSError(errno.EINVAL, str(e)) from e
-
-    def read(self, data: Position, offset: int, size: int) -> bytes:
-        """Return bytes of a pending version, like `Journal.read`."""
-        return self._journal.read(data, offset, size)
 
     def sync(self) -> None:
         """Sync the journal. When this returns, all pending versions survive a power failure."""

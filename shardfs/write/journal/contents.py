@@ -65,17 +65,6 @@ class Contents:
             self.note(record.lsn, reading.places[record.lsn])
         return [file for file in files if file.number in self.segments]
 
-    def nbytes(self) -> int:
-        """Return the bytes of the segments from the oldest one with a live record on; 0 if no record is live."""
-        if not self.live:
-            return 0
-        used = self.used
-        for segment in self.segments.values():
-            if segment.live:
-                break
-            used -= segment.end
-        return used
-
     # ---------------------------------------------------------------------------------------- records and positions
 
     def note(self, lsn: int, place: RecordPlace) -> None:

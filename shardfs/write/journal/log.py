@@ -65,7 +65,7 @@ class Journal:
         self.recovered, self.problems, self.damaged_paths = reading.recovered, reading.problems, reading.damaged_paths
         self._contents, self._lock, self._limits = contents, contents.lock, limits
         self._leader = Leader(contents.lock)
-        last = max(reading.sequence, reading.lsn) + (AFTER_DAMAGE if reading.damaged_paths else 0)
+        last = reading.last + (AFTER_DAMAGE if reading.damaged_paths else 0)
         number = max(max(reading.files, default=0), reading.oldest - 1, 0)
         self._appender = Appender(contents, source, last, number, limits.segment)
         self._stop = threading.Event()
@@ -152,7 +152,12 @@ class Journal:
     def nbytes(self) -> int:
         """Bytes of the segments from the oldest one with a live record on; 0 if no record is live."""
         with self._lock:
-            return self._contents.nbytes()
+            used = self._contents.used
+            for segment in self._contents.segments.values():
+                if segment.live:
+                    return used
+                used -= segment.end
+            return 0
 
     @property
     def limit_bytes(self) -> int:
@@ -202,7 +207,7 @@ class Journal:
     def _fits(self, kind: RecordKind, size: int, *, reserve: bool) -> bool:
         if reserve and kind in HELPFUL:
             return True
-        limit = self._limits.journal if reserve else self.limit_bytes
+        limit = self._limits.journal - (0 if reserve else self._limits.reserve)
         return self._contents.used + size + AROUND <= limit
 
     # ------------------------------------------------------------------------------------------------- reading

@@ -34,7 +34,7 @@ class Reading:
         damaged_paths: the paths of lost records that had been on disk; "" if the path of a lost record is unknown.
         torn: files that end in an incomplete append.
         stale: files that are older than `oldest` and not needed.
-        sequence, lsn: the highest numbers found.
+        last: the highest sequence number or LSN found.
     """
 
     directory: Path
@@ -47,8 +47,7 @@ class Reading:
     torn: list[SegmentFile] = field(default_factory=list)
     stale: list[SegmentFile] = field(default_factory=list)
     oldest: int = 0
-    sequence: int = 0
-    lsn: int = 0
+    last: int = 0
 
     @property
     def source(self) -> str:
@@ -130,7 +129,7 @@ def _merge(reading: Reading) -> None:
                 if head.kind not in OWN:
                     reading.recovered.append(_record_of(head, meta, file.number))
     reading.recovered.sort()
-    reading.lsn, reading.sequence = max(reading.places, default=0), max(seen, default=0)
+    reading.last = max(seen.union(reading.places), default=0)
     _Judge(reading, files, seen).run()
 
 
