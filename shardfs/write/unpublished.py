@@ -205,8 +205,8 @@ def with_unpublished(
         held = UnpublishedWrites(peek)
         count = len(held.versions())
         if count or held.problems:
-            told = unpublished_words(count, shown=True, damaged=bool(held.problems))
-            log.warning("%s: %s", public_name(source), "; ".join([told, *held.problems]))
+            warning = unpublished_words(count, shown=True, damaged=bool(held.problems))
+            log.warning("%s: %s", public_name(source), "; ".join([warning, *held.problems]))
         if not count:
             return tree
         return Unpublished(tree, held, lambda: _state(directory), was, look_s=look_s, waiting=waiting)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardfs.storage import syscalls
-from shardfs.storage.mount_table import entries
+from shardfs.storage.mount_table import topmost
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, about_us, busy, canonical, read_owner
 
 if TYPE_CHECKING:
@@ -127,12 +127,8 @@ def _of_file_system(path: str) -> list[str]:
 def file_system(path: str) -> str:
     """Return the type of the file system of an existing path, as in mountinfo. The path must have no symbolic links."""
     above = {path, *map(str, Path(path).parents)}
-    found = ""
-    best = -1
-    for entry in entries():
-        if entry.mountpoint in above and len(entry.mountpoint) >= best:
-            found, best = entry.type, len(entry.mountpoint)
-    return found
+    found = [mount for mount in topmost().values() if mount.mountpoint in above]
+    return max(found, key=lambda mount: len(mount.mountpoint)).type if found else ""
 
 
 def remove(directory: Path, segments: Sequence[str]) -> None:
