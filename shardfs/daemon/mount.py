@@ -229,7 +229,7 @@ def _serve(
     arguments: MountArguments, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None
 ) -> int:
     """Open the source, mount it, answer requests until the unmount, publish; return the exit code."""
-    from shardfs.daemon.status import ObservableTree, Status
+    from shardfs.daemon.status import Status
     from shardfs.fuse.access import AccessLog
     from shardfs.fuse.control import Control
     from shardfs.fuse.libfuse import Session

@@ -7,7 +7,7 @@ that packed the shard.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardfs.jobs.chunk_checks import reason
 from shardfs.model.errors import ShardfsError
@@ -17,7 +17,7 @@ from shardfs.storage.cache import ByteLRU
 from shardfs.storage.store import DirEntry
 from shardfs.storage.writers import Begun
 from shardfs.write.journal import RecordKind
-from shardfs.write.pending import Pending
+from shardfs.write.pending import Backlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,13 +80,11 @@ class Packer:
     """
 
     def __init__(self, writer: Writer, journal: Journal) -> None:
-        self._writer, self._journal = writer, journal
-        self._pending, free = Pending.of(journal.recovered)
-        journal.release(free)
-        if n := len(self._pending.versions):
+        self._writer, self._backlog = writer, Backlog(journal)
+        if n := len(self._backlog.pending.versions):
             why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
             raise OSError(errno.EBUSY, why, str(journal.directory))
-        for begun in self._pending.begun.values():
+        for begun in self._backlog.pending.begun.values():
             writer.recover(Begun.from_json(begun))
 
     def pack(self, work: Work) -> int | CompactProblem:
@@ -102,19 +100,12 @@ class Packer:
             for old in before:
                 compare(work, old, new)
 
-        def begun(begun: Begun) -> None:
-            self._note(RecordKind.BEGIN, {**begun._asdict(), "lsns": []})
-            self._journal.sync()
-
         try:
-            after = self._writer.update(work.key, make, begun, check)
-            self._note(RecordKind.DONE, {"key": work.key, "lsns": [], "entries": {}})
+            after = self._writer.update(work.key, make, lambda note: self._backlog.begin(note, lsns=[]), check)
+            self._backlog.add(RecordKind.DONE, {"key": work.key, "lsns": [], "entries": {}})
         except (OSError, ShardfsError, ValueError) as e:
             return CompactProblem(work.key, reason(e))
         return before[0].stat().size - (0 if after is None else after.size) if before else 0
-
-    def _note(self, kind: RecordKind, meta: dict[str, Any]) -> None:
-        self._journal.release(self._pending.apply(self._journal.append(kind, meta, reserve=True)))
 
 
 def compare(work: Work, old: Blob, new: Blob) -> None:

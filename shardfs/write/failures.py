@@ -7,8 +7,15 @@ received it. An error of `close` is reported until the file is written again.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 MOST_REFUSED = 10_000
 """Maximum number of files with a remembered error of `close`. One entry for the whole mount covers the rest."""
@@ -19,51 +26,17 @@ def is_below(path: str, directory: str) -> bool:
     return not directory or path == directory or path.startswith(f"{directory}/")
 
 
-class Refused:
-    """Files whose last version was refused at `close` or `fsync`, so that it is lost.
-
-    The system call returned the error. Some programs (z5py) ignore it.
-    """
-
-    def __init__(self) -> None:
-        self._whys: dict[str, OSError] = {}
-
-    def note(self, path: str, failure: OSError) -> None:
-        """Remember the error of a file. Beyond `MOST_REFUSED` files, store it for the root."""
-        self._whys[path if len(self._whys) < MOST_REFUSED else ""] = failure
-
-    def forget(self, path: str) -> None:
-        """Forget the error of a file that has a newer version or is removed."""
-        self._whys.pop(path, None)
-
-    def forget_below(self, path: str) -> None:
-        """Forget the errors of all files in a removed directory."""
-        for known in [known for known in self._whys if known and is_below(known, path)]:
-            self.forget(known)
-
-    def first(self, path: str) -> OSError | None:
-        """Return the error of one file at or below `path`; None if there is none."""
-        for known, why in list(self._whys.items()):
-            if is_below(known, path) or not known:
-                return OSError(why.errno or errno.EIO, f"was refused when it was closed: {why.strerror or why}", known)
-        return None
-
-    def state(self, most: int) -> dict[str, str]:
-        """Return the reasons by path, for at most `most` files."""
-        return {path: str(why.strerror or why) for path, why in islice(list(self._whys.items()), most)}
-
-    def __len__(self) -> int:
-        return len(self._whys)
-
-
 class Failures:
     """Errors of publishing, by the path of a file or of the array around it. Thread-safe.
 
     Works like error reporting of the Linux page cache (errseq_t): errors are numbered, and each handle remembers the
     newest number at its opening. The next handle also gets an error that no handle has received yet.
+
+    `failed` is called with each path and error at once.
     """
 
     def __init__(self) -> None:
+        self.failed: Callable[[str, OSError], object] = lambda path, failure: None
         self._lock = threading.Lock()
         self._errors: dict[str, tuple[int, OSError]] = {}
         self._unseen: set[str] = set()
@@ -75,6 +48,7 @@ class Failures:
             self._count += 1
             self._errors[path] = self._count, failure
             self._unseen.add(path)
+        self.failed(path, failure)
 
     def _newest(self, path: str) -> tuple[int, OSError, str] | None:
         """Return the newest error of `path` and of the directories above it: its number, the error and its path."""
@@ -109,3 +83,49 @@ class Failures:
                 return seen, None
             self._unseen.discard(found[2])
             return found[0], OSError(found[1].errno, found[1].strerror, found[1].filename)
+
+
+class Refused:
+    """Files whose last version was refused at `close` or `fsync`, so that it is lost.
+
+    The system call returned the error. Some programs (z5py) ignore it. The first error is logged and passed to
+    `failures.failed`.
+    """
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._whys: dict[str, OSError] = {}
+
+    def note(self, path: str, failure: OSError) -> None:
+        """Remember the error of a file. Beyond `MOST_REFUSED` files, store it for the root."""
+        if not self._whys:
+            log.warning("%s: its last version was refused at close and is lost: %s", path, failure)
+            self._failures.failed(path, failure)
+        self._whys[path if len(self._whys) < MOST_REFUSED else ""] = failure
+
+    def forget(self, path: str) -> None:
+        """Forget the error of a file that has a newer version or is removed."""
+        self._whys.pop(path, None)
+
+    def forget_below(self, path: str) -> None:
+        """Forget the errors of all files in a removed directory."""
+        for known in [known for known in self._whys if known and is_below(known, path)]:
+            self.forget(known)
+
+    def first(self, path: str) -> OSError | None:
+        """Return the error of one file at or below `path`; None if there is none."""
+        for known, why in list(self._whys.items()):
+            if is_below(known, path) or not known:
+                return OSError(
+                    why.errno or errno.EIO,
+                    f"its last version was refused at close and is lost: {why.strerror or why}",
+                    known,
+                )
+        return None
+
+    def state(self, most: int) -> dict[str, str]:
+        """Return the reasons by path, for at most `most` files."""
+        return {path: str(why.strerror or why) for path, why in islice(list(self._whys.items()), most)}
+
+    def __len__(self) -> int:
+        return len(self._whys)

@@ -494,7 +494,7 @@ class OpenFiles(Descriptions):
             if opened.writes and file.writers == 1 and not file.refused:
                 self._settle(file)
         except OSError as e:
-            self.pending.note_failure(file.path or "", e)
+            self.pending.failures.note(file.path or "", e)
         finally:
             with self._lock:
                 file.handles -= 1
@@ -570,7 +570,7 @@ class OpenFiles(Descriptions):
         except OSError as e:
             file.refused = True
             if file.path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
-                self.pending.refuse(file.path, e)
+                self.pending.refused.note(file.path, e)
             raise
 
     def _save(self, file: WritableFile) -> None:

@@ -64,19 +64,13 @@ def open_journal(
     before anything is changed.
     """
     directory = directory or directory_for(source, found.journal)
-    opened = partial(
-        Journal.open,
-        directory,
-        source,
-        limit_bytes=found.journal_limit or _half_of_free(directory),
-        commit_s=found.commit,
-        mountpoint=mountpoint,
-        waiting=waiting,
-    )
+    limit = found.journal_limit or _half_of_free(directory)
     soon, end = time.monotonic() + LOOKED_AFTER_S, time.monotonic() + ENDING_S
     while True:
         try:
-            journal = opened()
+            journal = Journal.open(
+                directory, source, limit_bytes=limit, commit_s=found.commit, mountpoint=mountpoint, waiting=waiting
+            )
             break
         except BusyError as e:
             if time.monotonic() > (end if _is_ending(e.owner, mountpoint) else soon):
@@ -152,17 +146,17 @@ def open_writable(
         journal.close(clean=False)
         raise
     if found.on_error is not None:
-        made.pending.failed = partial(_run, found.on_error)
+        made.pending.failures.failed = partial(_run, found.on_error)
     return made
 
 
 def _run(command: str, path: str, failure: OSError) -> None:
     """Start the user's `on_error` command with the path and the error in its environment, without waiting for it."""
-    told = {"SHARDFS_PATH": path, "SHARDFS_ERROR": message(failure)}
+    environment = {**os.environ, "SHARDFS_PATH": path, "SHARDFS_ERROR": message(failure)}
 
     def run() -> None:
         try:
-            subprocess.run(["/bin/sh", "-c", command], env={**os.environ, **told}, check=True, timeout=COMMAND_S)
+            subprocess.run(["/bin/sh", "-c", command], env=environment, check=True, timeout=COMMAND_S)
         except (OSError, subprocess.SubprocessError) as e:
             log.warning("on_error: %s", e)
 

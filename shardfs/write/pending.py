@@ -19,11 +19,12 @@ Only this module knows the meaning of records. Both the live mount and recovery 
     CLEAN     all versions are published
 
 `base` is the chunk's extent in the store before the write: `[start, size]`, perhaps followed by its crc32c; null if the
-store had no such chunk; "?" if unknown. Other members of PUT, DEL and MOVE are kept as `Version.extra`.
+store had no such chunk; "?" if unknown.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardfs.write.journal import Position, Record, RecordKind
@@ -31,23 +32,23 @@ from shardfs.write.journal import Position, Record, RecordKind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardfs.model.blobs import Bytes
+    from shardfs.storage.writers import Begun
+    from shardfs.write.journal import Journal
+
 Base: TypeAlias = "tuple[int, ...] | str | None"
 UNKNOWN = "?"
-
-_KNOWN = frozenset(
-    {"path", "from", "to", "lsn", "gone", "mtime_ns", "mode", "scratch", "base", "from_base", "conflict"}
-)
 
 
 class Version(NamedTuple):
     """The unpublished version of a path. A tombstone (a deleted file) has no data.
 
     `conflict` is why the version cannot be published; "" if it can. `lsn` is that of the record that gave the path this
-    version. `records` are the LSNs of all records that a replay needs to compute this version.
+    version. `records` are the LSNs of all records that a replay needs to compute this version. `is_document` marks a
+    metadata document in conflict: another program has changed the document in the source, which the mount shows.
     """
 
     lsn: int
-    kind: RecordKind
     data: Position | None
     base: Base
     mtime_ns: int
@@ -55,15 +56,7 @@ class Version(NamedTuple):
     scratch: bool
     conflict: str
     records: tuple[int, ...]
-    extra: dict[str, Any] | None
-
-    @property
-    def is_document(self) -> bool:
-        """Whether this is a metadata document in conflict: another program has changed the document in the source.
-
-        The mount shows the source's document.
-        """
-        return self.extra is not None and bool(self.extra.get("document"))
+    is_document: bool
 
 
 class Pending:
@@ -72,156 +65,135 @@ class Pending:
     Attributes:
         begun: the meta of each BEGIN without a DONE, by LSN.
         lost: the target path of each MOVE whose source version is missing, with the LSN of the MOVE.
-        clean: whether the last record is CLEAN.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        """Replay records, in LSN order."""
         self.versions: dict[str, Version] = {}
         self.begun: dict[int, dict[str, Any]] = {}
         self.lost: dict[str, int] = {}
-        self.clean = True
         self._uses: dict[int, int] = {}  # LSN to the number of versions and BEGINs that need the record
-
-    @classmethod
-    def of(cls, records: Iterable[Record]) -> tuple[Pending, list[int]]:
-        """Replay records in LSN order. Return the pending versions, and the LSNs of the records to release."""
-        pending = cls()
-        free: dict[int, None] = {}
+        self._free: list[int] = []
         for record in records:
-            free.update(dict.fromkeys(pending.apply(record)))
-        return pending, list(free)
+            self.apply(record)
 
     def apply(self, record: Record) -> list[int]:
         """Replay one record. Return the LSNs of the records that are not needed any more, for `Journal.release`."""
-        self.clean = record.kind == RecordKind.CLEAN
+        self._free = []
         self._uses[record.lsn] = 1
-        free = _APPLY[record.kind](self, record)
-        self._let_go(record.lsn, free)
-        return free
+        _APPLY[record.kind](self, record)
+        self._let_go(record.lsn)
+        return self._free
+
+    def losses(self) -> list[str]:
+        """Return a message for each path whose content is lost because its moved version is missing."""
+        return [f"the file that was renamed to {path} is lost: the journal has no data for it" for path in self.lost]
 
     # -------------------------------------------------------------------------------------- versions and records
 
-    def _set(self, path: str, version: Version | None, free: list[int]) -> None:
-        """Replace the version of a path; None: remove it. Append the records that are not needed any more to `free`."""
+    def _set(self, path: str, version: Version | None) -> None:
+        """Replace the version of a path; None: remove it."""
         self.lost.pop(path, None)
         for lsn in version.records if version else ():
             self._uses[lsn] = self._uses.get(lsn, 0) + 1
         old = self.versions.pop(path, None)
         for lsn in old.records if old else ():
-            self._let_go(lsn, free)
+            self._let_go(lsn)
         if version:
             self.versions[path] = version
 
-    def _let_go(self, lsn: int, free: list[int]) -> None:
+    def _let_go(self, lsn: int) -> None:
         left = self._uses.get(lsn, 0) - 1
         if left > 0:
             self._uses[lsn] = left
         else:
             self._uses.pop(lsn, None)
-            free.append(lsn)
+            self._free.append(lsn)
 
     def _base(self, path: str, meta: dict[str, Any]) -> Base:
-        told = meta.get("base", UNKNOWN)
-        if told == UNKNOWN and (old := self.versions.get(path)):
+        base = meta.get("base", UNKNOWN)
+        if base == UNKNOWN and (old := self.versions.get(path)):
             return old.base
-        return _as_base(told)
+        return _as_base(base)
 
     # -------------------------------------------------------------------------------------------------- records
 
-    def _put(self, record: Record) -> list[int]:
+    def _put(self, record: Record) -> None:
         meta, path = record.meta, record.meta["path"]
         version = Version(
-            record.lsn, record.kind, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
+            record.lsn, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
             meta.get("mode", 0), bool(meta.get("scratch")), str(meta.get("conflict", "")), (record.lsn,),
-            _extra(meta),
+            bool(meta.get("document")),
         )  # fmt: skip
-        free: list[int] = []
-        self._set(path, version, free)
-        return free
+        self._set(path, version)
 
-    def _move(self, record: Record) -> list[int]:
-        meta, lsn, free = record.meta, record.lsn, list[int]()
+    def _move(self, record: Record) -> None:
+        meta, lsn = record.meta, record.lsn
         source, path = meta.get("from", ""), meta["to"]
         old = self.versions.get(source) if source else self._version(meta.get("lsn", 0))
         if record.data is None and (old is None or old.lsn != meta.get("lsn") or old.data is None):
             # The moved version is missing: it may have been published and its segment unlinked. A later DONE then
             # clears `lost`. Else data are lost, and the previous version of the target path stays.
             if source in self.lost:
-                self._set(source, None, free)
+                self._set(source, None)
             self.lost[path] = lsn
-            return free
+            return
         records = (*old.records, lsn) if old and record.data is None else (lsn,)
         version = Version(
-            lsn, RecordKind.PUT, record.data or (old.data if old else None), self._base(path, meta),
+            lsn, record.data or (old.data if old else None), self._base(path, meta),
             meta.get("mtime_ns", old.mtime_ns if old else 0), meta.get("mode", old.mode if old else 0),
-            bool(meta.get("scratch")), "", records, _extra(meta),
+            bool(meta.get("scratch")), "", records, bool(meta.get("document")),
         )  # fmt: skip
-        self._set(path, version, free)
+        self._set(path, version)
         if source and source != path:
-            gone = None
+            tombstone = None
             if meta.get("gone"):
                 base = old.base if old else UNKNOWN
-                gone = Version(lsn, RecordKind.DEL, None, base, version.mtime_ns, 0, False, "", (lsn,), None)
-            self._set(source, gone, free)
-        return free
+                tombstone = Version(lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False)
+            self._set(source, tombstone)
 
     def _version(self, lsn: int) -> Version | None:
         return next((version for version in self.versions.values() if version.lsn == lsn), None)
 
-    def _begin(self, record: Record) -> list[int]:
+    def _begin(self, record: Record) -> None:
         self.begun[record.lsn] = record.meta
         self._uses[record.lsn] += 1
-        return []
 
-    def _done(self, record: Record) -> list[int]:
-        free: list[int] = []
+    def _done(self, record: Record) -> None:
         key, last = record.meta["key"], max(record.meta.get("lsns", ()), default=0)
         for lsn in [lsn for lsn, meta in self.begun.items() if meta.get("key") == key]:
             del self.begun[lsn]
-            self._let_go(lsn, free)
+            self._let_go(lsn)
         for path, entry in record.meta.get("entries", {}).items():
             version = self.versions.get(path)
             if version is not None and version.lsn > last:  # a newer version, which replaces the published one
                 records = (*version.records, record.lsn)
-                self._set(path, version._replace(base=_as_base(entry), records=records), free)
+                self._set(path, version._replace(base=_as_base(entry), records=records))
             elif version is not None or self.lost.get(path, last + 1) <= last:
-                self._set(path, None, free)
-        return free
+                self._set(path, None)
 
-    def _conflict(self, record: Record) -> list[int]:
-        free: list[int] = []
+    def _conflict(self, record: Record) -> None:
         path, why = record.meta["path"], record.meta.get("why", "")
         version = self.versions.get(path)
         if version and version.lsn == record.meta.get("lsn"):
             base = version.base if why else UNKNOWN
             records = (*version.records, record.lsn)
-            self._set(path, version._replace(conflict=why, base=base, records=records), free)
-        return free
+            self._set(path, version._replace(conflict=why, base=base, records=records))
 
-    def _drop(self, record: Record) -> list[int]:
-        free: list[int] = []
+    def _drop(self, record: Record) -> None:
         path, lsn = record.meta["path"], record.meta.get("lsn")
         version = self.versions.get(path)
         if (version and version.lsn == lsn) or self.lost.get(path) == lsn:
-            self._set(path, None, free)
-        return free
+            self._set(path, None)
 
-    def _end(self, record: Record) -> list[int]:
-        free: list[int] = []
+    def _end(self, record: Record) -> None:
         for lsn in self.begun:
-            self._let_go(lsn, free)
+            self._let_go(lsn)
         self.begun = {}
-        return free
 
 
-def _as_base(told: Any) -> Base:
-    return tuple(told) if isinstance(told, list) else told
-
-
-def _extra(meta: dict[str, Any]) -> dict[str, Any] | None:
-    if meta.keys() <= _KNOWN:
-        return None
-    return {name: value for name, value in meta.items() if name not in _KNOWN}
+def _as_base(base: Any) -> Base:
+    return tuple(base) if isinstance(base, list) else base
 
 
 _APPLY = {
@@ -234,3 +206,33 @@ _APPLY = {
     RecordKind.DROP: Pending._drop,
     RecordKind.CLEAN: Pending._end,
 }
+
+
+class Backlog:
+    """An open journal and its unpublished versions.
+
+    `changed` guards both; the only slow operation under it is a copy to the page cache. Its threads are notified when
+    versions or the state of their shards change.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal, self.pending = journal, Pending()
+        self.changed = threading.Condition(threading.RLock())
+        for record in journal.recovered:
+            journal.release(self.pending.apply(record))
+
+    def add(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> Record:
+        """Append a record to the journal, and apply it. Release the records that are not needed any more."""
+        record = self.journal.append(kind, meta, data, reserve=data is None)
+        self.journal.release(self.pending.apply(record))
+        return record
+
+    def fullness(self, more: int) -> float:
+        """Return how full the journal is with so many bytes more: 1 is its limit."""
+        return (self.journal.nbytes + more) / self.journal.limit_bytes
+
+    def begin(self, note: Begun, **meta: Any) -> None:
+        """Record on disk that a shard is about to be replaced. `meta` is that of BEGIN, without the note."""
+        with self.changed:
+            self.add(RecordKind.BEGIN, {**note._asdict(), **meta})
+        self.journal.sync()

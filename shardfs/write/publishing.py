@@ -1,10 +1,15 @@
-"""Publish one shard: compute its new content from the pending chunks, detect conflicts, and verify the result."""
+"""Publish one shard: compute its new content from the pending chunks, detect conflicts, and verify the result.
+
+`plan_change` is a function of what is pending and what is stored. `Job` carries its result through the steps of
+`Writer.update`, which plans again when another writer changes the shard.
+"""
 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardfs.codecs.decoders import decompressed
 from shardfs.model.errors import CorruptShardError
@@ -14,27 +19,29 @@ from shardfs.shards import rewriting
 from shardfs.storage.blob_views import crc32c_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from shardfs.model.blobs import Blob, Bytes, FilePart, Plan
-    from shardfs.model.values import Coords
+    from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.storage.writers import Begun
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
-    from shardfs.write.journal import Journal, Position
-    from shardfs.write.pending import Version
+    from shardfs.write.journal import Position
+    from shardfs.write.pending import Backlog, Version
 
 log = logging.getLogger(__name__)
 
 LIMIT = 64 << 20
 """Dead bytes. A shard with more is compacted if its dead bytes also exceed three times its live bytes."""
 
-RETRY_S, MAX_RETRY_S = 0.1, 60.0
+RETRY_S = 0.1
 
-UNLOOKED = object()
+UNKNOWN_STORED = object()
 """Marks a shard whose version at the time of the writes is unknown, for example after a crash."""
 
 Extent: TypeAlias = "tuple[int, ...] | None"
 """Start, size and perhaps crc32c of a chunk as stored in the shard; None: the shard does not have the chunk."""
+
+Taken: TypeAlias = "tuple[Target, Version]"
+"""A chunk and its version to be published."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +88,11 @@ class DirtyShard:
     tree: ChunkDirs
     number: int
     key: str
+    slots: int | None
+    """The number of the array's chunks that the shard can hold; None if unknown."""
     targets: dict[str, Target] = field(default_factory=dict)
     first: float = 0.0
     last: float = 0.0
-    slots: int | None = None
-    """The number of the array's chunks that the shard can hold; None if unknown."""
     due: bool = False
     busy: bool = False
     publishing: frozenset[str] = frozenset()
@@ -95,61 +102,150 @@ class DirtyShard:
     retry_at: float = 0.0
     pause: float = RETRY_S
     version: Any = None
-    """Version of the shard object before the first pending write, or after our last publish; or `UNLOOKED`."""
+    """Version of the shard object before the first pending write, or after our last publish; or `UNKNOWN_STORED`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks that the shard can hold are pending."""
+        return self.slots is not None and len(self.targets) >= self.slots
+
+    def ask(self) -> None:
+        """Make the shard due at once, even after a failure."""
+        self.due, self.failure, self.retry_at = True, None, 0.0
+
+
+class ShardChange(NamedTuple):
+    """What a publish does to a shard.
+
+    `plan` is the shard's new content; None removes the shard. `done` are the chunks to be published, by path.
+    `conflicts` and `unfit` are the chunks that are not, and why. `packed`: stored chunks move.
+    """
+
+    plan: Plan | None
+    done: dict[str, Taken]
+    conflicts: dict[str, str]
+    unfit: dict[str, str]
+    packed: bool
+
+
+def plan_change(
+    shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, earlier: Sequence[Mapping[str, Any]],
+    settings: Publishing, content: Callable[[Target, Position], Bytes],
+) -> ShardChange:  # fmt: skip
+    """Return how to publish chunks, given the present shard object `old`.
+
+    Args:
+        taken: the chunks to publish, by path.
+        earlier: extents by path from earlier attempts that a crash or an error interrupted. They may be in the shard.
+        content: returns the bytes of a chunk.
+    """
+    conflicts = _conflicts(shard, taken, old, earlier, settings)
+    left = {path: known for path, known in taken.items() if path not in conflicts}
+    puts = {t.coords: Put(content(t, version.data)) for t, version in left.values() if version.data is not None}
+    drops = {target.coords for target, version in left.values() if version.data is None} - puts.keys()
+    packed, forward, refused = _packs(shard, old, settings.compact), settings.u64 == "nowrap", dict[Any, str]()
+    plan = rewriting.plan(
+        shard.tree.collection, shard.number, old, puts, drops, pack=packed, forward=forward, unfit=refused
+    )
+    unfit = {path: refused[target.coords] for path, (target, _) in taken.items() if target.coords in refused}
+    done = {path: known for path, known in left.items() if path not in unfit}
+    return ShardChange(plan, done, conflicts, unfit, packed)
+
+
+def _packs(shard: DirtyShard, old: Blob | None, compact: str) -> bool:
+    """Return whether this publish removes dead bytes.
+
+    That moves chunks: a reader that has cached the old index then reads wrong bytes.
+    """
+    if old is None or compact == "never" or (compact == "limit" and old.stat().size <= LIMIT):
+        return False
+    usage = rewriting.usage(shard.tree.collection, shard.number, old)
+    packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
+    if packs:
+        log.info("%s: is compacted: %d bytes are dead, %d live", shard.key, usage.dead, usage.live)
+    return packs
+
+
+def _conflicts(
+    shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, earlier: Sequence[Mapping[str, Any]],
+    settings: Publishing,
+) -> dict[str, str]:  # fmt: skip
+    """Return the chunks that another writer has changed since they were written here, and why each conflicts."""
+    version = None if old is None else old.stat().version
+    if version == shard.version:
+        return {}
+    known = {path: target.coords for path, (target, pending) in taken.items() if pending.base != "?"}
+    entries = rewriting.entries(shard.tree.collection, old, list(known.values()))
+    found = {}
+    for path, entry in zip(known, entries, strict=True):
+        pending = taken[path][1]
+        # The extents of a chunk that no other writer has changed: before the local write, or of an earlier attempt.
+        expected = [pending.base, *(extents[path] for extents in earlier if path in extents)]
+        expected += [None] if pending.data is None else []
+        if not any(_is_at(extent, entry, shard, old) for extent in expected):
+            found[path] = f"the stored chunk was at {pending.base} when it was written here, and is at {entry} now"
+    if found and settings.conflict == "ours":
+        text = "%s: another writer has changed this shard; conflict=ours replaces %d chunks of its version, first %s"
+        log.warning(text, shard.key, len(found), next(iter(found)))
+        return {}
+    if found or not (shard.version is UNKNOWN_STORED or earlier):
+        log.warning(
+            "%s: another writer has changed this shard; the chunks written here are added to its version", shard.key
+        )
+    return found
+
+
+def _is_at(extent: Any, entry: tuple[int, int] | None, shard: DirtyShard, old: Blob | None) -> bool:
+    """Return whether a chunk at `entry` is unchanged since it was at `extent`.
+
+    If checksums are known, size and checksum are compared, because another writer may have moved the chunk to write its
+    neighbours. Otherwise start and size are compared.
+    """
+    if extent is None or entry is None:
+        return extent is entry
+    crc = None if len(extent) == 2 else _crc_of(shard, old, entry)
+    return tuple(extent[:2]) == entry if crc is None else tuple(extent[1:]) == (entry[1], crc)
+
+
+def _crc_of(shard: DirtyShard, blob: Blob | None, entry: tuple[int, int] | None) -> int | None:
+    """Return the crc32c of a chunk's stored bytes; None if the shard has codecs, or no local file to read."""
+    layers = shard.tree.collection.layers
+    if blob is None or entry is None or blob.fd < 0 or any(layer.codecs for layer in layers):
+        return None
+    return crc32c_of(blob, *entry)
 
 
 class Job:
-    """One attempt to publish a shard: its input (`taken`) and its result (`conflicts`, `unfit`, `done`)."""
+    """One attempt to publish the chunks `taken` of a shard.
 
-    def __init__(
-        self,
-        journal: Journal,
-        settings: Publishing,
-        shard: DirtyShard,
-        taken: dict[str, tuple[Target, Version]],
-        begun: Callable[[Begun, list[int], Mapping[str, Extent]], None],
-    ) -> None:
-        """Prepare a publish of the versions `taken`.
+    Attributes:
+        change: what the attempt does to the shard.
+        extents: the new extents of the chunks in `change.done`, by path.
+        written: the bytes written to the store.
+    """
 
-        `begun` is called before the shard is replaced, with the LSNs of the versions and the new extents by path.
-        """
-        self._journal, self._settings, self._shard, self.taken, self._begun = journal, settings, shard, taken, begun
-        self.conflicts: dict[str, str] = {}
-        self.unfit: dict[str, str] = {}
-        self.written, self.packed = 0, False
+    def __init__(self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken]) -> None:
+        self._backlog, self._settings, self._shard, self.taken = backlog, settings, shard, taken
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
-        self._old_size = 0
-        self._pinned: list[FilePart] = []
-        self._planned: dict[str, Extent] = {}
-        self.published: list[Mapping[str, Any]] = []
-        """Extents by path from earlier attempts that a crash or an error interrupted. They may be in the shard."""
+        self.change = ShardChange(None, {}, {}, {}, packed=False)
+        self.extents: dict[str, Extent] = {}
+        self.written = self._old_size = 0
+        self._pinned = ExitStack()
+        with backlog.changed:
+            begun = backlog.pending.begun.values()
+            self._earlier = [meta.get("entries", {}) for meta in begun if meta["key"] == shard.key]
 
     def make(self, old: Blob | None) -> Plan | None:
-        """Return the plan of the shard's new content, given the present object; None removes the shard.
-
-        Sets `conflicts` and `unfit`; their chunks are not part of the plan.
-        """
-        shard, collection = self._shard, self._shard.tree.collection
-        self.conflicts = self._conflicts(old)
-        puts: dict[Coords, Put] = {}
-        drops: set[Coords] = set()
-        for path, (target, version) in self.taken.items():
-            if path in self.conflicts:
-                continue
-            if version.data is None:
-                drops.add(target.coords)
-            else:
-                puts[target.coords] = Put(self._content(target, version))
-        drops -= puts.keys()
-        self.packed = self._packs(old)
-        unfit: dict[Coords, str] = {}
-        pack, forward = self.packed, self._settings.u64 == "nowrap"
-        plan = rewriting.plan(collection, shard.number, old, puts, drops, pack=pack, forward=forward, unfit=unfit)
-        self.unfit = {path: unfit[target.coords] for path, (target, _) in self.taken.items() if target.coords in unfit}
-        self.written = 0 if plan is None else size_of(plan)
+        """Return the plan of the shard's new content, given the present object; None removes the shard."""
+        self.change = plan_change(self._shard, self.taken, old, self._earlier, self._settings, self._content)
+        self.written = 0 if self.change.plan is None else size_of(self.change.plan)
         self._old_size = 0 if old is None else old.stat().size
-        self._planned = dict.fromkeys(self.done())
-        return plan
+        self.extents = dict.fromkeys(self.change.done)
+        return self.change.plan
+
+    def _content(self, target: Target, data: Position) -> Bytes:
+        part = self._pinned.enter_context(self._backlog.journal.using(data))
+        return decompressed(self._backlog.journal.read(data), target.suffix) if target.suffix else part
 
     def check(self, new: Blob) -> None:
         """Verify the new object by reading its index, and note the extents of the published chunks.
@@ -157,116 +253,34 @@ class Job:
         Raise ValueError if a chunk is missing, was not removed, or has the wrong checksum; CorruptShardError if the
         journal's own bytes of that chunk are damaged.
         """
-        done, lead = self.done(), self._shard.tree.collection.lead
-        coords = [self.taken[path][0].coords for path in done]
-        entries = rewriting.entries(self._shard.tree.collection, new, coords)
-        for (path, version), entry in zip(done.items(), entries, strict=True):
-            target = self.taken[path][0]
-            summed = self._sum(new, entry)
-            plain = (
-                summed is not None and target.tree.collection.transform_of(target.coords) is None and not target.suffix
-            )
-            plain &= lead is None or target.coords[-1] == 0  # else a lead: the entry is that of the next chunk
-            wrong = plain and version.data is not None and version.data.crc != summed
+        collection, done = self._shard.tree.collection, self.change.done
+        entries = rewriting.entries(collection, new, [target.coords for target, _ in done.values()])
+        for (path, (target, version)), entry in zip(done.items(), entries, strict=True):
+            crc = _crc_of(self._shard, new, entry)
+            plain = crc is not None and target.tree.collection.transform_of(target.coords) is None and not target.suffix
+            # The entry of a lead is that of the next chunk.
+            plain &= collection.lead is None or target.coords[-1] == 0
+            wrong = plain and version.data is not None and version.data.crc != crc
             if wrong and version.data is not None:
                 self._require_sound(path, version.data)
             if wrong or (entry is None) != (version.data is None):
-                raise ValueError(f"{path} would not be as it was written")
-            self._planned[path] = entry if entry is None or summed is None else (*entry, summed)
+                raise ValueError(f"the new shard would not have {path} as it was written, so the old shard is kept")
+            self.extents[path] = entry if entry is None or crc is None else (*entry, crc)
 
     def _require_sound(self, path: str, data: Position) -> None:
         """Raise CorruptShardError if the journal's bytes are damaged or unreadable."""
         try:
-            self._journal.read(data)
+            self._backlog.journal.read(data)
         except OSError as e:
             raise CorruptShardError(self._shard.tree.path, path, e.strerror or str(e)) from e
-
-    def _sum(self, blob: Blob | None, entry: tuple[int, int] | None) -> int | None:
-        """Return the crc32c of a chunk's stored bytes; None if the shard has codecs, or no local file to read."""
-        layers = self._shard.tree.collection.layers
-        if blob is None or entry is None or blob.fd < 0 or any(layer.codecs for layer in layers):
-            return None
-        return crc32c_of(blob, *entry)
-
-    def _packs(self, old: Blob | None) -> bool:
-        """Return whether this publish removes dead bytes.
-
-        That moves chunks: a reader that has cached the old index then reads wrong bytes.
-        """
-        compact = self._settings.compact
-        if old is None or compact == "never" or (compact == "limit" and old.stat().size <= LIMIT):
-            return False
-        usage = rewriting.usage(self._shard.tree.collection, self._shard.number, old)
-        packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
-        if packs:
-            log.info("%s: is compacted: %d bytes are dead, %d live", self._shard.key, usage.dead, usage.live)
-        return packs
-
-    def _content(self, target: Target, version: Version) -> Bytes:
-        if version.data is None:
-            raise ValueError("a deleted chunk has no bytes")
-        part = self._journal.pin(version.data)
-        self._pinned.append(part)
-        return decompressed(self._journal.read(version.data), target.suffix) if target.suffix else part
-
-    def close(self) -> None:
-        """Unpin the chunks' bytes in the journal."""
-        for part in self._pinned:
-            self._journal.unpin(part)
-
-    def _conflicts(self, old: Blob | None) -> dict[str, str]:
-        """Return the chunks that another writer has changed since they were written here, and why each conflicts."""
-        shard = self._shard
-        version = None if old is None else old.stat().version
-        if version == shard.version:
-            return {}
-        known = {path: t.coords for path, (t, pending) in self.taken.items() if pending.base != "?"}
-        entries = rewriting.entries(shard.tree.collection, old, list(known.values()))
-        found = {}
-        for path, entry in zip(known, entries, strict=True):
-            if not any(self._is_at(expected, entry, old) for expected in self._expected(path)):
-                found[path] = f"it was at {self.taken[path][1].base}, and is at {entry} now"
-        if found and self._settings.conflict == "ours":
-            told = "%s: somebody else changed it; what was written here replaces %d chunks of that, %s the first"
-            log.warning(told, shard.key, len(found), next(iter(found)))
-            return {}
-        if found or not (shard.version is UNLOOKED or self.published):
-            log.warning("%s: somebody else changed it; what was written here is added to that", shard.key)
-        return found
-
-    def _is_at(self, expected: Any, entry: tuple[int, int] | None, old: Blob | None) -> bool:
-        """Return whether a chunk is unchanged.
-
-        If checksums are known, size and checksum are compared, because another writer may have moved the chunk to write
-        its neighbours. Otherwise start and size are compared.
-        """
-        if expected is None or entry is None:
-            return expected is entry
-        summed = None if len(expected) == 2 else self._sum(old, entry)
-        if summed is None:
-            return tuple(expected[:2]) == entry
-        return tuple(expected[1:]) == (entry[1], summed)
-
-    def _expected(self, path: str) -> list[Any]:
-        """Return all extents that the chunk can have if no other writer has changed it.
-
-        These are the extent before the local write and the extents of earlier attempts to publish.
-        """
-        version = self.taken[path][1]
-        ours = [entries[path] for entries in self.published if path in entries]
-        return [version.base, *ours, *([None] if version.data is None else [])]
 
     def begun(self, note: Begun) -> None:
         """Record the publish in the journal, so that recovery finds it on disk, before the shard is replaced."""
         if note.head:
             self.written -= self._old_size
-        self._begun(note, [version.lsn for version in self.done().values()], self._planned)
+        lsns = [version.lsn for _, version in self.change.done.values()]
+        self._backlog.begin(note, lsns=lsns, entries=self.extents)
 
-    def extent(self, path: str) -> Extent:
-        """Return the new extent of a published chunk."""
-        return self._planned[path]
-
-    def done(self) -> dict[str, Version]:
-        """Return the versions that this job publishes: all taken ones except conflicts and chunks that do not fit."""
-        left = {*self.conflicts, *self.unfit}
-        return {path: version for path, (_, version) in self.taken.items() if path not in left}
+    def close(self) -> None:
+        """Unpin the chunks' bytes in the journal."""
+        self._pinned.close()

@@ -13,22 +13,21 @@ import re
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.errors import UnsupportedError, message
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import LOCK
-from shardfs.write.journal import Journal, Peek, RecordKind, directory_for, state_directory
+from shardfs.write.failures import is_below
+from shardfs.write.journal import Journal, RecordKind, directory_for, state_directory
 from shardfs.write.journal.places import DISCARDED, LOST, Lock, is_locked, own_directory
-from shardfs.write.journal.reading import NAME
-from shardfs.write.pending import Pending, Version
+from shardfs.write.journal.scanning import NAME
+from shardfs.write.pending import Backlog, Pending, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
-    from shardfs.model.blobs import FilePart
-    from shardfs.write.journal import Position
+    from shardfs.write.journal import Position, Reading
 
 log = logging.getLogger("shardfs")
 
@@ -94,12 +93,6 @@ class Exported(NamedTuple):
     failed: dict[str, str]
 
 
-class Readable(Protocol):
-    """A `Journal` or a `Peek`."""
-
-    def using(self, position: Position) -> AbstractContextManager[FilePart]: ...
-
-
 def journals(base: str | Path | None = None) -> list[Path]:
     """Return the directories of all journals below `base` (default: `state_directory()`)."""
     top = state_directory() if base is None else Path(base)
@@ -114,7 +107,7 @@ def find(source: str, base: str | Path | None = None) -> Path:
     for path in (Path(source), directory_for(source, base)):
         if "://" not in str(path) and _is_journal(path):
             return path
-    raise FileNotFoundError(errno.ENOENT, "there is no journal of it", source)
+    raise FileNotFoundError(errno.ENOENT, "there is no journal of this source or in this directory", source)
 
 
 def unpublished(source: str, base: str | Path | None = None, *, shown: bool = False) -> str | None:
@@ -150,7 +143,7 @@ def unpublished_words(count: int, *, shown: bool, damaged: bool) -> str:
 
 def unreadable_words(error: BaseException) -> str:
     """Return the warning about a journal that cannot be read."""
-    return f"its journal cannot be read, and what waits in it is not shown: {message(error)}"
+    return f"its journal cannot be read, so unpublished files are not shown: {message(error)}"
 
 
 def sweep(base: str | Path | None = None) -> None:
@@ -161,8 +154,8 @@ def sweep(base: str | Path | None = None) -> None:
             with suppress(OSError, UnsupportedError):
                 left = look(path)
                 if not left.entries and not left.unfinished and not left.problems:
-                    with _held(path):
-                        pass
+                    with opened(path):
+                        pass  # closing an empty journal removes it
 
 
 def _is_journal(path: Path) -> bool:
@@ -175,13 +168,12 @@ def _is_journal(path: Path) -> bool:
 def look(directory: str | Path) -> Left:
     """Read and verify a whole journal, and return its content. Works while a mount writes to it; changes nothing."""
     with Journal.peek(directory) as peek:
-        pending, _ = Pending.of(peek.recovered)
+        pending = Pending(peek.recovered)
         entries = [_entry(path, version) for path, version in sorted(pending.versions.items())]
         unfinished = [str(meta.get("key", "")) for meta in pending.begun.values()]
-        return Left(
-            peek.directory, peek.source, peek.owner, entries, unfinished, peek.problems + losses(pending),
-            [*peek.damaged_paths, *pending.lost], peek.nbytes,
-        )  # fmt: skip
+        nbytes = sum(file.end for file in peek.files.values())
+        problems, damaged = peek.problems + pending.losses(), [*peek.damaged_paths, *pending.lost]
+        return Left(peek.directory, peek.source, peek.owner, entries, unfinished, problems, damaged, nbytes)
 
 
 def look_if_there(directory: str | Path) -> Left | None:
@@ -192,19 +184,10 @@ def look_if_there(directory: str | Path) -> Left | None:
         return None
 
 
-def losses(pending: Pending) -> list[str]:
-    """Return a message for each path whose content is lost because its moved version is missing."""
-    return [f"what was moved to {path} is lost" for path in pending.lost]
-
-
 def _entry(path: str, version: Version) -> PendingFile:
-    state = "pending"
-    if version.conflict:
-        state = "conflict"
-    elif version.scratch:
-        state = "scratch"
-    elif version.data is None:
-        state = "deleted"
+    state = "pending" if version.data else "deleted"
+    if version.conflict or version.scratch:
+        state = "conflict" if version.conflict else "scratch"
     size = version.data.size if version.data else 0
     return PendingFile(path, state, size, version.lsn, version.mtime_ns, version.conflict)
 
@@ -217,36 +200,31 @@ def export(directory: str | Path, out: str | Path) -> Exported:
 
     Raise OSError if `out` exists and is not empty. Errors of single files are collected in the result.
     """
+    out, done = Path(out), Exported(0, [], {})
     with Journal.peek(directory) as peek:
-        return export_from(peek, Pending.of(peek.recovered)[0], Path(out))
-
-
-def export_from(peek: Peek, pending: Pending, out: Path) -> Exported:
-    """Export an open journal; see `export`."""
-    out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()):
-        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(out))
-    done = Exported(0, [], {})
-    for path, version in sorted(pending.versions.items()):
-        if version.scratch:
-            continue
-        if version.data is None:
-            done.deleted.append(path)
-            continue
-        try:
-            _write_file(peek, version.data, out, path)
-            os.utime(out / path, ns=(version.mtime_ns, version.mtime_ns))
-            done = done._replace(files=done.files + 1)
-        except (OSError, ValueError, OverflowError) as e:
-            done.failed[path] = (e.strerror if isinstance(e, OSError) else None) or str(e)
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(out))
+        for path, version in sorted(Pending(peek.recovered).versions.items()):
+            if version.scratch:
+                continue
+            if version.data is None:
+                done.deleted.append(path)
+                continue
+            try:
+                _write_file(peek, version.data, out, path)
+                os.utime(out / path, ns=(version.mtime_ns, version.mtime_ns))
+                done = done._replace(files=done.files + 1)
+            except (OSError, ValueError, OverflowError) as e:
+                done.failed[path] = (e.strerror if isinstance(e, OSError) else None) or str(e)
     return done
 
 
-def _write_file(journal: Readable, position: Position, out: Path, path: str) -> None:
+def _write_file(journal: Journal | Reading, position: Position, out: Path, path: str) -> None:
     """Write one file below `out`. Names in a journal are not trusted: symbolic links and ".." are refused."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in path:
-        raise ValueError("this cannot be the name of a file")
+        raise ValueError("this path cannot be the name of an exported file")
     at = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
@@ -259,8 +237,8 @@ def _write_file(journal: Readable, position: Position, out: Path, path: str) -> 
     finally:
         os.close(at)
     try:
-        with journal.using(position) as held:
-            syscalls.copy_range(held.fd, fd, held.start, held.size, 0)
+        with journal.using(position) as data:
+            syscalls.copy_range(data.fd, fd, data.start, data.size, 0)
     finally:
         os.close(fd)
 
@@ -269,25 +247,22 @@ def _write_file(journal: Readable, position: Position, out: Path, path: str) -> 
 
 
 @contextmanager
-def opened(directory: str | Path) -> Iterator[tuple[Journal, Pending]]:
-    """Lock and open the journal of any source for changes. Raise FileNotFoundError if there is no journal."""
-    if not _is_journal(Path(directory)):
-        raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
-    with _held(directory) as held:
-        yield held
-
-
-@contextmanager
-def _held(directory: str | Path) -> Iterator[tuple[Journal, Pending]]:
+def opened(directory: str | Path) -> Iterator[Backlog]:
+    """Lock and open the journal of any source for changes."""
     journal = Journal.open(directory, None, limit_bytes=MAINTENANCE_BYTES, commit_s=0)
     clean = False
     try:
-        pending, free = Pending.of(journal.recovered)
-        journal.release(free)
-        yield journal, pending
+        backlog = Backlog(journal)
+        yield backlog
+        pending = backlog.pending
         clean = not (pending.versions or pending.begun or pending.lost)
     finally:
         journal.close(clean=clean)
+
+
+def _require_journal(directory: str | Path) -> None:
+    if not _is_journal(Path(directory)):
+        raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
 
 
 def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str] = ()) -> None:
@@ -296,24 +271,27 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
     A directory stands for all conflicts in it, "." for all conflicts. Decide nothing and raise FileNotFoundError if a
     path has no conflict, or OSError (EINVAL) if a conflict is in both lists.
     """
-    with opened(directory) as (journal, pending):
+    _require_journal(directory)
+    with opened(directory) as backlog:
         kinds: dict[str, RecordKind] = {}
         for kind, paths in ((RecordKind.CONFLICT, ours), (RecordKind.DROP, theirs)):
-            for path in (found for given in paths for found in _conflicts(pending, given)):
+            for path in (found for given in paths for found in _conflicts(backlog.pending, given)):
                 if kinds.setdefault(path, kind) is not kind:
-                    raise OSError(errno.EINVAL, "cannot be ours and theirs", path)
+                    raise OSError(
+                        errno.EINVAL, "this conflict cannot be decided both for --ours and for --theirs", path
+                    )
         for path, kind in kinds.items():
-            meta = {"path": path, "lsn": pending.versions[path].lsn, "why": ""}
-            journal.release(pending.apply(journal.append(kind, meta, reserve=True)))
+            backlog.add(kind, {"path": path, "lsn": backlog.pending.versions[path].lsn, "why": ""})
 
 
 def _conflicts(pending: Pending, given: str) -> list[str]:
     """Return the paths of the conflicts at or below a path. Raise FileNotFoundError if there are none."""
-    at = os.path.normpath(given)
-    conflicts = [path for path, version in pending.versions.items() if version.conflict]
-    found = [path for path in conflicts if at == "." or path == at or path.startswith(f"{at}/")]
+    top = os.path.normpath(given)
+    at = "" if top == "." else top
+    found = [path for path, version in pending.versions.items() if version.conflict and is_below(path, at)]
     if not found:
-        raise FileNotFoundError(errno.ENOENT, "there is no conflict about it", given)
+        why = "there is no conflict at or below this path; shardfs recover lists the conflicts"
+        raise FileNotFoundError(errno.ENOENT, why, given)
     return found
 
 
@@ -322,9 +300,10 @@ def salvage(directory: str | Path) -> list[str]:
 
     Return a description of each loss.
     """
-    with opened(directory) as (journal, pending):
-        journal.renew()
-        return journal.problems + losses(pending)
+    _require_journal(directory)
+    with opened(directory) as backlog:
+        backlog.journal.renew()
+        return backlog.journal.problems + backlog.pending.losses()
 
 
 def discard(directory: str | Path) -> Path | None:
@@ -343,9 +322,7 @@ def discard(directory: str | Path) -> Path | None:
             return None
         aside = directory / f"{DISCARDED}{time.time_ns()}"
         syscalls.mkdir(str(aside), 0o700)
-        for name in sorted(
-            names
-        ):  # oldest first: after a crash here, the next reader notices that segments are missing
+        for name in sorted(names):  # oldest first: after a crash, the next reader notices that segments are missing
             syscalls.rename(str(directory / name), str(aside / name))
         syscalls.fsync_directory(str(aside))
         syscalls.fsync_directory(str(directory))
@@ -354,30 +331,26 @@ def discard(directory: str | Path) -> Path | None:
         lock.free()
 
 
-def park_scratch(journal: Journal, pending: Pending) -> list[str]:
+def park_scratch(backlog: Backlog) -> list[str]:
     """After a crash, move unfinished temporary files of programs out of the journal. Return their paths.
 
     The files are kept for seven days in the `LOST` directory of the journal.
     """
-    parked = []
-    for path in [path for path, version in pending.versions.items() if version.scratch]:
-        version = pending.versions[path]
+    parked, lost = [], backlog.journal.directory / LOST
+    for path, version in list(backlog.pending.versions.items()):
+        if not version.scratch:
+            continue
         try:
             if version.data is not None:
-                _park(journal, version.data, f"{version.lsn}-{path}")
-            record = journal.append(RecordKind.DROP, {"path": path, "lsn": version.lsn}, reserve=True)
+                lost.mkdir(mode=0o700, exist_ok=True)
+                name = f"{version.lsn}-{path}".replace("%", "%25").replace("/", "%2f")
+                name = os.fsdecode(os.fsencode(name)[:255])
+                with suppress(FileNotFoundError):  # left by an interrupted recovery
+                    syscalls.unlink(str(lost / name))
+                _write_file(backlog.journal, version.data, lost, name)
+            backlog.add(RecordKind.DROP, {"path": path, "lsn": version.lsn})
         except OSError as e:
-            log.warning("%s: %s; unfinished files stay in the journal", journal.directory, e.strerror)
+            log.warning("%s: %s; unfinished files stay in the journal", backlog.journal.directory, e.strerror)
             break
-        journal.release(pending.apply(record))
         parked.append(path)
     return parked
-
-
-def _park(journal: Journal, position: Position, name: str) -> None:
-    lost = journal.directory / LOST
-    lost.mkdir(mode=0o700, exist_ok=True)
-    file = os.fsdecode(os.fsencode(name.replace("%", "%25").replace("/", "%2f"))[:255])
-    with suppress(FileNotFoundError):  # left by an interrupted recovery
-        syscalls.unlink(str(lost / file))
-    _write_file(journal, position, lost, file)

@@ -22,7 +22,7 @@ from shardfs.write.journal import Journal, directory_for
 from shardfs.write.journal.places import own_directory
 from shardfs.write.overlay import Overlay
 from shardfs.write.pending import Pending
-from shardfs.write.recover import LOOK_S, losses, unpublished_words, unreadable_words
+from shardfs.write.recover import LOOK_S, unpublished_words, unreadable_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardfs.model.listing import Batch, EntryRow
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.vfs.tree import Tree
-    from shardfs.write.journal import Peek, Position
+    from shardfs.write.journal import Position, Reading
     from shardfs.write.pending import Version
 
 log = logging.getLogger(__name__)
@@ -47,11 +47,11 @@ The open descriptors keep the journal's disk space occupied for as long.
 class UnpublishedWrites:
     """The unpublished writes of a journal, with the methods of `WriteBuffer` that an `Overlay` calls."""
 
-    def __init__(self, peek: Peek) -> None:
-        self._peek: Peek | None = peek
+    def __init__(self, peek: Reading) -> None:
+        self._peek: Reading | None = peek
         self._directory = peek.directory
-        pending, _ = Pending.of(peek.recovered)
-        self.problems = peek.problems + losses(pending)
+        pending = Pending(peek.recovered)
+        self.problems = peek.problems + pending.losses()
         shown = ((p, v) for p, v in pending.versions.items() if not (v.scratch or v.is_document))
         self._versions = dict(shown)
 
@@ -142,7 +142,7 @@ class Unpublished(Overlay):
         with self._lock:
             self._next_look = now + self._look_s
             if self._close_at is None and self._journal_state() != self._was:
-                log.warning("somebody works on the journal now: from here on the source alone is shown")
+                log.warning("another process works on the journal: from now on the mount shows the source alone")
                 self._held.forget()
                 self._files.unname_all()
                 self._twins.clear()
@@ -205,8 +205,8 @@ def with_unpublished(
         held = UnpublishedWrites(peek)
         count = len(held.versions())
         if count or held.problems:
-            told = unpublished_words(count, shown=True, damaged=bool(held.problems))
-            log.warning("%s: %s", public_name(source), "; ".join([told, *held.problems]))
+            warning = unpublished_words(count, shown=True, damaged=bool(held.problems))
+            log.warning("%s: %s", public_name(source), "; ".join([warning, *held.problems]))
         if not count:
             return tree
         return Unpublished(tree, held, lambda: _state(directory), was, look_s=look_s, waiting=waiting)

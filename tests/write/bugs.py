@@ -111,16 +111,16 @@ BUGS = [
     ),
     bug(
         "the journal says that it is published before it is",
-        "WriteBuffer._begun",
-        '            self._apply(RecordKind.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n',
-        '            self._apply(RecordKind.BEGIN, {**note._asdict(), "lsns": lsns, "entries": entries})\n'
-        '            done = {"key": note.key, "lsns": lsns, "entries": dict.fromkeys(entries)}\n'
-        "            self._apply(RecordKind.DONE, done)\n",
+        "Backlog.begin",
+        "            self.add(RecordKind.BEGIN, {**note._asdict(), **meta})\n",
+        "            self.add(RecordKind.BEGIN, {**note._asdict(), **meta})\n"
+        '            done = {"key": note.key, **meta, "entries": dict.fromkeys(meta.get("entries", {}))}\n'
+        "            self.add(RecordKind.DONE, done)\n",
         KILLS,
     ),
     bug(
         "the journal is not synced",
-        "Journal._sync_segments",
+        "Appender._sync_segments",
         "                syscalls.fdatasync(segment.fd)\n            except OSError as e:",
         "                pass\n            except OSError as e:",
         POWER,
@@ -134,7 +134,7 @@ BUGS = [
     ),
     bug(
         "a failed fdatasync of the journal is tried again and believed",
-        "Journal._sync_segments",
+        "Appender._sync_segments",
         "                broken.append(segment)\n",
         "                syscalls.fdatasync(segment.fd)\n",
         SYNCS,
@@ -157,9 +157,9 @@ BUGS = [
     bug(
         "the journal's tail is cut at the first bad record",
         "_Scan.run",
-        "            elif (after := self._next(at + ALIGN)) is not None and after < stop:",
+        "            elif (after := self._next(at + records.ALIGN)) is not None and after < stop:",
         "            elif True:\n                break\n"
-        "            elif (after := self._next(at + ALIGN)) is not None and after < stop:",
+        "            elif (after := self._next(at + records.ALIGN)) is not None and after < stop:",
         "tests/write/test_journal_damage.py",
     ),
     bug(
@@ -188,9 +188,9 @@ BUGS = [
     # ---- other writers
     bug(
         "nobody looks whether somebody else changed the chunk",
-        "Job._conflicts",
-        "        if version == shard.version:\n",
-        "        if True:\n",
+        "_conflicts",
+        "    if version == shard.version:\n",
+        "    if True:\n",
         "tests/write/test_conflicts.py",
     ),
     bug(
@@ -217,16 +217,16 @@ BUGS = [
     ),
     bug(
         "every publish packs the shard",
-        "Job._packs",
-        "        compact = self._settings.compact\n",
-        "        return old is not None\n        compact = self._settings.compact\n",
+        "_packs",
+        '    if old is None or compact == "never"',
+        '    return old is not None\n    if old is None or compact == "never"',
         f"{MANY}::test_native_readers_see_whole_versions_during_publishes",
     ),
     bug(
         "a chunk that was written again while it was published is forgotten",
-        "WriteBuffer._arrived",
-        "                if path not in self._pending.versions:\n                    shard.targets.pop(path, None)\n",
-        "                if True:\n                    shard.targets.pop(path, None)\n",
+        "Publisher._arrived",
+        "                if path not in self._backlog.pending.versions:\n",
+        "                if True:\n",
         MANY,
     ),
     # ---- files
@@ -269,7 +269,7 @@ BUGS = [
     ),
     bug(
         "empty chunks are published",
-        "WriteBuffer._taken",
+        "DirtyShards.taken",
         "            empty = version.data is not None and version.data.size == 0 and not target.tree.by_id\n",
         "            empty = False\n",
         MODEL,

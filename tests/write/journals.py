@@ -13,7 +13,7 @@ from shardfs.write.journal.records import HEADER_SIZE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardfs.write.journal import Peek, Record
+    from shardfs.write.journal import Reading, Record
 
 SOURCE = "memory://source"
 MiB = 1 << 20
@@ -27,7 +27,7 @@ def open_journal(directory: Path, source: str = SOURCE, **options: Any) -> Journ
 def kill(journal: Journal) -> None:
     """As the kernel does for a process that is killed: descriptors are closed, and so locks freed; nothing else."""
     journal._stop.set()
-    if journal._committer is not None:
+    if journal._committer.is_alive():
         journal._committer.join()
     journal._close_files()
 
@@ -47,7 +47,7 @@ def put(journal: Journal, path: str, data: bytes = b"data") -> Record:
     )
 
 
-def content(journal: Journal | Peek) -> list[tuple[int, RecordKind, str, bytes | None]]:
+def content(journal: Journal | Reading) -> list[tuple[int, RecordKind, str, bytes | None]]:
     return [
         (r.lsn, r.kind, r.meta.get("path", ""), None if r.data is None else journal.read(r.data))
         for r in journal.recovered

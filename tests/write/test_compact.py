@@ -194,14 +194,14 @@ def test_a_crash_in_between_is_cleared_away(dataset: Get, tmp_path: Path, monkey
     class Killed(BaseException):
         pass
 
-    def note(kind: RecordKind, meta: dict[str, object]) -> None:
+    def add(kind: RecordKind, meta: dict[str, object]) -> None:
         original(kind, meta)
         if kind is RecordKind.BEGIN:
             raise Killed
 
-    original = packer._note
+    original = packer._backlog.add
     with monkeypatch.context() as patch:
-        patch.setattr(packer, "_note", note)
+        patch.setattr(packer._backlog, "add", add)
         patch.setattr("shardfs.storage.syscalls.unlink", lambda *_: None)  # who is killed clears nothing away
         with pytest.raises(Killed):
             packer.pack(work)

@@ -99,7 +99,7 @@ def test_theirs_stays_and_ours_says_so(place: Place) -> None:
     with Whole().open(place.target, place.store, place.journal) as files:
         place.write_ours(files, ours)
         place.write_theirs(ours)
-        with pytest.raises(OSError, match="it was at") as caught:
+        with pytest.raises(OSError, match="the stored chunk was at") as caught:
             files.publish()
         assert caught.value.errno == errno.ESTALE
         assert files.read(place.target.path(ours)) == place.target.shown(OURS + ours)
@@ -115,7 +115,7 @@ def test_ours_wins_if_asked_and_the_log_says_so(place: Place, caplog: pytest.Log
         place.write_theirs(ours)
         files.publish()
     assert place.found() == place.held | {ours: OURS + ours}
-    assert f"replaces 1 chunks of that, {place.target.path(ours)} the first" in caplog.text
+    assert f"replaces 1 chunks of its version, first {place.target.path(ours)}" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
@@ -124,21 +124,21 @@ def test_a_full_shard_of_nothing_but_conflicts_is_left_alone(place: Place) -> No
     members = next(iter(place.target.shards().values()))
     with Whole().open(place.target, place.store, place.journal) as files:
         pending = files.tree.pending
-        is_held, pending.is_held = pending.is_held, lambda path: True
+        is_held, pending.shards.is_held = pending.shards.is_held, lambda path: True
         for number in members:
             place.write_ours(files, number)
         for number in members:
             place.write_theirs(number)
-        pending.is_held = is_held
-        with pytest.raises(OSError, match="it was at"):
+        pending.shards.is_held = is_held
+        with pytest.raises(OSError, match="the stored chunk was at"):
             pending.flush(timeout=60)
-        tried, publish = list[str](), pending._publish
+        tried, publish = list[str](), pending.publisher.publish
 
         def noted(shard: DirtyShard) -> None:
             tried.append(shard.key)
             publish(shard)
 
-        pending._publish = noted  # type: ignore[method-assign]
+        pending.publisher.publish = noted  # type: ignore[method-assign]
         time.sleep(0.5)
         assert len(tried) < 10
         pending.drain("", timeout=60)
@@ -151,7 +151,7 @@ def test_an_old_journal_does_not_overwrite_what_is_newer(place: Place) -> None:
     killed(place, lambda files: place.write_ours(files, ours))
     place.write_theirs(ours)
     with Whole().open(place.target, place.store, place.journal) as files:
-        with pytest.raises(OSError, match="it was at") as caught:
+        with pytest.raises(OSError, match="the stored chunk was at") as caught:
             files.publish()
         assert caught.value.errno == errno.ESTALE
         assert files.read(place.target.path(ours)) == place.target.shown(OURS + ours)

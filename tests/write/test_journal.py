@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
 from shardfs.write.journal import Journal, RecordKind
-from shardfs.write.pending import Pending
+from shardfs.write.pending import Backlog, Pending
 from tests.write.journals import MiB, content, kill, open_journal, put
 
 if TYPE_CHECKING:
@@ -73,14 +73,13 @@ def test_a_killed_process_leaves_all_that_was_appended(tmp_path: Path, size: int
     journal.close(clean=False)
 
 
-def test_data_may_come_in_parts_or_from_a_file(tmp_path: Path) -> None:
+def test_data_may_come_from_memory_or_from_a_file(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j")
     whole = random.Random(1).randbytes(3 * MiB + 5)
     (tmp_path / "spill").write_bytes(b"xx" + whole)
     fd = os.open(tmp_path / "spill", os.O_RDONLY)
     parts = [
-        journal.append(RecordKind.PUT, {"path": "a"}, [whole[:5], b"", whole[5:]]),
-        journal.append(RecordKind.PUT, {"path": "b"}, memoryview(whole)),
+        journal.append(RecordKind.PUT, {"path": "a"}, whole),
         journal.append(RecordKind.PUT, {"path": "c"}, FilePart(fd, 2, len(whole))),
     ]
     os.close(fd)
@@ -88,11 +87,11 @@ def test_data_may_come_in_parts_or_from_a_file(tmp_path: Path) -> None:
     assert parts[0].data is not None
     assert journal.read(parts[0].data, 10, 20) == whole[10:30]
     assert journal.read(parts[0].data, len(whole) - 1, 20) == whole[-1:]
-    part = journal.part(parts[0].data)
-    assert os.pread(part.fd, part.size, part.start) == whole
+    with journal.using(parts[0].data) as part:
+        assert os.pread(part.fd, part.size, part.start) == whole
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
-        assert [peek.read(r.data) == whole for r in peek.recovered if r.data] == [True] * 3
+        assert [peek.read(r.data) == whole for r in peek.recovered if r.data] == [True] * 2
 
 
 def test_a_file_that_ends_early_leaves_no_record(tmp_path: Path) -> None:
@@ -169,8 +168,7 @@ def test_what_is_kept_aside_keeps_the_journal_and_numbers_go_on(kept: str, tmp_p
     assert (tmp_path / "j" / kept).read_bytes() == b"kept"
     journal = open_journal(tmp_path / "j")
     assert [r.kind for r in journal.recovered] == [RecordKind.CLEAN]
-    _, free = Pending.of(journal.recovered)
-    journal.release(free)
+    Backlog(journal)
     assert put(journal, "c/1").lsn > journal.recovered[-1].lsn
     journal.close(clean=False)
 
@@ -243,15 +241,14 @@ def test_any_sequence_of_records_crashes_and_releases_recovers_what_was_acknowle
             kill(journal)
             journal = open_journal(directory, **options)
             assert journal.problems == []
-            pending, free = Pending.of(journal.recovered)
+            pending = Backlog(journal).pending
             assert pending.lost == {}
-            journal.release(free)
         check()
     clean = not model
     journal.close(clean=clean)
     journal = open_journal(directory, **options)
     assert journal.problems == []
-    pending, _ = Pending.of(journal.recovered)
+    pending = Pending(journal.recovered)
     check()
     journal.close(clean=clean)
 
@@ -269,8 +266,8 @@ def test_a_torn_tail_costs_only_what_was_not_on_disk(
     safe, ends = 4096, []
     for i, size in enumerate(sizes):
         put(journal, str(i), bytes([i + 1]) * size)
-        assert journal._current is not None
-        ends.append(journal._current.end)
+        assert journal._appender.current is not None
+        ends.append(journal._appender.current.end)
         if i + 1 == synced:
             journal.sync()
             safe = ends[-1]
@@ -351,17 +348,15 @@ def test_a_failed_fdatasync_moves_the_records_to_another_segment(tmp_path: Path,
     records = [put(journal, str(i), bytes([i]) * 5000) for i in range(5)]
     journal.append(RecordKind.DEL, {"path": "gone"})
     assert records[0].data is not None
-    part = journal.pin(records[0].data) if pinned else None
-    failed = fail("fdatasync", errno.EIO, 1)
-    journal.sync()
-    assert failed() == 1
-    assert journal.read_only is None
-    assert len(files(tmp_path / "j")) == 2
-    for record in [before, *records]:
-        assert record.data is not None
-        assert journal.read(record.data)
-    if part is not None:
-        journal.unpin(part)
+    with journal.using(records[0].data) if pinned else nullcontext():
+        failed = fail("fdatasync", errno.EIO, 1)
+        journal.sync()
+        assert failed() == 1
+        assert journal.read_only is None
+        assert len(files(tmp_path / "j")) == 2
+        for record in [before, *records]:
+            assert record.data is not None
+            assert journal.read(record.data)
     after = put(journal, "after")
     journal.sync(after.lsn)
     kill(journal)
@@ -447,7 +442,7 @@ def test_segments_go_oldest_first_and_only_when_the_disk_has_what_supersedes_the
 
     def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if name == "unlink":
-            synced.append(journal._durable >= records[-1].lsn)
+            synced.append(journal._appender.durable >= records[-1].lsn)
         return function(*args)
 
     syscalls.hook = hook
@@ -520,7 +515,7 @@ def test_readers_keep_a_segment_until_they_are_done(tmp_path: Path) -> None:
         assert os.pread(part.fd, part.size, part.start) == b"o" * 60000
     journal.tidy()
     with pytest.raises(OSError, match="not in the journal any more"):
-        journal.part(old.data)
+        journal.read(old.data)
     journal.close(clean=False)
 
 

@@ -162,7 +162,7 @@ def test_describe_tells_another_host() -> None:
 def test_a_directory_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "j").mkdir()
     (tmp_path / "j").chmod(mode)
-    with pytest.raises(PermissionError, match="open to others"):
+    with pytest.raises(PermissionError, match="other users can access the journal"):
         open_journal(tmp_path / "j")
 
 
@@ -214,7 +214,7 @@ def test_on_tmpfs_a_warning_says_what_it_is_worth(tmp_path: Path) -> None:
     directory.mkdir(mode=0o700)
     try:
         journal = open_journal(directory / "j")
-        assert "does not survive a power failure" in journal.problems[0]
+        assert "do not survive a power failure" in journal.problems[0]
         journal.close(clean=True)
     finally:
         subprocess.run(["rm", "-r", directory], check=True, timeout=10)

@@ -14,7 +14,7 @@ import pytest
 
 from shardfs.storage import syscalls
 from shardfs.write.journal import Journal, RecordKind
-from shardfs.write.pending import Pending
+from shardfs.write.pending import Backlog, Pending
 from tests.write.faults import hooked
 from tests.write.journals import kill, open_journal
 from tests.write.powerloss import Recorder, walk_states
@@ -45,8 +45,7 @@ class History:
 
     def recover(self, journal: Journal) -> None:
         self.journal = journal
-        self.pending, free = Pending.of(journal.recovered)
-        journal.release(free)
+        self.pending = Backlog(journal).pending
 
     def apply(self, kind: RecordKind, meta: dict[str, Any], data: bytes | None = None) -> int:
         record = self.journal.append(kind, meta, data, reserve=True)
@@ -106,7 +105,7 @@ def run(directory: Path, seed: int, failing: float) -> tuple[Recorder, list[Chan
                 journal = open_again(directory)
                 history.recover(journal)
             if chance.random() < 0.4:
-                synced = journal._sequence
+                synced = journal._appender.sequence
                 try:
                     journal.sync()
                 except OSError:
@@ -128,14 +127,13 @@ def check(directory: Path, changes: list[Change], synced: int) -> None:
     last: dict[str, Value] | None = None
     for _ in range(2):  # the second recovery finds the same
         journal = open_journal(directory, **OPTIONS)
-        pending, free = Pending.of(journal.recovered)
+        pending = Backlog(journal).pending
         assert journal.damaged_paths == [], journal.problems
         now = found(journal, pending)
         for path in {*PATHS, "e", *now}:
             assert now.get(path, "published") in allowed(changes, synced, path), (path, journal.problems)
         assert last in (None, now)
         last = now
-        journal.release(free)
         kill(journal)
 
 

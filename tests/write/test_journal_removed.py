@@ -113,14 +113,13 @@ def test_readers_and_positions_stay_good(directory: Path) -> None:
     journal, _ = begun(directory)
     record = put(journal, "pinned", b"p" * 20_000)
     assert record.data is not None
-    part = journal.pin(record.data)
-    shutil.rmtree(directory)
-    with pytest.raises(OSError, match="removed"):
-        journal.sync()
-    journal.sync()  # although the old segment is still open
-    assert os.pread(part.fd, part.size, part.start) == b"p" * 20_000
-    assert journal.read(record.data) == b"p" * 20_000
-    journal.unpin(part)
+    with journal.using(record.data) as part:
+        shutil.rmtree(directory)
+        with pytest.raises(OSError, match="removed"):
+            journal.sync()
+        journal.sync()  # although the old segment is still open
+        assert os.pread(part.fd, part.size, part.start) == b"p" * 20_000
+        assert journal.read(record.data) == b"p" * 20_000
     journal.release([record.lsn])
     kill(journal)
 

@@ -68,7 +68,7 @@ def test_a_move_needs_the_record_with_the_data() -> None:
     assert pending.apply(record(RecordKind.MOVE, **{"from": "c/0.partial", "to": "c/0", "lsn": 1, "base": ENTRY})) == []
     version = pending.versions["c/0"]
     assert list(pending.versions) == ["c/0"]
-    assert (version.lsn, version.kind, version.records, version.scratch) == (2, RecordKind.PUT, (1, 2), False)
+    assert (version.lsn, version.data, version.records, version.scratch) == (2, Position(1, 4096, 10, 0), (1, 2), False)
     assert version.base == (4096, 100)
     assert sorted(pending.apply(record(RecordKind.DONE, key="s", lsns=[2], entries={"c/0": ENTRY}))) == [1, 2, 3]
 
@@ -154,6 +154,6 @@ def test_versions_are_those_of_a_dictionary_and_every_record_is_freed_once(
     # What is left says the same; and so does whatever was unlinked, oldest first, among what is freed.
     left = [r for r in written if r.lsn not in freed]
     for start in range(len(written)):
-        again, _ = Pending.of(sorted({r.lsn: r for r in [*left, *written[start:]]}.values()))
+        again = Pending(sorted({r.lsn: r for r in [*left, *written[start:]]}.values()))
         assert again.versions == pending.versions
         assert again.lost == {}

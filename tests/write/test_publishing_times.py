@@ -13,9 +13,9 @@ import pytest
 
 from shardfs.vfs.tree import open_tree
 from shardfs.write.journal import Journal
+from shardfs.write.publisher import Publisher
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
-from shardfs.write.writeback import WriteBuffer
 from tests import handmade
 from tests.write.semantics import cases
 from tests.write.semantics.calls import InProcess
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from shardfs.write.writeback import WriteBuffer
     from tests.write.semantics.cases import Place
 
 IDLE_S, AGE_S, NEVER_S = 0.3, 1.0, 600.0
@@ -55,7 +56,7 @@ def pending_of(x: Place) -> WriteBuffer:
 
 def test_a_chunk_that_is_written_all_the_time_is_published_when_it_is_old(opened: Callable[[str], Place]) -> None:
     x, numbers = opened("zarr"), count()
-    pending_of(x).settings = Publishing(idle_s=NEVER_S, age_s=AGE_S)
+    pending_of(x).shards.settings = Publishing(idle_s=NEVER_S, age_s=AGE_S)
 
     def is_published() -> bool:
         x.put("c/3/3", b"%04d" % next(numbers))
@@ -79,7 +80,7 @@ def test_a_chunk_that_somebody_holds_open_waits(opened: Callable[[str], Place]) 
 def test_a_complete_shard_is_published_once(opened: Callable[[str], Place]) -> None:
     """Of the chunk that makes it complete it is known last that it is closed."""
     x = opened("zarr")
-    pending_of(x).settings = Publishing(idle_s=NEVER_S, age_s=NEVER_S)
+    pending_of(x).shards.settings = Publishing(idle_s=NEVER_S, age_s=NEVER_S)
     for name in ("c/2/2", "c/2/3", "c/3/2"):
         x.put(name, b"abcd")
     with x.opened("c/3/3", cases.NEW) as fd:
@@ -96,7 +97,7 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
 ) -> None:
     """Where the new version's forerunner lies is noted at the moment at which that counts as published."""
     x, writers = opened("zarr"), list[threading.Thread]()
-    real = WriteBuffer._entries
+    real = Publisher._entries
 
     def entries(*args: Any) -> Any:
         found = real(*args)
@@ -106,9 +107,9 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
             writers[0].join(0.3)
         return found
 
-    monkeypatch.setattr(WriteBuffer, "_entries", entries)
+    monkeypatch.setattr(Publisher, "_entries", entries)
     pending = pending_of(x)
-    pending.settings = Publishing(idle_s=NEVER_S, age_s=NEVER_S)
+    pending.shards.settings = Publishing(idle_s=NEVER_S, age_s=NEVER_S)
     x.put("c/3/3", b"abcd")
     x.publish()
     writers[0].join()
@@ -144,14 +145,14 @@ def test_a_chunk_that_is_opened_again_while_it_arrives_is_kept(
 ) -> None:
     """Under a compressed name, which is not there any more once it has arrived."""
     x, name, new = opened("precomputed"), "s/2-4_0-2_0-2", gzip.compress(b"%08d" % 2)
-    real, done = WriteBuffer._entries, list[int]()
+    real, done = Publisher._entries, list[int]()
 
     def entries(*args: Any) -> Any:
         if not done:  # this version is as good as published
             done.append(x.calls.open(x.path(f"{name}.gz"), os.O_WRONLY | (os.O_TRUNC if cut else 0)))
         return real(*args)
 
-    monkeypatch.setattr(WriteBuffer, "_entries", entries)
+    monkeypatch.setattr(Publisher, "_entries", entries)
     x.put(f"{name}.gz", gzip.compress(b"%08d" % 1))
     cases.until(lambda: x.xattr("s", "dirty") == b"0")
     assert x.get(name) == b"%08d" % 1

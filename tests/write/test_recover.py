@@ -11,7 +11,7 @@ import pytest
 from shardfs.model.errors import BusyError
 from shardfs.write import recover
 from shardfs.write.journal import Journal, RecordKind, directory_for
-from shardfs.write.pending import Pending
+from shardfs.write.pending import Backlog, Pending
 from tests.write.journals import SOURCE, kill, open_journal, put
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def states(entries: Iterable[recover.PendingFile]) -> dict[str, str]:
 
 def versions(directory: Path) -> dict[str, Any]:
     with Journal.peek(directory) as peek:
-        return dict(Pending.of(peek.recovered)[0].versions)
+        return dict(Pending(peek.recovered).versions)
 
 
 def test_look_tells_paths_sizes_and_states(directory: Path) -> None:
@@ -200,9 +200,7 @@ def test_nothing_is_changed_while_a_mount_writes(tmp_path: Path) -> None:
 
 def test_unfinished_files_are_kept_apart(directory: Path) -> None:
     journal = open_journal(directory)
-    pending, free = Pending.of(journal.recovered)
-    journal.release(free)
-    assert recover.park_scratch(journal, pending) == ["a/c/0/2.1234.partial"]
+    assert recover.park_scratch(Backlog(journal)) == ["a/c/0/2.1234.partial"]
     kill(journal)
     (kept,) = (directory / "lost+scratch").iterdir()
     assert kept.name == "3-a%2fc%2f0%2f2.1234.partial"

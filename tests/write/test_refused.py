@@ -118,7 +118,7 @@ def test_inner_flushes_do_not_report_it(files: TreeFiles, disk: FullJournal) -> 
 
 def test_memory_does_not_grow_with_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "MOST_REFUSED", 3)
-    found = Refused()
+    found = Refused(failures.Failures())
     for n in range(10):
         found.note(f"a/{n}", OSError(errno.ENOSPC, "full"))
     assert len(found) == 4

@@ -180,7 +180,7 @@ def test_what_is_in_conflict_is_ours(place: Place) -> None:
     place.leave(place.put(0))
     place.target.fill(place.store, place.target.array({0: 8000}))
     with place.mount() as files:
-        with pytest.raises(OSError, match="it was at") as failure:
+        with pytest.raises(OSError, match="the stored chunk was at") as failure:
             files.publish()
         assert failure.value.errno == errno.ESTALE
         files.die()
@@ -302,7 +302,7 @@ def test_a_journal_that_is_no_good_keeps_nobody_from_reading(
     with caplog.at_level(logging.WARNING):
         tree = place.tree()
     assert bytes_of(tree, place.target.path(0)) == place.target.shown(OLD)
-    told = "its journal cannot be read, and what waits in it is not shown"
+    told = "its journal cannot be read, so unpublished files are not shown"
     assert told in caplog.text
     assert told in (recover.unpublished(str(place.store), place.journals, shown=True) or "")
 

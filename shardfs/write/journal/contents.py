@@ -1,124 +1,149 @@
-"""In-memory account of a journal: its segments, its live records, and the current position of each record's data."""
+"""In-memory account of a journal: its lock, its segments, its live records, and the position of each record's data."""
 
 from __future__ import annotations
 
 import errno
 import threading
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import FilePart
-from shardfs.write.journal.reading import RecordPlace, read_part
+from shardfs.storage import source_locks, syscalls
+from shardfs.write.journal import places
+from shardfs.write.journal.segments import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from shardfs.write.journal.reading import Reading
     from shardfs.write.journal.records import Position
-    from shardfs.write.journal.segments import Segment
+    from shardfs.write.journal.scanning import RecordPlace, SegmentFile
 
 
 class Contents:
-    """The base class of `Journal` that tracks segments and live records.
+    """The files and the live records of a journal. A record is live until it is released.
 
-    A record is live until it is released. `_lock` guards all attributes. The caller of a private method holds `_lock`.
+    The caller of every method holds `lock`.
+
+    Attributes:
+        locks: the lock of the journal, and perhaps that of the source.
+        segments: by number, oldest first.
+        oldest: the number of the first segment that is needed.
+        live: the places of the live records by LSN, and `live_bytes` their sizes.
+        used: bytes of all segments.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._lock = threading.Lock()
-        self._segments: dict[int, Segment] = {}  # oldest first
-        self._dirty: dict[int, Segment] = {}  # written to since the last fdatasync
-        self._live: dict[int, RecordPlace] = {}
-        self._used = self._live_bytes = 0
+    def __init__(self, directory: Path, locks: Sequence[places.Lock]) -> None:
+        self.directory, self.locks = directory, list(locks)
+        self.lock = threading.Lock()
+        self.segments: dict[int, Segment] = {}
+        self.oldest = 1
+        self.live: dict[int, RecordPlace] = {}
+        self.used = self.live_bytes = 0
         self._moved: dict[tuple[int, int], Position] = {}  # original (segment, start) to the current position
         self._origins: dict[tuple[int, int], tuple[int, int]] = {}  # the inverse
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the segments from the oldest one with a live record on; 0 if no record is live."""
-        with self._lock:
-            if not self._live:
-                return 0
-            used = self._used
-            for segment in self._segments.values():
-                if segment.live:
-                    break
-                used -= segment.end
-            return used
+    def adopt(self, reading: Reading) -> list[SegmentFile]:
+        """Take over the files and records that were found on disk, and cut off incomplete appends.
 
-    def release(self, lsns: Iterable[int]) -> None:
-        """Mark records as not needed any more. `tidy` unlinks segments without live records later."""
-        with self._lock:
-            for lsn in lsns:
-                self._forget(lsn)
-
-    def part(self, position: Position) -> FilePart:
-        """Return where a record's data are, for `preadv` and copies.
-
-        The result is valid until the record is released. `pin` gives a longer lifetime. Raise OSError (ESTALE) if the
-        segment is gone.
+        Return the files that are needed.
         """
-        with self._lock:
-            return self._part(position)
+        files = sorted(reading.files.values(), key=lambda file: file.order)
+        self.oldest = reading.oldest or min((n for n in reading.files if n > 0), default=1)
+        for file in files:
+            self.add(Segment(file.number, file.name, file.fd, file.end, file.end, damaged=file.damaged))
+        reading.files = {}
+        for file in reading.torn:
+            self.segments[file.number].cut(self.directory, file.size)
+        for file in files:
+            if file.size > file.end and not file.damaged:
+                syscalls.ftruncate(file.fd, file.end)
+        for file in reading.stale:
+            self.unlink(self.segments[file.number])
+        for record in reading.recovered:
+            self.note(record.lsn, reading.places[record.lsn])
+        return [file for file in files if file.number in self.segments]
 
-    def _part(self, position: Position) -> FilePart:
+    # ---------------------------------------------------------------------------------------- records and positions
+
+    def note(self, lsn: int, place: RecordPlace) -> None:
+        """Add a live record."""
+        self.live[lsn] = place
+        self.live_bytes += place.size
+        self.segments[place.number].live += 1
+
+    def forget(self, lsn: int) -> None:
+        """Remove a live record, if it is one."""
+        if (place := self.live.pop(lsn, None)) is not None:
+            self.live_bytes -= place.size
+            self.segments[place.number].live -= 1
+
+    def moved(self, segment: int, start: int, new: Position) -> None:
+        """Note that data at this segment and offset have been copied to a new position."""
+        origin = self._origins.pop((segment, start), (segment, start))
+        self._moved[origin] = new
+        self._origins[new.segment, new.start] = origin
+
+    def part(self, position: Position) -> tuple[Segment, FilePart]:
+        """Return where data are now. Raise OSError (ESTALE) if their segment is gone."""
         position = self._moved.get((position.segment, position.start), position)
-        segment = self._segments.get(position.segment)
+        segment = self.segments.get(position.segment)
         if segment is None:
-            raise OSError(errno.ESTALE, "the record is not in the journal any more")
-        return FilePart(segment.fd, position.start, position.size)
+            raise OSError(errno.ESTALE, "the record is not in the journal any more: it was published or discarded")
+        return segment, FilePart(segment.fd, position.start, position.size)
 
-    def pin(self, position: Position) -> FilePart:
-        """Return where a record's data are, and keep their segment until `unpin`, even if the record is released."""
-        with self._lock:
-            part = self._part(position)
-            self._of(part).pins += 1
-            return part
+    # ---------------------------------------------------------------------------------------------------- the files
 
-    def unpin(self, part: FilePart) -> None:
-        """Release a part that `pin` returned. Call it exactly once for each `pin`."""
-        with self._lock:
-            self._of(part).pins -= 1
+    def add(self, segment: Segment) -> None:
+        """Add a segment."""
+        self.segments[segment.number] = segment
+        self.used += segment.end
 
-    def _of(self, part: FilePart) -> Segment:
-        return next(segment for segment in reversed(self._segments.values()) if segment.fd == part.fd)
-
-    @contextmanager
-    def using(self, position: Position) -> Iterator[FilePart]:
-        """Pin a record's data for the length of a `with` block."""
-        part = self.pin(position)
-        try:
-            yield part
-        finally:
-            self.unpin(part)
-
-    def read(self, position: Position, start: int = 0, size: int | None = None) -> bytes:
-        """Return up to `size` bytes of a record's data from `start`; None: up to the end.
-
-        A read of all data verifies their crc32c and raises OSError (EIO) if it differs. A partial read is not verified.
-        """
-        with self.using(position) as part:
-            return read_part(part, position.crc, start, size)
-
-    def _note(self, lsn: int, place: RecordPlace) -> None:
-        self._live[lsn] = place
-        self._live_bytes += place.size
-        self._segments[place.number].live += 1
-
-    def _forget(self, lsn: int) -> None:
-        if (place := self._live.pop(lsn, None)) is not None:
-            self._live_bytes -= place.size
-            self._segments[place.number].live -= 1
-
-    def _add(self, segment: Segment) -> None:
-        self._segments[segment.number] = segment
-        self._used += segment.end
-
-    def _unlink(self, segment: Segment) -> None:
-        self._segments.pop(segment.number, None)
-        self._dirty.pop(segment.number, None)
-        self._used -= segment.end
+    def unlink(self, segment: Segment) -> None:
+        """Remove a segment and its file."""
+        self.segments.pop(segment.number, None)
+        self.used -= segment.end
         for key in [key for key in self._origins if key[0] == segment.number]:
             del self._moved[self._origins.pop(key)]
         segment.remove(self.directory)
+
+    def is_in_place(self) -> bool:
+        """Return whether the lock file and all needed segments are still in the directory."""
+        return all(lock.is_at_its_path() for lock in self.locks[:1]) and not self.missing()
+
+    def missing(self) -> list[Segment]:
+        """Return the needed segments that another program has removed from the directory."""
+        needed = (segment for segment in self.segments.values() if segment.number >= self.oldest)
+        return [segment for segment in needed if not segment.is_in(self.directory)]
+
+    def take_place(self) -> None:
+        """Recreate the directory and the lock file if they are missing.
+
+        Raise OSError if another process holds the lock, or the directory has segments of another journal.
+        """
+        old = self.locks[0]
+        if not old.is_at_its_path():
+            places.prepare(self.directory, "", "")  # no mount point: a look at our own mount would wait for this thread
+            self.locks[0] = places.Lock.take(str(self.directory / source_locks.LOCK), old.mountpoint, old.source)
+            old.free()
+        ours = {segment.name for segment in self.segments.values() if segment.is_in(self.directory)}
+        if others := {path.name for path in self.directory.glob("*.wal")} - ours:
+            raise OSError(errno.EEXIST, f"there is another journal at its place ({min(others)}): move it away")
+
+    def remove_if_not_needed(self) -> None:
+        """Remove the directory, unless it has live records, damage, kept files, or is not in place."""
+        segments = list(self.segments.values())
+        needed = self.live or len(segments) > 1 or any(s.pins or s.damaged for s in segments)
+        if not needed and self.is_in_place():
+            places.remove(self.directory, [segment.name for segment in segments])
+
+    def close(self) -> None:
+        """Close all files and release the locks."""
+        for segment in self.segments.values():
+            with suppress(OSError):
+                syscalls.close(segment.fd)
+        self.segments = {}
+        locks, self.locks = self.locks, []
+        for lock in locks:
+            lock.free()

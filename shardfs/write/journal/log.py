@@ -1,75 +1,45 @@
 """The journal of one source: an append-only log of acknowledged writes that are not yet in the store.
 
-Threads: `_lock` guards all state. A thread holds `_lock` while it copies a record to the page cache and while it
-creates a segment, but not while it waits for fdatasync. Of the threads that wait for the disk, one is the leader and
-syncs for all.
+`Contents` is the account of its files and live records, `Appender` writes and syncs records, `cleaning` frees space.
 
-Space: the journal unlinks segments oldest first, and only after it has synced all records. A record that supersedes
-another one is younger and therefore outlives it. If a few live records keep many segments alive, the journal copies
-all live records to a new segment.
+Threads: the lock of `Contents` guards all state. No thread holds it while it waits for the disk. Of the threads that
+wait for the disk, one is the leader and syncs for all.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
-import secrets
 import threading
-import time
-from collections import deque
-from contextlib import suppress
-from itertools import dropwhile, takewhile
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from google_crc32c import value as crc32c
 
 from shardfs.model.blobs import FilePart
 from shardfs.model.redact import public_name
 from shardfs.storage import source_locks, syscalls
-from shardfs.write.journal import overlaps, places
+from shardfs.write.journal import cleaning, overlaps, places
+from shardfs.write.journal.appender import FULL, HELPFUL, REMOVED, Appender
 from shardfs.write.journal.contents import Contents
-from shardfs.write.journal.peek import Peek
-from shardfs.write.journal.reading import Reading, RecordPlace, read
-from shardfs.write.journal.records import (
-    BLOCK,
-    HAS_DATA,
-    HEAD_SIZE,
-    HEADER_SIZE,
-    OWN,
-    Position,
-    Record,
-    RecordHead,
-    RecordKind,
-    SegmentHeader,
-    aligned,
-    decode_head,
-    decode_meta,
-    encode_meta,
-)
-from shardfs.write.journal.segments import AROUND, SPARE, Content, Data, Segment, content_of, crc_of, keep_spare
+from shardfs.write.journal.leader import Leader
+from shardfs.write.journal.reading import Reading, read, read_part
+from shardfs.write.journal.records import HAS_DATA, Position, Record, RecordHead, RecordKind, encode_meta
+from shardfs.write.journal.segments import AROUND, SPARE, keep_spare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator
+
+    from shardfs.model.blobs import Bytes
 
 log = logging.getLogger("shardfs")
 
 SEGMENT_BYTES = 64 << 20
 RESERVE_BYTES = 64 << 20
-MAX_COPIED = 256 << 20
-"""Bytes. If live records are larger, they are not copied to free space, because appending waits for the copy."""
 
 AFTER_DAMAGE = 1 << 32
 """Numbers skipped after damage, so that a new record never gets the number of a lost one."""
-
-HELPFUL = frozenset({RecordKind.BEGIN, RecordKind.DONE, RecordKind.CONFLICT, RecordKind.CLEAN, RecordKind.DROP}) | OWN
-"""Kinds of small records that help to empty the journal. With `reserve`, no size limit applies to them."""
-
-REMOVED = "another program has removed the journal"
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-
-ON_FULL_DISK = HELPFUL | {RecordKind.DEL}
-"""Kinds of records that may use the spare file when the disk is full."""
 
 
 class _Limits(NamedTuple):
@@ -81,50 +51,26 @@ class _Limits(NamedTuple):
     commit_s: float
 
 
-class _Fresh(NamedTuple):
-    """A record that may not be on disk yet."""
-
-    sequence: int
-    lsn: int
-    place: RecordPlace
-
-
-class Journal(Contents):
+class Journal:
     """A locked, writable journal. All methods are thread-safe.
 
     Attributes:
         recovered: the records found at opening, in LSN order.
         problems: messages for the user, about damage and about limits of the directory.
         damaged_paths: paths of lost records that had been on disk; contains "" if a lost record's path is unknown.
-        read_only: why the journal cannot be written any more; None if it can.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        source: tuple[bytes, str],
-        reading: Reading,
-        locks: Sequence[places.Lock],
-        limits: _Limits,
-    ) -> None:
-        super().__init__(directory)
-        self.recovered, self.problems, self.damaged_paths = reading.records, reading.problems, reading.damaged_paths
-        self.read_only: str | None = None
-        self._source, self._locks, self._limits = source, list(locks), limits
-        self._epoch = int.from_bytes(secrets.token_bytes(8), "little")
-        self._led = threading.Condition(self._lock)
-        self._leading = False
-        self._current: Segment | None = None
-        self._fresh: deque[_Fresh] = deque()
-        last = max(reading.sequence, reading.lsn) + (AFTER_DAMAGE if reading.damaged_paths else 0)
-        self._sequence = self._durable = last
-        self._number = max(max(reading.files, default=0), reading.oldest - 1, 0)
-        self._oldest = reading.oldest or min((n for n in reading.files if n > 0), default=1)
+    def __init__(self, contents: Contents, source: tuple[bytes, str], reading: Reading, limits: _Limits) -> None:
+        self.directory = contents.directory
+        self.recovered, self.problems, self.damaged_paths = reading.recovered, reading.problems, reading.damaged_paths
+        self._contents, self._lock, self._limits = contents, contents.lock, limits
+        self._leader = Leader(contents.lock)
+        last = reading.last + (AFTER_DAMAGE if reading.damaged_paths else 0)
+        number = max(max(reading.files, default=0), reading.oldest - 1, 0)
+        self._appender = Appender(contents, source, last, number, limits.segment)
         self._stop = threading.Event()
-        self._committer: threading.Thread | None = None
+        self._committer = threading.Thread(target=self._commit_for_ever, name="journal", daemon=True)
         self._was_removed = False
-
-    # -------------------------------------------------------------------------------------------------- opening
 
     @classmethod
     def open(
@@ -156,64 +102,70 @@ class Journal(Contents):
         newer shardfs wrote the journal.
         """
         directory = Path(directory)
-        id_, name = (None, "") if source is None else (places.source_id(source), public_name(source))
         warnings, locks = places.take(directory, source or "", mountpoint)
+        contents = Contents(directory, locks)
         try:
             if source is not None:
-                locks += places.lock_source(source, mountpoint)
+                contents.locks += places.lock_source(source, mountpoint)
                 overlaps.refuse(source)
             waiting()
-            reading = read(directory, id_, write=True)
+            reading = read(directory, None if source is None else places.source_id(source), write=True)
             places.purge(directory)
+            reading.problems[:0] = warnings
+            segment = min(segment_bytes, max(limit_bytes // 8, 64 << 10))
+            limits = _Limits(limit_bytes, min(reserve_bytes, limit_bytes // 4), segment, commit_s)
+            known = reading.identity() if source is None else (places.source_id(source), public_name(source))
+            journal = cls(contents, known, reading, limits)
+            journal._appender.adopt(contents.adopt(reading))
         except BaseException:
-            for lock in locks:
-                lock.free()
-            raise
-        segment = min(segment_bytes, max(limit_bytes // 8, 64 << 10))
-        limits = _Limits(limit_bytes, min(reserve_bytes, limit_bytes // 4), segment, commit_s)
-        told = next((file.header for file in reading.files.values() if file.header), None)
-        if id_ is None:
-            id_, name = (told.source_id, told.source) if told else (bytes(16), "")
-        journal = cls(directory, (id_, name), reading, locks, limits)
-        journal.problems[:0] = warnings
-        try:
-            journal._take_over(reading)
-        except BaseException:
-            journal._close_files()
+            contents.close()
             raise
         if commit_s:
-            journal._committer = threading.Thread(target=journal._commit_for_ever, name="journal", daemon=True)
             journal._committer.start()
         return journal
 
     @staticmethod
-    def peek(directory: str | Path, source: str | None = None) -> Peek:
-        """Open a read-only snapshot of a journal, even while a mount writes to it. See `Peek.open` for the errors."""
-        return Peek.open(directory, source)
+    def peek(directory: str | Path, source: str | None = None) -> Reading:
+        """Read and verify a whole journal, even while a mount writes to it. Lock and change nothing.
 
-    def _take_over(self, reading: Reading) -> None:
-        for file in sorted(reading.files.values(), key=lambda file: (file.number < 0, abs(file.number))):
-            self._add(Segment(file.number, file.name, file.fd, file.end, file.end, damaged=file.damaged))
-        for file in reading.torn:
-            self._segments[file.number].cut(self.directory, file.size)
-        for file in reading.files.values():
-            if file.size > file.end and not file.damaged:
-                syscalls.ftruncate(file.fd, file.end)
-        for file in reading.stale:
-            self._unlink(self._segments[file.number])
-        for record in reading.records:
-            self._note(record.lsn, reading.places[record.lsn])
-        for segment in self._segments.values():  # if the last mount was killed, records may be in the page cache only
-            self._dirty[segment.number] = segment
-            for head, _ in reading.files[segment.number].found:
-                place = RecordPlace(segment.number, head.offset, head.stop - head.offset)
-                self._fresh.append(_Fresh(head.sequence, head.lsn, place))
-            self._durable = self._sequence - 1
+        The directory may be a copy of another user's journal. If a mount writes meanwhile, the result misses later
+        records, and its last record may be incomplete.
+
+        Raise OSError if `source` is given and the journal belongs to another source, or if a segment is no regular
+        file; UnsupportedError if a newer shardfs wrote the journal.
+        """
+        directory = Path(directory)
+        lock = str(directory / source_locks.LOCK)
+        owner = source_locks.read_owner(lock) if places.is_locked(lock) else None
+        reading = read(directory, None if source is None else places.source_id(source), write=False)
+        reading.owner = owner
+        return reading
 
     # ------------------------------------------------------------------------------------------------ appending
 
+    @property
+    def read_only(self) -> str | None:
+        """Why the journal cannot be written any more; None if it can."""
+        return self._appender.read_only
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the segments from the oldest one with a live record on; 0 if no record is live."""
+        with self._lock:
+            used = self._contents.used
+            for segment in self._contents.segments.values():
+                if segment.live:
+                    return used
+                used -= segment.end
+            return 0
+
+    @property
+    def limit_bytes(self) -> int:
+        """Size limit of `nbytes` for records without `reserve`."""
+        return self._limits.journal - self._limits.reserve
+
     def append(
-        self, kind: RecordKind, meta: dict[str, Any], data: Data | None = None, *, reserve: bool = False
+        self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None, *, reserve: bool = False
     ) -> Record:
         """Write a record to the page cache. The record survives a crash of this process, but no power failure.
 
@@ -223,95 +175,71 @@ class Journal(Contents):
         program has removed the journal (see `_require_in_place`).
         """
         text = encode_meta(meta)
-        if data is None and kind is RecordKind.PUT:
-            data = b""
-        content, size = content_of(data)
-        crc = None if isinstance(content, FilePart) else crc_of(content)
-        flags = 0 if data is None else HAS_DATA
+        flags = 0 if data is None and kind is not RecordKind.PUT else HAS_DATA
+        content = data or b""
+        size, crc = (content.size, None) if isinstance(content, FilePart) else (len(content), crc32c(content))
         if not self._fits(kind, size + len(text), reserve=reserve):
             self.tidy(hard=True)
         with self._lock:
             if not self._fits(kind, size + len(text), reserve=reserve):
-                raise OSError(errno.ENOSPC, f"the journal has reached its limit of {self._limits.journal} bytes")
+                limit = self._limits.journal
+                raise OSError(errno.ENOSPC, f"the journal has reached its limit of {limit} bytes (-o journal_limit)")
             head = RecordHead(kind, flags, len(text), size, 0, 0, 0, 0, 0, 0, 0, crc or 0)
             written = self._write_in_place(head, text, content, crc)
         if written is None:
-            self._lead()
-            try:
+            with self._leader.lead():
                 self._require_in_place()
-            finally:
-                self._end_leading()
             raise OSError(errno.EIO, REMOVED)  # another thread has restored the journal meanwhile
         position = Position(written.segment, written.data_start, size, written.data_crc) if flags else None
         return Record(written.lsn, kind, meta, position)
 
-    def _write_in_place(self, head: RecordHead, meta: bytes, content: Content, crc: int | None) -> RecordHead | None:
+    def _write_in_place(self, head: RecordHead, meta: bytes, content: Bytes, crc: int | None) -> RecordHead | None:
         """Write a new record. Return None and forget it if another program has removed its segment or the directory."""
         try:
-            head = self._write(head, meta, content, crc)
+            head = self._appender.write(head, meta, content, crc)
         except FileNotFoundError:  # parts of the journal were removed before a new segment was created
             return None
-        if self._current is not None and self._current.is_in(self.directory):
+        if self._appender.current is not None and self._appender.current.is_in(self.directory):
             return head
-        self._forget(head.lsn)
+        self._contents.forget(head.lsn)
         return None
 
     def _fits(self, kind: RecordKind, size: int, *, reserve: bool) -> bool:
         if reserve and kind in HELPFUL:
             return True
         limit = self._limits.journal - (0 if reserve else self._limits.reserve)
-        return self._used + size + AROUND <= limit
+        return self._contents.used + size + AROUND <= limit
 
-    def _write(self, head: RecordHead, meta: bytes, content: Content, crc: int | None) -> RecordHead:
-        """Append a record and return its final head; `_lock` is held. An LSN of 0 is replaced by a new one.
+    # ------------------------------------------------------------------------------------------------- reading
 
-        After an error, the next record overwrites the failed one. Raise OSError (EIO) if data from a file do not have
-        the given `crc`.
+    def release(self, lsns: Iterable[int]) -> None:
+        """Mark records as not needed any more. `tidy` unlinks segments without live records later."""
+        with self._lock:
+            for lsn in lsns:
+                self._contents.forget(lsn)
+
+    @contextmanager
+    def using(self, position: Position) -> Iterator[FilePart]:
+        """Give where a record's data are, and keep them for the length of a `with` block, even after a release.
+
+        Raise OSError (ESTALE) if the record was released and its segment is gone.
         """
-        if self.read_only:
-            raise OSError(errno.EROFS, self.read_only)
-        segment, need = self._current, head.meta_size + head.data_size + AROUND
-        helpful = head.kind in ON_FULL_DISK
-        if segment is None or segment.end + need > segment.size or (segment.spare and not helpful):
-            if not self._is_in_place():
-                raise FileNotFoundError(errno.ENOENT, REMOVED, str(self.directory))
-            segment = self._roll(need, helpful=helpful)
-        number = self._sequence + 1
-        head = head._replace(
-            sequence=number, lsn=head.lsn or number, epoch=self._epoch, segment=segment.number, offset=segment.end,
-            durable=self._durable, oldest=self._oldest,
-        )  # fmt: skip
-        head = segment.write(head, meta, content, crc)
-        stop = aligned(head.stop)
-        self._used += stop - segment.end
-        self._sequence, segment.end = number, stop
-        self._dirty[segment.number] = segment
-        place = RecordPlace(segment.number, head.offset, head.stop - head.offset)
-        self._fresh.append(_Fresh(number, head.lsn, place))
-        if head.kind not in OWN:
-            self._forget(head.lsn)
-            self._note(head.lsn, place)
-        return head
-
-    # ------------------------------------------------------------------------------------------------- segments
-
-    def _roll(self, need: int, *, helpful: bool) -> Segment:
-        """Begin a segment with room for `need` bytes behind its header.
-
-        On a full disk, raise OSError unless the record is `helpful` and the spare file is large enough.
-        """
-        id_, name = self._source
-        header = SegmentHeader(id_, self._epoch, self._number + 1, self._sequence + 1, time.time_ns(), name)
+        with self._lock:
+            segment, part = self._contents.part(position)
+            segment.pins += 1
         try:
-            segment = Segment.create(self.directory, header, max(self._limits.segment, HEADER_SIZE + need))
-        except OSError as e:
-            if e.errno not in FULL or not helpful:
-                raise
-            segment = Segment.from_spare(self.directory, header, HEADER_SIZE + need)
-        self._number = header.number
-        self._add(segment)
-        self._current = segment
-        return segment
+            yield part
+        finally:
+            with self._lock:
+                segment.pins -= 1
+
+    def read(self, position: Position, start: int = 0, size: int | None = None) -> bytes:
+        """Return up to `size` bytes of a record's data from `start`; None: up to the end.
+
+        A read of all data verifies their crc32c and raises OSError (EIO) if it differs. A partial read is not verified.
+        """
+        with self.using(position) as part:
+            return read_part(part, position.crc, start, size)
 
     # --------------------------------------------------------------------------------------------------- syncing
 
@@ -321,261 +249,40 @@ class Journal(Contents):
         Raise OSError (EIO) if the records cannot be written to disk; the journal is read-only then. Also raise EIO,
         once, if another program has removed the journal (see `_require_in_place`).
         """
-        with self._lock:
-            target = self._sequence if lsn is None else lsn
-            while self._leading and self._durable < target:
-                self._led.wait()
-            if self._durable >= target and self._is_in_place():
-                return
-            while self._leading:
-                self._led.wait()
-            self._leading = True
-        try:
-            self._commit()
-        finally:
-            self._end_leading()
-
-    def _lead(self) -> None:
-        with self._lock:
-            while self._leading:
-                self._led.wait()
-            self._leading = True
-
-    def _end_leading(self) -> None:
-        with self._lock:
-            self._leading = False
-            self._led.notify_all()
+        target = self._appender.sequence if lsn is None else lsn
+        with self._leader.lead(lambda: self._appender.durable >= target and self._contents.is_in_place()) as leads:
+            if leads:
+                self._commit()
 
     def _commit(self) -> None:
         """Sync all records, and make sure that the next mount will find their files. Only the leader calls this."""
-        self._commit_segments()
+        self._appender.sync()
         self._require_in_place()
-
-    def _commit_segments(self) -> None:
-        with self._lock:
-            if self.read_only and self._fresh:
-                raise OSError(errno.EIO, self.read_only)
-            sequence, dirty = self._sequence, list(self._dirty.values())
-            self._dirty.clear()
-        broken = self._sync_segments(dirty)
-        with self._lock:
-            if broken:
-                self._current = None
-                if not self._is_in_place():  # `_require_in_place` then writes all live records anew
-                    raise OSError(errno.EIO, REMOVED)
-                self._rescue(broken)
-                return
-            self._durable = max(self._durable, sequence)
-            while self._fresh and self._fresh[0].sequence <= sequence:
-                self._fresh.popleft()
-
-    def _sync_segments(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Sync segments; return those for which fdatasync failed."""
-        broken = []
-        for segment in segments:
-            try:
-                syscalls.fdatasync(segment.fd)
-            except OSError as e:
-                log.error("%s: %s; its last records are written anew", self.directory / segment.name, e.strerror)
-                broken.append(segment)
-        return broken
-
-    def _rescue(self, broken: Sequence[Segment]) -> None:
-        """After a failed fdatasync, write the records again that may be missing on disk; `_lock` is held.
-
-        After the error, the kernel marks the pages as clean, so a second fdatasync of the file would prove nothing. The
-        page cache usually still has the pages; each copied record is verified. All records from the first doubtful one
-        on are copied in order, so that every record still precedes the records that supersede it.
-        """
-        numbers = {segment.number for segment in broken}
-        doubtful = list(dropwhile(lambda fresh: fresh.place.number not in numbers, self._fresh))
-        first, last = doubtful[0].sequence if doubtful else self._sequence, self._sequence
-        try:
-            for fresh in doubtful:
-                self._copy_record(fresh.lsn, fresh.place)
-            meta = encode_meta({"first": first, "last": last})
-            self._write(_own(RecordKind.REWRITTEN, meta), meta, (), 0)
-            for segment in self._dirty.values():
-                if segment not in broken:
-                    syscalls.fdatasync(segment.fd)
-        except OSError as e:
-            self._give_up(e)
-        self._dirty.clear()
-        self._fresh.clear()
-        self._durable = self._sequence
-
-    # -------------------------------------------------------------------------- a journal that was removed
-
-    def _is_in_place(self) -> bool:
-        """Return whether the lock file and all needed segments are still in the directory; `_lock` is held."""
-        return all(lock.is_at_its_path() for lock in self._locks[:1]) and not self._missing()
-
-    def _missing(self) -> list[Segment]:
-        needed = (segment for segment in self._segments.values() if segment.number >= self._oldest)
-        return [segment for segment in needed if not segment.is_in(self.directory)]
-
-    def _require_in_place(self) -> None:
-        """Restore the journal if another program has removed it, or parts of it. Only the leader calls this.
-
-        A missing lock file is created again. If segments are missing, all live records are copied to a new segment,
-        because an unlinked file stays readable through its open descriptor. After such a copy, raise OSError (EIO) even
-        if the copy succeeded, because for some time a crash of this process would have lost records. If the journal
-        cannot be restored, raise OSError (EIO); the next call tries again.
-        """
-        with self._lock:
-            if self._is_in_place():
-                return
-            if self.read_only:
-                raise OSError(errno.EIO, self.read_only)
-            missing, count = self._missing(), len(self._live)
-            try:
-                self._take_place()
-            except OSError as e:
-                self._say_removed(f"and a new one cannot be begun: {e.strerror}", e)
-            if not missing:
-                log.warning("%s: the lock file was removed, and is there again", self.directory)
-                return
-        try:
-            self._renew()
-        except OSError as e:
-            self._current = None  # no append before all live records have been written anew
-            self._say_removed(f"and its records cannot be written to a new one: {e.strerror}", e)
-        self._was_removed = True
-        self._say_removed(f"the {count} records that are needed are in a new one")
-
-    def _take_place(self) -> None:
-        """Recreate the directory and the lock file if they are missing.
-
-        Raise OSError if another process holds the lock, or the directory has segments of another journal.
-        """
-        if not self._locks[0].is_at_its_path():
-            places.prepare(self.directory, "", "")  # no mount point: a look at our own mount would wait for this thread
-            old = self._locks[0]
-            self._locks[0] = places.Lock.take(str(self.directory / source_locks.LOCK), old.mountpoint, old.source)
-            old.free()
-        ours = {segment.name for segment in self._segments.values() if segment.is_in(self.directory)}
-        if others := {path.name for path in self.directory.glob("*.wal")} - ours:
-            raise OSError(errno.EEXIST, f"there is another journal at its place ({min(others)}): move it away")
-
-    def _say_removed(self, what: str, cause: OSError | None = None) -> NoReturn:
-        told = f"{REMOVED}; {what}"
-        log.error("%s: %s", self.directory, told)
-        if told not in self.problems:
-            self.problems.append(told)
-        raise OSError(errno.EIO, told) from cause
-
-    def _give_up(self, error: OSError) -> NoReturn:
-        self.read_only = f"the journal cannot be written to disk: {error.strerror}"
-        log.critical("%s: %s; nothing more is written", self.directory, self.read_only)
-        raise OSError(errno.EIO, self.read_only) from error
-
-    def _copy_record(self, lsn: int, place: RecordPlace) -> None:
-        """Append a copy of a record, with the same LSN. Raise OSError (EIO) if the record is damaged."""
-        fd, live = self._segments[place.number].fd, lsn in self._live
-        text = os.pread(fd, HEAD_SIZE, place.offset)
-        head = decode_head(text)
-        meta = os.pread(fd, head.meta_size, place.offset + HEAD_SIZE) if head else b""
-        if head is None or head.lsn != lsn or decode_meta(text + meta) is None:
-            raise OSError(errno.EIO, f"record {lsn} of the journal cannot be read any more")
-        data = FilePart(fd, head.data_start, head.data_size)
-        new = self._write(head, meta, data, head.data_crc)
-        old = place.number, head.data_start
-        origin = self._origins.pop(old, old)
-        self._moved[origin] = Position(new.segment, new.data_start, new.data_size, new.data_crc)
-        self._origins[new.segment, new.data_start] = origin
-        if not live:
-            self._forget(lsn)
-
-    # ------------------------------------------------------------------------------------------------- releasing
-
-    @property
-    def limit_bytes(self) -> int:
-        """Size limit of `nbytes` for records without `reserve`."""
-        return self._limits.journal - self._limits.reserve
 
     def tidy(self, *, hard: bool = False) -> None:
         """Sync, and unlink segments without live records. A background thread calls this every `commit_s` seconds.
 
         `hard`: copy live records even if that frees less space.
         """
-        self._lead()
-        try:
+        contents, appender, limits = self._contents, self._appender, self._limits
+        with self._leader.lead():
             self._commit()
-            if self.read_only or self._current is None:
+            if appender.read_only or appender.current is None:
                 return
-            self._free_all()
-            if self._is_mostly_dead(hard=hard):
-                self._renew_if_there_is_room()
+            cleaning.free(contents, appender)
+            if cleaning.is_mostly_dead(contents, appender, limits.segment, hard=hard):
+                try:
+                    cleaning.renew(contents, appender)
+                except OSError as e:
+                    if e.errno not in FULL:
+                        raise  # a full disk is no error here: the copy is omitted, and the old segments stay
             with suppress(OSError):  # a full disk
-                keep_spare(self.directory, min(self._limits.reserve, self._limits.segment))
-        finally:
-            self._end_leading()
+                keep_spare(self.directory, min(limits.reserve, limits.segment))
 
     def renew(self) -> None:
         """Copy all live records to a new segment, and remove the old segments. Damaged files are kept for a week."""
-        self._lead()
-        try:
-            self._renew()
-        finally:
-            self._end_leading()
-
-    def _renew_if_there_is_room(self) -> None:
-        try:
-            self._renew()
-        except OSError as e:
-            if e.errno not in FULL:
-                raise  # a full disk is no error here: the copy is omitted, and the old segments stay
-
-    def _renew(self) -> None:
-        with self._lock:  # no record may be superseded between two copies
-            self._roll(self._live_bytes + (len(self._live) + 1) * AROUND, helpful=not self._live)
-            failed = None
-            for lsn in sorted(self._live):
-                try:
-                    self._copy_record(lsn, self._live[lsn])
-                except OSError as e:
-                    failed = e
-            if failed is not None and failed.errno in FULL and self._missing():
-                raise failed  # all is written anew once the disk has room
-            if failed is not None:  # a partial copy would break the order of the records
-                self._give_up(failed)
-        self._free_all()
-
-    def _is_mostly_dead(self, *, hard: bool) -> bool:
-        """Return whether copying the live records would free enough space to be worth the copy."""
-        with self._lock:
-            if not self._live and self._current is not None:
-                return self._current.end > (HEADER_SIZE + BLOCK if hard else self._current.size // 2)
-            needed = (1 if hard else 2) * (self._live_bytes + self._limits.segment)
-            pinned = any(segment.pins for segment in self._segments.values())
-            return self._used > needed and self._live_bytes <= MAX_COPIED and not pinned
-
-    def _free_all(self) -> None:
-        while self._free():
-            pass
-
-    def _free(self) -> bool:
-        """Unlink the oldest segments without live records. Only the leader calls this.
-
-        Return whether there were any; a segment that a reader pins is unlinked later.
-        """
-        with self._lock:
-            segments = self._segments.values()
-            dead = list(takewhile(lambda segment: not segment.live and segment is not self._current, segments))
-            if all(segment.pins and segment.number < self._oldest for segment in dead):
-                return False
-        self._commit_segments()  # superseding records first: the kernel may write the FREE record before them
-        with self._lock:
-            self._oldest = min((n for n in self._segments if n > 0 and self._segments[n] not in dead), default=0)
-            self._write(_own(RecordKind.FREE, b"{}"), b"{}", (), 0)
-        self._commit_segments()
-        with self._lock:
-            for segment in dead:
-                if not segment.pins:
-                    self._unlink(segment)
-        return True
-
-    # -------------------------------------------------------------------------------------------------- the end
+        with self._leader.lead():
+            cleaning.renew(self._contents, self._appender)
 
     def _commit_for_ever(self) -> None:
         failed = False
@@ -588,51 +295,73 @@ class Journal(Contents):
                     log.error("%s: %s", self.directory, e.strerror)
                 failed = True
 
+    # -------------------------------------------------------------------------- a journal that was removed
+
+    def _require_in_place(self) -> None:
+        """Restore the journal if another program has removed it, or parts of it. Only the leader calls this.
+
+        A missing lock file is created again. If segments are missing, all live records are copied to a new segment,
+        because an unlinked file stays readable through its open descriptor. After such a copy, raise OSError (EIO) even
+        if the copy succeeded, because for some time a crash of this process would have lost records. If the journal
+        cannot be restored, raise OSError (EIO); the next call tries again.
+        """
+        with self._lock:
+            if self._contents.is_in_place():
+                return
+            if self.read_only:
+                raise OSError(errno.EIO, self.read_only)
+            missing, count = self._contents.missing(), len(self._contents.live)
+            try:
+                self._contents.take_place()
+            except OSError as e:
+                self._report_removal(f"and a new one cannot be begun: {e.strerror}", e)
+            if not missing:
+                log.warning("%s: the lock file was removed, and is there again", self.directory)
+                return
+        try:
+            cleaning.renew(self._contents, self._appender)
+        except OSError as e:
+            self._appender.current = None  # no append before all live records have been written anew
+            self._report_removal(f"and its records cannot be written to a new one: {e.strerror}", e)
+        self._was_removed = True
+        self._report_removal(f"the {count} records that are needed are in a new one")
+
+    def _report_removal(self, outcome: str, cause: OSError | None = None) -> NoReturn:
+        why = f"{REMOVED}; {outcome}"
+        log.error("%s: %s", self.directory, why)
+        if why not in self.problems:
+            self.problems.append(why)
+        raise OSError(errno.EIO, why) from cause
+
+    # -------------------------------------------------------------------------------------------------- the end
+
     def close(self, *, clean: bool) -> None:
         """Sync and unlock the journal. Remove its directory if it has no live records and no files to keep.
 
         `clean`: all writes are in the store. Raise OSError if not all records could be synced; the journal is closed
         even then.
         """
+        contents, appender = self._contents, self._appender
         self._stop.set()
-        if self._committer is not None:
+        if self._committer.is_alive():
             self._committer.join()
         try:
-            if clean and (self._current or self._live or len(self._segments) > 1) and not self.read_only:
+            if clean and (appender.current or contents.live or len(contents.segments) > 1) and not self.read_only:
                 self.sync()  # else a power failure could leave CLEAN on disk without the records before it
                 self.release([self.append(RecordKind.CLEAN, {}, reserve=True).lsn])
             self.tidy()
-            if self._current is not None:
-                syscalls.ftruncate(self._current.fd, self._current.end)
+            if appender.current is not None:
+                syscalls.ftruncate(appender.current.fd, appender.current.end)
             with suppress(FileNotFoundError):
                 syscalls.unlink(str(self.directory / SPARE))
-            self._remove_if_not_needed()
+            with self._lock:
+                if not self.read_only and not self._was_removed:
+                    contents.remove_if_not_needed()
         finally:
             self._close_files()
-
-    def _remove_if_not_needed(self) -> None:
-        """Remove the directory, unless it has live records, damage, kept files, or was restored after a removal."""
-        with self._lock:
-            segments = list(self._segments.values())
-            needed = self._live or len(segments) > 1 or any(s.pins or s.damaged for s in segments)
-            if not needed and not self.read_only and not self._was_removed and self._is_in_place():
-                places.remove(self.directory, [segment.name for segment in segments])
 
     def _close_files(self) -> None:
         """Close all files and refuse further writes, because the kernel may reuse the descriptors' numbers."""
         with self._lock:
-            self.read_only = self.read_only or "the journal is closed"
-            self._current = None
-            self._dirty.clear()
-            self._fresh.clear()
-            for segment in self._segments.values():
-                with suppress(OSError):
-                    syscalls.close(segment.fd)
-            self._segments = {}
-            locks, self._locks = self._locks, []
-        for lock in locks:
-            lock.free()
-
-
-def _own(kind: RecordKind, meta: bytes) -> RecordHead:
-    return RecordHead(kind, 0, len(meta), 0, 0, 0, 0, 0, 0, 0, 0, 0)
+            self._appender.close()
+            self._contents.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from glob import iglob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,19 +58,13 @@ def _nested(one: str, other: str) -> bool:
 
 def _owners() -> Iterator[dict[str, Any]]:
     """Yield the owner entries in the journal locks of running writers whose processes this user may inspect."""
-    for process in filter(str.isdecimal, os.listdir("/proc")):
+    for link in iglob("/proc/[0-9]*/fd/*"):
         with suppress(OSError):
-            for fd in os.listdir(f"/proc/{process}/fd"):
-                yield from _owner(f"/proc/{process}/fd/{fd}")
-
-
-def _owner(link: str) -> Iterator[dict[str, Any]]:
-    with suppress(OSError):
-        if _JOURNAL_LOCK.search(os.readlink(link)) is None:
-            return
-        fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if syscalls.is_locked(fd):
-                yield source_locks.read_owner(link)
-        finally:
-            os.close(fd)
+            if _JOURNAL_LOCK.search(os.readlink(link)) is None:
+                continue
+            fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if syscalls.is_locked(fd):
+                    yield source_locks.read_owner(link)
+            finally:
+                os.close(fd)

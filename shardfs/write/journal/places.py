@@ -13,14 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardfs.model.errors import BusyError
 from shardfs.storage import syscalls
-from shardfs.storage.mount_table import entries
+from shardfs.storage.mount_table import topmost
+from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, read_owner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, owner_record, read_owner
 
 log = logging.getLogger("shardfs")
 
@@ -53,8 +51,8 @@ def source_id(source: str) -> bytes:
 
 def state_directory() -> Path:
     """Return the default directory of journals: `$XDG_STATE_HOME/shardfs`, or `~/.local/state/shardfs`."""
-    told = os.environ.get("XDG_STATE_HOME", "")
-    return Path(told if os.path.isabs(told) else os.path.expanduser("~/.local/state"), "shardfs")
+    given = os.environ.get("XDG_STATE_HOME", "")
+    return Path(given if os.path.isabs(given) else os.path.expanduser("~/.local/state"), "shardfs")
 
 
 def directory_for(source: str, base: str | Path | None = None) -> Path:
@@ -72,7 +70,8 @@ def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
     here = os.path.realpath(directory)
     for name, other in (("source", source and canonical(source)), ("mount", mountpoint)):
         if other and "://" not in other and Path(here).is_relative_to(os.path.realpath(other)):
-            raise OSError(errno.EINVAL, f"the journal cannot lie inside the {name}", str(directory))
+            why = f"the journal cannot be inside the {name}: use -o journal=DIRECTORY"
+            raise OSError(errno.EINVAL, why, str(directory))
     for path in (directory.parent, directory):
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -106,34 +105,30 @@ def own_directory(directory: Path) -> None:
     if info.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, f"the journal belongs to user {info.st_uid}", str(directory))
     if info.st_mode & 0o077:
-        why = f"the journal is open to others (mode {info.st_mode & 0o777:o}, expected 700)"
+        why = f"other users can access the journal (mode {info.st_mode & 0o777:o}, expected 700): use chmod 700"
         raise PermissionError(errno.EPERM, why, str(directory))
 
 
 def _no_links(directory: Path) -> None:
     for path in (directory.parent, directory):
         if path.is_symlink():
-            raise OSError(errno.ELOOP, "a journal must not be reached by a symbolic link", str(path))
+            raise OSError(errno.ELOOP, "a journal must not be behind a symbolic link: give the real path", str(path))
 
 
 def _of_file_system(path: str) -> list[str]:
     kind = file_system(path)
     if kind in FAR or kind.partition(".")[0] in ("fuse", "fuseblk"):
-        raise OSError(errno.EOPNOTSUPP, f"a journal must lie on a local disk, not on {kind}", path)
+        raise OSError(errno.EOPNOTSUPP, f"a journal must be on a local disk, not on {kind}: -o journal=DIRECTORY", path)
     if kind in FORGETFUL:
-        return [f"the journal {path} lies on {kind}: what is not published yet does not survive a power failure"]
+        return [f"the journal {path} is on {kind}: unpublished writes do not survive a power failure"]
     return []
 
 
 def file_system(path: str) -> str:
     """Return the type of the file system of an existing path, as in mountinfo. The path must have no symbolic links."""
     above = {path, *map(str, Path(path).parents)}
-    found = ""
-    best = -1
-    for entry in entries():
-        if entry.mountpoint in above and len(entry.mountpoint) >= best:
-            found, best = entry.type, len(entry.mountpoint)
-    return found
+    found = [mount for mount in topmost().values() if mount.mountpoint in above]
+    return max(found, key=lambda mount: len(mount.mountpoint)).type if found else ""
 
 
 def remove(directory: Path, segments: Sequence[str]) -> None:
@@ -225,10 +220,10 @@ def lock_source(source: str, mountpoint: str) -> list[Lock]:
         return []
     try:
         return [Lock.take(os.path.join(root, SOURCE_LOCK), mountpoint, source, fleeting=True, mode=0o644)]
-    except PermissionError:
-        log.warning("%s cannot be locked against writers on other hosts", root)
+    except PermissionError:  # the lock file cannot be created
+        log.warning("%s cannot be locked against writers on other hosts: this user may not create files in it", root)
     except OSError as e:
-        if isinstance(e, BusyError) or e.errno != errno.EROFS:
+        if e.errno != errno.EROFS:
             raise
     return []
 

@@ -5,31 +5,20 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from google_crc32c import extend as crc32c_extend
 
 from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
-from shardfs.write.journal import places
-from shardfs.write.journal.reading import segment_name
-from shardfs.write.journal.records import (
-    ALIGN,
-    BLOCK,
-    CRC_STEP,
-    HEAD_SIZE,
-    HEADER_SIZE,
-    TAIL_SIZE,
-    RecordHead,
-    SegmentHeader,
-    encode_head,
-    encode_header,
-    encode_tail,
-)
+from shardfs.write.journal import places, records
+from shardfs.write.journal.records import HEADER_SIZE, RecordHead, SegmentHeader
+from shardfs.write.journal.scanning import segment_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
+
+    from shardfs.model.blobs import Bytes
 
 SPARE = "spare"
 """Name of the file that reserves disk space, so that a full disk still has room for records that free space."""
@@ -37,11 +26,8 @@ SPARE = "spare"
 JOINED = 1 << 20
 """Bytes. A record with at most this much data is written by one system call, at the cost of one more copy."""
 
-AROUND = HEAD_SIZE + BLOCK + TAIL_SIZE + ALIGN
+AROUND = records.HEAD_SIZE + records.BLOCK + records.TAIL_SIZE + records.ALIGN
 """Upper limit of the bytes that a record takes in addition to its meta and data."""
-
-Content: TypeAlias = "Sequence[bytes] | FilePart"
-Data: TypeAlias = "bytes | bytearray | memoryview | Content"
 
 
 class Segment:
@@ -99,7 +85,7 @@ class Segment:
 
     @classmethod
     def _begin(cls, directory: Path, header: SegmentHeader, fd: int, size: int) -> Segment:
-        syscalls.pwrite_all(fd, encode_header(header), 0)
+        syscalls.pwrite_all(fd, records.encode_header(header), 0)
         syscalls.fsync(fd)
         syscalls.fsync_directory(str(directory))
         return cls(header.number, segment_name(header.number), fd, size, HEADER_SIZE)
@@ -111,7 +97,7 @@ class Segment:
         """
         return places.is_at(self.fd, f"{directory}/{self.name}")
 
-    def write(self, head: RecordHead, meta: bytes, content: Content, crc: int | None) -> RecordHead:
+    def write(self, head: RecordHead, meta: bytes, content: Bytes, crc: int | None) -> RecordHead:
         """Write a record at `head.offset`. Return its head, with `data_crc` filled in if the data come from a file.
 
         Raise OSError (EIO), before the head is written, if data from a file do not have the given `crc`.
@@ -121,18 +107,16 @@ class Segment:
             if crc is not None and crc != found:
                 raise OSError(errno.EIO, f"record {head.lsn} of the journal cannot be read any more")
             head = head._replace(data_crc=found)
-            syscalls.pwrite_all(self.fd, encode_tail(head), head.stop - TAIL_SIZE)
-            syscalls.pwrite_all(self.fd, encode_head(head, meta), head.offset)
+            syscalls.pwrite_all(self.fd, records.encode_tail(head), head.stop - records.TAIL_SIZE)
+            syscalls.pwrite_all(self.fd, records.encode_head(head, meta), head.offset)
             return head
-        front, tail = encode_head(head, meta), encode_tail(head)
+        front, tail = records.encode_head(head, meta), records.encode_tail(head)
         if head.data_size <= JOINED:
             gap = bytes(head.data_start - head.offset - len(front))
-            syscalls.pwrite_all(self.fd, b"".join((front, gap, *content, tail)), head.offset)
+            syscalls.pwrite_all(self.fd, b"".join((front, gap, content, tail)), head.offset)
             return head
-        at = head.data_start
-        for part in (*content, tail):
-            syscalls.pwrite_all(self.fd, part, at)
-            at += len(part)
+        syscalls.pwrite_all(self.fd, content, head.data_start)
+        syscalls.pwrite_all(self.fd, tail, head.stop - records.TAIL_SIZE)
         syscalls.pwrite_all(self.fd, front, head.offset)
         return head
 
@@ -141,9 +125,9 @@ class Segment:
         at = self.end
         copy = syscalls.open(str(directory / f"{self.name[:16]}.torn"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            while at < stop and (data := os.pread(self.fd, min(CRC_STEP, stop - at), at).rstrip(b"\0")):
+            while at < stop and (data := os.pread(self.fd, min(records.CRC_STEP, stop - at), at).rstrip(b"\0")):
                 syscalls.write_all(copy, data)
-                at += CRC_STEP
+                at += records.CRC_STEP
             syscalls.fsync(copy)
         finally:
             syscalls.close(copy)
@@ -179,27 +163,6 @@ def keep_spare(directory: Path, size: int) -> None:
         syscalls.close(fd)
 
 
-def content_of(data: Data | None) -> tuple[Content, int]:
-    """Return the data as a file part or a sequence of bytes objects, and their size in bytes."""
-    if isinstance(data, FilePart):
-        return data, data.size
-    if data is None:
-        return (), 0
-    if isinstance(data, bytes):
-        return (data,), len(data)
-    if isinstance(data, bytearray | memoryview):
-        return (bytes(data),), len(data)
-    return data, sum(map(len, data))
-
-
-def crc_of(parts: Sequence[bytes]) -> int:
-    """Return the crc32c of the concatenated parts."""
-    crc = 0
-    for part in parts:
-        crc = crc32c_extend(crc, part)
-    return crc
-
-
 def _copy(part: FilePart, target: int, at: int) -> int:
     """Copy a part of a file to `at` and return the crc32c of its bytes.
 
@@ -207,7 +170,7 @@ def _copy(part: FilePart, target: int, at: int) -> int:
     """
     crc, start, left = 0, part.start, part.size
     while left:
-        data = os.pread(part.fd, min(left, CRC_STEP), start)
+        data = os.pread(part.fd, min(left, records.CRC_STEP), start)
         if not data:
             raise OSError(errno.EIO, f"a file ends {left} bytes early")
         syscalls.pwrite_all(target, data, at)
