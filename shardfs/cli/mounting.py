@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from shardfs.config.options import Options, Setting
     from shardfs.fuse.settings import FuseSettings
     from shardfs.vfs.tree import Tree
-    from shardfs.write.overlay import Overlay
     from shardfs.write.tree import WriteTree
+    from shardfs.write.unpublished import Unpublished
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, tel
     from shardfs.daemon.logs import Logs
     from shardfs.daemon.mount import mount as mount_tree
 
-    def open_tree(waiting: Callable[[], None]) -> tuple[Tree | Overlay, WriteTree | None]:
+    def open_tree(waiting: Callable[[], None]) -> tuple[Tree | WriteTree | Unpublished, WriteTree | None]:
         if not found.rw:
             return _opened_to_read(source, found, waiting), None
         tree = opened_to_write(source, found, os.path.realpath(mountpoint), waiting)
@@ -162,7 +162,7 @@ def _looked_for_journal(source: str, found: Options) -> Options:
     return replace(found, index_ttl=min(found.index_ttl, LOOK_S)) if shown else found
 
 
-def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) -> Tree | Overlay:
+def _opened_to_read(source: str, found: Options, waiting: Callable[[], None]) -> Tree | Unpublished:
     """The tree for a read-only mount.
 
     Includes unpublished data of the journal, unless a long `index_ttl` lets the kernel cache this data for too long.

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from shardfs.fuse.settings import FuseSettings
     from shardfs.storage.mount_table import MountInfo
     from shardfs.vfs.tree import Tree
-    from shardfs.write.overlay import Overlay
+    from shardfs.write.tree import WriteTree
+    from shardfs.write.unpublished import Unpublished
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def mount(
     *,
     foreground: bool,
     ready_timeout: float,
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]],
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | WriteTree | Unpublished, Writing | None]],
     fuse: FuseSettings,
     fsname: str | None = None,
     layout: str = "native",
@@ -204,7 +205,7 @@ class _Mount(NamedTuple):
 
     mountpoint: str
     dead: MountInfo | None
-    open_tree: Callable[[Callable[[], None]], tuple[Tree | Overlay, Writing | None]]
+    open_tree: Callable[[Callable[[], None]], tuple[Tree | WriteTree | Unpublished, Writing | None]]
     fuse: FuseSettings
     shown: str
     layout: str

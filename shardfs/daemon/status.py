@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from shardfs.daemon.shutdown import Writing
     from shardfs.fuse.server import Server
     from shardfs.vfs.tree import Tree
-    from shardfs.write.overlay import Overlay
+    from shardfs.write.tree import WriteTree
+    from shardfs.write.unpublished import Unpublished
 
 
 class Status:
     """Statistics of one mount since this object was created. `facts` holds source, mountpoint, layout and so on."""
 
     def __init__(
-        self, server: Server, tree: Tree | Overlay, facts: Mapping[str, Any], writing: Writing | None = None
+        self,
+        server: Server,
+        tree: Tree | WriteTree | Unpublished,
+        facts: Mapping[str, Any],
+        writing: Writing | None = None,
     ) -> None:
         self._server, self._tree, self._facts, self._writing = server, tree, facts, writing
         self._began, self._began_clock = time.time(), time.monotonic()
@@ -98,7 +103,7 @@ def _latency(times: Histogram) -> dict[str, Any]:
     return {"count": times.count, "mean": times.seconds / times.count, "median_below": half, "p99_below": most}
 
 
-def _store(tree: Tree | Overlay) -> dict[str, Any] | None:
+def _store(tree: Tree | WriteTree | Unpublished) -> dict[str, Any] | None:
     patience = tree.patience
     if patience is None:
         return None

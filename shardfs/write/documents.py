@@ -103,6 +103,11 @@ class Documents:
         """Return whether a file with this name may describe the contents of its directory."""
         return any(f.describes(name) or name in f.documents for f in self._formats)
 
+    def missed(self, directory: str, name: bytes) -> None:
+        """Record that a program has found no document of this name: the program may create the document next."""
+        if self.is_document(text := os.fsdecode(name)):
+            self.seen.note(join(directory, text), None)
+
     def kind(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
         if name.endswith(ALWAYS) and self._placed(directory, name) is not None:

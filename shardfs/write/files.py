@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import stat
@@ -88,12 +89,11 @@ class WritableFile:
             return self.version.data.size
         return os.fstat(self.fd).st_size if self.fd >= 0 else self.known_size
 
-    def close(self) -> None:
-        """Release the buffer and the descriptors."""
+    def drop_buffer(self) -> None:
+        """Release the buffer, with all bytes that are not saved."""
         if self.buffer is not None:
             self.buffer.close()
             self.buffer = None
-        self.leave_disk()
 
     def leave_disk(self) -> None:
         """Stop using `fd` for the contents. Descriptors are closed once no handle is open: a read may still use one."""
@@ -115,6 +115,17 @@ def join(directory: str, name: bytes | str) -> str:
     """Return the path of a name in a directory."""
     text = os.fsdecode(name)
     return f"{directory}/{text}" if directory else text
+
+
+def split(path: str) -> tuple[str, bytes]:
+    """Return directory and name of a path."""
+    directory, _, name = path.rpartition("/")
+    return directory, os.fsencode(name)
+
+
+def stale(number: int) -> OSError:
+    """Return an OSError (ESTALE) for an inode number without a file. The kernel then looks up the name again."""
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
 
 
 class Files:
@@ -157,8 +168,8 @@ class Files:
 
     def at(self, path: str) -> WritableFile | None:
         """Return the file at a path; None if there is none or the name is hidden."""
-        parent, _, name = path.rpartition("/")
-        return self._directories.get(parent, {}).get(os.fsencode(name))
+        parent, name = split(path)
+        return self._directories.get(parent, {}).get(name)
 
     def hide(self, parent: str, name: bytes) -> None:
         """Hide a name that the tree has."""
@@ -203,7 +214,8 @@ class Files:
     def let_go(self, file: WritableFile) -> None:
         """Free a file that has no name, no open handle and no kernel reference."""
         if file.parent is None and not file.handles and not file.lookups:
-            file.close()
+            file.drop_buffer()
+            file.leave_disk()
             self.by_number.pop(file.number, None)
 
     def settle(self, file: WritableFile) -> list[WritableFile]:

@@ -1,0 +1,268 @@
+"""Calls on the names of a writable mount: unlink, link, symlink, mkdir and rmdir."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardfs.model.kinds import NameKind
+from shardfs.vfs.chunk_dirs import Spot
+from shardfs.vfs.inodes import CREATED
+from shardfs.write.files import join, shown_mode
+from shardfs.write.names import JOURNALED
+
+if TYPE_CHECKING:
+    from shardfs.model.attributes import Attributes
+    from shardfs.storage.writers import Writer
+    from shardfs.write.contents import FileContents
+    from shardfs.write.descriptions import Descriptions
+    from shardfs.write.directories import Directories
+    from shardfs.write.documents import Documents
+    from shardfs.write.links import Links
+    from shardfs.write.metadata import FileMetadata
+    from shardfs.write.open_files import OpenFiles
+    from shardfs.write.overlay import Overlay
+    from shardfs.write.saving import Saving
+    from shardfs.write.writeback import WriteBuffer
+
+
+class Entries:
+    """Creates and removes names. Thread-safe."""
+
+    def __init__(
+        self,
+        contents: FileContents,
+        overlay: Overlay,
+        directories: Directories,
+        links: Links,
+        open_files: OpenFiles,
+        descriptions: Descriptions,
+        saving: Saving,
+        metadata: FileMetadata,
+        documents: Documents,
+        writer: Writer,
+        pending: WriteBuffer,
+    ) -> None:
+        self._contents, self._overlay, self._directories, self._links = contents, overlay, directories, links
+        self._open_files, self._descriptions, self._saving = open_files, descriptions, saving
+        self._metadata, self._documents, self._writer, self._pending = metadata, documents, writer, pending
+        self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
+
+    def existing(self, parent: int, name: bytes) -> tuple[str, Attributes]:
+        """Return the directory and the attributes of an entry to be changed. Raise FileNotFoundError without one."""
+        directory = self._open_files.directory_to_change(parent)
+        found = self._overlay.find(directory, name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), join(directory, name))
+        return directory, found
+
+    def _unused(self, parent: int, name: bytes) -> str:
+        """Return the directory in which an entry is to be created. Raise FileExistsError if it exists."""
+        directory = self._open_files.directory_to_change(parent)
+        if self._overlay.find(directory, name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), join(directory, name))
+        return directory
+
+    def classify(self, directory: str, name: bytes, found: Attributes) -> Spot:
+        """Return the kind and target of an existing file."""
+        file = self._files.by_number.get(found.number)
+        if file is not None:
+            return Spot(file.kind, file.target)
+        spot = self._names.classify_name(directory, name)
+        if spot.kind is NameKind.ORPHAN:  # a chunk outside of the array's new shape
+            former = self._base.target_of(found.number)
+            return spot if former is None else Spot(NameKind.CHUNK, former)
+        return spot
+
+    # ---- files ----
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a file. A chunk is removed from its shard at the next publishing."""
+        directory, found = self.existing(parent, name)
+        path = join(directory, name)
+        if found.directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._names.waiting()
+        opened = self._files.by_number.get(found.number)
+        if opened is not None and opened.twin is not None:
+            self.unlink(parent, opened.twin.name)
+            return
+        spot = self.classify(directory, name, found)
+        if spot.kind is NameKind.HIDDEN:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        if spot.target is not None:
+            self._pending.require_writable(spot.target)
+        if spot.kind is not NameKind.PLAIN:
+            self._open_files.keep(found.number)
+            if spot.kind is NameKind.DOCUMENT:
+                self._documents.remove(directory, os.fsdecode(name))
+            with self._names.gate.shared():  # another thread may have renamed the directory
+                self._remove(self._open_files.directory_to_change(parent), name, spot)
+            return
+        with self._names.renaming():
+            self._open_files.keep(found.number)
+            self._writer.delete(path)
+            self._remove(directory, name, spot)
+            self._base.changed(path)
+        if self._documents.is_document(os.fsdecode(name)):
+            self._descriptions.describe_anew(directory)
+
+    def _remove(self, directory: str, name: bytes, spot: Spot) -> None:
+        """Remove a name. Open handles keep the bytes of the file."""
+        path = join(directory, name)
+        self._pending.refused.forget(path)
+        with self._names.lock:
+            file = self._files.at(path)
+            stored = self._pending.is_stored(path, spot.target)
+            if spot.kind in JOURNALED and (stored or self._pending.holds(path)):
+                self._pending.drop(path, spot.target if stored else None)
+            if file is not None:
+                self._contents.part_from_twin(file)
+                self._files.unname(file)
+            if stored or spot.kind is NameKind.DOCUMENT:
+                self._names.hide(directory, name, spot.target)
+            else:
+                self._names.reveal(directory, name, spot.target)
+
+    def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
+        """Create a copy of a file under another name: files here have one name each."""
+        source = self._files.by_number.get(number)
+        if source is not None and source.is_link:
+            return self.symlink(new_parent, new_name, self._links.target_of(number))
+        directory = self._unused(new_parent, new_name)
+        self._names.waiting()
+        spot, path = self._open_files.classify_to_write(directory, new_name), join(directory, new_name)
+        if spot.kind is NameKind.PLAIN and self._writer.local:
+            self._descriptions.make_stored_directory(directory)
+            if self._metadata.copy_on_disk(number, path):
+                with self._names.lock:
+                    file = self._files.new(directory, new_name, NameKind.PLAIN)
+                if self._descriptions.describes(new_name):
+                    self._descriptions.describe_anew(directory)
+                return self._contents.attributes(file)
+        return self._copy_bytes(number, path, directory, new_name, spot)
+
+    def _copy_bytes(self, number: int, path: str, directory: str, name: bytes, spot: Spot) -> Attributes:
+        """Copy a file by its bytes, if the source or the copy is not a plain file of a local store."""
+        source = self._files.by_number.get(number)
+        if source is not None:
+            self._saving.settle(source)
+        found = self._overlay.attributes(number)
+        data = bytes(self._overlay.read(number, 0, max(found.size, 1)))
+        self._pending.make_room(len(data))
+        file = self._files.unnamed(spot.kind, spot.target)
+        file.mode, file.mtime_ns = found.mode, time.time_ns()
+        if spot.kind not in JOURNALED:
+            self._saving.write_through(file, path, data)
+            self._saving.copy_status(file, path)
+        with self._names.lock:
+            if spot.kind in JOURNALED:
+                self._saving.put(file, path, data)
+            self._files.name(file, directory, name)
+            self._contents.supersede(file)
+        if found.mode and spot.kind is NameKind.PLAIN:
+            self._metadata.set_mode(file.number, found.mode)
+        return self._contents.attributes(file)
+
+    def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
+        """Create a symbolic link to a path in the source. Raise OSError (EPERM) where links cannot be shown."""
+        directory, leads_to = self._unused(parent, name), os.fsdecode(target)
+        path = join(directory, name)
+        self._names.waiting()
+        spot, described = self._open_files.classify_to_write(directory, name), self._descriptions.describes(name)
+        self._links.require(directory, name, spot, leads_to, described=described)
+        with self._names.renaming():
+            self._writer.make_link(path, leads_to)
+            with self._names.lock:
+                file = self._links.add(directory, name)
+            self._base.changed(path)
+        return self._contents.attributes(file)
+
+    # ---- directories ----
+
+    def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
+        """Create a directory.
+
+        In a tree of chunks and over a remote store, the directory exists only until the end of the mount.
+        """
+        directory = self._unused(parent, name)
+        path, spot = join(directory, name), self._names.classify_name(directory, name)
+        if spot.kind is NameKind.HIDDEN:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        if spot.kind is NameKind.DIRECTORY:
+            self._directories.show(path)
+            return self._overlay.lookup(parent, name)
+        hidden = name.startswith(b".") and self._names.keeps_hidden(directory)
+        stored = self._writer.local and self._names.base_number(directory) is not None
+        if spot.kind is not NameKind.PLAIN or hidden or not stored:
+            with self._names.lock:
+                file = self._files.new(directory, name, NameKind.DIRECTORY)
+                file.mode, file.mtime_ns = shown_mode(mode, True), time.time_ns()
+            return self._contents.attributes(file)
+        self._names.waiting()
+        self._descriptions.make_stored_directory(directory)
+        self._writer.make_directory(path, stat.S_IMODE(mode))
+        self._base.changed(path)
+        return self._overlay.lookup(parent, name)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove a directory that shows no entries."""
+        directory, found = self.existing(parent, name)
+        path = join(directory, name)
+        if not found.directory:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        self._names.waiting()
+        self.remove_directory(found.number, path)
+
+    def remove_directory(self, number: int, path: str) -> None:
+        """Remove a directory. Raise OSError (ENOTEMPTY) if it shows entries, or the store has others there."""
+        if any(len(batch.names) for batch in self._overlay.scan(number)):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._pending.refused.forget_below(path)
+        made = self._files.by_number.get(number)
+        if made is not None:
+            with self._names.lock:
+                self._files.forget_below(path)
+                self._files.unname(made)
+        self._directories.show(path, shown=False)
+        base = self._names.base_number(path)
+        if base is None:
+            return
+        if self._base.is_virtual(base):
+            tree = self._base.chunk_tree(base)
+            if tree is not None and base == tree.root and self._writer.local:
+                with suppress(OSError):  # another array, perhaps with other axes, may have shards of the same names
+                    self._pending.flush(path)
+                    self._remove_stored(path)
+            return
+        self._pending.flush(path)
+        self._remove_stored(path)
+        with self._names.lock:
+            self._files.forget_below(path)
+        self._documents.removed(path)
+        self._names.renew(path)
+
+    def _remove_stored(self, path: str) -> None:
+        """Remove a directory and its empty subdirectories from the store.
+
+        Raise OSError (ENOTEMPTY) if a file is in any of them.
+        """
+        for entry in list(self._base.store.scan(path)):
+            if not entry.directory:
+                raise OSError(errno.ENOTEMPTY, f"{entry.name} is in it, which is not shown", path)
+            self._remove_stored(join(path, entry.name))
+        with suppress(FileNotFoundError):
+            self._writer.remove_directory(path)
+
+    def sync_directory(self, number: int) -> None:
+        """Make the names in a directory survive a power failure."""
+        self._names.waiting()
+        self._pending.sync()
+        path = self._names.path_of(number)
+        if self._writer.local and number < CREATED and not self._base.is_virtual(number):
+            with suppress(FileNotFoundError):  # documents describe it, but the store does not have it yet
+                self._writer.sync_directory(path)
