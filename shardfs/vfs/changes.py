@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind, is_scratch
-from shardfs.vfs.chunk_dirs import WINDOW, ChunkDirs, Spot, Target
+from shardfs.vfs.chunk_dirs import WINDOW, ChunkDirs, NameMeaning, Target
 from shardfs.vfs.inodes import TABLE_END
 from shardfs.vfs.nodes import ChunkNode, CollectionAt, Content, DirectoryNode, DocumentNode
 from shardfs.vfs.survey import Survey
@@ -25,37 +25,37 @@ def is_in(path: str, directory: str) -> bool:
 class Changes(Survey):
     """The part of a tree that `WriteTree` uses. The tree itself changes nothing in the source."""
 
-    def spot(self, directory: int, name: bytes) -> Spot:
+    def classify_name(self, directory: int, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory, whether the file exists or not."""
         text = os.fsdecode(name)
         if directory >= TABLE_END:
             here = self._chunks_of(directory)
-            found = here.spot(directory, name)
+            found = here.classify_name(directory, name)
             return found or self._no_chunk(text, here.reserved(here.place(directory).level, text))
         node = self._directory(directory)
         content = self._datasets.open(node)
         if text in content.documents or self._rewritten_name(content, text):
-            return Spot(NameKind.DOCUMENT)
+            return NameMeaning(NameKind.DOCUMENT)
         chunks = content.chunks
         if chunks is None:
-            return Spot(NameKind.SCRATCH if content.documents and is_scratch(text) else NameKind.PLAIN)
+            return NameMeaning(NameKind.SCRATCH if content.documents and is_scratch(text) else NameKind.PLAIN)
         if chunks.root is not None and name == chunks.collection.names.prefix:
-            return Spot(NameKind.DIRECTORY)
-        found = chunks.spot(None, name) if chunks.root is None else None
+            return NameMeaning(NameKind.DIRECTORY)
+        found = chunks.classify_name(None, name) if chunks.root is None else None
         if found is not None:
             return found
         if content.hides(text) or chunks.is_shard(text):
-            return Spot(NameKind.HIDDEN)
+            return NameMeaning(NameKind.HIDDEN)
         return self._no_chunk(text, chunks.root is None and chunks.reserved(0, text))
 
     def has_chunks(self, directory: int) -> bool:
         """Return whether an inode number is that of a sharded array's directory or of a directory of its chunks."""
         return directory >= TABLE_END or self._datasets.open(self._directory(directory)).chunks is not None
 
-    def _no_chunk(self, name: str, like_one: bool) -> Spot:
+    def _no_chunk(self, name: str, like_one: bool) -> NameMeaning:
         if like_one:
-            return Spot(NameKind.ORPHAN)
-        return Spot(NameKind.SCRATCH if is_scratch(name) else NameKind.PLAIN)
+            return NameMeaning(NameKind.ORPHAN)
+        return NameMeaning(NameKind.SCRATCH if is_scratch(name) else NameKind.PLAIN)
 
     def _rewritten_name(self, content: Content, name: str) -> bool:
         dataset = content.dataset

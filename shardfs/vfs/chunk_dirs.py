@@ -97,8 +97,8 @@ class Target(NamedTuple):
     suffix: str = ""
 
 
-class Spot(NamedTuple):
-    """The kind of a name in a directory; `target` is set for a chunk."""
+class NameMeaning(NamedTuple):
+    """What a name in a directory means, whether the file exists or not; `target` is set for a chunk."""
 
     kind: NameKind
     target: Target | None = None
@@ -225,21 +225,21 @@ class ChunkDirs:
         """Return the coordinates of a chunk whose id is too large for a computed inode number; None for other names."""
         return self._names.cell(name) if isinstance(self._names, IdNames) else None
 
-    def spot(self, parent: int | None, name: bytes) -> Spot | None:
+    def classify_name(self, parent: int | None, name: bytes) -> NameMeaning | None:
         """Return the kind of a name in a directory (None: the dataset's); None if the collection has no such name."""
         place = TreePosition(0, 0) if parent is None else self.place(parent)
         value = self._names.parse(place.level, name) if place.level < self.depth else None
         if value is None:
             coords = self.unnumbered(name) if parent is None else None
             if coords is not None:
-                return Spot(NameKind.CHUNK, Target(self, coords))
+                return NameMeaning(NameKind.CHUNK, Target(self, coords))
             return self._compressed(parent, name)
         if place.level + 1 < self.depth:
-            return Spot(NameKind.DIRECTORY)
+            return NameMeaning(NameKind.DIRECTORY)
         coords = self._names.coords((*unravel(place.nth, self._dims[:-1]), value))
-        return Spot(NameKind.CHUNK, Target(self, coords))
+        return NameMeaning(NameKind.CHUNK, Target(self, coords))
 
-    def _compressed(self, parent: int | None, name: bytes) -> Spot | None:
+    def _compressed(self, parent: int | None, name: bytes) -> NameMeaning | None:
         """Return the kind of a name with a compression extension.
 
         Only clients of precomputed volumes write such files.
@@ -248,10 +248,10 @@ class ChunkDirs:
         suffix = next((s for s in COMPRESSIONS if text.endswith(s)), "")
         if not suffix or self.collection.format != "precomputed":
             return None
-        whole = self.spot(parent, os.fsencode(text.removesuffix(suffix)))
+        whole = self.classify_name(parent, os.fsencode(text.removesuffix(suffix)))
         if whole is None or whole.target is None:
             return whole
-        return Spot(NameKind.CHUNK, whole.target._replace(suffix=suffix))
+        return NameMeaning(NameKind.CHUNK, whole.target._replace(suffix=suffix))
 
     def other_names(self, name: bytes) -> list[bytes]:
         """Return the other file names of a chunk: first the name without compression, then each compressed name."""
@@ -335,21 +335,20 @@ class ChunkDirs:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def base(self, coords: Coords) -> tuple[int, int] | None:
-        """Return start and size of a chunk in its outermost shard, like `rewriting.entries`; None if absent."""
-        if self.collection.lead is not None:
-            coords = (*coords[:-1], 0)
-        found = self.chunks.stored(coords)
-        return None if found is None else (max(found.blob.base, 0) + found.start, found.size)
+    def base(self, coords: Coords, *, summed: bool = False) -> tuple[int, ...] | None:
+        """Return start and size of a chunk in its outermost shard, like `rewriting.entries`; None if absent.
 
-    def stored_sum(self, coords: Coords) -> int | None:
-        """Return the CRC-32C of a chunk's stored bytes; None if the chunk is absent or codecs surround its shard."""
+        `summed`: also return the CRC-32C of the stored bytes, unless codecs surround the shard.
+        """
         if self.collection.lead is not None:
             coords = (*coords[:-1], 0)
         found = self.chunks.stored(coords)
-        if found is None or any(layer.codecs for layer in self.collection.layers):
+        if found is None:
             return None
-        return crc32c_of(found.blob, found.start, found.size)
+        extent = (max(found.blob.base, 0) + found.start, found.size)
+        if not summed or any(layer.codecs for layer in self.collection.layers):
+            return extent
+        return (*extent, crc32c_of(found.blob, found.start, found.size))
 
     @property
     def directories(self) -> int:

@@ -17,14 +17,11 @@ from shardfs.write.files import WritableFile, join, split, stale
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.write.contents import FileContents
-    from shardfs.write.documents import Documents
-    from shardfs.write.open_files import OpenFiles
+    from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.pending import Version
-    from shardfs.write.writeback import WriteBuffer
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +29,9 @@ log = logging.getLogger(__name__)
 class Descriptions:
     """Writes documents, and updates the names that they describe. Thread-safe."""
 
-    def __init__(
-        self,
-        contents: FileContents,
-        overlay: Overlay,
-        open_files: OpenFiles,
-        documents: Documents,
-        writer: Writer,
-        pending: WriteBuffer,
-    ) -> None:
+    def __init__(self, contents: FileContents, overlay: Overlay, open_files: OpenFiles, backing: Backing) -> None:
         self._contents, self._overlay, self._open_files = contents, overlay, open_files
-        self._documents, self._writer, self._pending = documents, writer, pending
+        self._writer, self._pending, self._documents = backing
         self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
 
     def publish_chosen(self) -> None:
@@ -169,17 +158,17 @@ class Descriptions:
             for parent, name, file in self._files.below(directory):
                 if file is not None and file.kind not in (NameKind.CHUNK, NameKind.ORPHAN):
                     continue
-                spot = self._names.classify_name(parent, name)
+                meaning = self._names.classify_name(parent, name)
                 path = join(parent, name)
                 known = self._pending.target(path) if file is None else file.target
-                if spot.target is None and known is not None and known.tree in former:
+                if meaning.target is None and known is not None and known.tree in former:
                     continue  # outside of the new shape, but still readable and deletable
-                if file is not None and spot.kind in (NameKind.CHUNK, NameKind.ORPHAN):
-                    file.kind, file.target = spot.kind, spot.target
+                if file is not None and meaning.kind in (NameKind.CHUNK, NameKind.ORPHAN):
+                    file.kind, file.target = meaning.kind, meaning.target
                     self._overlay.make_parents(parent)
-                if file is not None and file.kind is NameKind.ORPHAN and spot.kind is NameKind.PLAIN:
+                if file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
                     strays.append(file)
-                self._pending.retarget(path, spot.target)
+                self._pending.retarget(path, meaning.target)
         for file in strays:
             self._pass_through(file)
 

@@ -10,24 +10,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
-from shardfs.vfs.chunk_dirs import Spot
+from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
 from shardfs.write.files import join, shown_mode
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
-    from shardfs.storage.writers import Writer
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.directories import Directories
-    from shardfs.write.documents import Documents
     from shardfs.write.links import Links
     from shardfs.write.metadata import FileMetadata
-    from shardfs.write.open_files import OpenFiles
+    from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.saving import Saving
-    from shardfs.write.writeback import WriteBuffer
 
 
 class Entries:
@@ -43,13 +40,12 @@ class Entries:
         descriptions: Descriptions,
         saving: Saving,
         metadata: FileMetadata,
-        documents: Documents,
-        writer: Writer,
-        pending: WriteBuffer,
+        backing: Backing,
     ) -> None:
         self._contents, self._overlay, self._directories, self._links = contents, overlay, directories, links
-        self._open_files, self._descriptions, self._saving = open_files, descriptions, saving
-        self._metadata, self._documents, self._writer, self._pending = metadata, documents, writer, pending
+        self._open_files, self._descriptions = open_files, descriptions
+        self._saving, self._metadata = saving, metadata
+        self._writer, self._pending, self._documents = backing
         self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
 
     def existing(self, parent: int, name: bytes) -> tuple[str, Attributes]:
@@ -67,16 +63,16 @@ class Entries:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), join(directory, name))
         return directory
 
-    def classify(self, directory: str, name: bytes, found: Attributes) -> Spot:
+    def classify(self, directory: str, name: bytes, found: Attributes) -> NameMeaning:
         """Return the kind and target of an existing file."""
         file = self._files.by_number.get(found.number)
         if file is not None:
-            return Spot(file.kind, file.target)
-        spot = self._names.classify_name(directory, name)
-        if spot.kind is NameKind.ORPHAN:  # a chunk outside of the array's new shape
+            return NameMeaning(file.kind, file.target)
+        meaning = self._names.classify_name(directory, name)
+        if meaning.kind is NameKind.ORPHAN:  # a chunk outside of the array's new shape
             former = self._base.target_of(found.number)
-            return spot if former is None else Spot(NameKind.CHUNK, former)
-        return spot
+            return meaning if former is None else NameMeaning(NameKind.CHUNK, former)
+        return meaning
 
     # ---- files ----
 
@@ -91,42 +87,42 @@ class Entries:
         if opened is not None and opened.twin is not None:
             self.unlink(parent, opened.twin.name)
             return
-        spot = self.classify(directory, name, found)
-        if spot.kind is NameKind.HIDDEN:
+        meaning = self.classify(directory, name, found)
+        if meaning.kind is NameKind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
-        if spot.target is not None:
-            self._pending.require_writable(spot.target)
-        if spot.kind is not NameKind.PLAIN:
+        if meaning.target is not None:
+            self._pending.require_writable(meaning.target)
+        if meaning.kind is not NameKind.PLAIN:
             self._open_files.keep(found.number)
-            if spot.kind is NameKind.DOCUMENT:
+            if meaning.kind is NameKind.DOCUMENT:
                 self._documents.remove(directory, os.fsdecode(name))
             with self._names.gate.shared():  # another thread may have renamed the directory
-                self._remove(self._open_files.directory_to_change(parent), name, spot)
+                self._remove(self._open_files.directory_to_change(parent), name, meaning)
             return
         with self._names.renaming():
             self._open_files.keep(found.number)
             self._writer.delete(path)
-            self._remove(directory, name, spot)
+            self._remove(directory, name, meaning)
             self._base.changed(path)
         if self._documents.is_document(os.fsdecode(name)):
             self._descriptions.describe_anew(directory)
 
-    def _remove(self, directory: str, name: bytes, spot: Spot) -> None:
+    def _remove(self, directory: str, name: bytes, meaning: NameMeaning) -> None:
         """Remove a name. Open handles keep the bytes of the file."""
         path = join(directory, name)
         self._pending.refused.forget(path)
         with self._names.lock:
             file = self._files.at(path)
-            stored = self._pending.is_stored(path, spot.target)
-            if spot.kind in JOURNALED and (stored or self._pending.holds(path)):
-                self._pending.drop(path, spot.target if stored else None)
+            stored = self._pending.is_stored(path, meaning.target)
+            if meaning.kind in JOURNALED and (stored or self._pending.holds(path)):
+                self._pending.drop(path, meaning.target if stored else None)
             if file is not None:
                 self._contents.part_from_twin(file)
                 self._files.unname(file)
-            if stored or spot.kind is NameKind.DOCUMENT:
-                self._names.hide(directory, name, spot.target)
+            if stored or meaning.kind is NameKind.DOCUMENT:
+                self._names.hide(directory, name, meaning.target)
             else:
-                self._names.reveal(directory, name, spot.target)
+                self._names.reveal(directory, name, meaning.target)
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
         """Create a copy of a file under another name: files here have one name each."""
@@ -135,8 +131,8 @@ class Entries:
             return self.symlink(new_parent, new_name, self._links.target_of(number))
         directory = self._unused(new_parent, new_name)
         self._names.waiting()
-        spot, path = self._open_files.classify_to_write(directory, new_name), join(directory, new_name)
-        if spot.kind is NameKind.PLAIN and self._writer.local:
+        meaning, path = self._open_files.classify_to_write(directory, new_name), join(directory, new_name)
+        if meaning.kind is NameKind.PLAIN and self._writer.local:
             self._descriptions.make_stored_directory(directory)
             if self._metadata.copy_on_disk(number, path):
                 with self._names.lock:
@@ -144,9 +140,9 @@ class Entries:
                 if self._descriptions.describes(new_name):
                     self._descriptions.describe_anew(directory)
                 return self._contents.attributes(file)
-        return self._copy_bytes(number, path, directory, new_name, spot)
+        return self._copy_bytes(number, path, directory, new_name, meaning)
 
-    def _copy_bytes(self, number: int, path: str, directory: str, name: bytes, spot: Spot) -> Attributes:
+    def _copy_bytes(self, number: int, path: str, directory: str, name: bytes, meaning: NameMeaning) -> Attributes:
         """Copy a file by its bytes, if the source or the copy is not a plain file of a local store."""
         source = self._files.by_number.get(number)
         if source is not None:
@@ -154,17 +150,17 @@ class Entries:
         found = self._overlay.attributes(number)
         data = bytes(self._overlay.read(number, 0, max(found.size, 1)))
         self._pending.make_room(len(data))
-        file = self._files.unnamed(spot.kind, spot.target)
+        file = self._files.unnamed(meaning.kind, meaning.target)
         file.mode, file.mtime_ns = found.mode, time.time_ns()
-        if spot.kind not in JOURNALED:
+        if meaning.kind not in JOURNALED:
             self._saving.write_through(file, path, data)
             self._saving.copy_status(file, path)
         with self._names.lock:
-            if spot.kind in JOURNALED:
+            if meaning.kind in JOURNALED:
                 self._saving.put(file, path, data)
             self._files.name(file, directory, name)
             self._contents.supersede(file)
-        if found.mode and spot.kind is NameKind.PLAIN:
+        if found.mode and meaning.kind is NameKind.PLAIN:
             self._metadata.set_mode(file.number, found.mode)
         return self._contents.attributes(file)
 
@@ -173,8 +169,8 @@ class Entries:
         directory, leads_to = self._unused(parent, name), os.fsdecode(target)
         path = join(directory, name)
         self._names.waiting()
-        spot, described = self._open_files.classify_to_write(directory, name), self._descriptions.describes(name)
-        self._links.require(directory, name, spot, leads_to, described=described)
+        meaning, described = self._open_files.classify_to_write(directory, name), self._descriptions.describes(name)
+        self._links.require(directory, name, meaning, leads_to, described=described)
         with self._names.renaming():
             self._writer.make_link(path, leads_to)
             with self._names.lock:
@@ -190,15 +186,15 @@ class Entries:
         In a tree of chunks and over a remote store, the directory exists only until the end of the mount.
         """
         directory = self._unused(parent, name)
-        path, spot = join(directory, name), self._names.classify_name(directory, name)
-        if spot.kind is NameKind.HIDDEN:
+        path, meaning = join(directory, name), self._names.classify_name(directory, name)
+        if meaning.kind is NameKind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
-        if spot.kind is NameKind.DIRECTORY:
+        if meaning.kind is NameKind.DIRECTORY:
             self._directories.show(path)
             return self._overlay.lookup(parent, name)
         hidden = name.startswith(b".") and self._names.keeps_hidden(directory)
         stored = self._writer.local and self._names.base_number(directory) is not None
-        if spot.kind is not NameKind.PLAIN or hidden or not stored:
+        if meaning.kind is not NameKind.PLAIN or hidden or not stored:
             with self._names.lock:
                 file = self._files.new(directory, name, NameKind.DIRECTORY)
                 file.mode, file.mtime_ns = shown_mode(mode, True), time.time_ns()

@@ -15,16 +15,13 @@ from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
-    from shardfs.storage.writers import Writer
-    from shardfs.vfs.chunk_dirs import Spot
+    from shardfs.vfs.chunk_dirs import NameMeaning
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
-    from shardfs.write.documents import Documents
     from shardfs.write.files import WritableFile
-    from shardfs.write.open_files import OpenFiles
+    from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.saving import Saving
-    from shardfs.write.writeback import WriteBuffer
 
 
 class FileCalls:
@@ -37,13 +34,11 @@ class FileCalls:
         open_files: OpenFiles,
         descriptions: Descriptions,
         saving: Saving,
-        documents: Documents,
-        writer: Writer,
-        pending: WriteBuffer,
+        backing: Backing,
     ) -> None:
         self._contents, self._overlay, self._open_files = contents, overlay, open_files
-        self._descriptions, self._saving, self._documents = descriptions, saving, documents
-        self._writer, self._pending = writer, pending
+        self._descriptions, self._saving = descriptions, saving
+        self._writer, self._pending, self._documents = backing
         self._names, self._files = contents.names, contents.names.files
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
@@ -56,27 +51,27 @@ class FileCalls:
             handle = self.open(found.number, flags)
             return self._overlay.attributes(found.number), handle
         with self._names.gate.shared():
-            spot = self._open_files.classify_to_write(directory, name)
-            if spot.kind is NameKind.PLAIN and self._writer.local:
+            meaning = self._open_files.classify_to_write(directory, name)
+            if meaning.kind is NameKind.PLAIN and self._writer.local:
                 self._names.waiting()
                 with self._names.renaming():
                     path = join(directory, name)
                     self._descriptions.make_stored_directory(directory)
                     how = flags & ~(os.O_ACCMODE | os.O_APPEND | os.O_TRUNC) | os.O_RDWR | os.O_CREAT
                     fd = self._writer.open_file(path, how, mode)
-                    file, handle = self._created(directory, name, spot, flags, mode, fd)
+                    file, handle = self._created(directory, name, meaning, flags, mode, fd)
                     self._names.base.changed(path)
             else:
-                file, handle = self._created(directory, name, spot, flags, mode)
-        if spot.kind is NameKind.PLAIN and self._documents.is_foreign(os.fsdecode(name)):
+                file, handle = self._created(directory, name, meaning, flags, mode)
+        if meaning.kind is NameKind.PLAIN and self._documents.is_foreign(os.fsdecode(name)):
             self._descriptions.describe_anew(directory)
         return self._contents.attributes(file), handle
 
     def _created(
-        self, directory: str, name: bytes, spot: Spot, flags: int, mode: int, fd: int = -1
+        self, directory: str, name: bytes, meaning: NameMeaning, flags: int, mode: int, fd: int = -1
     ) -> tuple[WritableFile, int]:
         with self._names.lock:
-            file = self._files.new(directory, name, spot.kind, spot.target)
+            file = self._files.new(directory, name, meaning.kind, meaning.target)
             file.mode, file.mtime_ns, file.fd = shown_mode(mode), time.time_ns(), fd
             if fd < 0:
                 file.buffer, file.dirty = self._contents.new_buffer(file), True

@@ -12,7 +12,7 @@ from shardfs.write.files import join, stale
 
 if TYPE_CHECKING:
     from shardfs.storage.writers import Writer
-    from shardfs.vfs.chunk_dirs import Spot
+    from shardfs.vfs.chunk_dirs import NameMeaning
     from shardfs.write.files import WritableFile
     from shardfs.write.names import Names
 
@@ -93,13 +93,13 @@ class Links:
         found = ((os.fsencode(name), target) for name, target in self._writer.links(directory).items())
         return [name for name, target in found if self._is_shown(directory, name, target)]
 
-    def require(self, directory: str, name: bytes, spot: Spot, target: str, *, described: bool) -> None:
+    def require(self, directory: str, name: bytes, meaning: NameMeaning, target: str, *, described: bool) -> None:
         """Raise OSError (EPERM) if a symbolic link may not have this name or target.
 
         A link is refused beside sharded data, under the name of a document (`described`), and if it leads out of the
         source.
         """
-        fits = spot.kind is NameKind.PLAIN and not described and not self._names.has_scratch(directory)
+        fits = meaning.kind is NameKind.PLAIN and not described and not self._names.has_scratch(directory)
         if not fits or not self._may_be_in(self._names.base_number(directory)):
             raise PermissionError(errno.EPERM, "no symbolic links beside sharded data", join(directory, name))
         if not stays_inside(directory, target):

@@ -18,13 +18,11 @@ from shardfs.write.names import keep
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.storage.writers import Writer
     from shardfs.write.files import WritableFile
     from shardfs.write.names import Names
-    from shardfs.write.open_files import OpenFiles
+    from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.saving import Saving
-    from shardfs.write.writeback import WriteBuffer
 
 USER, OURS = "user.", "user.shardfs."
 """Prefix of extended attributes that programs may set, and the prefix within it that shardfs generates."""
@@ -36,17 +34,10 @@ FLUSH = "user.shardfs.flush"
 class FileMetadata:
     """Reads and sets what is known of a file besides its bytes. Thread-safe."""
 
-    def __init__(
-        self,
-        names: Names,
-        overlay: Overlay,
-        open_files: OpenFiles,
-        saving: Saving,
-        writer: Writer,
-        pending: WriteBuffer,
-    ) -> None:
+    def __init__(self, names: Names, overlay: Overlay, open_files: OpenFiles, saving: Saving, backing: Backing) -> None:
         self._names, self._overlay, self._open_files, self._saving = names, overlay, open_files, saving
-        self._writer, self._pending, self._files, self._base = writer, pending, names.files, names.base
+        self._writer, self._pending = backing.writer, backing.pending
+        self._files, self._base = names.files, names.base
 
     # ---- mode and times ----
 

@@ -12,7 +12,7 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.file_tree import KernelHooks
 from shardfs.model.kinds import OWN, NameKind, is_scratch
 from shardfs.storage.cache import nothing
-from shardfs.vfs.chunk_dirs import Spot
+from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED, ROOT
 from shardfs.write.files import Files
 from shardfs.write.rw_lock import RWLock
@@ -155,18 +155,20 @@ class Names:
 
     # ---- kinds of names ----
 
-    def classify_name(self, directory: str, name: bytes) -> Spot:
+    def classify_name(self, directory: str, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory, and its target if the name is a chunk."""
         if name.startswith(OWN.encode()):
-            return Spot(NameKind.HIDDEN)
+            return NameMeaning(NameKind.HIDDEN)
         number = self.base_number(directory)
         if number is None:
-            return Spot(self._kind_in_made(directory, os.fsdecode(name)))
+            return NameMeaning(self._kind_in_made(directory, os.fsdecode(name)))
         try:
-            found = self.base.spot(number, name)
+            found = self.base.classify_name(number, name)
         except CorruptShardError:  # damaged documents may be repaired
-            return Spot(NameKind.PLAIN)
-        return Spot(self._documents.kind(directory, os.fsdecode(name))) if found.kind is NameKind.PLAIN else found
+            return NameMeaning(NameKind.PLAIN)
+        return (
+            NameMeaning(self._documents.kind(directory, os.fsdecode(name))) if found.kind is NameKind.PLAIN else found
+        )
 
     def _kind_in_made(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name in a directory that exists only on the mount."""
@@ -175,7 +177,7 @@ class Names:
         temporary = any(map(is_scratch, below)) and self.has_scratch(above)
         if temporary or (any(n.startswith(".") for n in below) and self.keeps_hidden(above)):
             return NameKind.SCRATCH
-        first = self.base.spot(number, os.fsencode(below[0])).kind
+        first = self.base.classify_name(number, os.fsencode(below[0])).kind
         if first is NameKind.PLAIN:  # an object store has no directories
             return self._documents.kind(directory, name)
         return NameKind.SCRATCH if first is NameKind.SCRATCH or is_scratch(name) else NameKind.ORPHAN
@@ -190,7 +192,7 @@ class Names:
         """Return whether the tree takes a file, or the directory above that it lacks, for one that no dataset has."""
         above, number = self._nearest(path.rpartition("/")[0])
         below = path[len(above) :].strip("/").split("/")
-        return self.base.spot(number, os.fsencode(below[0])).kind is NameKind.PLAIN
+        return self.base.classify_name(number, os.fsencode(below[0])).kind is NameKind.PLAIN
 
     def has_scratch(self, directory: str) -> bool:
         """Return whether temporary files in the directory are kept from the store, as in a sharded dataset."""

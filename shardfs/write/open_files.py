@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.kinds import NameKind
-from shardfs.vfs.chunk_dirs import Spot
+from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
 from shardfs.write.files import join, split, stale
 from shardfs.write.overlay import MAX_NAME
@@ -17,8 +17,17 @@ from shardfs.write.overlay import MAX_NAME
 if TYPE_CHECKING:
     from shardfs.storage.writers import Writer
     from shardfs.write.contents import FileContents
+    from shardfs.write.documents import Documents
     from shardfs.write.files import WritableFile
     from shardfs.write.writeback import WriteBuffer
+
+
+class Backing(NamedTuple):
+    """Where files are kept once they are closed: the store, the journal, and the documents of both."""
+
+    writer: Writer
+    pending: WriteBuffer
+    documents: Documents
 
 
 class Handle(NamedTuple):
@@ -36,8 +45,8 @@ class Handle(NamedTuple):
 class OpenFiles:
     """The handles of a mount. Thread-safe. `names.lock` guards them."""
 
-    def __init__(self, contents: FileContents, writer: Writer, pending: WriteBuffer) -> None:
-        self._contents, self._writer, self._pending = contents, writer, pending
+    def __init__(self, contents: FileContents, backing: Backing) -> None:
+        self._contents, self._writer, self._pending = contents, backing.writer, backing.pending
         self._names, self._files = contents.names, contents.names.files
         self.handles: dict[int, Handle] = {}
         self._next_handle = count(1)
@@ -114,16 +123,16 @@ class OpenFiles:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return path
 
-    def classify_to_write(self, directory: str, name: bytes) -> Spot:
+    def classify_to_write(self, directory: str, name: bytes) -> NameMeaning:
         """Return the kind and target of a name. Raise OSError if files with this name cannot be created or written."""
         if len(name) > MAX_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
-        spot = self._names.classify_name(directory, name)
-        if spot.kind in (NameKind.HIDDEN, NameKind.DIRECTORY):
+        meaning = self._names.classify_name(directory, name)
+        if meaning.kind in (NameKind.HIDDEN, NameKind.DIRECTORY):
             raise PermissionError(errno.EPERM, "the name belongs to the sharded form", join(directory, name))
-        if spot.target is not None:
-            self._pending.require_writable(spot.target)
-        return spot
+        if meaning.target is not None:
+            self._pending.require_writable(meaning.target)
+        return meaning
 
     def _require_shown(self, number: int) -> None:
         """Raise OSError (ESTALE) if the name of an inode number of the tree was removed or reused."""
@@ -157,15 +166,15 @@ class OpenFiles:
         if found.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         parent, name = split(path)
-        spot = self.classify_to_write(parent, name)
-        former = base.target_of(number) if spot.kind is NameKind.ORPHAN else None
+        meaning = self.classify_to_write(parent, name)
+        former = base.target_of(number) if meaning.kind is NameKind.ORPHAN else None
         if former is not None:  # outside of the new shape, but still in its shard
-            spot = Spot(NameKind.CHUNK, former)
+            meaning = NameMeaning(NameKind.CHUNK, former)
         with self._names.lock:
             file = self._files.by_number.get(number)
             if file is None:
                 self._require_shown(number)
-                file = self._files.new(parent, name, spot.kind, spot.target, number)
+                file = self._files.new(parent, name, meaning.kind, meaning.target, number)
                 file.known_size, file.mtime_ns, file.base = found.size, found.mtime_ns, number
                 file.mode = self._names.modes.get(number, 0)
                 file.lookups = 1

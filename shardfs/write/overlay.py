@@ -53,17 +53,17 @@ class Overlay:
             if version.is_document:
                 continue
             parent, name = split(path)
-            spot = self._names.classify_name(parent, name)
+            meaning = self._names.classify_name(parent, name)
             if version.data is None:
-                if spot.target is not None:
-                    self._names.hide(parent, name, spot.target)
-                self._pending.retarget(path, spot.target)
+                if meaning.target is not None:
+                    self._names.hide(parent, name, meaning.target)
+                self._pending.retarget(path, meaning.target)
                 continue
-            kind = spot.kind if spot.kind in JOURNALED else NameKind.ORPHAN
-            file = self._files.new(parent, name, kind, spot.target)
+            kind = meaning.kind if meaning.kind in JOURNALED else NameKind.ORPHAN
+            file = self._files.new(parent, name, kind, meaning.target)
             file.version, file.mode, file.mtime_ns = version, version.mode, version.mtime_ns
             self._contents.supersede(file)
-            self._pending.retarget(path, spot.target)
+            self._pending.retarget(path, meaning.target)
             self.make_parents(parent)
 
     def make_parents(self, path: str) -> None:
@@ -129,10 +129,10 @@ class Overlay:
         if found.number not in self._files.by_number:
             return found
         # Handles of an older file of this name still refer to it by the number: show the name under a new number.
-        spot = self._names.classify_name(directory, name)
+        meaning = self._names.classify_name(directory, name)
         with self._names.lock:
             if name not in (self._files.directory(directory) or {}):
-                file = self._files.new(directory, name, spot.kind, spot.target)
+                file = self._files.new(directory, name, meaning.kind, meaning.target)
                 file.known_size, file.mtime_ns, file.mode = found.size, found.mtime_ns, found.mode
                 return self._contents.attributes(file)
         return self.find(directory, name)  # written or hidden in the meantime

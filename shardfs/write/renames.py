@@ -15,18 +15,15 @@ from shardfs.write.names import JOURNALED
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
     from shardfs.model.blobs import Bytes
-    from shardfs.storage.writers import Writer
-    from shardfs.vfs.chunk_dirs import Spot
+    from shardfs.vfs.chunk_dirs import NameMeaning
     from shardfs.write.buffers import Buffer
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
-    from shardfs.write.documents import Documents
     from shardfs.write.entries import Entries
     from shardfs.write.links import Links
-    from shardfs.write.open_files import OpenFiles
+    from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.saving import Saving
-    from shardfs.write.writeback import WriteBuffer
 
 
 class Renames:
@@ -41,13 +38,11 @@ class Renames:
         descriptions: Descriptions,
         saving: Saving,
         entries: Entries,
-        documents: Documents,
-        writer: Writer,
-        pending: WriteBuffer,
+        backing: Backing,
     ) -> None:
         self._contents, self._overlay, self._links = contents, overlay, links
         self._open_files, self._descriptions, self._saving, self._entries = open_files, descriptions, saving, entries
-        self._documents, self._writer, self._pending = documents, writer, pending
+        self._writer, self._pending, self._documents = backing
         self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
@@ -69,50 +64,52 @@ class Renames:
             return
         if there is not None and there.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
-        moved, spot = self._files.by_number.get(found.number), self._names.classify_name(directory, new_name)
-        if moved is None or not self._moves_quickly(moved, spot):
+        moved, meaning = self._files.by_number.get(found.number), self._names.classify_name(directory, new_name)
+        if moved is None or not self._moves_quickly(moved, meaning):
             self._names.waiting()
         if moved is not None and moved.twin is not None:
             raise OSError(errno.EXDEV, "has a compressed form, which would stay", old)
-        self._prepare(found, moved, spot)
+        self._prepare(found, moved, meaning)
         while True:
-            describes = spot.kind is NameKind.DOCUMENT
+            describes = meaning.kind is NameKind.DOCUMENT
             if describes:
                 self._pending.drain(self._documents.described_by(directory, os.fsdecode(new_name)))
             with self._names.gate.alone() if describes else self._names.gate.shared():
-                spot = self._open_files.classify_to_write(directory, new_name)
-                if describes is (spot.kind is NameKind.DOCUMENT):
-                    self._rename_file(found, there, old, new, spot)
+                meaning = self._open_files.classify_to_write(directory, new_name)
+                if describes is (meaning.kind is NameKind.DOCUMENT):
+                    self._rename_file(found, there, old, new, meaning)
                     return
 
-    def _moves_quickly(self, file: WritableFile, spot: Spot) -> bool:
+    def _moves_quickly(self, file: WritableFile, meaning: NameMeaning) -> bool:
         """Return whether the rename needs no more than a quick journal record."""
-        if file.kind not in JOURNALED or spot.kind not in JOURNALED:
+        if file.kind not in JOURNALED or meaning.kind not in JOURNALED:
             return False
-        carried = _carried(file, spot)
+        carried = _carried(file, meaning)
         if carried is None and (file.version is None or file.dirty):
             return False
-        return self._pending.is_quick(spot.target, 0 if carried is None else carried.size)
+        return self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
 
-    def _prepare(self, found: Attributes, file: WritableFile | None, spot: Spot) -> None:
+    def _prepare(self, found: Attributes, file: WritableFile | None, meaning: NameMeaning) -> None:
         """Save the data of a file before its rename, and make room in the journal.
 
         The rename itself, which holds locks, then waits for neither.
         """
-        carried = file is not None and _carried(file, spot) is not None
+        carried = file is not None and _carried(file, meaning) is not None
         if file is not None and file.kind in JOURNALED and not carried:
             self._saving.settle(file)
-        if spot.kind in JOURNALED and (file is None or file.version is None or carried):
+        if meaning.kind in JOURNALED and (file is None or file.version is None or carried):
             self._pending.make_room(found.size)
 
-    def _rename_file(self, found: Attributes, there: Attributes | None, old: str, new: str, spot: Spot) -> None:
+    def _rename_file(
+        self, found: Attributes, there: Attributes | None, old: str, new: str, meaning: NameMeaning
+    ) -> None:
         (source, name), (directory, new_name) = split(old), split(new)
         if there is not None:
-            spot = self._entries.classify(directory, new_name, there)
+            meaning = self._entries.classify(directory, new_name, there)
         if stat.S_ISLNK(found.mode):
             target, described = os.fsdecode(self._links.target_of(found.number)), self._descriptions.describes(new_name)
-            self._links.require(directory, new_name, spot, target, described=described)
-        kinds = {spot.kind, self._entries.classify(source, name, found).kind}
+            self._links.require(directory, new_name, meaning, target, described=described)
+        kinds = {meaning.kind, self._entries.classify(source, name, found).kind}
         with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
             if there is not None:
                 self._open_files.keep(there.number, replaced=True)
@@ -120,7 +117,7 @@ class Renames:
             if kinds == {NameKind.PLAIN}:
                 self._rename_plain(file, old, new)
             else:
-                self._replace(file, old, new, spot)
+                self._replace(file, old, new, meaning)
         if kinds == {NameKind.PLAIN}:
             for above, last in ((source, name), (directory, new_name)):
                 if self._descriptions.describes(last):
@@ -142,32 +139,32 @@ class Renames:
             self._files.unname(replaced)
         self._files.rename(file, *split(new))
 
-    def _replace(self, file: WritableFile, old: str, new: str, spot: Spot) -> None:
+    def _replace(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
         """Rename a file whose bytes move between the journal, a shard, a document and the store."""
         was, had, (source, old_name) = file.kind, file.target, split(old)
-        carried = _carried(file, spot)
+        carried = _carried(file, meaning)
         if was in JOURNALED and carried is None:
             self._saving.settle(file)
-        held = carried is not None or (file.version is not None and spot.kind in JOURNALED)
+        held = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
         whole = None if held else self._contents.whole(file)
-        self._pending.look(new, spot.target)
+        self._pending.look(new, meaning.target)
         if was is NameKind.DOCUMENT:
             self._documents.require_known(source, os.fsdecode(old_name))
-        if spot.kind not in JOURNALED:
-            self._write_through(file, new, whole or b"", spot)
+        if meaning.kind not in JOURNALED:
+            self._write_through(file, new, whole or b"", meaning)
         with self._names.lock:
             stored = self._pending.is_stored(old, had)
             self._contents.part_from_twin(file)
-            if spot.kind in JOURNALED:
-                self._move_version(file, old, new, spot, whole, stored=stored)
+            if meaning.kind in JOURNALED:
+                self._move_version(file, old, new, meaning, whole, stored=stored)
                 stored = self._pending.holds(old)  # a tombstone
             elif was in JOURNALED and (stored or self._pending.holds(old)):
                 self._pending.drop(old, had if stored else None)
                 file.version = None
             self._move_name(file, new)
-            file.kind, file.target = spot.kind, spot.target
+            file.kind, file.target = meaning.kind, meaning.target
             self._contents.supersede(file)
-            if spot.kind is not NameKind.DOCUMENT:
+            if meaning.kind is not NameKind.DOCUMENT:
                 file.frozen = None
             if stored or was is NameKind.DOCUMENT:
                 self._names.hide(source, old_name, had)
@@ -181,25 +178,25 @@ class Renames:
             self._base.changed(old)
 
     def _move_version(
-        self, file: WritableFile, old: str, new: str, spot: Spot, whole: bytes | None, *, stored: bool
+        self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None, *, stored: bool
     ) -> None:
         """Move the pending version of a file to its new name, or add one with all its bytes. The caller holds the lock.
 
         `stored`: the shard of the old name has the chunk, which is deleted.
         """
-        had, carried = file.target, _carried(file, spot)
+        had, carried = file.target, _carried(file, meaning)
         data: Bytes | None = whole if carried is None else carried.content()
         if data is None and file.version is None and had is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
         file.version = self._pending.move(
-            old, new, spot.target, had if stored else None, data, file.mtime_ns, file.mode,
-            scratch=spot.kind is NameKind.SCRATCH, had=had,
+            old, new, meaning.target, had if stored else None, data, file.mtime_ns, file.mode,
+            scratch=meaning.kind is NameKind.SCRATCH, had=had,
         )  # fmt: skip
         file.dirty = file.dirty and carried is None
 
-    def _write_through(self, file: WritableFile, new: str, data: bytes, spot: Spot) -> None:
+    def _write_through(self, file: WritableFile, new: str, data: bytes, meaning: NameMeaning) -> None:
         before = file.kind
-        file.kind = spot.kind
+        file.kind = meaning.kind
         try:
             self._saving.write_through(file, new, data)
         except BaseException:
@@ -237,11 +234,11 @@ class Renames:
         self._descriptions.describe_anew(new)
 
 
-def _carried(file: WritableFile, spot: Spot) -> Buffer | None:
+def _carried(file: WritableFile, meaning: NameMeaning) -> Buffer | None:
     """Return the buffer of a dirty temporary file that is renamed to a journaled name; else None.
 
     Its data go to the journal together with the new name, as one record.
     """
     unsaved = file.unsaved()
-    carries = unsaved is not None and file.kind is NameKind.SCRATCH and spot.kind in JOURNALED
+    carries = unsaved is not None and file.kind is NameKind.SCRATCH and meaning.kind in JOURNALED
     return unsaved[0] if unsaved is not None and carries else None

@@ -16,28 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shardfs.model.blobs import Bytes
-    from shardfs.storage.writers import Writer
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
-    from shardfs.write.documents import Documents
     from shardfs.write.files import WritableFile
+    from shardfs.write.open_files import Backing
     from shardfs.write.pending import Version
-    from shardfs.write.writeback import WriteBuffer
 
 
 class Saving:
     """Moves changed files from their buffers to where they are kept, and on once they are published. Thread-safe."""
 
-    def __init__(
-        self,
-        contents: FileContents,
-        descriptions: Descriptions,
-        documents: Documents,
-        writer: Writer,
-        pending: WriteBuffer,
-    ) -> None:
-        self._contents, self._descriptions, self._documents = contents, descriptions, documents
-        self._writer, self._pending = writer, pending
+    def __init__(self, contents: FileContents, descriptions: Descriptions, backing: Backing) -> None:
+        self._contents, self._descriptions = contents, descriptions
+        self._writer, self._pending, self._documents = backing
         self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
 
     def settle(self, file: WritableFile) -> None:

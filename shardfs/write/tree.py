@@ -22,7 +22,7 @@ from shardfs.write.file_calls import FileCalls
 from shardfs.write.links import Links
 from shardfs.write.metadata import FileMetadata
 from shardfs.write.names import Names
-from shardfs.write.open_files import OpenFiles
+from shardfs.write.open_files import Backing, OpenFiles
 from shardfs.write.overlay import Overlay
 from shardfs.write.renames import Renames
 from shardfs.write.saving import Saving
@@ -58,20 +58,18 @@ class WriteTree:
     ) -> None:
         """`budget` limits the memory for files open for writing; `waiting` is called before a thread waits."""
         self.base, self.writer, self.pending, self.documents = base, writer, pending, documents
-        names = Names(base, documents, waiting)
+        names, backing = Names(base, documents, waiting), Backing(writer, pending, documents)
         contents = FileContents(names, pending, writer, budget)
         directories, links = Directories(names, local=writer.local), Links(names, writer)
         view = Overlay(contents, documents, directories, links)
-        open_files = OpenFiles(contents, writer, pending)
-        descriptions = Descriptions(contents, view, open_files, documents, writer, pending)
-        saving = Saving(contents, descriptions, documents, writer, pending)
-        calls = FileCalls(contents, view, open_files, descriptions, saving, documents, writer, pending)
-        metadata = FileMetadata(names, view, open_files, saving, writer, pending)
-        entries = Entries(
-            contents, view, directories, links, open_files, descriptions, saving, metadata, documents, writer, pending
-        )
-        renames = Renames(contents, view, links, open_files, descriptions, saving, entries, documents, writer, pending)
-        self._handles, self._descriptions = open_files.handles, descriptions
+        opened = OpenFiles(contents, backing)
+        descriptions = Descriptions(contents, view, opened, backing)
+        saving = Saving(contents, descriptions, backing)
+        calls = FileCalls(contents, view, opened, descriptions, saving, backing)
+        metadata = FileMetadata(names, view, opened, saving, backing)
+        entries = Entries(contents, view, directories, links, opened, descriptions, saving, metadata, backing)
+        renames = Renames(contents, view, links, opened, descriptions, saving, entries, backing)
+        self._handles, self._descriptions = opened.handles, descriptions
         self.hooks, self.store, self.patience, self.caches = names.hooks, base.store, base.patience, base.caches
 
         self.lookup, self.attributes, self.resolve, self.number = (

@@ -236,9 +236,7 @@ class WriteBuffer:
 
         In a local store, the extent includes the crc32c: another writer may store a different chunk in the same place.
         """
-        found = target.tree.base(target.coords)
-        summed = None if found is None or not self._writer.local else target.tree.stored_sum(target.coords)
-        return found if found is None or summed is None else (*found, summed)
+        return target.tree.base(target.coords, summed=self._writer.local)
 
     def retarget(self, path: str, target: Target | None) -> None:
         """Assign the pending version of a path to the shard of `target`; None: to no shard for now."""
