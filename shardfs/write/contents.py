@@ -17,6 +17,7 @@ from shardfs.write.files import join, shown_mode, stale
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Budget
     from shardfs.write.files import WritableFile
@@ -47,43 +48,35 @@ class PendingWrites(Protocol):
     def statvfs(self) -> os.statvfs_result: ...
 
 
-class Stored(Protocol):
-    """The part of `Writer` from which files are shown; documented there."""
-
-    @property
-    def local(self) -> bool: ...
-
-    def stat(self, key: str, *, follow: bool = True) -> os.stat_result: ...
-
-
 class FileContents:
     """Reads changed files from where their bytes are: a buffer, the journal, the disk or the tree. Thread-safe.
 
     Args:
+        local: writes to the source, if its objects are files of this machine: their sizes, modes and times are shown.
         budget: memory limit of the buffers of files open for writing.
     """
 
-    def __init__(self, names: Names, pending: PendingWrites, stored: Stored, budget: Budget) -> None:
-        self.names, self.pending, self.stored, self._budget = names, pending, stored, budget
+    def __init__(self, names: Names, pending: PendingWrites, local: Writer | None, budget: Budget) -> None:
+        self.names, self.pending, self.local, self._budget = names, pending, local, budget
         self._twins: dict[int, WritableFile] = {}  # by inode number of the compressed file
 
     def attributes(self, file: WritableFile) -> Attributes:
         """Return the attributes of a file. Raise OSError (ESTALE) if its bytes are gone."""
         if file.kind is NameKind.DIRECTORY:
             return Attributes(file.number, True, 0, file.mtime_ns, None, file.mode)
-        if file.kind is NameKind.PLAIN and self.stored.local:
-            return self._attributes_on_disk(file)
+        if file.kind is NameKind.PLAIN and self.local is not None:
+            return self._attributes_on_disk(file, self.local)
         if file.twin is not None and file.buffer is None:
             return self.attributes(file.twin)._replace(number=file.number, size=len(self.plain_bytes(file)))
         return Attributes(file.number, False, file.size(), file.mtime_ns, None, file.mode)
 
-    def _attributes_on_disk(self, file: WritableFile) -> Attributes:
+    def _attributes_on_disk(self, file: WritableFile, local: Writer) -> Attributes:
         with self.names.lock:
             info = os.fstat(file.fd) if file.fd >= 0 else None
         if info is None:
             if file.path is None:
                 raise stale(file.number)
-            info = self.stored.stat(file.path, follow=not file.is_link)
+            info = local.stat(file.path, follow=not file.is_link)
         if file.is_link and not stat.S_ISLNK(info.st_mode):
             raise stale(file.number)
         mode = info.st_mode if file.is_link else shown_mode(info.st_mode)
@@ -165,7 +158,7 @@ class FileContents:
         directory, target, files = file.parent or "", file.target, self.names.files
         others = target.tree.other_names(file.name) if target is not None else []
         for name in others:
-            path, known = join(directory, name), (files.directory(directory) or {}).get(name)
+            path, known = join(directory, name), files.in_directory(directory).get(name)
             if known is not None:
                 if known.handles:
                     self.load(known)

@@ -7,12 +7,13 @@ import itertools
 import os
 import stat
 from collections import OrderedDict
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardfs.vfs.inodes import CREATED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shardfs.model.kinds import NameKind
     from shardfs.vfs.chunk_dirs import Target
@@ -128,6 +129,9 @@ def stale(number: int) -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
 
 
+_NO_NAMES: Mapping[bytes, WritableFile | None] = MappingProxyType({})
+
+
 class Files:
     """All files by inode number and by name. Callers hold one common lock.
 
@@ -153,57 +157,50 @@ class Files:
         return WritableFile(number or next(self._numbers), kind, target)
 
     def name(self, file: WritableFile, parent: str, name: bytes) -> None:
-        """Give a file its first name."""
+        """Give a file without a name a name, in place of any file with that name."""
         file.parent, file.name = parent, name
         self.by_number[file.number] = file
-        self.names(parent)[name] = file
+        self._directories.setdefault(parent, {})[name] = file
 
-    def directory(self, path: str) -> dict[bytes, WritableFile | None] | None:
-        """Return the changed names in a directory; None if there are none."""
-        return self._directories.get(path)
-
-    def names(self, path: str) -> dict[bytes, WritableFile | None]:
-        """Return the changed names in a directory, to be modified by the caller."""
-        return self._directories.setdefault(path, {})
+    def in_directory(self, path: str) -> Mapping[bytes, WritableFile | None]:
+        """Return the changed names in a directory."""
+        return self._directories.get(path, _NO_NAMES)
 
     def at(self, path: str) -> WritableFile | None:
         """Return the file at a path; None if there is none or the name is hidden."""
         parent, name = split(path)
-        return self._directories.get(parent, {}).get(name)
+        return self.in_directory(parent).get(name)
 
     def hide(self, parent: str, name: bytes) -> None:
         """Hide a name that the tree has."""
-        self.names(parent)[name] = None
+        self._directories.setdefault(parent, {})[name] = None
+
+    def reveal(self, parent: str, name: bytes) -> None:
+        """Show the tree's own entry of a hidden name again."""
+        self._free_name(parent, name, None)
 
     def unname(self, file: WritableFile) -> None:
         """Remove the name of a file. The file is freed unless a handle or the kernel still uses it."""
         if file.parent is not None:
-            names = self._directories.get(file.parent, {})
-            if names.get(file.name) is file:
-                del names[file.name]
-                if not names:
-                    del self._directories[file.parent]
+            self._free_name(file.parent, file.name, file)
         file.parent = None
         self._settled.pop(file.number, None)
         self.let_go(file)
 
-    def reveal(self, parent: str, name: bytes) -> None:
-        """Show the tree's own entry of a hidden name again."""
-        names = self._directories.get(parent)
-        if names is not None and name in names and names[name] is None:
-            del names[name]
-            if not names:
-                del self._directories[parent]
-
     def rename(self, file: WritableFile, parent: str, name: bytes) -> None:
         """Move a file to another name, in place of any file with that name."""
         if file.parent is not None:
-            old = self._directories[file.parent]
-            del old[file.name]
-            if not old:
-                del self._directories[file.parent]
-        file.parent, file.name, file.base = parent, name, 0
-        self.names(parent)[name] = file
+            self._free_name(file.parent, file.name, file)
+        file.base = 0
+        self.name(file, parent, name)
+
+    def _free_name(self, parent: str, name: bytes, file: WritableFile | None) -> None:
+        """Forget a name if it belongs to this file; None: if it is hidden."""
+        names = self._directories.get(parent, {})
+        if name in names and names[name] is file:
+            del names[name]
+            if not names:
+                del self._directories[parent]
 
     def unname_all(self) -> None:
         """Remove all names. Open files stay readable by inode number."""

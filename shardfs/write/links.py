@@ -73,7 +73,7 @@ class Links:
         if target is None or not self._is_shown(directory, name, target):
             return None
         with self._names.lock:
-            known = (files.directory(directory) or {}).get(name)
+            known = files.in_directory(directory).get(name)
             if known is None:
                 own = number_of(path)
                 known = self.add(directory, name, 0 if own in files.by_number else own)

@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.file_tree import KernelHooks
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.vfs.tree import Tree
+    from shardfs.write.documents import Documents
 
 JOURNALED = (NameKind.CHUNK, NameKind.ORPHAN, NameKind.SCRATCH)  # a tuple: hashing an enum member is a Python call
 
@@ -32,13 +33,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Described(Protocol):
-    """The part of `Documents` that the names need; documented there."""
-
-    def kind(self, directory: str, name: str) -> NameKind: ...
-    def missed(self, directory: str, name: bytes) -> None: ...
-
-
 class Names:
     """Paths, inode numbers and kinds of the names on a mount. Thread-safe.
 
@@ -46,14 +40,15 @@ class Names:
 
     Attributes:
         files: the files that were created or changed on the mount.
+        documents: None if nothing is written on this mount.
         gate: held shared while files are created, and exclusively while a document or directory changes what names are.
         numbers: inode numbers under which the kernel knows directories, by path.
         modes, times: set on the mount for files of the tree; times of directories hold until an entry changes.
         waiting: to be called before a thread waits.
     """
 
-    def __init__(self, base: Tree, documents: Described, waiting: Callable[[], None] = nothing) -> None:
-        self.base, self.waiting, self._documents = base, waiting, documents
+    def __init__(self, base: Tree, documents: Documents | None, waiting: Callable[[], None] = nothing) -> None:
+        self.base, self.documents, self.waiting = base, documents, waiting
         self.hooks, self.files = KernelHooks(), Files()
         self.lock, self._rename_lock, self.gate = threading.RLock(), threading.RLock(), RWLock(waiting)
         self.numbers: dict[str, int] = {}
@@ -166,9 +161,12 @@ class Names:
             found = self.base.classify_name(number, name)
         except CorruptShardError:  # damaged documents may be repaired
             return NameMeaning(NameKind.PLAIN)
-        return (
-            NameMeaning(self._documents.kind(directory, os.fsdecode(name))) if found.kind is NameKind.PLAIN else found
-        )
+        if found.kind is not NameKind.PLAIN:
+            return found
+        return NameMeaning(self._kind_by_documents(directory, os.fsdecode(name)))
+
+    def _kind_by_documents(self, directory: str, name: str) -> NameKind:
+        return NameKind.PLAIN if self.documents is None else self.documents.kind(directory, name)
 
     def _kind_in_made(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name in a directory that exists only on the mount."""
@@ -179,7 +177,7 @@ class Names:
             return NameKind.SCRATCH
         first = self.base.classify_name(number, os.fsencode(below[0])).kind
         if first is NameKind.PLAIN:  # an object store has no directories
-            return self._documents.kind(directory, name)
+            return self._kind_by_documents(directory, name)
         return NameKind.SCRATCH if first is NameKind.SCRATCH or is_scratch(name) else NameKind.ORPHAN
 
     def _nearest(self, path: str) -> tuple[str, int]:

@@ -139,8 +139,7 @@ class OpenFiles:
         if number >= CREATED:
             raise stale(number)
         parent, name = split(self._names.path_of(number))
-        names = self._files.directory(parent)
-        if names is not None and name in names:
+        if name in self._files.in_directory(parent):
             raise stale(number)
 
     def adopt(self, number: int, flags: int | None = os.O_RDWR) -> WritableFile:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from shardfs.write.directories import Directories
     from shardfs.write.files import WritableFile
     from shardfs.write.links import Links
-    from shardfs.write.names import Described
 
 MAX_NAME = 255
 
@@ -39,11 +38,9 @@ OVERLAID = 1 << 61
 class Overlay:
     """The read side of a mount with changes. Thread-safe. It has the methods of `Tree`, which are documented there."""
 
-    def __init__(
-        self, contents: FileContents, documents: Described, directories: Directories, links: Links | None = None
-    ) -> None:
-        self._contents, self._documents, self._directories, self._links = contents, documents, directories, links
-        self._names, self._pending, self._stored = contents.names, contents.pending, contents.stored
+    def __init__(self, contents: FileContents, directories: Directories, links: Links | None = None) -> None:
+        self._contents, self._directories, self._links = contents, directories, links
+        self._names, self._pending, self._local = contents.names, contents.pending, contents.local
         self._files, self._base = self._names.files, self._names.base
         self.cut: set[str] = set()  # arrays that had another shape before
 
@@ -86,7 +83,8 @@ class Overlay:
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", os.fsdecode(name))
         except FileNotFoundError:
-            self._documents.missed(directory, name)
+            if self._names.documents is not None:
+                self._names.documents.missed(directory, name)
             raise
         return found
 
@@ -97,7 +95,7 @@ class Overlay:
         before: WritableFile | None = None
         while True:
             with self._names.lock:  # a name may be moving between files
-                names = self._files.directory(directory) or {}
+                names = self._files.in_directory(directory)
                 known = name in names
                 file = (names[name] or self._contents.uncompressed(names, name)) if known else None
             if known and file is None:
@@ -131,7 +129,7 @@ class Overlay:
         # Handles of an older file of this name still refer to it by the number: show the name under a new number.
         meaning = self._names.classify_name(directory, name)
         with self._names.lock:
-            if name not in (self._files.directory(directory) or {}):
+            if name not in self._files.in_directory(directory):
                 file = self._files.new(directory, name, meaning.kind, meaning.target)
                 file.known_size, file.mtime_ns, file.mode = found.size, found.mtime_ns, found.mode
                 return self._contents.attributes(file)
@@ -179,9 +177,9 @@ class Overlay:
     def with_mode(self, found: Attributes, path: str) -> Attributes:
         """Return the attributes with the mode and time that were set on the mount, or that a local store has."""
         mode, when = self._names.modes.get(found.number, 0), self._names.times.get(found.number)
-        if not mode and path and self._stored.local and found.number < TABLE_END:
+        if not mode and path and self._local is not None and found.number < TABLE_END:
             with suppress(OSError):
-                mode = shown_mode(self._stored.stat(path).st_mode, found.directory)
+                mode = shown_mode(self._local.stat(path).st_mode, found.directory)
         if not mode and when is None:
             return found
         return found._replace(mode=mode, mtime_ns=found.mtime_ns if when is None else when)
@@ -256,7 +254,7 @@ class Overlay:
     def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
         """Return all rows of a small unchanged directory, as `scan` would; None for any other."""
         path = self._names.path_of(number)
-        if number >= CREATED or self._files.directory(path) is not None or self._names.base_number(path) != number:
+        if number >= CREATED or self._files.in_directory(path) or self._names.base_number(path) != number:
             return None
         found = self._base.small_listing(number, most)
         if found is None or (found and found[0][2]):  # entries may be directories that are not shown
@@ -270,7 +268,7 @@ class Overlay:
         """
         path = self._names.path_of(number)
         with self._names.lock:
-            names = dict(self._files.directory(path) or {})
+            names = dict(self._files.in_directory(path))
         changed = []
         for name, file in names.items():
             if file is not None:
@@ -285,7 +283,7 @@ class Overlay:
         links = self._links.in_directory(path, base) if self._links is not None else []
         for batch in self._base.scan(base, max(cookie - OVERLAID, 0)):
             others = batch.cookies >= np.uint64(REST)
-            if self._stored.local and others.any():  # files on a disk have a mode each
+            if self._local is not None and others.any():  # files on a disk have a mode each
                 batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
             if links:
                 batch = with_links(batch, links)

@@ -59,9 +59,9 @@ class WriteTree:
         """`budget` limits the memory for files open for writing; `waiting` is called before a thread waits."""
         self.base, self.writer, self.pending, self.documents = base, writer, pending, documents
         names, backing = Names(base, documents, waiting), Backing(writer, pending, documents)
-        contents = FileContents(names, pending, writer, budget)
+        contents = FileContents(names, pending, writer if writer.local else None, budget)
         directories, links = Directories(names, local=writer.local), Links(names, writer)
-        view = Overlay(contents, documents, directories, links)
+        view = Overlay(contents, directories, links)
         opened = OpenFiles(contents, backing)
         descriptions = Descriptions(contents, view, opened, backing)
         saving = Saving(contents, descriptions, backing)

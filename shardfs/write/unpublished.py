@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import ShardfsError
-from shardfs.model.kinds import NameKind
 from shardfs.model.redact import public_name
 from shardfs.storage.cache import nothing
 from shardfs.storage.source_locks import LOCK
@@ -97,21 +96,6 @@ class UnpublishedWrites:
         self._peek = None
 
 
-class _NoWriter:
-    """Stands in for the writer and the documents of a writable mount: no modes of its own, and no written documents."""
-
-    local = False
-
-    def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
-
-    def kind(self, _directory: str, _name: str) -> NameKind:
-        return NameKind.PLAIN
-
-    def missed(self, directory: str, name: bytes) -> None:
-        """Do nothing, because no document is written here."""
-
-
 class Unpublished:
     """A `Tree` with unpublished writes shown over it. Thread-safe. It has no methods that change files.
 
@@ -140,10 +124,9 @@ class Unpublished:
         self._held, self._journal_state, self._was = held, state, was
         self._look_s, self._next_look = look_s, time.monotonic() + look_s
         self._close_at: float | None = None
-        none, no_buffers = _NoWriter(), Budget(0, lambda: -1)
-        self._names = names = Names(base, none, waiting)
-        self._contents = FileContents(names, held, none, no_buffers)
-        self._view = view = Overlay(self._contents, none, Directories(names, local=False, every=True))
+        self._names = names = Names(base, None, waiting)
+        self._contents = FileContents(names, held, None, Budget(0, lambda: -1))  # no file is open for writing
+        self._view = view = Overlay(self._contents, Directories(names, local=False, every=True))
         self.store, self.patience, self.caches, self.statvfs = base.store, base.patience, base.caches, base.statvfs
         self.shown_path, self.remember, self.forget = names.shown_path, names.remember, names.forget
         self.attributes, self.xattrs, self.usage = view.attributes, view.xattrs, view.usage
