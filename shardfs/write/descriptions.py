@@ -13,6 +13,7 @@ from shardfs.model.kinds import NameKind
 from shardfs.write.contents import MAX_DOCUMENT
 from shardfs.write.documents import Overlap
 from shardfs.write.files import WritableFile, join, split, stale
+from shardfs.write.name_kind import FOREIGN, is_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,7 +89,7 @@ class Descriptions:
         path = self._names.path_of(number)
         directory, raw = split(path)
         name = os.fsdecode(raw)
-        if not self._documents.is_document(name):
+        if not is_document(name):
             return
         if self._names.classify_name(directory, raw).kind is not NameKind.DOCUMENT:
             return
@@ -175,7 +176,7 @@ class Descriptions:
     def describes(self, name: bytes) -> bool:
         """Return whether a passed-through file with this name changes what other names in its directory are."""
         text = os.fsdecode(name)
-        return self._documents.is_document(text) or self._documents.is_foreign(text)
+        return is_document(text) or text == FOREIGN
 
     def _pass_through(self, file: WritableFile) -> None:
         """Write a file to the store under its own name: it was kept as a chunk of a future array, but is no chunk."""

@@ -8,19 +8,18 @@ import logging
 import math
 import os
 import posixpath
-import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs.formats.create_rules import Rule, Rules, Sharding
+from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES, parse_written
 from shardfs.formats.json_text import merged
-from shardfs.formats.registry import format_of, formats
+from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError
-from shardfs.model.kinds import NameKind, is_scratch
 from shardfs.write.files import join
+from shardfs.write.name_kind import MAX_ABOVE, ExpectedDatasets, dataset_of, is_document
 from shardfs.write.seen import Seen, nearest, same_document
 
 if TYPE_CHECKING:
@@ -33,22 +32,6 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
-
-ALWAYS = ".json"
-"""Suffix of names that are treated as documents wherever they are written. Otherwise a client could describe shards and
-then write chunks in their place, or contradict another document. A file named `info` is not among them: any program
-may use that name."""
-
-_TO_COME = re.compile(r"\.?(?:zarr|attributes|.+\.array)\.", re.DOTALL)
-"""Prefix of temporary files that their writer renames to a document. Some have names like the lock files of shardfs's
-own writer."""
-
-FOREIGN = ".zarray"
-"""Document name of Zarr v2 arrays, which have no shards."""
-
-MAX_ABOVE = 8
-"""Maximum path components of a chunk name that is recognized before its array has a document."""
-
 
 COMPRESSED = "cbytes"
 """bcolz's member for the total compressed size of all chunks."""
@@ -85,113 +68,24 @@ class Documents:
     Thread-safe, as long as no two threads write to the same directory.
 
     Args:
-        rules: sharding of new arrays.
-        remembers: keep the sharding of an array whose document is deleted, for a new document that fits.
+        expected: datasets that new documents may describe.
         wins: if another program has changed the same members, keep those written here (`conflict=ours`).
     """
 
-    def __init__(
-        self, base: Tree, writer: Writer, rules: Rules | None = None, *, remembers: bool = True, wins: bool = False
-    ) -> None:
-        self._base, self._writer, self._rules, self._remembers = base, writer, rules or Rules(), remembers
-        self.wins, self._formats = wins, formats()
-        self._deleted: dict[str, Sharding] = {}
+    def __init__(self, base: Tree, writer: Writer, expected: ExpectedDatasets, *, wins: bool = False) -> None:
+        self._base, self._writer, self.expected, self.wins = base, writer, expected, wins
         self._looked: dict[str, tuple[int, float]] = {}  # by path: a hash of the stored documents, and when
         self.seen = Seen()
 
-    def is_document(self, name: str) -> bool:
-        """Return whether a file with this name may describe the contents of its directory."""
-        return any(f.describes(name) or name in f.documents for f in self._formats)
-
     def missed(self, directory: str, name: bytes) -> None:
         """Record that a program has found no document of this name: the program may create the document next."""
-        if self.is_document(text := os.fsdecode(name)):
+        if is_document(text := os.fsdecode(name)):
             self.seen.note(join(directory, text), None)
-
-    def kind(self, directory: str, name: str) -> NameKind:
-        """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
-        if name.endswith(ALWAYS) and self._placed(directory, name) is not None:
-            return NameKind.DOCUMENT
-        if _TO_COME.match(name) and is_scratch(name):
-            return NameKind.SCRATCH
-        if not self._rules.rules and not self._deleted:
-            return NameKind.PLAIN
-        if self._candidates(directory, name):
-            return NameKind.DOCUMENT
-        if self._may_be_chunk(directory, name):
-            return NameKind.ORPHAN
-        here = self._is_deleted(directory) or any(r.matches(directory) for r in self._rules.rules)
-        return NameKind.SCRATCH if here and is_scratch(name) else NameKind.PLAIN
-
-    def _candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
-        """Return the formats and shardings that may apply to a new document."""
-        known = self._deleted.get(directory)
-        found: list[tuple[Format, Sharding | Rule]] = [(format_of(known.format), known)] if known is not None else []
-        rules = (rule for rule in self._rules.rules if self._rules.match(directory, rule.format) is rule)
-        found += ((format_of(rule.format), rule) for rule in rules)
-        fitting = [(f, sharding) for f, sharding in found if f.describes(name)]
-        return fitting if fitting and not self._base.is_closed(directory) else []
-
-    def _may_be_chunk(self, directory: str, name: str) -> bool:
-        """Return whether a name may be a chunk of an array whose document is not written yet."""
-        path, above = join(directory, name), directory
-        for _ in range(MAX_ABOVE):
-            below = path[len(above) :].lstrip("/")
-            if any(f.chunk_like(below) for f in self._formats_to_come(above)) and not self._is_described(above):
-                return not self._base.is_closed(above) and not self._is_in_foreign(directory)
-            if not above:
-                return False
-            above = above.rpartition("/")[0]
-        return False
-
-    def _formats_to_come(self, directory: str) -> Iterator[Format]:
-        """Yield the formats of which a new document in the directory might describe a sharded dataset."""
-        known = self._deleted.get(directory)
-        if known is not None:
-            yield format_of(known.format)
-        for rule in self._rules.rules:
-            if self._rules.match(directory, rule.format) is not None:
-                yield format_of(rule.format)
-
-    def _is_deleted(self, directory: str) -> bool:
-        """Return whether the directory is, or is below, that of a dataset whose document is deleted."""
-        while directory and directory not in self._deleted:
-            directory = directory.rpartition("/")[0]
-        return directory in self._deleted
-
-    @staticmethod
-    def is_foreign(name: str) -> bool:
-        """Return whether a file with this name describes an array without shards, whatever the names of its chunks."""
-        return name == FOREIGN
-
-    def _is_in_foreign(self, directory: str) -> bool:
-        above = [directory]
-        while above[-1] and len(above) < MAX_ABOVE:
-            above.append(above[-1].rpartition("/")[0])
-        return any(self._base.store.documents(path, [FOREIGN], 1) for path in above)
-
-    def _is_described(self, path: str) -> bool:
-        try:
-            return bool(self._base.stored_documents(path))
-        except (OSError, CorruptShardError):
-            return False
-
-    def _placed(self, directory: str, name: str) -> tuple[Format, str, str] | None:
-        """Return the format of a document, its dataset's directory and its path below that directory.
-
-        None for other files.
-        """
-        above, _, last = directory.rpartition("/")
-        for path, below in ((directory, name), (above, join(last, name))):
-            known = next((f for f in self._formats if f.describes(below)), None)
-            if known is not None:
-                return known, path, below
-        return None
 
     def described_by(self, directory: str, name: str) -> str:
         """Return the directory that a document describes; it may differ from the document's own directory."""
-        placed = self._placed(directory, name)
-        return directory if placed is None else placed[0].described_by(*placed[1:])
+        dataset = dataset_of(directory, name)
+        return directory if dataset is None else dataset[0].described_by(*dataset[1:])
 
     def stored(self, form: Format, directory: str, name: str, data: bytes) -> Mapping[str, bytes]:
         """Return the documents of the source that `Format.edit` needs, by name."""
@@ -209,10 +103,10 @@ class Documents:
         Raise Overlap if both programs have changed the same member. Raise OSError (EINVAL), with the reason in the log,
         if the document contradicts the stored data. In both cases nothing is changed.
         """
-        placed = self._placed(directory, name)
-        if placed is None:
+        dataset = dataset_of(directory, name)
+        if dataset is None:
             return None
-        form, directory, name = placed
+        form, directory, name = dataset
         if self._is_in_a_file(directory):
             self._require_alike(directory, name, data)
             return Written(data, set())
@@ -226,7 +120,7 @@ class Documents:
         self.seen.wrote(path, edit.base, data)
         if not _says_something(edit.shown):
             return Written(edit.shown, set())
-        self._forget(directory, name)
+        self.expected.forget(directory, name)
         described = form.described_by(directory, name)
         repeated = self._repeated(form, directory, name, edit.made.get(name))
         return Written(edit.shown, {directory, described, *repeated})
@@ -248,12 +142,12 @@ class Documents:
 
         Each version is reported once. A remote store is queried at most every `index_ttl` seconds.
         """
-        placed, path = self._placed(directory, name), join(directory, name)
+        dataset, path = dataset_of(directory, name), join(directory, name)
         now = time.monotonic()
         known, when = self._looked.get(path, (0, -math.inf))
-        if placed is None or not self._base.may_be_old(now - when):
+        if dataset is None or not self._base.may_be_old(now - when):
             return False
-        form, directory, name = placed
+        form, directory, name = dataset
         if self._is_in_a_file(directory):
             return False
         stored = self.stored(form, directory, name, b"")
@@ -287,7 +181,7 @@ class Documents:
     def _is_in_a_file(self, directory: str) -> bool:
         """Return whether the dataset is one file, whose documents are generated from its header."""
         name = directory.rpartition("/")[2]
-        if not any(f.may_hold(name) for f in self._formats):
+        if not any(f.may_hold(name) for f in formats()):
             return False
         with suppress(FileNotFoundError, NotADirectoryError):
             return not self._base.store.entry(directory).directory
@@ -332,14 +226,14 @@ class Documents:
     ) -> Mapping[str, bytes]:
         """Return the documents to store for a written one, by path below the directory. Raise ValueError."""
         if name in stored:
-            rules = (r for f, r in self._candidates(directory, name) if f is form and isinstance(r, Rule))
+            rules = (r for f, r in self.expected.candidates(directory, name) if f is form and isinstance(r, Rule))
             return form.edit(directory, stored, name, data, next(rules, None))
         return self._sharded(directory, name, data) or form.edit(directory, stored, name, data)
 
     def _sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:
         """Return the documents that a rule or a remembered sharding makes of a new one; None if no sharding applies."""
         refused: list[ValueError] = []
-        for form, sharding in self._candidates(directory, name):
+        for form, sharding in self.expected.candidates(directory, name):
             try:
                 made = form.shard(directory, name, data, sharding)
             except ValueError as e:
@@ -369,9 +263,9 @@ class Documents:
 
     def require_known(self, directory: str, name: str) -> None:
         """Raise OSError (ESTALE) if another program has changed a document since it was read here."""
-        placed = self._placed(directory, name)
-        if placed is not None and not self._is_in_a_file(placed[1]):
-            form, directory, name = placed
+        dataset = dataset_of(directory, name)
+        if dataset is not None and not self._is_in_a_file(dataset[1]):
+            form, directory, name = dataset
             self._require_known(form, directory, name, self.stored(form, directory, name, b""))
 
     def _require_known(self, form: Format, directory: str, name: str, stored: Mapping[str, bytes]) -> None:
@@ -384,33 +278,21 @@ class Documents:
 
     def remove(self, directory: str, name: str) -> None:
         """Delete a document. Remember the sharding of its array if `remembers` is set. Raise as `require_known`."""
-        placed = self._placed(directory, name)
-        if placed is None or self._is_in_a_file(placed[1]):
+        dataset = dataset_of(directory, name)
+        if dataset is None or self._is_in_a_file(dataset[1]):
             with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
             return
-        form, directory, name = placed
+        form, directory, name = dataset
 
         def gone(old: Blob | None) -> None:
             stored = {n: raw for n, raw in self.stored(form, directory, name, b"").items() if n != name}
             stored |= {} if old is None else {name: _whole(old)}
             self._require_known(form, directory, name, stored)
-            self._remember(form, directory, {name: stored[name]} if name in stored else {})
+            self.expected.remember(form, directory, {name: stored[name]} if name in stored else {})
 
         self._writer.update(join(directory, name), gone)
         self.seen.note(join(directory, name), None)
-
-    def _remember(self, form: Format, directory: str, documents: Mapping[str, bytes]) -> None:
-        sharding = form.sharding(documents) if self._remembers else None
-        if sharding is not None:
-            before = self._deleted.get(directory)
-            others = before.documents if before is not None and before.format == sharding.format else {}
-            self._deleted[directory] = Sharding(sharding.format, {**others, **sharding.documents})
-
-    def _forget(self, directory: str, name: str) -> None:
-        before = self._deleted.pop(directory, None)
-        if before is not None and (rest := {n: raw for n, raw in before.documents.items() if n != name}):
-            self._deleted[directory] = Sharding(before.format, rest)
 
     def removed(self, path: str) -> None:
         """Forget the documents read in a removed directory.

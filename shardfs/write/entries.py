@@ -13,6 +13,7 @@ from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
 from shardfs.write.files import join, shown_mode
+from shardfs.write.name_kind import is_document
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Entries:
             self._writer.delete(path)
             self._remove(directory, name, meaning)
             self._base.changed(path)
-        if self._documents.is_document(os.fsdecode(name)):
+        if is_document(os.fsdecode(name)):
             self._descriptions.describe_anew(directory)
 
     def _remove(self, directory: str, name: bytes, meaning: NameMeaning) -> None:

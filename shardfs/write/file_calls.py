@@ -11,6 +11,7 @@ from shardfs.model.kinds import LOCK, NameKind
 from shardfs.storage import syscalls
 from shardfs.vfs.inodes import TABLE_END
 from shardfs.write.files import join, shown_mode, stale
+from shardfs.write.name_kind import FOREIGN
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class FileCalls:
                     self._names.base.changed(path)
             else:
                 file, handle = self._created(directory, name, meaning, flags, mode)
-        if meaning.kind is NameKind.PLAIN and self._documents.is_foreign(os.fsdecode(name)):
+        if meaning.kind is NameKind.PLAIN and name == FOREIGN.encode():
             self._descriptions.describe_anew(directory)
         return self._contents.attributes(file), handle
 

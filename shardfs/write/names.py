@@ -166,7 +166,7 @@ class Names:
         return NameMeaning(self._kind_by_documents(directory, os.fsdecode(name)))
 
     def _kind_by_documents(self, directory: str, name: str) -> NameKind:
-        return NameKind.PLAIN if self.documents is None else self.documents.kind(directory, name)
+        return NameKind.PLAIN if self.documents is None else self.documents.expected.kind(directory, name)
 
     def _kind_in_made(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name in a directory that exists only on the mount."""

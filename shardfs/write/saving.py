@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind
 from shardfs.write.files import split
+from shardfs.write.name_kind import is_document
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Saving:
             file.frozen = data if file.kind is NameKind.DOCUMENT else None
             file.base, file.known_size = 0, len(data)
             self._base.changed(path)
-            if self._documents.is_document(name):
+            if is_document(name):
                 self._descriptions.describe_anew(directory)
         self._pending.refused.forget(path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from shardfs.formats.create_rules import Rules
 from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import open_writer
@@ -21,6 +22,7 @@ from shardfs.write.entries import Entries
 from shardfs.write.file_calls import FileCalls
 from shardfs.write.links import Links
 from shardfs.write.metadata import FileMetadata
+from shardfs.write.name_kind import ExpectedDatasets
 from shardfs.write.names import Names
 from shardfs.write.open_files import Backing, OpenFiles
 from shardfs.write.overlay import Overlay
@@ -31,7 +33,6 @@ from shardfs.write.writeback import WriteBuffer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.formats.create_rules import Rules
     from shardfs.storage.writers import Writer
     from shardfs.vfs.tree import Tree
     from shardfs.write.journal import Journal
@@ -133,8 +134,7 @@ def open_write_tree(
         dirty_bytes: memory limit of files open for writing.
         cas_none: accept a store without conditional writes, where concurrent writers could overwrite each other.
         replace_links: passed to `LocalWriter`.
-        rules: passed to `Documents`.
-        remembers: passed to `Documents`.
+        rules, remembers: passed to `ExpectedDatasets`.
 
     Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
     """
@@ -145,6 +145,7 @@ def open_write_tree(
         writer.close()
         raise
     wins = publishing is not None and publishing.conflict == "ours"
-    documents = Documents(base, writer, rules, remembers=remembers, wins=wins)
+    expected = ExpectedDatasets(base, rules or Rules(), remembers=remembers)
+    documents = Documents(base, writer, expected, wins=wins)
     budget = Budget(dirty_bytes, lambda: syscalls.open_unnamed(str(journal.directory)))
     return WriteTree(base, writer, pending, documents, budget, waiting)
