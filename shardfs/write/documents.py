@@ -19,7 +19,7 @@ from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError
 from shardfs.write.files import join
-from shardfs.write.name_kind import MAX_ABOVE, ExpectedDatasets, dataset_of, is_document
+from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
 from shardfs.write.seen import Seen, nearest, same_document
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ COMPRESSED = "cbytes"
 """bcolz's member for the total compressed size of all chunks."""
 
 
-MAX_LOOKED = 65_536
+MAX_COMPARED = 65_536
 """Maximum number of documents with a remembered result of the last comparison against the source."""
 
 
@@ -74,7 +74,7 @@ class Documents:
 
     def __init__(self, base: Tree, writer: Writer, expected: ExpectedDatasets, *, wins: bool = False) -> None:
         self._base, self._writer, self.expected, self.wins = base, writer, expected, wins
-        self._looked: dict[str, tuple[int, float]] = {}  # by path: a hash of the stored documents, and when
+        self._compared: dict[str, tuple[int, float]] = {}  # by path: a hash of the stored documents, and when
         self.seen = Seen()
 
     def missed(self, directory: str, name: bytes) -> None:
@@ -84,11 +84,12 @@ class Documents:
 
     def described_by(self, directory: str, name: str) -> str:
         """Return the directory that a document describes; it may differ from the document's own directory."""
-        dataset = dataset_of(directory, name)
-        return directory if dataset is None else dataset[0].described_by(*dataset[1:])
+        document = document_at(directory, name)
+        return directory if document is None else document.form.described_by(document.directory, document.name)
 
-    def stored(self, form: Format, directory: str, name: str, data: bytes) -> Mapping[str, bytes]:
+    def stored(self, document: Document, data: bytes = b"") -> Mapping[str, bytes]:
         """Return the documents of the source that `Format.edit` needs, by name."""
+        form, directory, name = document
         others = {posixpath.normpath(join(directory, n)): n for n in form.references(directory, name, data)}
         wanted = [path for path in others if path.split("/")[0] != ".."]
         found = self._base.store.documents("", wanted, MAX_DOCUMENT_BYTES) if wanted else {}
@@ -103,27 +104,25 @@ class Documents:
         Raise Overlap if both programs have changed the same member. Raise OSError (EINVAL), with the reason in the log,
         if the document contradicts the stored data. In both cases nothing is changed.
         """
-        dataset = dataset_of(directory, name)
-        if dataset is None:
+        document = document_at(directory, name)
+        if document is None:
             return None
-        form, directory, name = dataset
-        if self._is_in_a_file(directory):
-            self._require_alike(directory, name, data)
+        if self._is_in_a_file(document):
+            self._require_alike(document.path, data)
             return Written(data, set())
-        path = join(directory, name)
         try:
-            edit = _Edit(self, form, directory, name, data, decided=decided)
+            edit = _Edit(self, document, data, decided=decided)
             self._put(edit)
         except ValueError as e:
-            log.warning("%s: is refused: %s", path, e)
-            raise OSError(errno.EINVAL, str(e), path) from e
-        self.seen.wrote(path, edit.base, data)
-        if not _says_something(edit.shown):
+            log.warning("%s: is refused: %s", document.path, e)
+            raise OSError(errno.EINVAL, str(e), document.path) from e
+        self.seen.wrote(document.path, edit.base, data)
+        if not _has_members(edit.shown):
             return Written(edit.shown, set())
-        self.expected.forget(directory, name)
-        described = form.described_by(directory, name)
-        repeated = self._repeated(form, directory, name, edit.made.get(name))
-        return Written(edit.shown, {directory, described, *repeated})
+        self.expected.forget(document)
+        form, directory, name = document
+        repeated = self._repeated(document, edit.made.get(name))
+        return Written(edit.shown, {directory, form.described_by(directory, name), *repeated})
 
     def _put(self, edit: _Edit) -> None:
         """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""
@@ -135,26 +134,25 @@ class Documents:
                 return None if content is None else [content]
 
             if edit.made[below] != edit.stored.get(below):
-                self._writer.update(join(edit.directory, below), make)
+                self._writer.update(join(edit.document.directory, below), make)
 
     def is_changed(self, directory: str, name: str, shown: bytes | None) -> bool:
         """Return whether another program has given the source a version that the mount does not show.
 
         Each version is reported once. A remote store is queried at most every `index_ttl` seconds.
         """
-        dataset, path = dataset_of(directory, name), join(directory, name)
-        now = time.monotonic()
-        known, when = self._looked.get(path, (0, -math.inf))
-        if dataset is None or not self._base.may_be_old(now - when):
+        document, now = document_at(directory, name), time.monotonic()
+        if document is None:
             return False
-        form, directory, name = dataset
-        if self._is_in_a_file(directory):
+        known, when = self._compared.get(document.path, (0, -math.inf))
+        if not self._base.may_be_old(now - when) or self._is_in_a_file(document):
             return False
-        stored = self.stored(form, directory, name, b"")
+        stored = self.stored(document)
         found = hash(frozenset(stored.items()))
-        if len(self._looked) >= MAX_LOOKED:
-            self._looked.clear()
-        self._looked[path] = found, now
+        if len(self._compared) >= MAX_COMPARED:
+            self._compared.clear()
+        self._compared[document.path] = found, now
+        form, directory, name = document
         return found != known and not same_document(form.shown(directory, stored, name), shown)
 
     def shown(self, path: str) -> bytes | None:
@@ -178,20 +176,19 @@ class Documents:
         except (OSError, CorruptShardError):  # the stored document is damaged; a write may repair it
             return theirs
 
-    def _is_in_a_file(self, directory: str) -> bool:
+    def _is_in_a_file(self, document: Document) -> bool:
         """Return whether the dataset is one file, whose documents are generated from its header."""
-        name = directory.rpartition("/")[2]
+        name = document.directory.rpartition("/")[2]
         if not any(f.may_hold(name) for f in formats()):
             return False
         with suppress(FileNotFoundError, NotADirectoryError):
-            return not self._base.store.entry(directory).directory
+            return not self._base.store.entry(document.directory).directory
         return False
 
-    def _require_alike(self, directory: str, name: str, data: bytes) -> None:
+    def _require_alike(self, path: str, data: bytes) -> None:
         """Raise OSError (EINVAL) if a document differs from the shown one in more than its compressed size."""
-        path = join(directory, name)
         try:
-            before = json.loads(bytes(self._base.read(self._base.resolve(path).number, 0, MAX_DOCUMENT_BYTES)))
+            before = json.loads(self.shown(path) or b"")
             if {**json.loads(data), COMPRESSED: 0} == {**before, COMPRESSED: 0}:
                 return
         except (ValueError, TypeError, OSError) as e:
@@ -199,11 +196,12 @@ class Documents:
         log.warning("%s: is refused: the file that holds the array has a shape and attributes of its own", path)
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
-    def _repeated(self, form: Format, directory: str, name: str, made: bytes | None) -> Iterator[str]:
+    def _repeated(self, document: Document, made: bytes | None) -> Iterator[str]:
         """Update documents of parent groups that repeat this document. Yield the directories of those changed.
 
         Such a group may have repeated the document before the array was sharded.
         """
+        form, directory, name = document
         above = directory
         while above and made is not None:
             above = above.rpartition("/")[0]
@@ -221,10 +219,9 @@ class Documents:
                     self._writer.update(join(above, name), repeat)
                     yield above
 
-    def made(
-        self, form: Format, directory: str, stored: Mapping[str, bytes], name: str, data: bytes
-    ) -> Mapping[str, bytes]:
+    def made(self, document: Document, stored: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
         """Return the documents to store for a written one, by path below the directory. Raise ValueError."""
+        form, directory, name = document
         if name in stored:
             rules = (r for f, r in self.expected.candidates(directory, name) if f is form and isinstance(r, Rule))
             return form.edit(directory, stored, name, data, next(rules, None))
@@ -263,13 +260,12 @@ class Documents:
 
     def require_known(self, directory: str, name: str) -> None:
         """Raise OSError (ESTALE) if another program has changed a document since it was read here."""
-        dataset = dataset_of(directory, name)
-        if dataset is not None and not self._is_in_a_file(dataset[1]):
-            form, directory, name = dataset
-            self._require_known(form, directory, name, self.stored(form, directory, name, b""))
+        document = document_at(directory, name)
+        if document is not None and not self._is_in_a_file(document):
+            self._require_known(document, self.stored(document))
 
-    def _require_known(self, form: Format, directory: str, name: str, stored: Mapping[str, bytes]) -> None:
-        path, theirs = join(directory, name), form.shown(directory, stored, name)
+    def _require_known(self, document: Document, stored: Mapping[str, bytes]) -> None:
+        path, theirs = document.path, document.form.shown(document.directory, stored, document.name)
         known = self.base(path, theirs)
         if None not in (known, theirs) and not same_document(known, theirs):
             why = "another program has changed it in the source; read it again before you remove it"
@@ -278,21 +274,21 @@ class Documents:
 
     def remove(self, directory: str, name: str) -> None:
         """Delete a document. Remember the sharding of its array if `remembers` is set. Raise as `require_known`."""
-        dataset = dataset_of(directory, name)
-        if dataset is None or self._is_in_a_file(dataset[1]):
+        document = document_at(directory, name)
+        if document is None or self._is_in_a_file(document):
             with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
             return
-        form, directory, name = dataset
 
-        def gone(old: Blob | None) -> None:
-            stored = {n: raw for n, raw in self.stored(form, directory, name, b"").items() if n != name}
-            stored |= {} if old is None else {name: _whole(old)}
-            self._require_known(form, directory, name, stored)
-            self.expected.remember(form, directory, {name: stored[name]} if name in stored else {})
+        def delete(old: Blob | None) -> None:
+            stored = {n: raw for n, raw in self.stored(document).items() if n != document.name}
+            stored |= {} if old is None else {document.name: _whole(old)}
+            self._require_known(document, stored)
+            if document.name in stored:
+                self.expected.remember(document, stored[document.name])
 
-        self._writer.update(join(directory, name), gone)
-        self.seen.note(join(directory, name), None)
+        self._writer.update(document.path, delete)
+        self.seen.note(document.path, None)
 
     def removed(self, path: str) -> None:
         """Forget the documents read in a removed directory.
@@ -314,14 +310,11 @@ class _Edit:
     `look` redoes the edit if the source has changed.
     """
 
-    def __init__(
-        self, documents: Documents, form: Format, directory: str, name: str, data: bytes, *, decided: bool
-    ) -> None:
+    def __init__(self, documents: Documents, document: Document, data: bytes, *, decided: bool) -> None:
         """Make the edit. Raise as `Documents.write`."""
-        self._documents, self._form, self.directory, self._name = documents, form, directory, name
-        self._data, self._decided, self._path = data, decided, join(directory, name)
+        self._documents, self.document, self._data, self._decided = documents, document, data, decided
         self.base: bytes | None = None
-        self.stored = documents.stored(form, directory, name, data)
+        self.stored = documents.stored(document, data)
         self._make()
 
     def look(self, below: str, found: bytes | None) -> None:
@@ -332,11 +325,12 @@ class _Edit:
             self._make()
 
     def _make(self) -> None:
-        theirs = self._form.shown(self.directory, self.stored, self._name)
-        self.base = theirs if self._decided else self._documents.base(self._path, theirs, self._data)
+        form, directory, name = self.document
+        theirs = form.shown(directory, self.stored, name)
+        self.base = theirs if self._decided else self._documents.base(self.document.path, theirs, self._data)
         self.shown = self._data
         overlaps = [] if same_document(self.base, theirs) else self._merge(theirs)
-        self.made = self._documents.made(self._form, self.directory, self.stored, self._name, self.shown)
+        self.made = self._documents.made(self.document, self.stored, self.shown)
         if overlaps:
             self._require_wins(overlaps)
 
@@ -349,22 +343,22 @@ class _Edit:
         except ValueError:
             return [()]
         if not overlaps:
-            log.warning("%s: another program has changed it, too; the changes of both are kept", self._path)
+            log.warning("%s: another program has changed it, too; the changes of both are kept", self.document.path)
         return overlaps
 
     def _require_wins(self, overlaps: Sequence[Path]) -> None:
         what = ", ".join(".".join(map(str, path)) for path in overlaps)
         why = f"another program has changed {what or 'all of it'}, too"
         if not self._documents.wins:
-            raise Overlap(self._path, why, self.shown)
-        log.warning("%s: %s; what was written here replaces that", self._path, why)
+            raise Overlap(self.document.path, why, self.shown)
+        log.warning("%s: %s; what was written here replaces that", self.document.path, why)
 
 
 def _whole(blob: Blob) -> bytes:
     return bytes(blob.read([ByteRange(0, blob.stat().size)])[0])
 
 
-def _says_something(data: bytes) -> bool:
+def _has_members(data: bytes) -> bool:
     """Return whether the bytes are a document with contents, not a probe of a name by some program."""
     try:
         return bool(parse_written("", data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.formats.create_rules import Rule, Sharding
 from shardfs.formats.registry import format_of, formats
@@ -12,7 +12,7 @@ from shardfs.model.kinds import NameKind, is_scratch
 from shardfs.write.files import join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from shardfs.formats.create_rules import Rules
     from shardfs.formats.format import Format
@@ -39,16 +39,25 @@ def is_document(name: str) -> bool:
     return any(f.describes(name) or name in f.documents for f in formats())
 
 
-def dataset_of(directory: str, name: str) -> tuple[Format, str, str] | None:
-    """Return the format of a document, its dataset's directory and its path below that directory.
+class Document(NamedTuple):
+    """A metadata document, by the directory of its dataset and its path below that directory."""
 
-    None for other files.
-    """
+    form: Format
+    directory: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return join(self.directory, self.name)
+
+
+def document_at(directory: str, name: str) -> Document | None:
+    """Return the document that a file with this name is; None for other files."""
     above, _, last = directory.rpartition("/")
     for path, below in ((directory, name), (above, join(last, name))):
         known = next((f for f in formats() if f.describes(below)), None)
         if known is not None:
-            return known, path, below
+            return Document(known, path, below)
     return None
 
 
@@ -66,7 +75,7 @@ class ExpectedDatasets:
 
     def kind(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
-        if name.endswith(ALWAYS) and dataset_of(directory, name) is not None:
+        if name.endswith(ALWAYS) and document_at(directory, name) is not None:
             return NameKind.DOCUMENT
         if _TO_COME.match(name) and is_scratch(name):
             return NameKind.SCRATCH
@@ -127,16 +136,17 @@ class ExpectedDatasets:
         except (OSError, CorruptShardError):
             return False
 
-    def remember(self, form: Format, directory: str, documents: Mapping[str, bytes]) -> None:
-        """Keep the sharding of a dataset whose documents are deleted."""
-        sharding = form.sharding(documents) if self._remembers else None
+    def remember(self, document: Document, data: bytes) -> None:
+        """Keep the sharding of a dataset whose document is deleted."""
+        sharding = document.form.sharding({document.name: data}) if self._remembers else None
+        directory = document.directory
         if sharding is not None:
             before = self._deleted.get(directory)
             others = before.documents if before is not None and before.format == sharding.format else {}
             self._deleted[directory] = Sharding(sharding.format, {**others, **sharding.documents})
 
-    def forget(self, directory: str, name: str) -> None:
-        """Forget what was kept of a document that is written again."""
-        before = self._deleted.pop(directory, None)
-        if before is not None and (rest := {n: raw for n, raw in before.documents.items() if n != name}):
-            self._deleted[directory] = Sharding(before.format, rest)
+    def forget(self, document: Document) -> None:
+        """Forget the sharding of a document that is written again."""
+        before = self._deleted.pop(document.directory, None)
+        if before is not None and (rest := {n: raw for n, raw in before.documents.items() if n != document.name}):
+            self._deleted[document.directory] = Sharding(before.format, rest)
