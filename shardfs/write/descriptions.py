@@ -46,7 +46,7 @@ class Descriptions:
         try:
             written = self._documents.write(directory, name, data, decided=True)
         except OSError as e:
-            log.warning("%s: stays in the journal: %s", path, e.strerror)
+            log.warning("%s: the chosen document could not be published and stays in the journal: %s", path, e.strerror)
             if e.errno == errno.EINVAL:  # the document contradicts the source: a user decides
                 self._pending.keep(path, data, str(e), version.mtime_ns, version.mode)
             return
@@ -72,7 +72,7 @@ class Descriptions:
                     self.describe_anew(path)
         except Overlap as e:
             path = join(directory, name)
-            log.warning("%s: %s; shardfs recover --ours or --theirs decides which document stays", path, e.why)
+            log.warning("%s: %s; choose a document with `shardfs recover --ours` or `--theirs`", path, e.why)
             self._pending.keep(path, e.ours, e.why, file.mtime_ns, file.mode)
             self._show_stored(directory, name)
             raise
@@ -99,7 +99,9 @@ class Descriptions:
             return
         shown = bytes(self._overlay.read(number, 0, max(size, 1)))
         if self._documents.is_changed(directory, name, shown):
-            log.info("%s: another program has changed it in the source", path)
+            log.info(
+                "%s: another program has changed the document in the source; the mount shows the new version", path
+            )
             self._show_stored(directory, name)
             raise stale(number)
         self._documents.seen.note(path, shown)
@@ -188,7 +190,9 @@ class Descriptions:
             self.make_stored_directory(path.rpartition("/")[0])
             self._writer.put(path, data)
         except OSError as e:
-            log.warning("%s: stays in the journal: %s", path, e)
+            log.warning(
+                "%s: no dataset has this file, but it could not be stored and stays in the journal: %s", path, e
+            )
             return
         with self._names.lock:
             file.kind, file.known_size, file.version = NameKind.PLAIN, len(data), None

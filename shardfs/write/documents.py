@@ -114,7 +114,7 @@ class Documents:
             edit = _Edit(self, document, data, decided=decided)
             self._put(edit)
         except ValueError as e:
-            log.warning("%s: is refused: %s", document.path, e)
+            log.warning("%s: the document is refused, and the old one stays: %s", document.path, e)
             raise OSError(errno.EINVAL, str(e), document.path) from e
         self.seen.wrote(document.path, edit.base, data)
         if not _has_members(edit.shown):
@@ -193,7 +193,10 @@ class Documents:
                 return
         except (ValueError, TypeError, OSError) as e:
             raise OSError(errno.EINVAL, str(e), path) from e
-        log.warning("%s: is refused: the file that holds the array has a shape and attributes of its own", path)
+        log.warning(
+            "%s: the document is refused: the array is one file, whose shape and attributes cannot be changed here",
+            path,
+        )
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
     def _repeated(self, document: Document, made: bytes | None) -> Iterator[str]:
@@ -239,11 +242,14 @@ class Documents:
             if made is None:
                 continue
             if isinstance(sharding, Rule) and self._has_chunks(form, form.described_by(directory, name)):
-                log.warning("%s: is not sharded: chunks are stored there already", join(directory, name))
+                log.warning(
+                    "%s: the new array is not sharded, because chunks are already stored in its directory",
+                    join(directory, name),
+                )
                 return None
             return made
         for why in refused:
-            log.warning("%s: is not sharded: %s", join(directory, name), why)
+            log.warning("%s: the new array is not sharded: %s", join(directory, name), why)
         return None
 
     def _has_chunks(self, form: Format, directory: str, below: str = "") -> bool:
@@ -268,8 +274,8 @@ class Documents:
         path, theirs = document.path, document.form.shown(document.directory, stored, document.name)
         known = self.base(path, theirs)
         if None not in (known, theirs) and not same_document(known, theirs):
-            why = "another program has changed it in the source; read it again before you remove it"
-            log.warning("%s: is not removed: %s", path, why)
+            why = "another program has changed the document in the source; read the document again before you remove it"
+            log.warning("%s: the document is not removed: %s", path, why)
             raise OSError(errno.ESTALE, why, path)
 
     def remove(self, directory: str, name: str) -> None:
@@ -343,15 +349,17 @@ class _Edit:
         except ValueError:
             return [()]
         if not overlaps:
-            log.warning("%s: another program has changed it, too; the changes of both are kept", self.document.path)
+            log.warning(
+                "%s: another program has changed the document, too; the changes of both are kept", self.document.path
+            )
         return overlaps
 
     def _require_wins(self, overlaps: Sequence[Path]) -> None:
-        what = ", ".join(".".join(map(str, path)) for path in overlaps)
-        why = f"another program has changed {what or 'all of it'}, too"
+        members = ", ".join(".".join(map(str, path)) for path in overlaps)
+        why = f"another program has changed {members or 'the whole document'}, too"
         if not self._documents.wins:
             raise Overlap(self.document.path, why, self.shown)
-        log.warning("%s: %s; what was written here replaces that", self.document.path, why)
+        log.warning("%s: %s; the document written here replaces these changes (conflict=ours)", self.document.path, why)
 
 
 def _whole(blob: Blob) -> bytes:

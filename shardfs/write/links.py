@@ -49,7 +49,7 @@ class Links:
         if target is None:
             raise stale(number)
         if not stays_inside(file.parent or "", target):
-            raise PermissionError(errno.EACCES, "a symbolic link leads out of the source", file.path)
+            raise PermissionError(errno.EACCES, f"the symbolic link leads out of the source, to {target}", file.path)
         return os.fsencode(target)
 
     def _may_be_in(self, number: int | None) -> bool:
@@ -101,6 +101,12 @@ class Links:
         """
         fits = meaning.kind is NameKind.PLAIN and not described and not self._names.has_scratch(directory)
         if not fits or not self._may_be_in(self._names.base_number(directory)):
-            raise PermissionError(errno.EPERM, "no symbolic links beside sharded data", join(directory, name))
+            raise PermissionError(
+                errno.EPERM,
+                "symbolic links cannot be created beside sharded data or in the place of metadata",
+                join(directory, name),
+            )
         if not stays_inside(directory, target):
-            raise PermissionError(errno.EPERM, "a symbolic link would lead out of the source", join(directory, name))
+            raise PermissionError(
+                errno.EPERM, f"the symbolic link would lead out of the source, to {target}", join(directory, name)
+            )

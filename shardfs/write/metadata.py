@@ -32,7 +32,7 @@ FLUSH = "user.shardfs.flush"
 
 
 class FileMetadata:
-    """Reads and sets what is known of a file besides its bytes. Thread-safe."""
+    """Reads and sets mode, times and extended attributes. Thread-safe."""
 
     def __init__(self, names: Names, overlay: Overlay, open_files: OpenFiles, saving: Saving, backing: Backing) -> None:
         self._names, self._overlay, self._open_files, self._saving = names, overlay, open_files, saving

@@ -146,7 +146,7 @@ class ExpectedDatasets:
             self._deleted[directory] = Sharding(sharding.format, {**others, **sharding.documents})
 
     def forget(self, document: Document) -> None:
-        """Forget the sharding of a document that is written again."""
+        """Forget the sharding of a deleted document that is written again."""
         before = self._deleted.pop(document.directory, None)
         if before is not None and (rest := {n: raw for n, raw in before.documents.items() if n != document.name}):
             self._deleted[document.directory] = Sharding(before.format, rest)

@@ -84,7 +84,7 @@ class Names:
             if path is not None:
                 keep(self._paths, number, path)
         if path is None:
-            raise FileNotFoundError(errno.ENOENT, "has no name any more", str(number))
+            raise FileNotFoundError(errno.ENOENT, "the file was removed or replaced", str(number))
         return path
 
     def shown_path(self, number: int) -> str:

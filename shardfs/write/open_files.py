@@ -102,7 +102,7 @@ class OpenFiles:
                     return file, self.add(file, flags)
 
     def remove(self, handle: int) -> Handle:
-        """Forget a handle, and return what it was."""
+        """Remove a handle, and return its record."""
         with self._names.lock:
             opened = self.handles.pop(handle)
             if opened.file is None:
@@ -129,7 +129,11 @@ class OpenFiles:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
         meaning = self._names.classify_name(directory, name)
         if meaning.kind in (NameKind.HIDDEN, NameKind.DIRECTORY):
-            raise PermissionError(errno.EPERM, "the name belongs to the sharded form", join(directory, name))
+            raise PermissionError(
+                errno.EPERM,
+                "shards or their directories are stored under this name; choose another name",
+                join(directory, name),
+            )
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
         return meaning

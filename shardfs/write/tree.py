@@ -18,7 +18,7 @@ from shardfs.write.contents import FileContents
 from shardfs.write.descriptions import Descriptions
 from shardfs.write.directories import Directories
 from shardfs.write.documents import Documents
-from shardfs.write.entries import Entries
+from shardfs.write.entries import Entries, Renames
 from shardfs.write.file_calls import FileCalls
 from shardfs.write.links import Links
 from shardfs.write.metadata import FileMetadata
@@ -26,7 +26,6 @@ from shardfs.write.name_kind import ExpectedDatasets
 from shardfs.write.names import Names
 from shardfs.write.open_files import Backing, OpenFiles
 from shardfs.write.overlay import Overlay
-from shardfs.write.renames import Renames
 from shardfs.write.saving import Saving
 from shardfs.write.writeback import WriteBuffer
 
@@ -108,7 +107,7 @@ class WriteTree:
                 self.flush(handle)
                 self.release(handle)
             except OSError as e:
-                log.warning("what is open when the mount ends: %s", e)
+                log.warning("an open file could not be saved at unmount, and its last changes are lost: %s", e)
         self._descriptions.pass_strays_through()
         try:
             return self.pending.close(timeout)
