@@ -199,10 +199,12 @@ class FileCalls:
         opened = self._open_files.handles[handle]
         if opened.file is not None and opened.writes and opened.file.dirty:
             self._names.waiting()
-        opened = self._open_files.remove(handle)
-        file = opened.file
-        if file is None:
-            return
+        with self._names.lock:
+            opened = self._open_files.handles.pop(handle)
+            file = opened.file
+            if file is None:
+                self._open_files.remove_reader(opened.number)
+                return
         try:
             if opened.writes and file.writers == 1 and not file.refused:
                 self._saving.settle(file)

@@ -168,8 +168,8 @@ class Files:
 
     def at(self, path: str) -> WritableFile | None:
         """Return the file at a path; None if there is none or the name is hidden."""
-        parent, name = split(path)
-        return self.in_directory(parent).get(name)
+        parent, _, name = path.rpartition("/")
+        return self._directories.get(parent, _NO_NAMES).get(os.fsencode(name))
 
     def hide(self, parent: str, name: bytes) -> None:
         """Hide a name that the tree has."""

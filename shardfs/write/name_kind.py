@@ -90,33 +90,29 @@ class ExpectedDatasets:
 
     def candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
         """Return the formats and shardings that may apply to a new document."""
-        known = self._deleted.get(directory)
-        found: list[tuple[Format, Sharding | Rule]] = [(format_of(known.format), known)] if known is not None else []
-        rules = (rule for rule in self._rules.rules if self._rules.match(directory, rule.format) is rule)
-        found += ((format_of(rule.format), rule) for rule in rules)
-        fitting = [(f, sharding) for f, sharding in found if f.describes(name)]
+        fitting = [(f, sharding) for f, sharding in self._shardings(directory) if f.describes(name)]
         return fitting if fitting and not self._base.is_closed(directory) else []
+
+    def _shardings(self, directory: str) -> Iterator[tuple[Format, Sharding | Rule]]:
+        """Yield the formats and shardings of the datasets that new documents in a directory might describe."""
+        known = self._deleted.get(directory)
+        if known is not None:
+            yield format_of(known.format), known
+        for rule in self._rules.rules:
+            if self._rules.match(directory, rule.format) is rule:
+                yield format_of(rule.format), rule
 
     def _may_be_chunk(self, directory: str, name: str) -> bool:
         """Return whether a name may be a chunk of an array whose document is not written yet."""
         path, above = join(directory, name), directory
         for _ in range(MAX_ABOVE):
             below = path[len(above) :].lstrip("/")
-            if any(f.chunk_like(below) for f in self._formats_to_come(above)) and not self._is_described(above):
+            if any(f.chunk_like(below) for f, _ in self._shardings(above)) and not self._is_described(above):
                 return not self._base.is_closed(above) and not self._is_in_foreign(directory)
             if not above:
                 return False
             above = above.rpartition("/")[0]
         return False
-
-    def _formats_to_come(self, directory: str) -> Iterator[Format]:
-        """Yield the formats of which a new document in the directory might describe a sharded dataset."""
-        known = self._deleted.get(directory)
-        if known is not None:
-            yield format_of(known.format)
-        for rule in self._rules.rules:
-            if self._rules.match(directory, rule.format) is not None:
-                yield format_of(rule.format)
 
     def _is_deleted(self, directory: str) -> bool:
         """Return whether the directory is, or is below, that of a dataset whose document is deleted."""

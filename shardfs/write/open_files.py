@@ -101,15 +101,11 @@ class OpenFiles:
                 if file.kind is not NameKind.PLAIN or file.fd >= 0 or not self._writer.local:
                     return file, self.add(file, flags)
 
-    def remove(self, handle: int) -> Handle:
-        """Remove a handle, and return its record."""
-        with self._names.lock:
-            opened = self.handles.pop(handle)
-            if opened.file is None:
-                left = self._readers.pop(opened.number) - 1
-                if left:
-                    self._readers[opened.number] = left
-        return opened
+    def remove_reader(self, number: int) -> None:
+        """Count one handle less that only reads a file of the tree. The caller holds the lock."""
+        left = self._readers.pop(number) - 1
+        if left:
+            self._readers[number] = left
 
     # ---- files ----
 

@@ -121,7 +121,8 @@ class Saving:
             if not file.handles and (file.fd >= 0 or file.spent):
                 file.leave_disk()
                 self._base.changed(path)
-            file.drop_buffer()
+            if file.buffer is not None:
+                file.drop_buffer()
             if file.dirty:  # refused, and the writer got the error: restore the old contents
                 file.dirty = False
                 file.mtime_ns = time.time_ns()
