@@ -192,5 +192,6 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
         cache.changed(number)
         notices.send(protocol.invalidate_content(number))
 
-    tree.invalidate, tree.invalidate_content = invalidate, invalidate_content
-    tree.drop_content, tree.shows_links = drop_content, True
+    hooks = tree.hooks
+    hooks.invalidate, hooks.invalidate_content = invalidate, invalidate_content
+    hooks.drop_content, hooks.shows_links = drop_content, True

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardfs.fuse.invalidation import AttributeCache
     from shardfs.fuse.node_requests import WritableNodeRequests
     from shardfs.model.attributes import Attributes
+    from shardfs.model.file_tree import KernelHooks
 
 PERMISSIONS = 0o1777
 """Mode bits that clients may set: not set-user-id and set-group-id."""
@@ -50,18 +51,8 @@ class WritableTree(FileTree, Protocol):
     The tree itself releases the handles that are open when the mount ends: the kernel sends no more requests then.
     """
 
-    invalidate: Callable[[int, bytes], None]
-    """Set by the server. To be called when a name in a directory has changed without a request."""
-    invalidate_content: Callable[[int], None]
-    """Set by the server. To be called when bytes or attributes of a file have changed without a request.
-
-    Neither `invalidate` nor `invalidate_content` blocks; both may be called anywhere.
-    """
-    drop_content: Callable[[int], None]
-    """Set by the server. As `invalidate_content`, but the kernel has dropped the pages when this returns. May block
-    until running requests are answered: not to be called in a request, nor with a lock that a request may need."""
-    shows_links: bool
-    """Set by the server. True: the tree shows symbolic links as links (`Attributes.mode`), not as their targets."""
+    hooks: KernelHooks
+    """The server sets the attributes of this object."""
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
         """Open a file, and make it if it does not exist; its attributes and a handle. `flags`: those of open(2)."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from shardfs.model.attributes import Attributes
     from shardfs.model.listing import Batch, EntryRow
@@ -57,3 +58,22 @@ class FileTree(Listable, Protocol):
 
     def shown_path(self, number: int) -> str:
         """The path of a file on the mount, for the access log."""
+
+
+@dataclass
+class KernelHooks:
+    """What the server sets on a writable tree, for the tree to call. Nothing happens without a server.
+
+    Attributes:
+        invalidate: to be called when a name in a directory has changed without a request.
+        invalidate_content: to be called when bytes or attributes of a file have changed without a request. Neither this
+            nor `invalidate` blocks; both may be called anywhere.
+        drop_content: as `invalidate_content`, but the kernel has dropped the pages when this returns. May block until
+            running requests are answered: not to be called in a request, nor with a lock that a request may need.
+        shows_links: the tree shows symbolic links as links (`Attributes.mode`), not as their targets.
+    """
+
+    invalidate: Callable[[int, bytes], None] = lambda parent, name: None
+    invalidate_content: Callable[[int], None] = lambda number: None
+    drop_content: Callable[[int], None] = lambda number: None
+    shows_links: bool = False

@@ -56,18 +56,18 @@ class Target(NamedTuple):
     suffix: str = ""
 
 
-class Spot(NamedTuple):
-    """The kind of a name in a directory; `target` is set for a chunk."""
+class NameMeaning(NamedTuple):
+    """What a name in a directory means, whether the file exists or not; `target` is set for a chunk."""
 
     kind: NameKind
     target: Target | None = None
 
 
-def not_a_chunk(name: str, looks_like_one: bool) -> Spot:
+def not_a_chunk(name: str, looks_like_one: bool) -> NameMeaning:
     """Return the kind of a name that is no chunk in a directory of chunks."""
     if looks_like_one:
-        return Spot(NameKind.ORPHAN)
-    return Spot(NameKind.SCRATCH if is_scratch(name) else NameKind.PLAIN)
+        return NameMeaning(NameKind.ORPHAN)
+    return NameMeaning(NameKind.SCRATCH if is_scratch(name) else NameKind.PLAIN)
 
 
 class ChunkDirs:
@@ -227,25 +227,25 @@ class ChunkDirs:
 
     # ---- kinds of names ----
 
-    def spot(self, directory: int, name: bytes) -> Spot:
+    def classify_name(self, directory: int, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory of chunks."""
         place, text = self.numbers.place(directory), os.fsdecode(name)
-        return self.child_spot(directory, name) or not_a_chunk(text, self.reserved(place.level, text))
+        return self.classify_child(directory, name) or not_a_chunk(text, self.reserved(place.level, text))
 
-    def child_spot(self, parent: int | None, name: bytes) -> Spot | None:
+    def classify_child(self, parent: int | None, name: bytes) -> NameMeaning | None:
         """Return the kind of a name in a directory (None: the dataset's); None if the collection has no such name."""
         place = self.numbers.place(parent)
         value = self._names.parse(place.level, name) if place.level < self.depth else None
         if value is None:
             coords = self.unnumbered(name) if parent is None else None
             if coords is not None:
-                return Spot(NameKind.CHUNK, Target(self, coords))
+                return NameMeaning(NameKind.CHUNK, Target(self, coords))
             return self._compressed(parent, os.fsdecode(name))
         if place.level + 1 < self.depth:
-            return Spot(NameKind.DIRECTORY)
-        return Spot(NameKind.CHUNK, Target(self, self.numbers.coords_in(place, value)))
+            return NameMeaning(NameKind.DIRECTORY)
+        return NameMeaning(NameKind.CHUNK, Target(self, self.numbers.coords_in(place, value)))
 
-    def _compressed(self, parent: int | None, name: str) -> Spot | None:
+    def _compressed(self, parent: int | None, name: str) -> NameMeaning | None:
         """Return the kind of a name with a compression extension.
 
         Only clients of precomputed volumes write such files.
@@ -253,10 +253,10 @@ class ChunkDirs:
         suffix = _compression(name)
         if not suffix or self.collection.format != "precomputed":
             return None
-        whole = self.child_spot(parent, os.fsencode(name.removesuffix(suffix)))
+        whole = self.classify_child(parent, os.fsencode(name.removesuffix(suffix)))
         if whole is None or whole.target is None:
             return whole
-        return Spot(NameKind.CHUNK, whole.target._replace(suffix=suffix))
+        return NameMeaning(NameKind.CHUNK, whole.target._replace(suffix=suffix))
 
     def other_names(self, name: bytes) -> list[bytes]:
         """Return the other file names of a chunk: first the name without compression, then each compressed name."""

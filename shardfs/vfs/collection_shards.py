@@ -90,17 +90,18 @@ class CollectionShards:
 
     # ---- stored chunks ----
 
-    def entry(self, coords: Coords) -> tuple[int, int] | None:
-        """Return start and size of a chunk in its outermost shard, like `rewriting.entries`; None if absent."""
-        found = self._stored_with_lead(coords)
-        return None if found is None else (max(found.blob.base, 0) + found.start, found.size)
+    def entry(self, coords: Coords, *, summed: bool = False) -> tuple[int, ...] | None:
+        """Return start and size of a chunk in its outermost shard, like `rewriting.entries`; None if absent.
 
-    def checksum(self, coords: Coords) -> int | None:
-        """Return the CRC-32C of a chunk's stored bytes; None if the chunk is absent or codecs surround its shard."""
+        `summed`: also return the CRC-32C of the stored bytes, unless codecs surround the shard.
+        """
         found = self._stored_with_lead(coords)
-        if found is None or any(layer.codecs for layer in self._collection.layers):
+        if found is None:
             return None
-        return crc32c_of(found.blob, found.start, found.size)
+        extent = (max(found.blob.base, 0) + found.start, found.size)
+        if not summed or any(layer.codecs for layer in self._collection.layers):
+            return extent
+        return (*extent, crc32c_of(found.blob, found.start, found.size))
 
     def _stored_with_lead(self, coords: Coords) -> StoredChunk | None:
         return self._chunks.stored(coords if self._collection.lead is None else (*coords[:-1], 0))

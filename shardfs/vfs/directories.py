@@ -13,7 +13,7 @@ from shardfs.model.dataset import Consolidation, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind, is_scratch
 from shardfs.storage.store import DirEntry
-from shardfs.vfs.chunk_dirs import Spot, not_a_chunk
+from shardfs.vfs.chunk_dirs import NameMeaning, not_a_chunk
 from shardfs.vfs.inodes import number_of
 from shardfs.vfs.nodes import ChunkNode, CollectionAt, Content, DirectoryNode, DocumentNode, Node, NodeTable, is_in
 from shardfs.vfs.stored_files import listed_by_name
@@ -183,23 +183,23 @@ class StoreDirectories:
 
     # ---- kinds of names ----
 
-    def spot(self, number: int, name: bytes) -> Spot:
+    def classify_name(self, number: int, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory, whether the file exists or not."""
         text, content = os.fsdecode(name), self.content(number)
         consolidation, rewriter = _made(content)
         is_consolidated = consolidation is not None and consolidation.name == text
         if text in content.documents or is_consolidated or (rewriter is not None and rewriter.applies(text)):
-            return Spot(NameKind.DOCUMENT)
+            return NameMeaning(NameKind.DOCUMENT)
         chunks = content.chunks
         if chunks is None:
-            return Spot(NameKind.SCRATCH if content.documents and is_scratch(text) else NameKind.PLAIN)
+            return NameMeaning(NameKind.SCRATCH if content.documents and is_scratch(text) else NameKind.PLAIN)
         if chunks.root is not None and name == chunks.collection.names.prefix:
-            return Spot(NameKind.DIRECTORY)
-        found = chunks.child_spot(None, name) if chunks.root is None else None
+            return NameMeaning(NameKind.DIRECTORY)
+        found = chunks.classify_child(None, name) if chunks.root is None else None
         if found is not None:
             return found
         if content.hides(text) or chunks.is_shard(text):
-            return Spot(NameKind.HIDDEN)
+            return NameMeaning(NameKind.HIDDEN)
         return not_a_chunk(text, chunks.root is None and chunks.reserved(0, text))
 
     def is_implied(self, number: int, name: str) -> bool:

@@ -22,7 +22,7 @@ from shardfs.model.listing import BATCH, REST, Batch
 from shardfs.storage import retry
 from shardfs.storage.cache import ByteLRU, nothing
 from shardfs.storage.open_store import open_store
-from shardfs.vfs.chunk_dirs import ChunkDirs, Spot, Target
+from shardfs.vfs.chunk_dirs import ChunkDirs, NameMeaning, Target
 from shardfs.vfs.directories import StoreDirectories
 from shardfs.vfs.discovery import NATIVE, Datasets
 from shardfs.vfs.inodes import ROOT, TABLE_END, TOP
@@ -293,11 +293,11 @@ class Tree:
 
     # ---- for the writable tree over this one ----
 
-    def spot(self, directory: int, name: bytes) -> Spot:
+    def classify_name(self, directory: int, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory, whether the file exists or not."""
         if directory >= TABLE_END:
-            return self._chunks_of(directory).spot(directory, name)
-        return self.directories.spot(directory, name)
+            return self._chunks_of(directory).classify_name(directory, name)
+        return self.directories.classify_name(directory, name)
 
     def is_virtual(self, number: int) -> bool:
         """Return whether an inode number is that of a directory or a chunk of a sharded collection."""

@@ -57,7 +57,9 @@ class Buffer:
     def _grow(self, size: int) -> None:
         """Make room for a file of `size` bytes. Move the contents to an unnamed file if memory is short."""
         if size > self._most:
-            raise OSError(errno.EFBIG, f"{self._most} bytes is the limit")
+            raise OSError(
+                errno.EFBIG, f"the file would have {size} bytes; a file on this mount has at most {self._most}"
+            )
         more = size - len(self._memory)
         if self._fd < 0 and (size > SPILL or self._budget.is_short(more)):
             fd = self._budget.make_file()

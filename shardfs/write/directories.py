@@ -1,4 +1,4 @@
-"""Which virtual directories of chunks a writable mount shows.
+"""Which directories of the tree a writable mount shows.
 
 A read-only mount shows every directory that could hold chunks, by arithmetic. Programs that copy or delete trees need
 directories that can be created and removed, and a new array has no directories yet. A writable mount therefore keeps
@@ -11,19 +11,91 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardfs.vfs.inodes import TABLE_END
+from shardfs.write.files import join
+
 if TYPE_CHECKING:
+    from shardfs.model.attributes import Attributes
+    from shardfs.model.listing import Batch
     from shardfs.model.values import U64, Bool
     from shardfs.vfs.chunk_dirs import ChunkDirs
+    from shardfs.write.names import Names
 
 MAX_DIRECTORIES = 1 << 27
 """Maximum directories of one collection with bits (16 MiB). A larger one shows all of them, and none can be removed."""
 
 
 class Directories:
-    """Shown directories of all collections. Not thread-safe: callers hold one common lock."""
+    """Shown directories of all collections. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        every: show every directory that the tree has, as a read-only mount does.
+        local: the store has directories of its own. In an object store, a directory that was shown once stays shown
+            when its last object goes.
+    """
+
+    def __init__(self, names: Names, *, local: bool, every: bool = False) -> None:
+        self._names, self._local, self._every = names, local, every
         self._bits: dict[int, bytearray | None] = {}
+        self._inhabited: set[str] = set()  # named by documents; shown even if missing in the store
+
+    def hides(self, found: Attributes, parent: int, path: str) -> bool:
+        """Return whether the mount does not show this entry of the tree."""
+        if self._every or not found.directory:
+            return False
+        return not self.shows(found) or self._is_implied(parent, path)
+
+    def shows(self, found: Attributes) -> bool:
+        """Return False for a virtual directory of chunks that the mount does not show."""
+        tree = self._names.base.chunk_tree(found.number) if found.directory and not self._every else None
+        if tree is None:
+            return True
+        with self._names.lock:
+            return self._is_set(tree, found.number)
+
+    def _is_implied(self, parent: int, path: str) -> bool:
+        """Return whether only documents name a directory, so the mount does not show it."""
+        if path in self._inhabited:
+            return False
+        if self._names.base.is_implied(parent, path.rpartition("/")[2]):
+            return True
+        if not self._local:
+            self._inhabited.add(path)
+        return False
+
+    def only_shown(self, batch: Batch, directory: int, path: str) -> Batch:
+        """Return the entries of the tree's `directory` without the directories that the mount does not show."""
+        if self._every:
+            return batch
+        if directory < TABLE_END and batch.directories.any():
+            names, made = batch.names.tolist(), ~batch.directories
+            for i in np.flatnonzero(batch.directories).tolist():
+                made[i] = not self._is_implied(directory, join(path, names[i]))
+            batch = batch if made.all() else batch.only(made)
+        virtual = batch.numbers[batch.directories & (batch.numbers >= np.uint64(TABLE_END))]
+        tree = self._names.base.chunk_tree(int(virtual[0])) if len(virtual) else None
+        if tree is None:
+            return batch
+        with self._names.lock:
+            return batch.only(self._are_set(tree, batch.numbers))
+
+    def show(self, path: str, *, shown: bool = True) -> None:
+        """Show a directory of the tree from now on, or with `shown=False` hide it."""
+        if not shown:
+            self._inhabited.discard(path)
+        number = self._names.base_number(path)
+        tree = self._names.base.chunk_tree(number) if number is not None else None
+        if tree is None or number is None:
+            return
+        with self._names.lock:
+            self._set(tree, number, shown=shown)
+
+    def show_inhabited(self, path: str) -> None:
+        """Show a directory that has files in the journal: after a crash, the store may lack it."""
+        self._inhabited.add(path)
+        self.show(path)
+
+    # ---- bits: the caller holds the lock ----
 
     def _of(self, tree: ChunkDirs, *, change: bool = False) -> bytearray | None:
         """Return the bits of a collection; None if all its directories are shown."""
@@ -32,21 +104,20 @@ class Directories:
             small = tree.directories <= MAX_DIRECTORIES
             self._bits[tree.first] = bytearray(size) if small and tree.shards.is_empty() else None
             if tree.root is not None and self._showed_root(tree.former):
-                self.show(tree, tree.root)
+                self._set(tree, tree.root)
         if change and self._bits[tree.first] is None and tree.directories <= MAX_DIRECTORIES:
             self._bits[tree.first] = bytearray(b"\xff") * size
         return self._bits[tree.first]
 
     def _showed_root(self, former: ChunkDirs | None) -> bool:
         """Return whether an array's top directory was shown before its shape changed. It then stays shown."""
-        return former is not None and former.first in self._bits and self.shows(former, former.first)
+        return former is not None and former.first in self._bits and self._is_set(former, former.first)
 
-    def shows(self, tree: ChunkDirs, number: int) -> bool:
-        """Return whether the directory with this number is shown."""
+    def _is_set(self, tree: ChunkDirs, number: int) -> bool:
         bits, at = self._of(tree), number - tree.first
         return bits is None or bool(bits[at >> 3] >> (at & 7) & 1)
 
-    def shows_many(self, tree: ChunkDirs, numbers: U64) -> Bool:
+    def _are_set(self, tree: ChunkDirs, numbers: U64) -> Bool:
         """Return for each number whether it is shown. Numbers outside of the collection count as shown."""
         bits, shown = self._of(tree), np.ones(len(numbers), np.bool_)
         first = np.uint64(tree.first)
@@ -56,8 +127,7 @@ class Directories:
             shown[mine] = np.frombuffer(bits, np.uint8)[at >> 3] >> (at & 7).astype(np.uint8) & 1
         return shown
 
-    def show(self, tree: ChunkDirs, number: int, *, shown: bool = True) -> None:
-        """Show a directory from now on, or with `shown=False` hide it."""
+    def _set(self, tree: ChunkDirs, number: int, *, shown: bool = True) -> None:
         bits, at = self._of(tree, change=not shown), number - tree.first
         if bits is not None:
             bits[at >> 3] = bits[at >> 3] & ~(1 << (at & 7)) | shown << (at & 7)

@@ -8,19 +8,18 @@ import logging
 import math
 import os
 import posixpath
-import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs.formats.create_rules import Rule, Rules, Sharding
+from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES, parse_written
 from shardfs.formats.json_text import merged
-from shardfs.formats.registry import format_of, formats
+from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError
-from shardfs.model.kinds import NameKind, is_scratch
 from shardfs.write.files import join
+from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
 from shardfs.write.seen import Seen, nearest, same_document
 
 if TYPE_CHECKING:
@@ -34,27 +33,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALWAYS = ".json"
-"""Suffix of names that are treated as documents wherever they are written. Otherwise a client could describe shards and
-then write chunks in their place, or contradict another document. A file named `info` is not among them: any program
-may use that name."""
-
-_TO_COME = re.compile(r"\.?(?:zarr|attributes|.+\.array)\.", re.DOTALL)
-"""Prefix of temporary files that their writer renames to a document. Some have names like the lock files of shardfs's
-own writer."""
-
-FOREIGN = ".zarray"
-"""Document name of Zarr v2 arrays, which have no shards."""
-
-MAX_ABOVE = 8
-"""Maximum path components of a chunk name that is recognized before its array has a document."""
-
-
 COMPRESSED = "cbytes"
 """bcolz's member for the total compressed size of all chunks."""
 
 
-MAX_LOOKED = 65_536
+MAX_COMPARED = 65_536
 """Maximum number of documents with a remembered result of the last comparison against the source."""
 
 
@@ -85,111 +68,28 @@ class Documents:
     Thread-safe, as long as no two threads write to the same directory.
 
     Args:
-        rules: sharding of new arrays.
-        remembers: keep the sharding of an array whose document is deleted, for a new document that fits.
+        expected: datasets that new documents may describe.
         wins: if another program has changed the same members, keep those written here (`conflict=ours`).
     """
 
-    def __init__(
-        self, base: Tree, writer: Writer, rules: Rules | None = None, *, remembers: bool = True, wins: bool = False
-    ) -> None:
-        self._base, self._writer, self._rules, self._remembers = base, writer, rules or Rules(), remembers
-        self.wins, self._formats = wins, formats()
-        self._deleted: dict[str, Sharding] = {}
-        self._looked: dict[str, tuple[int, float]] = {}  # by path: a hash of the stored documents, and when
+    def __init__(self, base: Tree, writer: Writer, expected: ExpectedDatasets, *, wins: bool = False) -> None:
+        self._base, self._writer, self.expected, self.wins = base, writer, expected, wins
+        self._compared: dict[str, tuple[int, float]] = {}  # by path: a hash of the stored documents, and when
         self.seen = Seen()
 
-    def is_document(self, name: str) -> bool:
-        """Return whether a file with this name may describe the contents of its directory."""
-        return any(f.describes(name) or name in f.documents for f in self._formats)
-
-    def kind(self, directory: str, name: str) -> NameKind:
-        """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
-        if name.endswith(ALWAYS) and self._placed(directory, name) is not None:
-            return NameKind.DOCUMENT
-        if _TO_COME.match(name) and is_scratch(name):
-            return NameKind.SCRATCH
-        if not self._rules.rules and not self._deleted:
-            return NameKind.PLAIN
-        if self._candidates(directory, name):
-            return NameKind.DOCUMENT
-        if self._may_be_chunk(directory, name):
-            return NameKind.ORPHAN
-        here = self._is_deleted(directory) or any(r.matches(directory) for r in self._rules.rules)
-        return NameKind.SCRATCH if here and is_scratch(name) else NameKind.PLAIN
-
-    def _candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
-        """Return the formats and shardings that may apply to a new document."""
-        known = self._deleted.get(directory)
-        found: list[tuple[Format, Sharding | Rule]] = [(format_of(known.format), known)] if known is not None else []
-        rules = (rule for rule in self._rules.rules if self._rules.match(directory, rule.format) is rule)
-        found += ((format_of(rule.format), rule) for rule in rules)
-        fitting = [(f, sharding) for f, sharding in found if f.describes(name)]
-        return fitting if fitting and not self._base.is_closed(directory) else []
-
-    def _may_be_chunk(self, directory: str, name: str) -> bool:
-        """Return whether a name may be a chunk of an array whose document is not written yet."""
-        path, above = join(directory, name), directory
-        for _ in range(MAX_ABOVE):
-            below = path[len(above) :].lstrip("/")
-            if any(f.chunk_like(below) for f in self._formats_to_come(above)) and not self._is_described(above):
-                return not self._base.is_closed(above) and not self._is_in_foreign(directory)
-            if not above:
-                return False
-            above = above.rpartition("/")[0]
-        return False
-
-    def _formats_to_come(self, directory: str) -> Iterator[Format]:
-        """Yield the formats of which a new document in the directory might describe a sharded dataset."""
-        known = self._deleted.get(directory)
-        if known is not None:
-            yield format_of(known.format)
-        for rule in self._rules.rules:
-            if self._rules.match(directory, rule.format) is not None:
-                yield format_of(rule.format)
-
-    def _is_deleted(self, directory: str) -> bool:
-        """Return whether the directory is, or is below, that of a dataset whose document is deleted."""
-        while directory and directory not in self._deleted:
-            directory = directory.rpartition("/")[0]
-        return directory in self._deleted
-
-    @staticmethod
-    def is_foreign(name: str) -> bool:
-        """Return whether a file with this name describes an array without shards, whatever the names of its chunks."""
-        return name == FOREIGN
-
-    def _is_in_foreign(self, directory: str) -> bool:
-        above = [directory]
-        while above[-1] and len(above) < MAX_ABOVE:
-            above.append(above[-1].rpartition("/")[0])
-        return any(self._base.store.documents(path, [FOREIGN], 1) for path in above)
-
-    def _is_described(self, path: str) -> bool:
-        try:
-            return bool(self._base.stored_documents(path))
-        except (OSError, CorruptShardError):
-            return False
-
-    def _placed(self, directory: str, name: str) -> tuple[Format, str, str] | None:
-        """Return the format of a document, its dataset's directory and its path below that directory.
-
-        None for other files.
-        """
-        above, _, last = directory.rpartition("/")
-        for path, below in ((directory, name), (above, join(last, name))):
-            known = next((f for f in self._formats if f.describes(below)), None)
-            if known is not None:
-                return known, path, below
-        return None
+    def missed(self, directory: str, name: bytes) -> None:
+        """Record that a program has found no document of this name: the program may create the document next."""
+        if is_document(text := os.fsdecode(name)):
+            self.seen.note(join(directory, text), None)
 
     def described_by(self, directory: str, name: str) -> str:
         """Return the directory that a document describes; it may differ from the document's own directory."""
-        placed = self._placed(directory, name)
-        return directory if placed is None else placed[0].described_by(*placed[1:])
+        document = document_at(directory, name)
+        return directory if document is None else document.form.described_by(document.directory, document.name)
 
-    def stored(self, form: Format, directory: str, name: str, data: bytes) -> Mapping[str, bytes]:
+    def stored(self, document: Document, data: bytes = b"") -> Mapping[str, bytes]:
         """Return the documents of the source that `Format.edit` needs, by name."""
+        form, directory, name = document
         others = {posixpath.normpath(join(directory, n)): n for n in form.references(directory, name, data)}
         wanted = [path for path in others if path.split("/")[0] != ".."]
         found = self._base.store.documents("", wanted, MAX_DOCUMENT_BYTES) if wanted else {}
@@ -204,27 +104,25 @@ class Documents:
         Raise Overlap if both programs have changed the same member. Raise OSError (EINVAL), with the reason in the log,
         if the document contradicts the stored data. In both cases nothing is changed.
         """
-        placed = self._placed(directory, name)
-        if placed is None:
+        document = document_at(directory, name)
+        if document is None:
             return None
-        form, directory, name = placed
-        if self._is_in_a_file(directory):
-            self._require_alike(directory, name, data)
+        if self._is_in_a_file(document):
+            self._require_alike(document.path, data)
             return Written(data, set())
-        path = join(directory, name)
         try:
-            edit = _Edit(self, form, directory, name, data, decided=decided)
+            edit = _Edit(self, document, data, decided=decided)
             self._put(edit)
         except ValueError as e:
-            log.warning("%s: is refused: %s", path, e)
-            raise OSError(errno.EINVAL, str(e), path) from e
-        self.seen.wrote(path, edit.base, data)
-        if not _says_something(edit.shown):
+            log.warning("%s: the document is refused, and the old one stays: %s", document.path, e)
+            raise OSError(errno.EINVAL, str(e), document.path) from e
+        self.seen.wrote(document.path, edit.base, data)
+        if not _has_members(edit.shown):
             return Written(edit.shown, set())
-        self._forget(directory, name)
-        described = form.described_by(directory, name)
-        repeated = self._repeated(form, directory, name, edit.made.get(name))
-        return Written(edit.shown, {directory, described, *repeated})
+        self.expected.forget(document)
+        form, directory, name = document
+        repeated = self._repeated(document, edit.made.get(name))
+        return Written(edit.shown, {directory, form.described_by(directory, name), *repeated})
 
     def _put(self, edit: _Edit) -> None:
         """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""
@@ -236,26 +134,25 @@ class Documents:
                 return None if content is None else [content]
 
             if edit.made[below] != edit.stored.get(below):
-                self._writer.update(join(edit.directory, below), make)
+                self._writer.update(join(edit.document.directory, below), make)
 
     def is_changed(self, directory: str, name: str, shown: bytes | None) -> bool:
         """Return whether another program has given the source a version that the mount does not show.
 
         Each version is reported once. A remote store is queried at most every `index_ttl` seconds.
         """
-        placed, path = self._placed(directory, name), join(directory, name)
-        now = time.monotonic()
-        known, when = self._looked.get(path, (0, -math.inf))
-        if placed is None or not self._base.may_be_old(now - when):
+        document, now = document_at(directory, name), time.monotonic()
+        if document is None:
             return False
-        form, directory, name = placed
-        if self._is_in_a_file(directory):
+        known, when = self._compared.get(document.path, (0, -math.inf))
+        if not self._base.may_be_old(now - when) or self._is_in_a_file(document):
             return False
-        stored = self.stored(form, directory, name, b"")
+        stored = self.stored(document)
         found = hash(frozenset(stored.items()))
-        if len(self._looked) >= MAX_LOOKED:
-            self._looked.clear()
-        self._looked[path] = found, now
+        if len(self._compared) >= MAX_COMPARED:
+            self._compared.clear()
+        self._compared[document.path] = found, now
+        form, directory, name = document
         return found != known and not same_document(form.shown(directory, stored, name), shown)
 
     def shown(self, path: str) -> bytes | None:
@@ -279,32 +176,35 @@ class Documents:
         except (OSError, CorruptShardError):  # the stored document is damaged; a write may repair it
             return theirs
 
-    def _is_in_a_file(self, directory: str) -> bool:
+    def _is_in_a_file(self, document: Document) -> bool:
         """Return whether the dataset is one file, whose documents are generated from its header."""
-        name = directory.rpartition("/")[2]
-        if not any(f.may_hold(name) for f in self._formats):
+        name = document.directory.rpartition("/")[2]
+        if not any(f.may_hold(name) for f in formats()):
             return False
         with suppress(FileNotFoundError, NotADirectoryError):
-            return not self._base.store.entry(directory).directory
+            return not self._base.store.entry(document.directory).directory
         return False
 
-    def _require_alike(self, directory: str, name: str, data: bytes) -> None:
+    def _require_alike(self, path: str, data: bytes) -> None:
         """Raise OSError (EINVAL) if a document differs from the shown one in more than its compressed size."""
-        path = join(directory, name)
         try:
-            before = json.loads(bytes(self._base.read(self._base.resolve(path).number, 0, MAX_DOCUMENT_BYTES)))
+            before = json.loads(self.shown(path) or b"")
             if {**json.loads(data), COMPRESSED: 0} == {**before, COMPRESSED: 0}:
                 return
         except (ValueError, TypeError, OSError) as e:
             raise OSError(errno.EINVAL, str(e), path) from e
-        log.warning("%s: is refused: the file that holds the array has a shape and attributes of its own", path)
+        log.warning(
+            "%s: the document is refused: the array is one file, whose shape and attributes cannot be changed here",
+            path,
+        )
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
-    def _repeated(self, form: Format, directory: str, name: str, made: bytes | None) -> Iterator[str]:
+    def _repeated(self, document: Document, made: bytes | None) -> Iterator[str]:
         """Update documents of parent groups that repeat this document. Yield the directories of those changed.
 
         Such a group may have repeated the document before the array was sharded.
         """
+        form, directory, name = document
         above = directory
         while above and made is not None:
             above = above.rpartition("/")[0]
@@ -322,19 +222,18 @@ class Documents:
                     self._writer.update(join(above, name), repeat)
                     yield above
 
-    def made(
-        self, form: Format, directory: str, stored: Mapping[str, bytes], name: str, data: bytes
-    ) -> Mapping[str, bytes]:
+    def made(self, document: Document, stored: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
         """Return the documents to store for a written one, by path below the directory. Raise ValueError."""
+        form, directory, name = document
         if name in stored:
-            rules = (r for f, r in self._candidates(directory, name) if f is form and isinstance(r, Rule))
+            rules = (r for f, r in self.expected.candidates(directory, name) if f is form and isinstance(r, Rule))
             return form.edit(directory, stored, name, data, next(rules, None))
         return self._sharded(directory, name, data) or form.edit(directory, stored, name, data)
 
     def _sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:
         """Return the documents that a rule or a remembered sharding makes of a new one; None if no sharding applies."""
         refused: list[ValueError] = []
-        for form, sharding in self._candidates(directory, name):
+        for form, sharding in self.expected.candidates(directory, name):
             try:
                 made = form.shard(directory, name, data, sharding)
             except ValueError as e:
@@ -343,11 +242,14 @@ class Documents:
             if made is None:
                 continue
             if isinstance(sharding, Rule) and self._has_chunks(form, form.described_by(directory, name)):
-                log.warning("%s: is not sharded: chunks are stored there already", join(directory, name))
+                log.warning(
+                    "%s: the new array is not sharded, because chunks are already stored in its directory",
+                    join(directory, name),
+                )
                 return None
             return made
         for why in refused:
-            log.warning("%s: is not sharded: %s", join(directory, name), why)
+            log.warning("%s: the new array is not sharded: %s", join(directory, name), why)
         return None
 
     def _has_chunks(self, form: Format, directory: str, below: str = "") -> bool:
@@ -364,48 +266,35 @@ class Documents:
 
     def require_known(self, directory: str, name: str) -> None:
         """Raise OSError (ESTALE) if another program has changed a document since it was read here."""
-        placed = self._placed(directory, name)
-        if placed is not None and not self._is_in_a_file(placed[1]):
-            form, directory, name = placed
-            self._require_known(form, directory, name, self.stored(form, directory, name, b""))
+        document = document_at(directory, name)
+        if document is not None and not self._is_in_a_file(document):
+            self._require_known(document, self.stored(document))
 
-    def _require_known(self, form: Format, directory: str, name: str, stored: Mapping[str, bytes]) -> None:
-        path, theirs = join(directory, name), form.shown(directory, stored, name)
+    def _require_known(self, document: Document, stored: Mapping[str, bytes]) -> None:
+        path, theirs = document.path, document.form.shown(document.directory, stored, document.name)
         known = self.base(path, theirs)
         if None not in (known, theirs) and not same_document(known, theirs):
-            why = "another program has changed it in the source; read it again before you remove it"
-            log.warning("%s: is not removed: %s", path, why)
+            why = "another program has changed the document in the source; read the document again before you remove it"
+            log.warning("%s: the document is not removed: %s", path, why)
             raise OSError(errno.ESTALE, why, path)
 
     def remove(self, directory: str, name: str) -> None:
         """Delete a document. Remember the sharding of its array if `remembers` is set. Raise as `require_known`."""
-        placed = self._placed(directory, name)
-        if placed is None or self._is_in_a_file(placed[1]):
+        document = document_at(directory, name)
+        if document is None or self._is_in_a_file(document):
             with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
             return
-        form, directory, name = placed
 
-        def gone(old: Blob | None) -> None:
-            stored = {n: raw for n, raw in self.stored(form, directory, name, b"").items() if n != name}
-            stored |= {} if old is None else {name: _whole(old)}
-            self._require_known(form, directory, name, stored)
-            self._remember(form, directory, {name: stored[name]} if name in stored else {})
+        def delete(old: Blob | None) -> None:
+            stored = {n: raw for n, raw in self.stored(document).items() if n != document.name}
+            stored |= {} if old is None else {document.name: _whole(old)}
+            self._require_known(document, stored)
+            if document.name in stored:
+                self.expected.remember(document, stored[document.name])
 
-        self._writer.update(join(directory, name), gone)
-        self.seen.note(join(directory, name), None)
-
-    def _remember(self, form: Format, directory: str, documents: Mapping[str, bytes]) -> None:
-        sharding = form.sharding(documents) if self._remembers else None
-        if sharding is not None:
-            before = self._deleted.get(directory)
-            others = before.documents if before is not None and before.format == sharding.format else {}
-            self._deleted[directory] = Sharding(sharding.format, {**others, **sharding.documents})
-
-    def _forget(self, directory: str, name: str) -> None:
-        before = self._deleted.pop(directory, None)
-        if before is not None and (rest := {n: raw for n, raw in before.documents.items() if n != name}):
-            self._deleted[directory] = Sharding(before.format, rest)
+        self._writer.update(document.path, delete)
+        self.seen.note(document.path, None)
 
     def removed(self, path: str) -> None:
         """Forget the documents read in a removed directory.
@@ -427,14 +316,11 @@ class _Edit:
     `look` redoes the edit if the source has changed.
     """
 
-    def __init__(
-        self, documents: Documents, form: Format, directory: str, name: str, data: bytes, *, decided: bool
-    ) -> None:
+    def __init__(self, documents: Documents, document: Document, data: bytes, *, decided: bool) -> None:
         """Make the edit. Raise as `Documents.write`."""
-        self._documents, self._form, self.directory, self._name = documents, form, directory, name
-        self._data, self._decided, self._path = data, decided, join(directory, name)
+        self._documents, self.document, self._data, self._decided = documents, document, data, decided
         self.base: bytes | None = None
-        self.stored = documents.stored(form, directory, name, data)
+        self.stored = documents.stored(document, data)
         self._make()
 
     def look(self, below: str, found: bytes | None) -> None:
@@ -445,11 +331,12 @@ class _Edit:
             self._make()
 
     def _make(self) -> None:
-        theirs = self._form.shown(self.directory, self.stored, self._name)
-        self.base = theirs if self._decided else self._documents.base(self._path, theirs, self._data)
+        form, directory, name = self.document
+        theirs = form.shown(directory, self.stored, name)
+        self.base = theirs if self._decided else self._documents.base(self.document.path, theirs, self._data)
         self.shown = self._data
         overlaps = [] if same_document(self.base, theirs) else self._merge(theirs)
-        self.made = self._documents.made(self._form, self.directory, self.stored, self._name, self.shown)
+        self.made = self._documents.made(self.document, self.stored, self.shown)
         if overlaps:
             self._require_wins(overlaps)
 
@@ -462,22 +349,24 @@ class _Edit:
         except ValueError:
             return [()]
         if not overlaps:
-            log.warning("%s: another program has changed it, too; the changes of both are kept", self._path)
+            log.warning(
+                "%s: another program has changed the document, too; the changes of both are kept", self.document.path
+            )
         return overlaps
 
     def _require_wins(self, overlaps: Sequence[Path]) -> None:
-        what = ", ".join(".".join(map(str, path)) for path in overlaps)
-        why = f"another program has changed {what or 'all of it'}, too"
+        members = ", ".join(".".join(map(str, path)) for path in overlaps)
+        why = f"another program has changed {members or 'the whole document'}, too"
         if not self._documents.wins:
-            raise Overlap(self._path, why, self.shown)
-        log.warning("%s: %s; what was written here replaces that", self._path, why)
+            raise Overlap(self.document.path, why, self.shown)
+        log.warning("%s: %s; the document written here replaces these changes (conflict=ours)", self.document.path, why)
 
 
 def _whole(blob: Blob) -> bytes:
     return bytes(blob.read([ByteRange(0, blob.stat().size)])[0])
 
 
-def _says_something(data: bytes) -> bool:
+def _has_members(data: bytes) -> bool:
     """Return whether the bytes are a document with contents, not a probe of a name by some program."""
     try:
         return bool(parse_written("", data))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import stat
 from collections import OrderedDict
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardfs.vfs.inodes import CREATED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shardfs.model.kinds import NameKind
     from shardfs.vfs.chunk_dirs import Target
@@ -88,12 +90,11 @@ class WritableFile:
             return self.version.data.size
         return os.fstat(self.fd).st_size if self.fd >= 0 else self.known_size
 
-    def close(self) -> None:
-        """Release the buffer and the descriptors."""
+    def drop_buffer(self) -> None:
+        """Release the buffer, with all bytes that are not saved."""
         if self.buffer is not None:
             self.buffer.close()
             self.buffer = None
-        self.leave_disk()
 
     def leave_disk(self) -> None:
         """Stop using `fd` for the contents. Descriptors are closed once no handle is open: a read may still use one."""
@@ -115,6 +116,20 @@ def join(directory: str, name: bytes | str) -> str:
     """Return the path of a name in a directory."""
     text = os.fsdecode(name)
     return f"{directory}/{text}" if directory else text
+
+
+def split(path: str) -> tuple[str, bytes]:
+    """Return directory and name of a path."""
+    directory, _, name = path.rpartition("/")
+    return directory, os.fsencode(name)
+
+
+def stale(number: int) -> OSError:
+    """Return an OSError (ESTALE) for an inode number without a file. The kernel then looks up the name again."""
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(number))
+
+
+_NO_NAMES: Mapping[bytes, WritableFile | None] = MappingProxyType({})
 
 
 class Files:
@@ -142,57 +157,50 @@ class Files:
         return WritableFile(number or next(self._numbers), kind, target)
 
     def name(self, file: WritableFile, parent: str, name: bytes) -> None:
-        """Give a file its first name."""
+        """Give a file without a name a name, in place of any file with that name."""
         file.parent, file.name = parent, name
         self.by_number[file.number] = file
-        self.names(parent)[name] = file
+        self._directories.setdefault(parent, {})[name] = file
 
-    def directory(self, path: str) -> dict[bytes, WritableFile | None] | None:
-        """Return the changed names in a directory; None if there are none."""
-        return self._directories.get(path)
-
-    def names(self, path: str) -> dict[bytes, WritableFile | None]:
-        """Return the changed names in a directory, to be modified by the caller."""
-        return self._directories.setdefault(path, {})
+    def in_directory(self, path: str) -> Mapping[bytes, WritableFile | None]:
+        """Return the changed names in a directory."""
+        return self._directories.get(path, _NO_NAMES)
 
     def at(self, path: str) -> WritableFile | None:
         """Return the file at a path; None if there is none or the name is hidden."""
         parent, _, name = path.rpartition("/")
-        return self._directories.get(parent, {}).get(os.fsencode(name))
+        return self._directories.get(parent, _NO_NAMES).get(os.fsencode(name))
 
     def hide(self, parent: str, name: bytes) -> None:
         """Hide a name that the tree has."""
-        self.names(parent)[name] = None
+        self._directories.setdefault(parent, {})[name] = None
+
+    def reveal(self, parent: str, name: bytes) -> None:
+        """Show the tree's own entry of a hidden name again."""
+        self._free_name(parent, name, None)
 
     def unname(self, file: WritableFile) -> None:
         """Remove the name of a file. The file is freed unless a handle or the kernel still uses it."""
         if file.parent is not None:
-            names = self._directories.get(file.parent, {})
-            if names.get(file.name) is file:
-                del names[file.name]
-                if not names:
-                    del self._directories[file.parent]
+            self._free_name(file.parent, file.name, file)
         file.parent = None
         self._settled.pop(file.number, None)
         self.let_go(file)
 
-    def reveal(self, parent: str, name: bytes) -> None:
-        """Show the tree's own entry of a hidden name again."""
-        names = self._directories.get(parent)
-        if names is not None and name in names and names[name] is None:
-            del names[name]
-            if not names:
-                del self._directories[parent]
-
     def rename(self, file: WritableFile, parent: str, name: bytes) -> None:
         """Move a file to another name, in place of any file with that name."""
         if file.parent is not None:
-            old = self._directories[file.parent]
-            del old[file.name]
-            if not old:
-                del self._directories[file.parent]
-        file.parent, file.name, file.base = parent, name, 0
-        self.names(parent)[name] = file
+            self._free_name(file.parent, file.name, file)
+        file.base = 0
+        self.name(file, parent, name)
+
+    def _free_name(self, parent: str, name: bytes, file: WritableFile | None) -> None:
+        """Forget a name if it belongs to this file; None: if it is hidden."""
+        names = self._directories.get(parent, {})
+        if name in names and names[name] is file:
+            del names[name]
+            if not names:
+                del self._directories[parent]
 
     def unname_all(self) -> None:
         """Remove all names. Open files stay readable by inode number."""
@@ -203,7 +211,8 @@ class Files:
     def let_go(self, file: WritableFile) -> None:
         """Free a file that has no name, no open handle and no kernel reference."""
         if file.parent is None and not file.handles and not file.lookups:
-            file.close()
+            file.drop_buffer()
+            file.leave_disk()
             self.by_number.pop(file.number, None)
 
     def settle(self, file: WritableFile) -> list[WritableFile]:

@@ -13,13 +13,16 @@ import time
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import ShardfsError
-from shardfs.model.kinds import NameKind
 from shardfs.model.redact import public_name
 from shardfs.storage.cache import nothing
 from shardfs.storage.source_locks import LOCK
 from shardfs.vfs.nodes import is_in
+from shardfs.write.buffers import Budget
+from shardfs.write.contents import FileContents
+from shardfs.write.directories import Directories
 from shardfs.write.journal import Journal, directory_for
 from shardfs.write.journal.places import own_directory
+from shardfs.write.names import Names
 from shardfs.write.overlay import Overlay
 from shardfs.write.pending import Pending
 from shardfs.write.recover import LOOK_S, unpublished_words, unreadable_words
@@ -45,7 +48,7 @@ The open descriptors keep the journal's disk space occupied for as long.
 
 
 class UnpublishedWrites:
-    """The unpublished writes of a journal, with the methods of `WriteBuffer` that an `Overlay` calls."""
+    """The unpublished writes of a journal, as `PendingWrites`."""
 
     def __init__(self, peek: Reading) -> None:
         self._peek: Reading | None = peek
@@ -93,20 +96,11 @@ class UnpublishedWrites:
         self._peek = None
 
 
-class _Reader:
-    """Stands in for the writer and the documents of a writable mount: no modes of its own, and no written documents."""
-
-    local = False
-
-    def stat(self, key: str) -> os.stat_result:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
-
-    def kind(self, _directory: str, _name: str) -> NameKind:
-        return NameKind.PLAIN
-
-
-class Unpublished(Overlay):
+class Unpublished:
     """A `Tree` with unpublished writes shown over it. Thread-safe. It has no methods that change files.
+
+    The calls that it does not define are those of `Overlay`. Like a read-only mount, it shows all directories that can
+    hold chunks, and the statistics of the source's file system.
 
     Args:
         base: the tree of the source.
@@ -127,11 +121,17 @@ class Unpublished(Overlay):
         look_s: float = LOOK_S,
         waiting: Callable[[], None] = nothing,
     ) -> None:
-        super().__init__(base, _Reader(), held, _Reader(), waiting)
         self._held, self._journal_state, self._was = held, state, was
         self._look_s, self._next_look = look_s, time.monotonic() + look_s
         self._close_at: float | None = None
-        self._recover()
+        self._names = names = Names(base, None, waiting)
+        self._contents = FileContents(names, held, None, Budget(0, lambda: -1))  # no file is open for writing
+        self._view = view = Overlay(self._contents, Directories(names, local=False, every=True))
+        self.store, self.patience, self.caches, self.statvfs = base.store, base.patience, base.caches, base.statvfs
+        self.shown_path, self.remember, self.forget = names.shown_path, names.remember, names.forget
+        self.attributes, self.xattrs, self.usage = view.attributes, view.xattrs, view.usage
+        self.read, self.read_many = view.read, view.read_many
+        view.recover()
 
     # ---- detecting a writer ----
 
@@ -139,49 +139,41 @@ class Unpublished(Overlay):
         now = time.monotonic()
         if now < self._next_look:
             return
-        with self._lock:
+        with self._names.lock:
             self._next_look = now + self._look_s
             if self._close_at is None and self._journal_state() != self._was:
                 log.warning("another process works on the journal: from now on the mount shows the source alone")
                 self._held.forget()
-                self._files.unname_all()
-                self._twins.clear()
+                self._contents.forget_names()
                 self._close_at = now + GRACE_S
             elif self._close_at is not None and now >= self._close_at:
-                self._files.by_number.clear()
+                self._names.files.by_number.clear()
                 self._held.close()
                 self._next_look = float("inf")
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
         """Look up a name like `Tree.lookup`, after a check for a writer."""
         self._look()
-        return super().lookup(parent, name)
+        return self._view.lookup(parent, name)
+
+    def resolve(self, path: str) -> Attributes:
+        """Walk a path like `Tree.resolve`, after a check for a writer."""
+        self._look()
+        return self._view.resolve(path)
+
+    def number(self, path: str) -> int:
+        """Return the inode number of a file to read."""
+        return self.resolve(path).number
 
     def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
-        """List a small directory like `Tree.few`, after a check for a writer."""
+        """List a small directory like `Tree.small_listing`, after a check for a writer."""
         self._look()
-        return super().small_listing(number, most)
+        return self._view.small_listing(number, most)
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """List a directory like `Tree.scan`, after a check for a writer."""
         self._look()
-        return super().scan(number, cookie)
-
-    # ---- differences from a writable mount ----
-
-    def _if_shown(self, found: Attributes) -> Attributes:
-        """Return the entry unchanged: a read-only mount shows all directories that can hold chunks."""
-        return found
-
-    def _is_implied(self, number: int, directory: str, name: bytes) -> bool:
-        return False
-
-    def _only_shown(self, batch: Batch, directory: int) -> Batch:
-        return batch
-
-    def statvfs(self) -> os.statvfs_result | None:
-        """Return the statistics of the source's file system, like `Tree.statvfs`."""
-        return self.base.statvfs()
+        return self._view.scan(number, cookie)
 
 
 def with_unpublished(

@@ -209,9 +209,7 @@ class WriteBuffer:
 
         In a local store, the extent includes the crc32c: another writer may store a different chunk in the same place.
         """
-        extent = target.tree.shards.entry(target.coords)
-        crc = None if extent is None or not self._writer.local else target.tree.shards.checksum(target.coords)
-        return extent if extent is None or crc is None else (*extent, crc)
+        return target.tree.shards.entry(target.coords, summed=self._writer.local)
 
     def look(self, path: str, target: Target | None) -> None:
         """Load the index entry of the chunk into the cache, so that a `put` under the caller's lock need not wait."""

@@ -127,9 +127,9 @@ BUGS = [
     ),
     bug(
         "fsync does not wait for the journal",
-        "OpenFiles.fsync",
-        "        self._settle(file)\n        self._raise_errors(handle, opened)\n        self.pending.sync()\n",
-        "        self._settle(file)\n        self._raise_errors(handle, opened)\n",
+        "FileCalls.fsync",
+        "            self._settle(file, handle)\n            self._pending.sync()\n",
+        "            self._settle(file, handle)\n",
         POWER,
     ),
     bug(
@@ -172,8 +172,8 @@ BUGS = [
     ),
     bug(
         "deleted chunks are shown again after a crash",
-        "Overlay._recover",
-        "                    self._hide(parent, raw, spot.target)\n",
+        "Overlay.recover",
+        "                    self._names.hide(parent, name, meaning.target)\n",
         "                    pass\n",
         KILLS,
         MODEL,
@@ -232,15 +232,15 @@ BUGS = [
     # ---- files
     bug(
         "files are put into the journal when they are released, not when they are closed",
-        "OpenFiles.flush",
-        "        self._settle(opened.file)\n        self._raise_errors(handle, opened)\n        if self.pending",
-        "        self._raise_errors(handle, opened)\n        if self.pending",
+        "FileCalls.flush",
+        "        self._settle(file, handle)\n",
+        "        self._raise_errors(file, handle)\n",
         f"{CRASHES}::test_a_kill_between_a_close_and_the_release_that_follows_it",
     ),
     bug(
         "what is stored through a mapping after the close is lost",
-        "OpenFiles.release",
-        "                self._settle(file)\n        except OSError as e:",
+        "FileCalls.release",
+        "                self._saving.settle(file)\n        except OSError as e:",
         "                pass\n        except OSError as e:",
         "tests/write/test_posix_rw.py",
     ),
@@ -284,7 +284,7 @@ BUGS = [
     ),
     bug(
         "O_EXCL is not looked at",
-        "OpenFiles.create",
+        "FileCalls.create",
         "            if flags & os.O_EXCL:\n                raise FileExistsError(errno.EEXIST, ",
         "            if False:\n                raise FileExistsError(errno.EEXIST, ",
         "tests/write/test_fsspec_writing.py",  # on a mount the kernel has looked before

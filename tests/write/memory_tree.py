@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.attributes import Attributes
+from shardfs.model.file_tree import KernelHooks
 from shardfs.model.listing import Batch
 from shardfs.vfs.inodes import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from shardfs.model.listing import EntryRow
 
@@ -61,11 +62,7 @@ class MemoryTree:
         self._inodes = {ROOT: Inode(ROOT, True, 0o755)}
         self._handles: dict[int, tuple[Inode, int]] = {}
         self.flushes: list[bytes] = []
-        # The server sets them.
-        self.invalidate: Callable[[int, bytes], None] = lambda parent, name: None
-        self.invalidate_content: Callable[[int], None] = lambda number: None
-        self.drop_content: Callable[[int], None] = lambda number: None
-        self.shows_links = False
+        self.hooks = KernelHooks()
 
     # ---- looking
 

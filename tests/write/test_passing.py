@@ -43,7 +43,7 @@ def source(tmp_path: Path) -> Path:
 def tree(source: Path, tmp_path: Path) -> Iterator[WriteTree]:
     journal = Journal.open(tmp_path / "journal", str(source), limit_bytes=64 << 20)
     tree = open_write_tree(open_tree(str(source)), journal)
-    tree.shows_links = True
+    tree.hooks.shows_links = True
     yield tree
     assert tree.close(20) == []
 
@@ -313,7 +313,7 @@ def test_links_of_the_source_are_shown_as_such(tree: WriteTree, source: Path) ->
 
 def test_links_are_followed_where_the_kernel_does_not(tree: WriteTree, source: Path) -> None:
     (source / "latest").symlink_to("a")
-    tree.shows_links = False
+    tree.hooks.shows_links = False
     assert tree.resolve("latest").directory
     assert listed(tree, "")[b"latest"] == (True, False)
     fails(errno.EPERM, tree.symlink, number(tree, "d"), b"s", b"file")

@@ -132,7 +132,7 @@ def test_the_kernel_forgets_a_plain_name_before_it_is_shown_again(opened: Callab
         assert x.stat(name).st_ino != number
         told.append((number, bytes(tree.base.read(number, 0, 99))))
 
-    tree.drop_content = forget
+    tree.hooks.drop_content = forget
     x.put(f"{name}.gz", gzip.compress(b"%08d" % 2))
     x.publish()
     assert told == [(stored, b"%08d" % 2)]

@@ -381,15 +381,15 @@ def test_what_the_listing_told_is_remembered(writer: Writer) -> None:
 
 def test_the_kernel_is_told_of_changes_that_it_did_not_make(writer: Writer) -> None:
     writer.create(b"f")
-    writer.tree.invalidate(ROOT, b"f")
+    writer.tree.hooks.invalidate(ROOT, b"f")
     (told,) = writer.notices(1)
     assert (told.unique, -told.error) == (0, 3)
     assert told.body == struct.pack("=QII", ROOT, 1, 0) + b"f\0"
-    writer.tree.invalidate_content(5)
+    writer.tree.hooks.invalidate_content(5)
     (told,) = writer.notices(1)
     assert (told.unique, -told.error) == (0, 2)
     assert told.body == struct.pack("=Qqq", 5, 0, 0)
-    writer.tree.drop_content(6)
+    writer.tree.hooks.drop_content(6)
     (told,) = writer.notices(1)
     assert told.body == struct.pack("=Qqq", 6, 0, 0)
 

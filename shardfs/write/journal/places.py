@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.storage import syscalls
 from shardfs.storage.mount_table import topmost
-from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, read_owner
+from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, owner_record, read_owner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

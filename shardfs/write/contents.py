@@ -1,0 +1,230 @@
+"""Bytes and attributes of the files that were created or changed on a writable mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from shardfs.codecs.decoders import decompressed
+from shardfs.model.attributes import Attributes
+from shardfs.model.kinds import COMPRESSIONS, NameKind
+from shardfs.write.buffers import Buffer
+from shardfs.write.files import join, shown_mode, stale
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardfs.storage.writers import Writer
+    from shardfs.vfs.chunk_dirs import Target
+    from shardfs.write.buffers import Budget
+    from shardfs.write.files import WritableFile
+    from shardfs.write.journal import Position
+    from shardfs.write.names import Names
+    from shardfs.write.pending import Version
+
+MAX_CHUNK = 2 << 30
+"""Maximum bytes of one file; a larger one is refused."""
+
+MAX_DOCUMENT = 16 << 20
+"""Maximum bytes of a document; a larger one is refused."""
+
+PIECE = 8 << 20
+"""Bytes copied at a time."""
+
+
+class PendingWrites(Protocol):
+    """The part of `WriteBuffer` from which files are shown; documented there."""
+
+    def versions(self) -> dict[str, Version]: ...
+    def holds(self, path: str) -> bool: ...
+    def drop(self, path: str, target: Target | None) -> None: ...
+    def retarget(self, path: str, target: Target | None) -> None: ...
+    def read(self, data: Position, offset: int, size: int) -> bytes: ...
+    def count(self, path: str) -> int: ...
+    def failure(self, path: str) -> BaseException | None: ...
+    def statvfs(self) -> os.statvfs_result: ...
+
+
+class FileContents:
+    """Reads changed files from where their bytes are: a buffer, the journal, the disk or the tree. Thread-safe.
+
+    Args:
+        local: writes to the source, if its objects are files of this machine: their sizes, modes and times are shown.
+        budget: memory limit of the buffers of files open for writing.
+    """
+
+    def __init__(self, names: Names, pending: PendingWrites, local: Writer | None, budget: Budget) -> None:
+        self.names, self.pending, self.local, self._budget = names, pending, local, budget
+        self._twins: dict[int, WritableFile] = {}  # by inode number of the compressed file
+
+    def attributes(self, file: WritableFile) -> Attributes:
+        """Return the attributes of a file. Raise OSError (ESTALE) if its bytes are gone."""
+        if file.kind is NameKind.DIRECTORY:
+            return Attributes(file.number, True, 0, file.mtime_ns, None, file.mode)
+        if file.kind is NameKind.PLAIN and self.local is not None:
+            return self._attributes_on_disk(file, self.local)
+        if file.twin is not None and file.buffer is None:
+            return self.attributes(file.twin)._replace(number=file.number, size=len(self.plain_bytes(file)))
+        return Attributes(file.number, False, file.size(), file.mtime_ns, None, file.mode)
+
+    def _attributes_on_disk(self, file: WritableFile, local: Writer) -> Attributes:
+        with self.names.lock:
+            info = os.fstat(file.fd) if file.fd >= 0 else None
+        if info is None:
+            if file.path is None:
+                raise stale(file.number)
+            info = local.stat(file.path, follow=not file.is_link)
+        if file.is_link and not stat.S_ISLNK(info.st_mode):
+            raise stale(file.number)
+        mode = info.st_mode if file.is_link else shown_mode(info.st_mode)
+        return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, mode)
+
+    def whole(self, file: WritableFile) -> bytes:
+        """Return all bytes of a file."""
+        return bytes(self.read(file, 0, max(self.attributes(file).size, 1)))
+
+    def read(self, file: WritableFile, offset: int, size: int) -> bytes | memoryview:
+        """Return bytes of a file; fewer than `size` only at its end."""
+        if file.kind is NameKind.DIRECTORY:
+            raise IsADirectoryError(errno.EISDIR, "is a directory", file.path)
+        with self.names.lock:
+            if file.buffer is not None:
+                return file.buffer.read(offset, size)
+            version, target = file.version, file.target
+        if file.twin is not None:
+            return memoryview(self.plain_bytes(file))[offset : offset + size]
+        if file.frozen is not None:
+            return memoryview(file.frozen)[offset : offset + size]
+        if version is not None and version.data is not None:
+            try:
+                return self.pending.read(version.data, offset, size)
+            except OSError as e:
+                if e.errno != errno.ESTALE:
+                    raise
+                with self.names.lock:
+                    changed = file.version is not version or file.buffer is not None
+                    replaced = file.parent is None
+                if changed:
+                    return self.read(file, offset, size)
+                if replaced or target is None:  # else it was just published
+                    raise
+        if file.fd >= 0:
+            return os.pread(file.fd, size, offset)
+        if target is not None:
+            return target.tree.read_chunk(target.coords, offset, size)
+        if file.path is None:
+            raise stale(file.number)
+        # Look up by path: the tree may have forgotten the kernel's inode number.
+        base = self.names.base
+        return base.read(base.resolve(file.path).number, offset, size)
+
+    def new_buffer(self, file: WritableFile) -> Buffer:
+        """Return an empty buffer for a file that is about to be written."""
+        return Buffer(self._budget, MAX_DOCUMENT if file.kind is NameKind.DOCUMENT else MAX_CHUNK)
+
+    def load(self, file: WritableFile) -> Buffer:
+        """Return the buffer of a file with all its bytes, read from where they are now."""
+        if file.buffer is not None:
+            return file.buffer
+        buffer, size, at = self.new_buffer(file), self.attributes(file).size, 0
+        while at < size and (piece := self.read(file, at, min(size - at, PIECE))):
+            buffer.write(at, piece)
+            at += len(piece)
+        with self.names.lock:
+            if file.buffer is None:
+                file.buffer = buffer
+            return file.buffer
+
+    def resize(self, file: WritableFile, size: int) -> None:
+        """Shorten the contents of a file that has no descriptor, or extend them with zeros."""
+        if size:
+            self.load(file)
+        with self.names.lock:
+            if file.buffer is None:
+                file.buffer = self.new_buffer(file)
+            file.buffer.truncate(size)
+            file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
+
+    # ---- chunks with several names ----
+
+    def supersede(self, file: WritableFile) -> None:
+        """Remove the other names of a chunk, with and without a compression suffix: a chunk has one name.
+
+        The caller holds the lock.
+        """
+        directory, target, files = file.parent or "", file.target, self.names.files
+        others = target.tree.other_names(file.name) if target is not None else []
+        for name in others:
+            path, known = join(directory, name), files.in_directory(directory).get(name)
+            if known is not None:
+                if known.handles:
+                    self.load(known)
+                if self.pending.holds(path):
+                    self.pending.drop(path, None)
+                self.part_from_twin(known)
+                files.unname(known)
+                self.names.invalidate(directory, name)
+        if target is not None and target.suffix:
+            files.hide(directory, others[0])
+            self.names.invalidate(directory, others[0])
+
+    def uncompressed(self, names: Mapping[bytes, WritableFile | None], name: bytes) -> WritableFile | None:
+        """Return a file that shows a pending compressed chunk under its plain name; None if there is none.
+
+        Clients try the names one after another. During publishing, a client could otherwise find none of them.
+        """
+        twins = (names.get(name + suffix.encode()) for suffix in COMPRESSIONS)
+        twin = next((t for t in twins if t is not None and t.target is not None and t.target.suffix), None)
+        if twin is None or twin.target is None:
+            return None
+        files = self.names.files
+        with self.names.lock:
+            file = self._twins.get(twin.number)
+            if file is None or file.number not in files.by_number:  # the kernel has released it
+                file = self._twins[twin.number] = files.unnamed(NameKind.CHUNK, twin.target._replace(suffix=""))
+                file.twin = twin
+                files.by_number[file.number] = file
+        return file
+
+    def plain_bytes(self, file: WritableFile) -> bytes:
+        """Return the decompressed bytes of the last closed version of a file's twin.
+
+        Raise OSError (ESTALE) if that version is gone.
+        """
+        twin = file.twin
+        version = twin.version if twin is not None else None
+        if file.frozen is not None and file.version is version:
+            return file.frozen
+        if twin is None or twin.target is None or version is None or version.data is None:
+            raise stale(file.number)
+        return decompressed(self.pending.read(version.data, 0, version.data.size), twin.target.suffix)
+
+    def part_from_twin(self, twin: WritableFile) -> None:
+        """Detach the uncompressed view of a chunk that was stored, removed or renamed. The caller holds the lock."""
+        file = self._twins.pop(twin.number, None)
+        if file is not None:  # open handles keep their bytes; the kernel looks up the name again
+            file.twin, file.lookups = None, 0
+            self.names.files.let_go(file)
+
+    def promote(self, file: WritableFile) -> None:
+        """Make an uncompressed view of a chunk (`twin`) the chunk itself, before the view is written.
+
+        Its contents replace the pending compressed version.
+        """
+        with self.names.lock:
+            twin = file.twin
+            if twin is None or twin.target is None or twin.parent is None:
+                return
+            file.buffer, file.mode = self.new_buffer(file), twin.mode
+            file.buffer.write(0, self.plain_bytes(file))
+            file.dirty, file.mtime_ns, file.frozen, file.version = True, twin.mtime_ns, None, None
+            self.part_from_twin(twin)
+            self.names.files.name(file, twin.parent, twin.name.removesuffix(twin.target.suffix.encode()))
+
+    def forget_names(self) -> None:
+        """Show no changed file any more. Open files stay readable by inode number."""
+        self.names.files.unname_all()
+        self._twins.clear()

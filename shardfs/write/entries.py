@@ -1,0 +1,490 @@
+"""Calls on the names of a writable mount: unlink, link, symlink, mkdir, rmdir and rename."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING
+
+from shardfs.model.kinds import NameKind
+from shardfs.vfs.chunk_dirs import NameMeaning
+from shardfs.vfs.inodes import CREATED
+from shardfs.write.files import join, shown_mode, split, stale
+from shardfs.write.name_kind import is_document
+from shardfs.write.names import JOURNALED
+
+if TYPE_CHECKING:
+    from shardfs.model.attributes import Attributes
+    from shardfs.model.blobs import Bytes
+    from shardfs.write.buffers import Buffer
+    from shardfs.write.contents import FileContents
+    from shardfs.write.descriptions import Descriptions
+    from shardfs.write.directories import Directories
+    from shardfs.write.files import WritableFile
+    from shardfs.write.links import Links
+    from shardfs.write.metadata import FileMetadata
+    from shardfs.write.open_files import Backing, OpenFiles
+    from shardfs.write.overlay import Overlay
+    from shardfs.write.saving import Saving
+
+
+class Entries:
+    """Creates and removes names. Thread-safe."""
+
+    def __init__(
+        self,
+        contents: FileContents,
+        overlay: Overlay,
+        directories: Directories,
+        links: Links,
+        open_files: OpenFiles,
+        descriptions: Descriptions,
+        saving: Saving,
+        metadata: FileMetadata,
+        backing: Backing,
+    ) -> None:
+        self._contents, self._overlay, self._directories, self._links = contents, overlay, directories, links
+        self._open_files, self._descriptions = open_files, descriptions
+        self._saving, self._metadata = saving, metadata
+        self._writer, self._pending, self._documents = backing
+        self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
+
+    def existing(self, parent: int, name: bytes) -> tuple[str, Attributes]:
+        """Return the directory and the attributes of an entry to be changed. Raise FileNotFoundError without one."""
+        directory = self._open_files.directory_to_change(parent)
+        found = self._overlay.find(directory, name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), join(directory, name))
+        return directory, found
+
+    def _unused(self, parent: int, name: bytes) -> str:
+        """Return the directory in which an entry is to be created. Raise FileExistsError if it exists."""
+        directory = self._open_files.directory_to_change(parent)
+        if self._overlay.find(directory, name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), join(directory, name))
+        return directory
+
+    def classify(self, directory: str, name: bytes, found: Attributes) -> NameMeaning:
+        """Return the kind and target of an existing file."""
+        file = self._files.by_number.get(found.number)
+        if file is not None:
+            return NameMeaning(file.kind, file.target)
+        meaning = self._names.classify_name(directory, name)
+        if meaning.kind is NameKind.ORPHAN:  # a chunk outside of the array's new shape
+            former = self._base.target_of(found.number)
+            return meaning if former is None else NameMeaning(NameKind.CHUNK, former)
+        return meaning
+
+    # ---- files ----
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a file. A chunk is removed from its shard at the next publishing."""
+        directory, found = self.existing(parent, name)
+        path = join(directory, name)
+        if found.directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._names.waiting()
+        opened = self._files.by_number.get(found.number)
+        if opened is not None and opened.twin is not None:
+            self.unlink(parent, opened.twin.name)
+            return
+        meaning = self.classify(directory, name, found)
+        if meaning.kind is NameKind.HIDDEN:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        if meaning.target is not None:
+            self._pending.require_writable(meaning.target)
+        if meaning.kind is not NameKind.PLAIN:
+            self._open_files.keep(found.number)
+            if meaning.kind is NameKind.DOCUMENT:
+                self._documents.remove(directory, os.fsdecode(name))
+            with self._names.gate.shared():  # another thread may have renamed the directory
+                self._remove(self._open_files.directory_to_change(parent), name, meaning)
+            return
+        with self._names.renaming():
+            self._open_files.keep(found.number)
+            self._writer.delete(path)
+            self._remove(directory, name, meaning)
+            self._base.changed(path)
+        if is_document(os.fsdecode(name)):
+            self._descriptions.describe_anew(directory)
+
+    def _remove(self, directory: str, name: bytes, meaning: NameMeaning) -> None:
+        """Remove a name. Open handles keep the bytes of the file."""
+        path = join(directory, name)
+        self._pending.refused.forget(path)
+        with self._names.lock:
+            file = self._files.at(path)
+            stored = self._pending.is_stored(path, meaning.target)
+            if meaning.kind in JOURNALED and (stored or self._pending.holds(path)):
+                self._pending.drop(path, meaning.target if stored else None)
+            if file is not None:
+                self._contents.part_from_twin(file)
+                self._files.unname(file)
+            if stored or meaning.kind is NameKind.DOCUMENT:
+                self._names.hide(directory, name, meaning.target)
+            else:
+                self._names.reveal(directory, name, meaning.target)
+
+    def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
+        """Create a copy of a file under another name: files here have one name each."""
+        source = self._files.by_number.get(number)
+        if source is not None and source.is_link:
+            return self.symlink(new_parent, new_name, self._links.target_of(number))
+        directory = self._unused(new_parent, new_name)
+        self._names.waiting()
+        meaning, path = self._open_files.classify_to_write(directory, new_name), join(directory, new_name)
+        if meaning.kind is NameKind.PLAIN and self._writer.local:
+            self._descriptions.make_stored_directory(directory)
+            if self._metadata.copy_on_disk(number, path):
+                with self._names.lock:
+                    file = self._files.new(directory, new_name, NameKind.PLAIN)
+                if self._descriptions.describes(new_name):
+                    self._descriptions.describe_anew(directory)
+                return self._contents.attributes(file)
+        return self._copy_bytes(number, path, directory, new_name, meaning)
+
+    def _copy_bytes(self, number: int, path: str, directory: str, name: bytes, meaning: NameMeaning) -> Attributes:
+        """Copy a file by its bytes, if the source or the copy is not a plain file of a local store."""
+        source = self._files.by_number.get(number)
+        if source is not None:
+            self._saving.settle(source)
+        found = self._overlay.attributes(number)
+        data = bytes(self._overlay.read(number, 0, max(found.size, 1)))
+        self._pending.make_room(len(data))
+        file = self._files.unnamed(meaning.kind, meaning.target)
+        file.mode, file.mtime_ns = found.mode, time.time_ns()
+        if meaning.kind not in JOURNALED:
+            self._saving.write_through(file, path, data)
+            self._saving.copy_status(file, path)
+        with self._names.lock:
+            if meaning.kind in JOURNALED:
+                self._saving.put(file, path, data)
+            self._files.name(file, directory, name)
+            self._contents.supersede(file)
+        if found.mode and meaning.kind is NameKind.PLAIN:
+            self._metadata.set_mode(file.number, found.mode)
+        return self._contents.attributes(file)
+
+    def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
+        """Create a symbolic link to a path in the source. Raise OSError (EPERM) where links cannot be shown."""
+        directory, leads_to = self._unused(parent, name), os.fsdecode(target)
+        path = join(directory, name)
+        self._names.waiting()
+        meaning, described = self._open_files.classify_to_write(directory, name), self._descriptions.describes(name)
+        self._links.require(directory, name, meaning, leads_to, described=described)
+        with self._names.renaming():
+            self._writer.make_link(path, leads_to)
+            with self._names.lock:
+                file = self._links.add(directory, name)
+            self._base.changed(path)
+        return self._contents.attributes(file)
+
+    # ---- directories ----
+
+    def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
+        """Create a directory.
+
+        In a tree of chunks and over a remote store, the directory exists only until the end of the mount.
+        """
+        directory = self._unused(parent, name)
+        path, meaning = join(directory, name), self._names.classify_name(directory, name)
+        if meaning.kind is NameKind.HIDDEN:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        if meaning.kind is NameKind.DIRECTORY:
+            self._directories.show(path)
+            return self._overlay.lookup(parent, name)
+        hidden = name.startswith(b".") and self._names.keeps_hidden(directory)
+        stored = self._writer.local and self._names.base_number(directory) is not None
+        if meaning.kind is not NameKind.PLAIN or hidden or not stored:
+            with self._names.lock:
+                file = self._files.new(directory, name, NameKind.DIRECTORY)
+                file.mode, file.mtime_ns = shown_mode(mode, True), time.time_ns()
+            return self._contents.attributes(file)
+        self._names.waiting()
+        self._descriptions.make_stored_directory(directory)
+        self._writer.make_directory(path, stat.S_IMODE(mode))
+        self._base.changed(path)
+        return self._overlay.lookup(parent, name)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove a directory that shows no entries."""
+        directory, found = self.existing(parent, name)
+        path = join(directory, name)
+        if not found.directory:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        self._names.waiting()
+        self.remove_directory(found.number, path)
+
+    def remove_directory(self, number: int, path: str) -> None:
+        """Remove a directory. Raise OSError (ENOTEMPTY) if it shows entries, or the store has others there."""
+        if any(len(batch.names) for batch in self._overlay.scan(number)):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._pending.refused.forget_below(path)
+        made = self._files.by_number.get(number)
+        if made is not None:
+            with self._names.lock:
+                self._files.forget_below(path)
+                self._files.unname(made)
+        self._directories.show(path, shown=False)
+        base = self._names.base_number(path)
+        if base is None:
+            return
+        if self._base.is_virtual(base):
+            tree = self._base.chunk_tree(base)
+            if tree is not None and base == tree.root and self._writer.local:
+                with suppress(OSError):  # another array, perhaps with other axes, may have shards of the same names
+                    self._pending.flush(path)
+                    self._remove_stored(path)
+            return
+        self._pending.flush(path)
+        self._remove_stored(path)
+        with self._names.lock:
+            self._files.forget_below(path)
+        self._documents.removed(path)
+        self._names.renew(path)
+
+    def _remove_stored(self, path: str) -> None:
+        """Remove a directory and its empty subdirectories from the store.
+
+        Raise OSError (ENOTEMPTY) if a file is in any of them.
+        """
+        for entry in list(self._base.store.scan(path)):
+            if not entry.directory:
+                raise OSError(
+                    errno.ENOTEMPTY, f"the store has the file {entry.name} there, which the mount does not show", path
+                )
+            self._remove_stored(join(path, entry.name))
+        with suppress(FileNotFoundError):
+            self._writer.remove_directory(path)
+
+    def sync_directory(self, number: int) -> None:
+        """Make the names in a directory survive a power failure."""
+        self._names.waiting()
+        self._pending.sync()
+        path = self._names.path_of(number)
+        if self._writer.local and number < CREATED and not self._base.is_virtual(number):
+            with suppress(FileNotFoundError):  # documents describe it, but the store does not have it yet
+                self._writer.sync_directory(path)
+
+
+class Renames:
+    """Renames files and directories, and moves their bytes between journal, shard, document and store. Thread-safe."""
+
+    def __init__(
+        self,
+        contents: FileContents,
+        overlay: Overlay,
+        links: Links,
+        open_files: OpenFiles,
+        descriptions: Descriptions,
+        saving: Saving,
+        entries: Entries,
+        backing: Backing,
+    ) -> None:
+        self._contents, self._overlay, self._links = contents, overlay, links
+        self._open_files, self._descriptions, self._saving, self._entries = open_files, descriptions, saving, entries
+        self._writer, self._pending, self._documents = backing
+        self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
+        """Rename a file or directory, atomically for all readers. An existing target is replaced unless `noreplace`.
+
+        A directory is renamed in the store, after the pending versions in it are published.
+        """
+        source, found = self._entries.existing(parent, name)
+        directory = self._open_files.directory_to_change(new_parent)
+        old, new = join(source, name), join(directory, new_name)
+        there = self._overlay.find(directory, new_name)
+        if there is not None and noreplace:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        if old == new:
+            return
+        if found.directory:
+            self._names.waiting()
+            self._rename_directory(found, old, new, there)
+            return
+        if there is not None and there.directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
+        moved, meaning = self._files.by_number.get(found.number), self._names.classify_name(directory, new_name)
+        if moved is None or not self._moves_quickly(moved, meaning):
+            self._names.waiting()
+        if moved is not None and moved.twin is not None:
+            raise OSError(
+                errno.EXDEV, "the chunk waits in compressed form; copy the file, or rename the compressed file", old
+            )
+        self._prepare(found, moved, meaning)
+        while True:
+            describes = meaning.kind is NameKind.DOCUMENT
+            if describes:
+                self._pending.drain(self._documents.described_by(directory, os.fsdecode(new_name)))
+            with self._names.gate.alone() if describes else self._names.gate.shared():
+                meaning = self._open_files.classify_to_write(directory, new_name)
+                if describes is (meaning.kind is NameKind.DOCUMENT):
+                    self._rename_file(found, there, old, new, meaning)
+                    return
+
+    def _moves_quickly(self, file: WritableFile, meaning: NameMeaning) -> bool:
+        """Return whether the rename needs no more than a quick journal record."""
+        if file.kind not in JOURNALED or meaning.kind not in JOURNALED:
+            return False
+        carried = _carried(file, meaning)
+        if carried is None and (file.version is None or file.dirty):
+            return False
+        return self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
+
+    def _prepare(self, found: Attributes, file: WritableFile | None, meaning: NameMeaning) -> None:
+        """Save the data of a file before its rename, and make room in the journal.
+
+        The rename itself, which holds locks, then waits for neither.
+        """
+        carried = file is not None and _carried(file, meaning) is not None
+        if file is not None and file.kind in JOURNALED and not carried:
+            self._saving.settle(file)
+        if meaning.kind in JOURNALED and (file is None or file.version is None or carried):
+            self._pending.make_room(found.size)
+
+    def _rename_file(
+        self, found: Attributes, there: Attributes | None, old: str, new: str, meaning: NameMeaning
+    ) -> None:
+        (source, name), (directory, new_name) = split(old), split(new)
+        if there is not None:
+            meaning = self._entries.classify(directory, new_name, there)
+        if stat.S_ISLNK(found.mode):
+            target, described = os.fsdecode(self._links.target_of(found.number)), self._descriptions.describes(new_name)
+            self._links.require(directory, new_name, meaning, target, described=described)
+        kinds = {meaning.kind, self._entries.classify(source, name, found).kind}
+        with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
+            if there is not None:
+                self._open_files.keep(there.number, replaced=True)
+            file = self._open_files.adopt(found.number, None)
+            if kinds == {NameKind.PLAIN}:
+                self._rename_plain(file, old, new)
+            else:
+                self._replace(file, old, new, meaning)
+        if kinds == {NameKind.PLAIN}:
+            for above, last in ((source, name), (directory, new_name)):
+                if self._descriptions.describes(last):
+                    self._descriptions.describe_anew(above)
+
+    def _rename_plain(self, file: WritableFile, old: str, new: str) -> None:
+        self._saving.settle(file)
+        self._descriptions.make_stored_directory(new.rpartition("/")[0])
+        self._writer.rename(old, new)
+        with self._names.lock:
+            self._move_name(file, new)
+        for path in (old, new):
+            self._base.changed(path)
+
+    def _move_name(self, file: WritableFile, new: str) -> None:
+        """Give a file another name, in place of any file with that name. The caller holds the lock."""
+        replaced = self._files.at(new)
+        if replaced is not None:
+            self._files.unname(replaced)
+        self._files.rename(file, *split(new))
+
+    def _replace(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
+        """Rename a file whose bytes move between the journal, a shard, a document and the store."""
+        was, had, (source, old_name) = file.kind, file.target, split(old)
+        carried = _carried(file, meaning)
+        if was in JOURNALED and carried is None:
+            self._saving.settle(file)
+        held = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
+        whole = None if held else self._contents.whole(file)
+        self._pending.look(new, meaning.target)
+        if was is NameKind.DOCUMENT:
+            self._documents.require_known(source, os.fsdecode(old_name))
+        if meaning.kind not in JOURNALED:
+            self._write_through(file, new, whole or b"", meaning)
+        with self._names.lock:
+            stored = self._pending.is_stored(old, had)
+            self._contents.part_from_twin(file)
+            if meaning.kind in JOURNALED:
+                self._move_version(file, old, new, meaning, whole, stored=stored)
+                stored = self._pending.holds(old)  # a tombstone
+            elif was in JOURNALED and (stored or self._pending.holds(old)):
+                self._pending.drop(old, had if stored else None)
+                file.version = None
+            self._move_name(file, new)
+            file.kind, file.target = meaning.kind, meaning.target
+            self._contents.supersede(file)
+            if meaning.kind is not NameKind.DOCUMENT:
+                file.frozen = None
+            if stored or was is NameKind.DOCUMENT:
+                self._names.hide(source, old_name, had)
+            file.leave_disk()
+            self._descriptions.show_merged(file)
+        if was is NameKind.DOCUMENT:
+            self._documents.remove(source, os.fsdecode(old_name))
+        elif was is NameKind.PLAIN:
+            with suppress(FileNotFoundError):  # the writer has already removed a file named like a lock
+                self._writer.delete(old)
+            self._base.changed(old)
+
+    def _move_version(
+        self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None, *, stored: bool
+    ) -> None:
+        """Move the pending version of a file to its new name, or add one with all its bytes. The caller holds the lock.
+
+        `stored`: the shard of the old name has the chunk, which is deleted.
+        """
+        had, carried = file.target, _carried(file, meaning)
+        data: Bytes | None = whole if carried is None else carried.content()
+        if data is None and file.version is None and had is None:
+            raise stale(file.number)  # refused at `close`; the writer got the error
+        file.version = self._pending.move(
+            old, new, meaning.target, had if stored else None, data, file.mtime_ns, file.mode,
+            scratch=meaning.kind is NameKind.SCRATCH, had=had,
+        )  # fmt: skip
+        file.dirty = file.dirty and carried is None
+
+    def _write_through(self, file: WritableFile, new: str, data: bytes, meaning: NameMeaning) -> None:
+        before = file.kind
+        file.kind = meaning.kind
+        try:
+            self._saving.write_through(file, new, data)
+        except BaseException:
+            file.kind = before
+            raise
+        self._saving.copy_status(file, new)
+        with self._names.lock:
+            if not file.writers and not file.merged:
+                file.drop_buffer()
+
+    def _rename_directory(self, found: Attributes, old: str, new: str, there: Attributes | None) -> None:
+        """Publish the pending versions in a directory, then rename it in the store."""
+        if there is not None and not there.directory:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), new)
+        numbers = [found.number, *(self._names.base_number(split(path)[0]) for path in (old, new))]
+        if any(number is None or self._base.is_virtual(number) for number in numbers):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
+        kind = self._names.classify_name(*split(new)).kind
+        if kind is NameKind.HIDDEN:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), new)
+        if kind in (NameKind.DIRECTORY, NameKind.CHUNK):  # the source has shards at that path
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
+        if there is not None:
+            self._entries.remove_directory(there.number, new)
+        self._pending.flush(old)
+        with self._names.gate.alone():  # a concurrent close waits, then uses the new path
+            self._pending.flush(old)
+            if any(path.startswith(f"{old}/") for path in self._pending.versions()):
+                raise OSError(errno.EBUSY, "writes in the directory could not be published; see `shardfs status`", old)
+            self._writer.rename(old, new)
+            self._names.move_below(old, new)
+            for path in (old, new):
+                self._documents.seen.forget(path)
+                self._base.changed(path)
+        self._descriptions.describe_anew(new)
+
+
+def _carried(file: WritableFile, meaning: NameMeaning) -> Buffer | None:
+    """Return the buffer of a dirty temporary file that is renamed to a journaled name; else None.
+
+    Its data go to the journal together with the new name, as one record.
+    """
+    unsaved = file.unsaved()
+    carries = unsaved is not None and file.kind is NameKind.SCRATCH and meaning.kind in JOURNALED
+    return unsaved[0] if unsaved is not None and carries else None

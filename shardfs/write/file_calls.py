@@ -1,0 +1,234 @@
+"""Calls on the files of a writable mount: create, open, write, truncate, flush, fsync and release."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING
+
+from shardfs.model.kinds import LOCK, NameKind
+from shardfs.storage import syscalls
+from shardfs.vfs.inodes import TABLE_END
+from shardfs.write.files import join, shown_mode, stale
+from shardfs.write.name_kind import FOREIGN
+from shardfs.write.names import JOURNALED
+
+if TYPE_CHECKING:
+    from shardfs.model.attributes import Attributes
+    from shardfs.vfs.chunk_dirs import NameMeaning
+    from shardfs.write.contents import FileContents
+    from shardfs.write.descriptions import Descriptions
+    from shardfs.write.files import WritableFile
+    from shardfs.write.open_files import Backing, OpenFiles
+    from shardfs.write.overlay import Overlay
+    from shardfs.write.saving import Saving
+
+
+class FileCalls:
+    """Opens, writes and closes files. Thread-safe."""
+
+    def __init__(
+        self,
+        contents: FileContents,
+        overlay: Overlay,
+        open_files: OpenFiles,
+        descriptions: Descriptions,
+        saving: Saving,
+        backing: Backing,
+    ) -> None:
+        self._contents, self._overlay, self._open_files = contents, overlay, open_files
+        self._descriptions, self._saving = descriptions, saving
+        self._writer, self._pending, self._documents = backing
+        self._names, self._files = contents.names, contents.names.files
+
+    def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
+        """Create a file, or open an existing one. Return its attributes and a handle."""
+        directory = self._open_files.directory_to_change(parent)
+        found = self._overlay.find(directory, name)
+        if found is not None:
+            if flags & os.O_EXCL:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(name))
+            handle = self.open(found.number, flags)
+            return self._overlay.attributes(found.number), handle
+        with self._names.gate.shared():
+            meaning = self._open_files.classify_to_write(directory, name)
+            if meaning.kind is NameKind.PLAIN and self._writer.local:
+                self._names.waiting()
+                with self._names.renaming():
+                    path = join(directory, name)
+                    self._descriptions.make_stored_directory(directory)
+                    how = flags & ~(os.O_ACCMODE | os.O_APPEND | os.O_TRUNC) | os.O_RDWR | os.O_CREAT
+                    fd = self._writer.open_file(path, how, mode)
+                    file, handle = self._created(directory, name, meaning, flags, mode, fd)
+                    self._names.base.changed(path)
+            else:
+                file, handle = self._created(directory, name, meaning, flags, mode)
+        if meaning.kind is NameKind.PLAIN and name == FOREIGN.encode():
+            self._descriptions.describe_anew(directory)
+        return self._contents.attributes(file), handle
+
+    def _created(
+        self, directory: str, name: bytes, meaning: NameMeaning, flags: int, mode: int, fd: int = -1
+    ) -> tuple[WritableFile, int]:
+        with self._names.lock:
+            file = self._files.new(directory, name, meaning.kind, meaning.target)
+            file.mode, file.mtime_ns, file.fd = shown_mode(mode), time.time_ns(), fd
+            if fd < 0:
+                file.buffer, file.dirty = self._contents.new_buffer(file), True
+            return file, self._open_files.add(file, flags)
+
+    def open(self, number: int, flags: int) -> int:
+        """Open a file and return a handle. Of `flags`, the access mode and O_TRUNC count."""
+        known = self._files.by_number.get(number)
+        if known is not None and known.parent is None and known.twin is None and not known.handles:
+            raise stale(number)  # the kernel looks up the name again
+        reads = flags & (os.O_ACCMODE | os.O_TRUNC) in (os.O_RDONLY, os.O_RDWR)
+        if reads and (known is not None or number < TABLE_END):
+            self._descriptions.note_read(known, number)
+        if not flags & (os.O_ACCMODE | os.O_TRUNC):
+            return self._open_files.add_reader(number)
+        file, handle = self._open_files.add_known(number, flags)
+        if flags & os.O_TRUNC:
+            try:
+                self._resize(file, 0)
+            except OSError:
+                self.release(handle)
+                raise
+        return handle
+
+    def write(self, handle: int, offset: int, data: bytes | memoryview) -> int:
+        """Write bytes at `offset` of an open file. Return how many."""
+        file = self._open_files.writable(handle)
+        if file.fd >= 0:
+            syscalls.pwrite_all(file.fd, data, offset)
+            return len(data)
+        buffer = self._contents.load(file)
+        with self._names.lock:
+            buffer = file.buffer or buffer
+            buffer.write(offset, data)
+            file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
+        return len(data)
+
+    def truncate(self, number: int, size: int, handle: int | None) -> None:
+        """Shorten a file, or extend it with zeros. `handle` is given if the caller has the file open."""
+        file = self._open_files.adopt(number) if handle is None else self._open_files.writable(handle)
+        if not file.writers:
+            self._names.waiting()
+        self._resize(file, size)
+        if not file.writers:  # no close follows that would save it
+            try:
+                self._saving.settle(file)
+            finally:
+                self._saving.drop_buffer(file)
+
+    def _resize(self, file: WritableFile, size: int) -> None:
+        if file.fd >= 0:
+            syscalls.ftruncate(file.fd, size)
+        else:
+            self._contents.resize(file, size)
+
+    def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
+        """Reserve or change a byte range of a passed-through file; `mode` as for fallocate(2)."""
+        file = self._open_files.writable(handle)
+        if file.fd < 0:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        self._names.waiting()
+        syscalls.allocate(file.fd, offset, size, mode)
+
+    # ---- closing ----
+
+    def flush(self, handle: int) -> None:
+        """Save the data written through this handle, in the journal or the store, at each close of a descriptor.
+
+        With `close=sync` or `close=publish`, also sync or publish. Raise OSError for this version, or an earlier error
+        of publishing that this handle has not received.
+        """
+        opened = self._open_files.handles[handle]
+        file = opened.file
+        if file is None or not opened.writes or _is_left_to_others(file):
+            return
+        self._settle(file, handle)
+        if self._pending.settings.close == "sync":
+            self._pending.sync()
+        elif self._pending.settings.close == "publish" and file.path is not None:
+            self._pending.flush(file.path)
+
+    def _settle(self, file: WritableFile, handle: int) -> None:
+        """Save the data of a file. Raise OSError for this version, or an earlier one that the handle has not got."""
+        if not self._is_quick(file):
+            self._names.waiting()
+        self._saving.settle(file)
+        self._raise_errors(file, handle)
+
+    def _is_quick(self, file: WritableFile) -> bool:
+        """Return whether saving the file, if it is dirty, needs no more than a quick journal write."""
+        if file.kind not in JOURNALED:
+            return False
+        return not file.dirty or (file.buffer is not None and self._pending.is_quick(file.target, file.buffer.size))
+
+    def _raise_errors(self, file: WritableFile, handle: int) -> None:
+        if file.path is None:
+            return
+        opened = self._open_files.handles[handle]
+        seen, failure = self._pending.failures.since(file.path, opened.seen)
+        if failure is not None:
+            self._open_files.handles[handle] = opened._replace(seen=seen)
+            raise failure.with_traceback(None)
+
+    def fsync(self, handle: int) -> None:
+        """Make the data written survive a power failure.
+
+        For a `*.__lock` file, this only reports earlier errors. The data become durable once the file is renamed to its
+        target and the target or its directory is synced; no client reads the lock file before (docs/decisions/0018).
+        """
+        file = self._open_files.handles[handle].file
+        if file is None:
+            return
+        if file.fd >= 0:
+            self._names.waiting()
+            syscalls.fsync(file.fd)
+        elif file.kind is NameKind.SCRATCH and file.name.endswith(LOCK):
+            self._raise_errors(file, handle)
+        else:
+            self._settle(file, handle)
+            self._pending.sync()
+
+    def release(self, handle: int) -> None:
+        """Close a handle for good. Data written through a memory mapping since the last flush are saved here."""
+        opened = self._open_files.handles[handle]
+        if opened.file is not None and opened.writes and opened.file.dirty:
+            self._names.waiting()
+        with self._names.lock:
+            opened = self._open_files.handles.pop(handle)
+            file = opened.file
+            if file is None:
+                self._open_files.remove_reader(opened.number)
+                return
+        try:
+            if opened.writes and file.writers == 1 and not file.refused:
+                self._saving.settle(file)
+        except OSError as e:
+            self._pending.failures.note(file.path or "", e)
+        finally:
+            with self._names.lock:
+                file.handles -= 1
+                file.writers -= opened.writes
+                if file.twin is not None and not file.handles:
+                    file.frozen = file.version = None
+                self._saving.drop_buffer(file)
+                if file.parent is None:
+                    self._files.let_go(file)
+                elif file.is_settled and file.kind is not NameKind.PLAIN:
+                    self._saving.rest(file)
+
+
+def _is_left_to_others(file: WritableFile) -> bool:
+    """Return whether a temporary file is still empty and another handle may write to it.
+
+    tensorstore opens two handles for each chunk, to verify that its lock belongs to the file of that name, and closes
+    one of them before it writes.
+    """
+    if file.kind is not NameKind.SCRATCH or file.writers < 2 or file.version is not None:
+        return False
+    return file.buffer is not None and not file.buffer.size

@@ -1,0 +1,203 @@
+"""Mode, times and extended attributes of files, and the passed-through files of a local source on the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from shardfs.model.kinds import NameKind
+from shardfs.storage import syscalls
+from shardfs.vfs.inodes import ROOT
+from shardfs.write.files import shown_mode, split
+from shardfs.write.names import keep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.write.files import WritableFile
+    from shardfs.write.names import Names
+    from shardfs.write.open_files import Backing, OpenFiles
+    from shardfs.write.overlay import Overlay
+    from shardfs.write.saving import Saving
+
+USER, OURS = "user.", "user.shardfs."
+"""Prefix of extended attributes that programs may set, and the prefix within it that shardfs generates."""
+
+FLUSH = "user.shardfs.flush"
+"""Extended attribute that publishes when it is set."""
+
+
+class FileMetadata:
+    """Reads and sets mode, times and extended attributes. Thread-safe."""
+
+    def __init__(self, names: Names, overlay: Overlay, open_files: OpenFiles, saving: Saving, backing: Backing) -> None:
+        self._names, self._overlay, self._open_files, self._saving = names, overlay, open_files, saving
+        self._writer, self._pending = backing.writer, backing.pending
+        self._files, self._base = names.files, names.base
+
+    # ---- mode and times ----
+
+    def set_mode(self, number: int, mode: int) -> None:
+        """Set permission bits. Those of chunks are kept until the end of the mount."""
+        file, mode = self._file(number), stat.S_IMODE(mode)
+        if file is not None and file.fd >= 0:
+            syscalls.chmod(file.fd, mode)
+        elif (path := self._stored_path(number)) is not None:
+            self._writer.set_mode(path, mode)
+        elif file is not None:
+            file.mode = shown_mode(mode, file.kind is NameKind.DIRECTORY)
+        else:
+            keep(self._names.modes, number, shown_mode(mode, self._base.attributes(number).directory))
+        if (path := self._stored_path(number, NameKind.DOCUMENT)) is not None:
+            with suppress(FileNotFoundError):
+                self._writer.set_mode(path, mode)
+
+    def set_times(self, number: int, mtime_ns: int | None) -> None:
+        """Set the modification time (None: now). That of a chunk is kept until the end of the mount.
+
+        For a symbolic link, set the time of the link itself.
+        """
+        when = time.time_ns() if mtime_ns is None else mtime_ns
+        file = self._file(number)
+        if file is not None and file.is_link:
+            if file.path is not None:
+                self._writer.set_times(file.path, when, follow=False)
+        elif file is not None and file.fd >= 0:
+            syscalls.utime(file.fd, when, when)
+        elif (path := self._stored_path(number)) is not None:
+            self._writer.set_times(path, when)
+            self._base.changed(path)
+        elif file is not None and file.kind is NameKind.DIRECTORY:
+            file.mtime_ns = when
+        elif file is None and self._base.attributes(number).directory:
+            keep(self._names.times, number, when)
+        else:
+            file = self._open_files.adopt(number if file is None else file.number)
+            with self._names.lock:
+                file.mtime_ns = when
+                if file.is_settled:
+                    self._saving.rest(file)
+        if (path := self._stored_path(number, NameKind.DOCUMENT)) is not None:
+            with suppress(FileNotFoundError):
+                self._writer.set_times(path, when)
+                self._base.changed(path)
+
+    def _file(self, number: int) -> WritableFile | None:
+        file = self._files.by_number.get(number)
+        return file.twin if file is not None and file.twin is not None else file
+
+    def _stored_path(self, number: int, kind: NameKind = NameKind.PLAIN) -> str | None:
+        """Return the path in a local store of a file of this kind, which keeps its mode and times; else None.
+
+        Directories that the store has count as `PLAIN`.
+        """
+        if not self._writer.local:
+            return None
+        file = self._files.by_number.get(number)
+        if file is not None:
+            return file.path if file.kind is kind and not file.is_link else None
+        if number == ROOT or self._base.is_virtual(number):
+            return None
+        path = self._names.path_of(number)
+        if self._base.attributes(number).directory:
+            return path if kind is NameKind.PLAIN else None
+        return path if self._names.classify_name(*split(path)).kind is kind else None
+
+    # ---- extended attributes ----
+
+    def xattrs(self, number: int) -> dict[str, bytes]:
+        """Return the extended attributes; for a passed-through file or directory, those stored on the disk.
+
+        shardfs adds attributes to a directory of the source. A file gets none, so that programs can copy all its
+        attributes.
+        """
+        file = self._files.by_number.get(number)
+        if file is not None and file.is_link:
+            return {}
+        with self._on_disk(number) as path:
+            if path is None:
+                return self._overlay.xattrs(number)
+            return {**_stored(path), **({} if number in self._files.by_number else self._overlay.xattrs(number))}
+
+    def set_xattr(self, number: int, name: str, value: bytes, flags: int = 0) -> None:
+        """Set a `user.*` attribute on a file or directory of a local source; `flags` as for setxattr(2).
+
+        `user.shardfs.flush` publishes pending versions at and below the path instead. Its value is the timeout in
+        seconds; empty or 0 waits without limit.
+        """
+        if name == FLUSH:
+            self._names.waiting()
+            self._pending.publish(self._names.path_of(number), float(value or b"0") or None)
+            return
+        with self._to_change(number, name) as path:
+            syscalls.setxattr(path, name, value, flags)
+
+    def remove_xattr(self, number: int, name: str) -> None:
+        """Remove a `user.*` attribute from a file or directory of a local source."""
+        with self._to_change(number, name) as path:
+            syscalls.removexattr(path, name)
+
+    @contextmanager
+    def _to_change(self, number: int, name: str) -> Iterator[str]:
+        with self._on_disk(number) as path:
+            if path is None or name.startswith(OURS) or not name.startswith(USER):
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
+            yield path
+
+    # ---- files on the disk ----
+
+    def copy_on_disk(self, number: int, path: str) -> bool:
+        """Copy a file of a local source to `path` inside the store. Return False if the file is not stored as such.
+
+        The kernel copies the bytes; no byte passes through shardfs.
+        """
+        with self._on_disk(number) as there:
+            if there is None:
+                return False
+            fd = os.open(there, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._writer.copy(fd, path)
+        finally:
+            os.close(fd)
+        self._base.changed(path)
+        return True
+
+    @contextmanager
+    def _on_disk(self, number: int) -> Iterator[str | None]:
+        """Yield a path to a file or directory of a local source; None if the source has no such file.
+
+        The path goes through a descriptor, so it stays valid if the file is renamed.
+        """
+        with ExitStack() as opened:
+            with self._names.lock:
+                file = self._files.by_number.get(number)  # the last close of the file closes its own descriptor
+                fd = os.dup(file.fd) if file is not None and file.fd >= 0 else None
+            if fd is not None:
+                opened.callback(os.close, fd)
+            elif (path := self._stored_path(number)) is not None:
+                with suppress(FileNotFoundError):  # a directory may be shown for its documents but be absent on disk
+                    fd = opened.enter_context(self._writer.named(path))
+            yield None if fd is None else f"/proc/self/fd/{fd}"
+
+
+def _stored(path: str) -> dict[str, bytes]:
+    """Return the `user.*` attributes of a file.
+
+    Attributes with shardfs's own prefix are omitted, because programs would take them for generated ones.
+    """
+    found = {}
+    try:
+        names = os.listxattr(path)
+    except OSError as e:
+        if e.errno != errno.EOPNOTSUPP:  # the file system has no extended attributes
+            raise
+        return {}
+    for name in names:
+        if name.startswith(USER) and not name.startswith(OURS):
+            with suppress(OSError):  # removed since the listing, or unreadable for this user
+                found[name] = os.getxattr(path, name)
+    return found

@@ -1,0 +1,148 @@
+"""Kinds of names outside of known sharded datasets: documents, and the chunks of datasets without a document yet."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardfs.formats.create_rules import Rule, Sharding
+from shardfs.formats.registry import format_of, formats
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.kinds import NameKind, is_scratch
+from shardfs.write.files import join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.formats.create_rules import Rules
+    from shardfs.formats.format import Format
+    from shardfs.vfs.tree import Tree
+
+ALWAYS = ".json"
+"""Suffix of names that are treated as documents wherever they are written. Otherwise a client could describe shards and
+then write chunks in their place, or contradict another document. A file named `info` is not among them: any program
+may use that name."""
+
+_TO_COME = re.compile(r"\.?(?:zarr|attributes|.+\.array)\.", re.DOTALL)
+"""Prefix of temporary files that their writer renames to a document. Some have names like the lock files of shardfs's
+own writer."""
+
+FOREIGN = ".zarray"
+"""Document name of Zarr v2 arrays, which have no shards."""
+
+MAX_ABOVE = 8
+"""Maximum path components of a chunk name that is recognized before its array has a document."""
+
+
+def is_document(name: str) -> bool:
+    """Return whether a file with this name may describe the contents of its directory."""
+    return any(f.describes(name) or name in f.documents for f in formats())
+
+
+class Document(NamedTuple):
+    """A metadata document, by the directory of its dataset and its path below that directory."""
+
+    form: Format
+    directory: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return join(self.directory, self.name)
+
+
+def document_at(directory: str, name: str) -> Document | None:
+    """Return the document that a file with this name is; None for other files."""
+    above, _, last = directory.rpartition("/")
+    for path, below in ((directory, name), (above, join(last, name))):
+        known = next((f for f in formats() if f.describes(below)), None)
+        if known is not None:
+            return Document(known, path, below)
+    return None
+
+
+class ExpectedDatasets:
+    """Sharded datasets that a new document may describe, and the kinds of names there. Thread-safe.
+
+    Args:
+        rules: sharding of new arrays.
+        remembers: keep the sharding of an array whose document is deleted, for a new document that fits.
+    """
+
+    def __init__(self, base: Tree, rules: Rules, *, remembers: bool) -> None:
+        self._base, self._rules, self._remembers = base, rules, remembers
+        self._deleted: dict[str, Sharding] = {}  # by directory
+
+    def kind(self, directory: str, name: str) -> NameKind:
+        """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
+        if name.endswith(ALWAYS) and document_at(directory, name) is not None:
+            return NameKind.DOCUMENT
+        if _TO_COME.match(name) and is_scratch(name):
+            return NameKind.SCRATCH
+        if not self._rules.rules and not self._deleted:
+            return NameKind.PLAIN
+        if self.candidates(directory, name):
+            return NameKind.DOCUMENT
+        if self._may_be_chunk(directory, name):
+            return NameKind.ORPHAN
+        here = self._is_deleted(directory) or any(r.matches(directory) for r in self._rules.rules)
+        return NameKind.SCRATCH if here and is_scratch(name) else NameKind.PLAIN
+
+    def candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
+        """Return the formats and shardings that may apply to a new document."""
+        fitting = [(f, sharding) for f, sharding in self._shardings(directory) if f.describes(name)]
+        return fitting if fitting and not self._base.is_closed(directory) else []
+
+    def _shardings(self, directory: str) -> Iterator[tuple[Format, Sharding | Rule]]:
+        """Yield the formats and shardings of the datasets that new documents in a directory might describe."""
+        known = self._deleted.get(directory)
+        if known is not None:
+            yield format_of(known.format), known
+        for rule in self._rules.rules:
+            if self._rules.match(directory, rule.format) is rule:
+                yield format_of(rule.format), rule
+
+    def _may_be_chunk(self, directory: str, name: str) -> bool:
+        """Return whether a name may be a chunk of an array whose document is not written yet."""
+        path, above = join(directory, name), directory
+        for _ in range(MAX_ABOVE):
+            below = path[len(above) :].lstrip("/")
+            if any(f.chunk_like(below) for f, _ in self._shardings(above)) and not self._is_described(above):
+                return not self._base.is_closed(above) and not self._is_in_foreign(directory)
+            if not above:
+                return False
+            above = above.rpartition("/")[0]
+        return False
+
+    def _is_deleted(self, directory: str) -> bool:
+        """Return whether the directory is, or is below, that of a dataset whose document is deleted."""
+        while directory and directory not in self._deleted:
+            directory = directory.rpartition("/")[0]
+        return directory in self._deleted
+
+    def _is_in_foreign(self, directory: str) -> bool:
+        above = [directory]
+        while above[-1] and len(above) < MAX_ABOVE:
+            above.append(above[-1].rpartition("/")[0])
+        return any(self._base.store.documents(path, [FOREIGN], 1) for path in above)
+
+    def _is_described(self, path: str) -> bool:
+        try:
+            return bool(self._base.stored_documents(path))
+        except (OSError, CorruptShardError):
+            return False
+
+    def remember(self, document: Document, data: bytes) -> None:
+        """Keep the sharding of a dataset whose document is deleted."""
+        sharding = document.form.sharding({document.name: data}) if self._remembers else None
+        directory = document.directory
+        if sharding is not None:
+            before = self._deleted.get(directory)
+            others = before.documents if before is not None and before.format == sharding.format else {}
+            self._deleted[directory] = Sharding(sharding.format, {**others, **sharding.documents})
+
+    def forget(self, document: Document) -> None:
+        """Forget the sharding of a deleted document that is written again."""
+        before = self._deleted.pop(document.directory, None)
+        if before is not None and (rest := {n: raw for n, raw in before.documents.items() if n != document.name}):
+            self._deleted[document.directory] = Sharding(before.format, rest)

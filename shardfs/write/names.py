@@ -1,0 +1,228 @@
+"""Names of a writable mount: their inode numbers, paths and kinds, and the locks under which they change."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.file_tree import KernelHooks
+from shardfs.model.kinds import OWN, NameKind, is_scratch
+from shardfs.storage.cache import nothing
+from shardfs.vfs.chunk_dirs import NameMeaning
+from shardfs.vfs.inodes import CREATED, ROOT
+from shardfs.write.files import Files
+from shardfs.write.rw_lock import RWLock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardfs.vfs.chunk_dirs import Target
+    from shardfs.vfs.tree import Tree
+    from shardfs.write.documents import Documents
+
+JOURNALED = (NameKind.CHUNK, NameKind.ORPHAN, NameKind.SCRATCH)  # a tuple: hashing an enum member is a Python call
+
+KNOWN_PATHS = 65_536
+"""Maximum entries of each table that is cleared when it is full."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Names:
+    """Paths, inode numbers and kinds of the names on a mount. Thread-safe.
+
+    Paths are paths on the mount; numbers are inode numbers, as in `Tree`. `lock` guards `files` and all tables here.
+
+    Attributes:
+        files: the files that were created or changed on the mount.
+        documents: None if nothing is written on this mount.
+        gate: held shared while files are created, and exclusively while a document or directory changes what names are.
+        numbers: inode numbers under which the kernel knows directories, by path.
+        modes, times: set on the mount for files of the tree; times of directories hold until an entry changes.
+        waiting: to be called before a thread waits.
+    """
+
+    def __init__(self, base: Tree, documents: Documents | None, waiting: Callable[[], None] = nothing) -> None:
+        self.base, self.documents, self.waiting = base, documents, waiting
+        self.hooks, self.files = KernelHooks(), Files()
+        self.lock, self._rename_lock, self.gate = threading.RLock(), threading.RLock(), RWLock(waiting)
+        self.numbers: dict[str, int] = {}
+        self.modes: dict[int, int] = {}
+        self.times: dict[int, int] = {}
+        self._paths: dict[int, str] = {}
+        self._base_numbers: dict[str, int] = {}
+
+    @contextmanager
+    def renaming(self) -> Iterator[None]:
+        """Hold the lock under which a passed-through file is renamed on the mount and on the disk as one step.
+
+        The holder may wait for a disk. `lock` may be acquired inside, never the other way round.
+        """
+        if not self._rename_lock.acquire(blocking=False):
+            self.waiting()
+            self._rename_lock.acquire()
+        try:
+            yield
+        finally:
+            self._rename_lock.release()
+
+    # ---- numbers and paths ----
+
+    def path_of(self, number: int) -> str:
+        """Return the path of an inode number. Raise FileNotFoundError if the number has no path."""
+        if number == ROOT:
+            return ""
+        file = self.files.by_number.get(number)
+        path = file.path if file is not None else self._paths.get(number)
+        if path is None and file is None and number < CREATED:
+            path = self.base.shown_path(number) or None
+            if path is not None:
+                keep(self._paths, number, path)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed or replaced", str(number))
+        return path
+
+    def shown_path(self, number: int) -> str:
+        """Return the path of an inode number; empty if the number has none."""
+        try:
+            return self.path_of(number)
+        except FileNotFoundError:
+            return ""
+
+    def base_number(self, path: str) -> int | None:
+        """Return the inode number of this directory in the tree; None if the tree has no such directory."""
+        number = self._base_numbers.get(path)
+        if number is not None:
+            return number
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = self.base.resolve(path)
+            if found.directory:  # a missing directory is not recorded, because it may appear at any time
+                keep(self._base_numbers, path, found.number)
+                return found.number
+        return None
+
+    def renew(self, path: str) -> list[str]:
+        """Look up a directory anew, after a change of its documents. Return the paths of its collections."""
+        found = self.base.renew(path)
+        self._paths.clear()
+        self._base_numbers.clear()
+        return found
+
+    def move_below(self, old: str, new: str) -> None:
+        """Move the names in a directory that was renamed in the store."""
+        with self.lock:
+            self.files.move_below(old, new)
+            self.base.moved(old, new)
+            self._paths.clear()
+            self.numbers.clear()
+            self._base_numbers.clear()
+
+    def remember(self, number: int) -> None:
+        """Count one kernel reference to an inode number, also for files created on the mount."""
+        file = self.files.by_number.get(number)
+        if file is not None:
+            with self.lock:
+                file.lookups += 1
+        self.base.remember(number)
+
+    def forget(self, number: int, count: int) -> None:
+        """Release `count` kernel references. A file without references or handles is freed."""
+        file = self.files.by_number.get(number)
+        if file is not None:
+            with self.lock:
+                file.lookups = max(file.lookups - count, 0)
+                if file.kind is NameKind.PLAIN and not file.lookups and not file.handles:
+                    self.files.unname(file)
+                else:
+                    self.files.let_go(file)
+        self.base.forget(number, count)
+
+    def invalidate(self, directory: str, name: bytes) -> None:
+        """Make the kernel look up a name again."""
+        number = self.numbers.get(directory)
+        if number is not None:
+            self.hooks.invalidate(number, name)
+
+    # ---- kinds of names ----
+
+    def classify_name(self, directory: str, name: bytes) -> NameMeaning:
+        """Return the kind of a name in a directory, and its target if the name is a chunk."""
+        if name.startswith(OWN.encode()):
+            return NameMeaning(NameKind.HIDDEN)
+        number = self.base_number(directory)
+        if number is None:
+            return NameMeaning(self._kind_in_made(directory, os.fsdecode(name)))
+        try:
+            found = self.base.classify_name(number, name)
+        except CorruptShardError:  # damaged documents may be repaired
+            return NameMeaning(NameKind.PLAIN)
+        if found.kind is not NameKind.PLAIN:
+            return found
+        return NameMeaning(self._kind_by_documents(directory, os.fsdecode(name)))
+
+    def _kind_by_documents(self, directory: str, name: str) -> NameKind:
+        return NameKind.PLAIN if self.documents is None else self.documents.expected.kind(directory, name)
+
+    def _kind_in_made(self, directory: str, name: str) -> NameKind:
+        """Return the kind of a name in a directory that exists only on the mount."""
+        above, number = self._nearest(directory)
+        below = directory[len(above) :].strip("/").split("/")
+        temporary = any(map(is_scratch, below)) and self.has_scratch(above)
+        if temporary or (any(n.startswith(".") for n in below) and self.keeps_hidden(above)):
+            return NameKind.SCRATCH
+        first = self.base.classify_name(number, os.fsencode(below[0])).kind
+        if first is NameKind.PLAIN:  # an object store has no directories
+            return self._kind_by_documents(directory, name)
+        return NameKind.SCRATCH if first is NameKind.SCRATCH or is_scratch(name) else NameKind.ORPHAN
+
+    def _nearest(self, path: str) -> tuple[str, int]:
+        """Return path and inode number of the closest directory in the tree: the path itself or one above it."""
+        while (number := self.base_number(path)) is None:
+            path = path.rpartition("/")[0]
+        return path, number
+
+    def is_plain_in_source(self, path: str) -> bool:
+        """Return whether the tree takes a file, or the directory above that it lacks, for one that no dataset has."""
+        above, number = self._nearest(path.rpartition("/")[0])
+        below = path[len(above) :].strip("/").split("/")
+        return self.base.classify_name(number, os.fsencode(below[0])).kind is NameKind.PLAIN
+
+    def has_scratch(self, directory: str) -> bool:
+        """Return whether temporary files in the directory are kept from the store, as in a sharded dataset."""
+        return self.classify_name(directory, b"x.partial").kind is NameKind.SCRATCH
+
+    def keeps_hidden(self, directory: str) -> bool:
+        """Return whether hidden directories in the directory are kept from the store.
+
+        Outside of sharded datasets, a hidden directory may be a group or a directory of the user.
+        """
+        number = self.base_number(directory)
+        with suppress(CorruptShardError):
+            return number is not None and self.base.has_chunks(number)
+        return False
+
+    # ---- chunks of the source ----
+
+    def hide(self, directory: str, name: bytes, target: Target | None) -> None:
+        """Hide a chunk of the source under all its names. The caller holds the lock."""
+        self.files.hide(directory, name)
+        if target is not None and target.suffix:
+            self.files.hide(directory, target.tree.other_names(name)[0])
+
+    def reveal(self, directory: str, name: bytes, target: Target | None) -> None:
+        """Show the stored chunk of a name again. The caller holds the lock."""
+        self.files.reveal(directory, name)
+        for other in target.tree.other_names(name) if target is not None else []:
+            self.files.reveal(directory, other)
+
+
+def keep(table: dict[K, V], key: K, value: V) -> None:
+    """Add an entry to a table; clear the table first if it is full."""
+    if len(table) >= KNOWN_PATHS:
+        table.clear()
+    table[key] = value

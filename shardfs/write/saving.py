@@ -1,0 +1,208 @@
+"""Saves the bytes of changed files: in the journal, in the store, or as the document that they become."""
+
+from __future__ import annotations
+
+import stat
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.kinds import NameKind
+from shardfs.write.files import split
+from shardfs.write.name_kind import is_document
+from shardfs.write.names import JOURNALED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shardfs.model.blobs import Bytes
+    from shardfs.write.contents import FileContents
+    from shardfs.write.descriptions import Descriptions
+    from shardfs.write.files import WritableFile
+    from shardfs.write.open_files import Backing
+    from shardfs.write.pending import Version
+
+
+class Saving:
+    """Moves changed files from their buffers to where they are kept, and on once they are published. Thread-safe."""
+
+    def __init__(self, contents: FileContents, descriptions: Descriptions, backing: Backing) -> None:
+        self._contents, self._descriptions = contents, descriptions
+        self._writer, self._pending, self._documents = backing
+        self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
+
+    def settle(self, file: WritableFile) -> None:
+        """Save a dirty file in the journal or the store. Record the error if the file is refused."""
+        try:
+            self._save(file)
+        except OSError as e:
+            file.refused = True
+            if file.path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
+                self._pending.refused.note(file.path, e)
+            raise
+
+    def _save(self, file: WritableFile) -> None:
+        unsaved = file.unsaved()
+        if unsaved is None:
+            return
+        if file.kind in JOURNALED:
+            if file.target is not None:
+                self._pending.require_valid(file.target, unsaved[0])
+            self._pending.make_room(unsaved[0].size)
+        with self._names.gate.shared():  # keeps the shard in place until the record is written
+            if file.kind in JOURNALED:
+                self._pending.look(unsaved[1], file.target)
+            rest = self._save_to_journal(file)
+        if rest is None:
+            return
+        try:
+            self.write_through(file, *rest)
+        except BaseException:
+            file.dirty = True
+            raise
+
+    def _save_to_journal(self, file: WritableFile) -> tuple[str, bytes] | None:
+        """Write a dirty file to the journal. Return path and bytes instead if its kind is not journaled."""
+        with self._names.lock:
+            unsaved = file.unsaved()
+            if unsaved is None:
+                return None
+            buffer, path = unsaved
+            if file.kind not in JOURNALED:
+                file.dirty = False
+                return path, buffer.read(0, buffer.size)
+            self.put(file, path, buffer.content())
+            file.dirty, file.frozen = False, None
+            self._contents.supersede(file)
+            return None
+
+    def put(self, file: WritableFile, path: str, data: Bytes) -> None:
+        """Write a new version of a file to the journal. The caller holds the lock."""
+        scratch = file.kind is NameKind.SCRATCH
+        file.version = self._pending.put(path, data, file.target, file.mtime_ns, file.mode, scratch=scratch)
+
+    def write_through(self, file: WritableFile, path: str, data: bytes) -> None:
+        """Write a document, or a file of a remote store, to the store."""
+        directory, _, name = path.rpartition("/")
+        if file.kind is NameKind.DOCUMENT:  # chunks written under the old document are published first
+            self._pending.drain(self._documents.described_by(directory, name))
+        if file.kind is not NameKind.DOCUMENT or not self._descriptions.write_document(file, directory, name, data):
+            self._writer.put(path, data)
+            file.frozen = data if file.kind is NameKind.DOCUMENT else None
+            file.base, file.known_size = 0, len(data)
+            self._base.changed(path)
+            if is_document(name):
+                self._descriptions.describe_anew(directory)
+        self._pending.refused.forget(path)
+
+    def copy_status(self, file: WritableFile, path: str) -> None:
+        """Give a file in a local store the mode and time that were set on the mount."""
+        if self._writer.local:
+            with suppress(FileNotFoundError):  # a document may be stored under another name
+                self._writer.set_mode(path, stat.S_IMODE(file.mode) or 0o644)
+                self._writer.set_times(path, file.mtime_ns)
+            self._base.changed(path)
+
+    # ---- files that need no buffer any more ----
+
+    def drop_buffer(self, file: WritableFile) -> None:
+        """Free the buffer of a file once no handle writes to it.
+
+        Data still unsaved at that point were refused, and are dropped.
+        """
+        with self._names.lock:
+            path = file.path
+            if file.writers or path is None:
+                return
+            if file.merged:
+                self._descriptions.show_merged(file)
+                return
+            if not file.handles and (file.fd >= 0 or file.spent):
+                file.leave_disk()
+                self._base.changed(path)
+            if file.buffer is not None:
+                file.drop_buffer()
+            if file.dirty:  # refused, and the writer got the error: restore the old contents
+                file.dirty = False
+                file.mtime_ns = time.time_ns()
+                self._names.hooks.invalidate_content(file.number)
+                if not self._was_there(file, path):
+                    self._files.unname(file)
+                    self._names.invalidate(*split(path))
+
+    def _was_there(self, file: WritableFile, path: str) -> bool:
+        """Return whether the file existed before the refused write."""
+        if file.version is not None or file.frozen is not None or file.base:
+            return True
+        target = file.target
+        return target is not None and not target.suffix and self._pending.is_stored(path, target)
+
+    def rest(self, file: WritableFile) -> None:
+        """Forget a file that the source shows with the same contents, or under the plain name.
+
+        The most recent of these files are kept, with their times and modes. The caller holds the lock.
+        """
+        compressed = file.target is not None and file.target.suffix
+        self._unname([file] if compressed else self._files.settle(file))
+
+    def _unname(self, files: Iterable[WritableFile]) -> None:
+        """Remove the names of files that the source now shows. The caller holds the lock."""
+        for file in files:
+            path = file.path
+            if file.handles:
+                self._contents.load(file)
+            self._files.unname(file)
+            if path is not None:
+                self._names.invalidate(*split(path))
+
+    # ---- publishing ----
+
+    def is_held(self, path: str) -> bool:
+        """Return whether a handle has the file open for writing."""
+        file = self._files.at(path)
+        return file is not None and file.writers > 0
+
+    def published(self, done: Mapping[str, Version]) -> None:
+        """Update the files whose versions are now in their shards. Called without any lock."""
+        for path in done:
+            self._drop_plain_content(path)
+        with self._names.lock:
+            for path, version in done.items():
+                file = self._files.at(path)
+                if file is None:
+                    if version.data is None:
+                        directory, name = split(path)
+                        self._names.reveal(directory, name, self._names.classify_name(directory, name).target)
+                    continue
+                if file.version is not None and file.version.lsn == version.lsn:
+                    self._file_published(file, version)
+
+    def _drop_plain_content(self, path: str) -> None:
+        """Make the kernel drop cached bytes of a chunk that was written under a compressed name.
+
+        The chunk is about to be shown under its plain name, which the kernel may have cached with older bytes.
+        """
+        file = self._files.at(path)
+        if file is None or file.target is None or not file.target.suffix:
+            return
+        directory, name = split(path.removesuffix(file.target.suffix))
+        number = self._names.base_number(directory)
+        if number is not None:
+            with suppress(OSError, CorruptShardError):
+                self._names.hooks.drop_content(self._base.lookup(number, name).number)
+
+    def _file_published(self, file: WritableFile, version: Version) -> None:
+        if file.target is None or not file.target.suffix:
+            file.known_size = version.data.size if version.data is not None else 0
+            file.version = None
+            if file.is_settled:
+                self._unname(self._files.settle(file))
+            return
+        self._contents.part_from_twin(file)  # the plain name is shown from now on
+        self._names.reveal(file.parent or "", file.name, file.target)
+        if file.writers:  # open writers make the next version
+            self._contents.load(file)
+            file.version = None
+        else:
+            self._unname([file])

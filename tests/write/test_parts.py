@@ -1,0 +1,89 @@
+"""The parts of a writable tree, each built without the parts that come after it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs.formats.zarr3 import ZARR3
+from shardfs.model.kinds import NameKind
+from shardfs.vfs.inodes import CREATED, ROOT
+from shardfs.vfs.tree import open_tree
+from shardfs.write.buffers import Budget
+from shardfs.write.contents import FileContents
+from shardfs.write.directories import Directories
+from shardfs.write.files import split
+from shardfs.write.name_kind import document_at, is_document
+from shardfs.write.names import Names
+from shardfs.write.overlay import Overlay
+from shardfs.write.unpublished import UnpublishedWrites
+from tests.write.targets import TARGETS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TARGET = TARGETS["zarr_end"]
+
+
+class NothingPending(UnpublishedWrites):
+    def __init__(self) -> None:
+        self._versions = {}
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Names:
+    TARGET.create(tmp_path)
+    TARGET.fill(tmp_path, TARGET.array({0: 1}))
+    return Names(open_tree(str(tmp_path)), None)
+
+
+def test_names_know_the_kind_of_a_name_whether_the_file_exists_or_not(names: Names) -> None:
+    for number in (0, 1):
+        directory, name = split(TARGET.path(number))
+        meaning = names.classify_name(directory, name)
+        assert meaning.kind is NameKind.CHUNK
+        assert meaning.target is not None
+        assert meaning.target.coords == TARGET.chunks[number]
+    assert names.classify_name("", b"notes.txt.partial").kind is NameKind.SCRATCH
+    assert names.classify_name("", b".shardfs-lock").kind is NameKind.HIDDEN
+
+
+def test_a_path_leads_to_a_number_and_back(names: Names) -> None:
+    directory, _ = split(TARGET.path(0))
+    number = names.base_number(directory)
+    assert number is not None
+    assert names.path_of(number) == directory
+    assert names.path_of(ROOT) == ""
+    assert names.base_number("missing") is None
+
+
+def test_contents_are_read_and_changed_without_any_call_of_a_file_system(names: Names) -> None:
+    contents = FileContents(names, NothingPending(), None, Budget(1 << 20, lambda: os.memfd_create("buffer")))
+    file = names.files.new("", b"f", NameKind.ORPHAN)
+    contents.load(file).write(2, b"xy")
+    contents.resize(file, 3)
+    assert contents.whole(file) == b"\0\0x"
+    assert contents.attributes(file).size == 3
+
+
+def test_a_view_shows_changed_names_over_the_source(names: Names) -> None:
+    contents = FileContents(names, NothingPending(), None, Budget(0, lambda: -1))
+    view = Overlay(contents, Directories(names, local=False, every=True))
+    stored, path = view.resolve(TARGET.path(0)), TARGET.path(0)
+    assert bytes(view.read(stored.number, 0, stored.size)) == TARGET.shown(1)
+    names.files.new(*split(path), NameKind.ORPHAN).frozen = b"new"
+    assert view.number(path) >= CREATED
+    assert bytes(view.read(view.number(path), 0, 9)) == b"new"
+    names.hide(*split(path), None)
+    with pytest.raises(FileNotFoundError):
+        view.resolve(path)
+
+
+def test_a_document_is_known_by_its_name() -> None:
+    found = document_at("group/array", "zarr.json")
+    assert found is not None
+    assert (found.form, found.directory, found.path) == (ZARR3, "group/array", "group/array/zarr.json")
+    assert is_document("zarr.json")
+    assert document_at("group", "notes.txt") is None
