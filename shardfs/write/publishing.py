@@ -114,7 +114,7 @@ class DirtyShard:
         self.due, self.failure, self.retry_at = True, None, 0.0
 
 
-class ShardChange(NamedTuple):
+class PublishPlan(NamedTuple):
     """What a publish does to a shard.
 
     `plan` is the shard's new content; None removes the shard. `done` are the chunks to be published, by path.
@@ -131,7 +131,7 @@ class ShardChange(NamedTuple):
 def plan_change(
     shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, earlier: Sequence[Mapping[str, Any]],
     settings: Publishing, content: Callable[[Target, Position], Bytes],
-) -> ShardChange:  # fmt: skip
+) -> PublishPlan:  # fmt: skip
     """Return how to publish chunks, given the present shard object `old`.
 
     Args:
@@ -149,7 +149,7 @@ def plan_change(
     )
     unfit = {path: refused[target.coords] for path, (target, _) in taken.items() if target.coords in refused}
     done = {path: known for path, known in left.items() if path not in unfit}
-    return ShardChange(plan, done, conflicts, unfit, packed)
+    return PublishPlan(plan, done, conflicts, unfit, packed)
 
 
 def _packs(shard: DirtyShard, old: Blob | None, compact: str) -> bool:
@@ -227,7 +227,7 @@ class Job:
     def __init__(self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken]) -> None:
         self._backlog, self._settings, self._shard, self.taken = backlog, settings, shard, taken
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
-        self.change = ShardChange(None, {}, {}, {}, packed=False)
+        self.change = PublishPlan(None, {}, {}, {}, packed=False)
         self.extents: dict[str, Extent] = {}
         self.written = self._old_size = 0
         self._pinned = ExitStack()
