@@ -145,6 +145,9 @@ def _lines(mount: Mount) -> Iterator[str]:
 def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
     silent = "; THE STORE DOES NOT ANSWER" if store["silent"] else ""
     yield f"  store: {_counts(store['requests'])}; {human_bytes(store['bytes_fetched'])} fetched{silent}"
+    if store["bytes_ahead_used"] or store["bytes_ahead_wasted"]:
+        used, wasted = human_bytes(store["bytes_ahead_used"]), human_bytes(store["bytes_ahead_wasted"])
+        yield f"  fetched ahead: {used} read, {wasted} not read"
     if store["latency"]:
         yield f"  store operations: {_latency(store['latency'])}"
     if store["errors"]:

@@ -157,6 +157,14 @@ class Options:
         _Kind(parsers.seconds, "SECONDS", "forever"),
         "How long to trust a shard index, or the absence of a shard. The kernel caches no longer than that either.",
     )
+    prefetch: int = _cache(
+        _size("256M"),
+        "Memory for chunks of remote sources that are fetched before programs ask for them, where they read planes, "
+        "blocks or whole arrays; 0 turns this off.",
+    )
+    connections: int = _store(
+        _Kind(parsers.positive, "NUMBER", "64"), "Requests to a remote source that may be under way to fetch ahead."
+    )
     threads: int = _daemon(
         _Kind(parsers.positive, "NUMBER", "16"),
         "Requests that may wait for the source at the same time; one more is served.",

@@ -182,6 +182,8 @@ _STORE = {
     "store_retries_total": ("Further attempts.", "retries"),
     "store_timeouts_total": ("Attempts without an answer.", "timeouts"),
     "store_bytes_fetched_total": ("Bytes read from the store.", "bytes_fetched"),
+    "store_bytes_ahead_used_total": ("Bytes fetched before a program asked for them, and read.", "bytes_ahead_used"),
+    "store_bytes_ahead_wasted_total": ("Bytes fetched ahead that no program read.", "bytes_ahead_wasted"),
     "store_silent": ("1 while the store does not answer.", "silent"),
 }
 _WRITING = {

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardfs.model.blobs import ByteRange
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -78,3 +80,22 @@ def groups(starts: U64, stops: U64, span: int) -> list[tuple[int, int, int]]:
         out.append((i, j, int(stops[i:j].max())))
         i = j
     return out
+
+
+def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list[tuple[ByteRange, list[int]]]:
+    """Merge ranges that are close to each other.
+
+    Return each merged range with the indices of its members in `ranges`.
+    """
+    merged: list[tuple[ByteRange, list[int]]] = []
+    for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
+        r = ranges[i]
+        if merged:
+            last, members = merged[-1]
+            stop = max(last.stop, r.stop)
+            if r.start - last.stop <= max_gap and stop - last.start <= max_merged:
+                members.append(i)
+                merged[-1] = (ByteRange(last.start, stop), members)
+                continue
+        merged.append((r, [i]))
+    return merged

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from shardfs.model.blobs import Blob, ByteRange, Stat
 from shardfs.model.errors import CorruptShardError, StaleShardError, UnsupportedError
 from shardfs.model.shard_format import ShardIndex
+from shardfs.shards.streams import CollectionReadAhead
+from shardfs.storage.read_ahead import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from shardfs.model.shard_format import Index, Placement
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
     from shardfs.shards.shard_indices import ShardIndices, StoredChunk
+    from shardfs.storage.read_ahead import ReadAhead
 
 POSITION_BITS = 22
 """A page has fewer than 2**22 entries (`single_page.MAX_INDEX_BYTES`)."""
@@ -68,6 +71,7 @@ class ChunkStore:
         self.index, self.outer = index, outer
         self.format, self.source = index.format, index.source
         self.at = index.at  # the hot path: `locate` for a caller that has already computed the chunk's placement
+        self._ahead: CollectionReadAhead | None = None
 
     @property
     def path(self) -> str:
@@ -82,6 +86,10 @@ class ChunkStore:
     def is_local(self) -> bool:
         """Whether the shards are files of this machine."""
         return self.source.is_local
+
+    def read_ahead(self, shared: ReadAhead) -> None:
+        """From now on, fetch the chunks of a grid before readers ask for them."""
+        self._ahead = CollectionReadAhead(shared, self.format.grid, self._located_piece, self.index.ttl_s)
 
     # ---- finding ----
 
@@ -100,6 +108,8 @@ class ChunkStore:
         """Drop everything cached for the chunk's shard, so that the next lookup reads the current shard."""
         shard, number, _ = self.format.place(coords)
         self.index.forget(shard, number)
+        if self._ahead is not None:
+            self._ahead.forget()
 
     def forget_existing(self) -> None:
         """Drop the cached list of existing shards."""
@@ -108,6 +118,8 @@ class ChunkStore:
     def forget_all(self) -> None:
         """Drop everything cached for this collection."""
         self.index.forget_all()
+        if self._ahead is not None:
+            self._ahead.forget()
 
     def shard_of(self, coords: Coords) -> int:
         """Return the number of the shard that a chunk belongs to, whether the chunk exists or not."""
@@ -153,7 +165,8 @@ class ChunkStore:
             try:
                 if found.size > most:
                     raise ValueError(f"{found.size} stored bytes; {most} is the limit")
-                return decode(self._read_found(found, part))
+                held = self._fetched_ahead(coords, found, part) if attempt == 1 else None
+                return decode(self._read_found(found, part, held))
             except ValueError as e:
                 why = f"chunk {coords}: {e}"
             shard, _, slot = self.format.place(coords)
@@ -166,24 +179,35 @@ class ChunkStore:
             raise StaleShardError(f"{self.path or '/'}: {key}: changed twice during one read; read it again")
         raise CorruptShardError(self.path, key, why, slot)
 
-    def _read_found(self, found: StoredChunk, part: ByteRange | None) -> bytes:
-        """Return the stored bytes, verified if all are read. Raise ValueError, with the reason, if they are wrong."""
-        checksum = found.checksum if part is None else None
-        start, stop = found.start, found.start + found.size
-        if part is not None:
-            start, stop = min(start + part.start, stop), min(start + part.stop, stop)
-        elif checksum is not None:
-            stop += checksum.size
+    def _fetched_ahead(self, coords: Coords, found: StoredChunk, part: ByteRange | None) -> bytes | None:
+        """Return the bytes that `_read_found` would read, if they were fetched already. Notes the access."""
+        if self._ahead is None:
+            return None
+        return self._ahead.read(coords, self._piece(coords, found), _range_of(found, part))
+
+    def _read_found(self, found: StoredChunk, part: ByteRange | None, data: bytes | None = None) -> bytes:
+        """Return the stored bytes, verified if all are read. Raise ValueError, with the reason, if they are wrong.
+
+        `data`: the bytes of the chunk or part, and of the checksum after a whole chunk, if they were read already.
+        """
+        where = _range_of(found, part)
         try:
-            data = found.blob.read([ByteRange(start, stop)])[0]
+            data = found.blob.read([where])[0] if data is None else data
         except FileNotFoundError as e:
             raise ValueError("its shard was removed") from e
-        if len(data) != stop - start:
-            raise ValueError(f"{stop - start} bytes expected at {start}, {len(data)} found")
-        if checksum is not None:
+        if len(data) != where.stop - where.start:
+            raise ValueError(f"{where.stop - where.start} bytes expected at {where.start}, {len(data)} found")
+        if part is None and found.checksum is not None:
             data, stored_checksum = data[: found.size], data[found.size :]
-            checksum.verify(data, stored_checksum)
+            found.checksum.verify(data, stored_checksum)
         return data
+
+    def _piece(self, coords: Coords, found: StoredChunk) -> Piece:
+        return Piece(self.shard_of(coords), found.blob, _range_of(found))
+
+    def _located_piece(self, coords: Coords) -> Piece | None:
+        found = self.locate(coords)
+        return None if found is None else self._piece(coords, found)
 
     def read_many(self, coords: Sequence[Coords], parts: Sequence[ByteRange]) -> list[bytes | Exception]:
         """Return the stored bytes, or the error, for parts of several chunks.
@@ -405,3 +429,11 @@ def _size_of(index: Index, slot: int) -> int:
     except ValueError:
         return -1
     return NONE if extent is None else extent[1]
+
+
+def _range_of(found: StoredChunk, part: ByteRange | None = None) -> ByteRange:
+    """Return the range of a part of a chunk; without `part`, of the chunk and the checksum that follows it."""
+    start, end = found.start, found.start + found.size
+    if part is not None:
+        return ByteRange(min(start + part.start, end), min(start + part.stop, end))
+    return ByteRange(start, end if found.checksum is None else end + found.checksum.size)

@@ -189,4 +189,6 @@ def open_chunks(
     for layer in layers[1:]:
         source = NestedShards(chunks, layer, decoded)
         chunks = ChunkStore(index_of(layer, source), chunks)
+    if store.read_ahead is not None and collection.facts.shape:  # ids are not read in an order that can be foreseen
+        chunks.read_ahead(store.read_ahead)
     return chunks

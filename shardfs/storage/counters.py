@@ -77,13 +77,15 @@ class StoreCounters:
     """Counters of the requests to a remote store. Thread-safe.
 
     `requests` are operations by kind, without retries; `errors` are operations that failed finally, by errno.
-    `timeouts` are attempts that timed out; `retries` are attempts after the first.
+    `timeouts` are attempts that timed out; `retries` are attempts after the first. Of the bytes that were fetched
+    before a reader asked for them, `ahead_used` were read, and `ahead_wasted` were not.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.requests, self.errors = Counter[str](), Counter[int]()
         self.retries = self.timeouts = self.nbytes = self.waiting = 0
+        self.ahead_used = self.ahead_wasted = 0
         self.times = Histogram()
 
     def begin(self, kind: str) -> None:
@@ -111,6 +113,12 @@ class StoreCounters:
         with self._lock:
             self.nbytes += nbytes
 
+    def ahead(self, *, used: int = 0, wasted: int = 0) -> None:
+        """Count bytes that were fetched ahead, when they are read or given up."""
+        with self._lock:
+            self.ahead_used += used
+            self.ahead_wasted += wasted
+
     def snapshot(self) -> dict[str, Any]:
         """Return a snapshot of the counters, by name."""
         with self._lock:
@@ -120,6 +128,8 @@ class StoreCounters:
                 "retries": self.retries,
                 "timeouts": self.timeouts,
                 "bytes_fetched": self.nbytes,
+                "bytes_ahead_used": self.ahead_used,
+                "bytes_ahead_wasted": self.ahead_wasted,
                 "waiting": self.waiting,
                 "bins": list(self.times.bins),
                 "seconds": self.times.seconds,

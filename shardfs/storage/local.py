@@ -100,6 +100,7 @@ class LocalStore:
     """A local directory or file. Symbolic links that lead out of the source are refused unless `follow_symlinks`."""
 
     remote = blind = False
+    read_ahead = None
 
     def __init__(self, root: str, waiting: Callable[[], None] = nothing, *, follow_symlinks: bool = False) -> None:
         self.root, self.name = os.path.realpath(root), os.path.basename(os.path.abspath(root))

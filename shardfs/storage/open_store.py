@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardfs.storage.store import Store
 
 from shardfs.storage.local import LocalStore
+from shardfs.storage.read_ahead import ReadAhead
 from shardfs.storage.remote import FsspecStore
 
 
@@ -29,8 +30,13 @@ def open_store(
     *,
     follow_symlinks: bool = False,
     patience: RetryPolicy | None = None,
+    prefetch: int = 0,
+    connections: int = 1,
 ) -> Store:
-    """Open the store of a path or an fsspec URL, including chained URLs. `patience` applies to remote stores.
+    """Open the store of a path or an fsspec URL, including chained URLs.
+
+    For remote stores: `patience` says when to retry; up to `prefetch` bytes are fetched before readers ask for them,
+    with at most this number of `connections`.
 
     Raise FileNotFoundError if a local path does not exist.
     """
@@ -52,11 +58,12 @@ def open_store(
         raise OSError(errno.EOPNOTSUPP, f"{why}; {advice}") from e
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
+    ahead = ReadAhead(prefetch, connections, patience.counters, waiting) if prefetch else None
     if "http" in fs.protocol:
         from shardfs.storage.web import WebStore
 
-        return WebStore(fs, path, waiting, patience)
-    return FsspecStore(fs, path, waiting, patience)
+        return WebStore(fs, path, waiting, patience, ahead)
+    return FsspecStore(fs, path, waiting, patience, ahead)
 
 
 def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:

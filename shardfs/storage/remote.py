@@ -15,6 +15,8 @@ from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from shardfs.storage.read_ahead import ReadAhead
+
 from shardfs.storage.store import OWN, DirEntry, read_merged
 
 
@@ -46,11 +48,16 @@ class FsspecStore:
     remote, blind = True, False
 
     def __init__(
-        self, fs: Any, root: str, waiting: Callable[[], None] = nothing, patience: RetryPolicy | None = None
+        self,
+        fs: Any,
+        root: str,
+        waiting: Callable[[], None] = nothing,
+        patience: RetryPolicy | None = None,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
         self.name = self.root.rsplit("/", 1)[-1]
-        self.patience = patience or RetryPolicy()
+        self.patience, self.read_ahead = patience or RetryPolicy(), read_ahead
 
     def path(self, key: str) -> str:
         """Return the object's path in its fsspec file system."""

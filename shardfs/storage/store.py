@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shardfs.model.blobs import Blob, ByteRange, Stat
+from shardfs.model.byte_ranges import coalesce
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from shardfs.model.blobs import Blob, ByteRange, Stat
+    from shardfs.storage.read_ahead import ReadAhead
 
 MAX_GAP = 1 << 20
 
@@ -57,6 +60,10 @@ class Store(Protocol):
     def blind(self) -> bool: ...
 
     @property
+    def read_ahead(self) -> ReadAhead | None:
+        """What is fetched before readers ask for it; None if nothing is."""
+
+    @property
     def name(self) -> str:
         """The last component of the source's path. The source may be a file, which then has the key ""."""
 
@@ -88,25 +95,6 @@ class Store(Protocol):
         """Raise OSError if the store ignores byte ranges. In case of doubt, request a range of the shards `keys`."""
 
     def statvfs(self) -> os.statvfs_result | None: ...
-
-
-def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list[tuple[ByteRange, list[int]]]:
-    """Merge ranges that are close to each other.
-
-    Return each merged range with the indices of its members in `ranges`.
-    """
-    merged: list[tuple[ByteRange, list[int]]] = []
-    for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
-        r = ranges[i]
-        if merged:
-            last, members = merged[-1]
-            stop = max(last.stop, r.stop)
-            if r.start - last.stop <= max_gap and stop - last.start <= max_merged:
-                members.append(i)
-                merged[-1] = (ByteRange(last.start, stop), members)
-                continue
-        merged.append((r, [i]))
-    return merged
 
 
 def read_merged(ranges: Sequence[ByteRange], fetch: Callable[[list[ByteRange]], Sequence[bytes]]) -> list[bytes]:

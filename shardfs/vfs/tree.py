@@ -397,6 +397,8 @@ def open_tree(
     chunk_codec: str | None = None,
     store_timeout_s: float = retry.TIMEOUT_S,
     store_retries: int = retry.RETRIES,
+    prefetch_bytes: int = 0,
+    connections: int = 1,
     may_be_empty: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> Tree:
@@ -409,7 +411,15 @@ def open_tree(
     `skip_unsupported` is set.
     """
     patient = retry.RetryPolicy(store_timeout_s, store_retries)
-    store = open_store(source, storage_options, waiting, follow_symlinks=follow_symlinks, patience=patient)
+    store = open_store(
+        source,
+        storage_options,
+        waiting,
+        follow_symlinks=follow_symlinks,
+        patience=patient,
+        prefetch=prefetch_bytes,
+        connections=connections,
+    )
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
     if not may_be_empty:
@@ -433,5 +443,7 @@ def open_with_options(source: str, options: Options, **hooks: Any) -> Tree:
         chunk_codec=options.chunk_codec,
         store_timeout_s=options.store_timeout,
         store_retries=options.store_retries,
+        prefetch_bytes=options.prefetch,
+        connections=options.connections,
         **hooks,
     )

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.byte_ranges import coalesce
 from shardfs.model.errors import message
 from shardfs.storage import local, web
 from shardfs.storage.blob_views import BytesBlob, PairBlob, SliceBlob
@@ -28,7 +29,6 @@ from shardfs.storage.local import LocalStore
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy
-from shardfs.storage.store import coalesce
 from tests.handmade import write_files
 from tests.suites.store import DIGITS, FILES, StoreSuite
 

@@ -1,0 +1,238 @@
+"""Which chunks a reader will ask for next, in coordinates of the chunk grid.
+
+A program that reads a plane, a pencil, a block or a whole array runs through the grid in nested loops. `Streams`
+recognises these loops from the accesses alone: in any order of the axes, several of them interleaved, and slightly out
+of order, as parallel readers are. A loop is predicted only as far as the accesses have shown it. The reader crosses the
+end of the first row before any row is predicted, so a pencil or a plane costs no chunk beyond its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardfs.model.blobs import ByteRange
+    from shardfs.model.values import Coords
+    from shardfs.storage.read_ahead import Piece, ReadAhead
+
+RUN = 4
+"""Chunks in a row that begin a stream."""
+
+MAX_STREAMS = 32
+"""Streams that are followed at once; the one that was used least recently is dropped."""
+
+RECENT = 512
+"""Accesses that are remembered in order to recognise the beginning of a stream."""
+
+DISORDER = 64
+"""Chunks by which an access may be ahead of a stream or behind it: parallel readers have many requests under way."""
+
+LAST = 16
+"""A stream is at the farthest of so many accesses. So one access far ahead of the others moves it only for a while."""
+
+
+class _Loop:
+    """One loop: `count` chunks along an axis, from `first` in steps of +1 or -1. `reached` is the last one accessed."""
+
+    __slots__ = ("axis", "count", "first", "reached", "step")
+
+    def __init__(self, axis: int, first: int, step: int, dim: int) -> None:
+        self.axis, self.first, self.step, self.reached = axis, first, step, 0
+        self.count = dim - first if step > 0 else first + 1
+
+    def position(self, coords: Coords) -> int:
+        return (coords[self.axis] - self.first) * self.step
+
+
+class Stream:
+    """Nested loops over the chunk grid, innermost first. Chunks are numbered in the order in which they are visited.
+
+    Args:
+        corner: the chunk at which all loops begin.
+        far: the farthest chunk of the first run, which is along `axis` in steps of `step`.
+    """
+
+    def __init__(self, dims: Sequence[int], corner: Coords, far: Coords, axis: int, step: int) -> None:
+        self._dims, self._corner = dims, corner
+        self._loops = [_Loop(axis, corner[axis], step, dims[axis])]
+        self._loops[0].reached = self._mark = self._issued = self._loops[0].position(far)
+        self._last = deque([(self._mark, far)], LAST)
+        self.used, self.age = self._mark + 1, 0
+
+    def follow(self, coords: Coords) -> bool:
+        """Return whether an access belongs to the stream. If so, the stream moves on, or grows by an axis."""
+        if self._number(coords) is None:
+            if not (self._widen(coords) or self._nest(coords)):
+                return False
+            self._last = deque([(self._number(c) or 0, c) for _, c in self._last], LAST)
+            self._issued = self._mark = max(self._last)[0]
+        number = self._number(coords) or 0
+        if not self._mark - DISORDER <= number <= max(self._mark, self._issued) + DISORDER:
+            return False
+        self.used += 1
+        self._last.append((number, coords))
+        self._mark = max(self._last)[0]
+        for loop in self._loops:
+            loop.reached = max(loop.reached, loop.position(coords))
+        return True
+
+    def ahead(self, room: int) -> list[Coords]:
+        """Return the chunks to fetch next: at most `room`, and never more ahead of the reader than it has used.
+
+        They are returned in portions of at least half the distance ahead, so that neighbours are fetched together.
+        """
+        self._issued = max(self._issued, self._mark)
+        end, distance = self._total() - 1, min(self.used, self._issued - self._mark + room)
+        last = min(self._mark + distance, end)
+        portion = last - self._issued
+        if portion <= 0 or (portion * 2 < distance and last < end):
+            return []
+        found = [self._at(number) for number in range(self._issued + 1, last + 1)]
+        self._issued = last
+        return found
+
+    def _total(self) -> int:
+        total = 1
+        for loop in self._loops:
+            total *= loop.count
+        return total
+
+    def _number(self, coords: Coords) -> int | None:
+        number, weight, inside = 0, 1, list(self._corner)
+        for loop in self._loops:
+            position = loop.position(coords)
+            if not 0 <= position < loop.count:
+                return None
+            number += position * weight
+            weight *= loop.count
+            inside[loop.axis] = coords[loop.axis]
+        return number if tuple(inside) == coords else None
+
+    def _at(self, number: int) -> Coords:
+        coords = list(self._corner)
+        for loop in self._loops:
+            number, position = divmod(number, loop.count)
+            coords[loop.axis] = loop.first + position * loop.step
+        return tuple(coords)
+
+    def _off(self, coords: Coords) -> list[int]:
+        """Return the axes outside of all loops along which the chunk is away from the corner."""
+        looped = {loop.axis for loop in self._loops}
+        return [
+            axis for axis, (a, b) in enumerate(zip(coords, self._corner, strict=True)) if a != b and axis not in looped
+        ]
+
+    def _widen(self, coords: Coords) -> bool:
+        """Take in a chunk a little beyond the end that a loop was thought to have."""
+        beyond = [loop for loop in self._loops if not 0 <= loop.position(coords) < loop.count]
+        if self._off(coords) or len(beyond) != 1:
+            return False
+        loop, position = beyond[0], beyond[0].position(coords)
+        if not loop.count <= position < loop.count + DISORDER:
+            return False
+        loop.count = position + 1
+        return True
+
+    def _nest(self, coords: Coords) -> bool:
+        """Begin an outer loop with the first access beside the box so far. The inner loops end where the reader did."""
+        off = self._off(coords)
+        if len(off) != 1 or any(not 0 <= loop.position(coords) < loop.count for loop in self._loops):
+            return False
+        axis = off[0]
+        step = coords[axis] - self._corner[axis]
+        if abs(step) != 1:
+            return False
+        for loop in self._loops:
+            loop.count = max(loop.reached, loop.position(coords)) + 1
+        self._loops.append(_Loop(axis, self._corner[axis], step, self._dims[axis]))
+        return True
+
+
+class Streams:
+    """The streams of one collection. Not thread-safe.
+
+    Args:
+        dims: the number of chunks along each axis.
+    """
+
+    def __init__(self, dims: Sequence[int]) -> None:
+        self._dims = dims
+        self._streams: list[Stream] = []
+        self._recent: dict[Coords, None] = {}
+        self._accesses = 0
+
+    def access(self, coords: Coords, room: int) -> list[Coords]:
+        """Take note of an access. Return chunks that will probably be asked for next, at most `room`."""
+        if coords in self._recent:
+            return []
+        self._recent[coords] = None
+        if len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
+        self._accesses += 1
+        stream = next((stream for stream in self._streams if stream.follow(coords)), None) or self._begin(coords)
+        if stream is None:
+            return []
+        stream.age = self._accesses
+        self._streams.sort(key=lambda stream: -stream.used)  # the longest stream has the best claim to an access
+        return [c for c in stream.ahead(room) if c not in self._recent]
+
+    def _begin(self, coords: Coords) -> Stream | None:
+        """Return a new stream if recent accesses form a run that ends with `coords`: the longest one."""
+        best, stream = RUN - 1, None
+        for axis, step in itertools.product(reversed(range(len(coords))), (1, -1)):
+            first = self._end_of_run(coords, axis, -step)
+            length = abs(coords[axis] - first[axis]) + 1
+            if length > best and self._end_of_run(coords, axis, step) == coords:
+                best, stream = length, Stream(self._dims, first, coords, axis, step)
+        if stream is not None:
+            if len(self._streams) == MAX_STREAMS:
+                self._streams.remove(min(self._streams, key=lambda stream: stream.age))
+            self._streams.append(stream)
+        return stream
+
+    def _end_of_run(self, coords: Coords, axis: int, step: int) -> Coords:
+        while (beyond := (*coords[:axis], coords[axis] + step, *coords[axis + 1 :])) in self._recent:
+            coords = beyond
+        return coords
+
+
+class CollectionReadAhead:
+    """Reading ahead in one collection with a grid. Thread-safe.
+
+    Args:
+        dims: the number of chunks along each axis.
+        locate: says where a chunk is; None if it is absent.
+        ttl_s: seconds after which fetched bytes are too old.
+    """
+
+    def __init__(
+        self, shared: ReadAhead, dims: Sequence[int], locate: Callable[[Coords], Piece | None], ttl_s: float = math.inf
+    ) -> None:
+        self._shared, self._locate, self._streams, self._ttl = shared, locate, Streams(dims), ttl_s
+        self._lock = threading.Lock()
+        self._owner = next(_owners)
+
+    def read(self, coords: Coords, piece: Piece, where: ByteRange) -> bytes | None:
+        """Note that a chunk, or the part `where` of it, is read. Return its bytes if they were fetched ahead."""
+        start, stop = piece.where
+        if where.start == start:
+            size = stop - start
+            with self._lock:
+                coming = self._streams.access(coords, self._shared.room() // max(size, 1))
+            if coming:
+                self._shared.fetch(self._owner, coming, size, self._locate)
+        data = self._shared.take((self._owner, coords), piece.where, self._ttl, keep=where.stop < stop)
+        return None if data is None else data[where.start - start : where.stop - start]
+
+    def forget(self) -> None:
+        """Drop what was fetched: shards may have changed."""
+        self._shared.forget(self._owner)
+
+
+_owners = itertools.count()

@@ -1,0 +1,233 @@
+"""Fetches chunks of remote stores before a reader asks for them.
+
+`shards.streams` says which chunks come next. Neighbours in a shard are fetched with one request, and several requests
+run in parallel. Complete chunks wait here until they are read. A reader never depends on it: if a fetch failed, or
+waits for a free connection, the reader makes its own request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import monotonic as clock
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardfs.model.blobs import ByteRange
+from shardfs.model.byte_ranges import coalesce
+from shardfs.model.errors import ShardfsError
+from shardfs.storage.cache import nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardfs.model.blobs import Blob
+    from shardfs.model.values import Coords
+    from shardfs.storage.counters import StoreCounters
+
+GAP = 10
+"""Neighbours are fetched with one request if the gap between them is at most a tenth of a chunk."""
+
+MAX_REQUEST = 4 << 20
+"""Bytes up to which neighbouring chunks are fetched with one request: enough for a connection's full speed, and few
+enough for several connections to share the work."""
+
+FREE_WASTE = 16 << 20
+"""Bytes that may be fetched in vain before the share of used bytes counts."""
+
+WASTE = 0.15
+"""The share of the bytes used so far that may wait to be read or be fetched in vain, in addition to `FREE_WASTE`."""
+
+STALE_S = 60.0
+"""Seconds after which a chunk that nobody has read gives up its place."""
+
+
+IDLE_S = 10.0
+"""Seconds after which a thread ends that has nothing to fetch."""
+
+
+class Piece(NamedTuple):
+    """Where the stored bytes of a chunk are: the number of its shard, the shard's blob, and the range in it."""
+
+    shard: int
+    blob: Blob
+    where: ByteRange
+
+
+class _Held:
+    """A chunk that is being fetched or waits to be read."""
+
+    __slots__ = ("data", "nbytes", "since")
+
+    def __init__(self, nbytes: int) -> None:
+        self.data: Future[bytes | None] = Future()
+        self.nbytes, self.since = nbytes, clock()
+
+
+class ReadAhead:
+    """What is fetched ahead of all readers of a mount. Thread-safe.
+
+    Args:
+        limit: the most bytes that are under way or wait to be read; 0 turns reading ahead off.
+        connections: the most requests under way.
+        counters: counts the bytes that were read or given up.
+        waiting: called before a reader waits for a request that is under way.
+    """
+
+    def __init__(
+        self, limit: int, connections: int, counters: StoreCounters, waiting: Callable[[], None] = nothing
+    ) -> None:
+        self.limit, self._connections, self._counters, self._waiting = limit, connections, counters, waiting
+        self._lock = threading.Lock()
+        self._held: dict[tuple[int, Coords], _Held] = {}
+        self.nbytes = self._threads = self._idle = 0
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def room(self) -> int:
+        """Return the bytes that may be fetched now."""
+        allowed = FREE_WASTE + int(WASTE * self._counters.ahead_used) - self._counters.ahead_wasted
+        return max(min(self.limit, allowed) - self.nbytes, 0)
+
+    def take(self, key: tuple[int, Coords], where: ByteRange, ttl_s: float, *, keep: bool) -> bytes | None:
+        """Return the bytes of a chunk if they were fetched. May wait for a request that is under way.
+
+        Args:
+            where: the range that the index names; other bytes are not returned.
+            ttl_s: seconds after which fetched bytes are too old.
+            keep: whether the rest of the chunk will be asked for later.
+        """
+        with self._lock:
+            held = self._held.get(key)
+            if held is None:
+                return None
+            if clock() - held.since > ttl_s:
+                self._waste(key)
+                return None
+            saturated = not self._idle and self._threads == self._connections
+            if saturated and held.data.cancel():  # its request is in a queue, so the reader is faster
+                self._drop(key)
+                return None
+        if not held.data.done():
+            self._waiting()
+        try:
+            data = held.data.result()
+        except CancelledError:  # the chunk is absent, or its shard changed
+            return None
+        with self._lock:
+            usable = data is not None and len(data) == where.stop - where.start
+            if (not keep or not usable) and self._held.get(key) is held:
+                self._drop(key)
+                self._counters.ahead(**{"used" if usable else "wasted": held.nbytes})
+        return data if usable else None
+
+    def forget(self, owner: int) -> None:
+        """Drop what was fetched for a collection, whose shards may have changed."""
+        with self._lock:
+            for key in [key for key in self._held if key[0] == owner]:
+                self._waste(key)
+
+    def fetch(
+        self, owner: int, coords: Sequence[Coords], nbytes: int, locate: Callable[[Coords], Piece | None]
+    ) -> None:
+        """Begin to fetch chunks of about `nbytes` each. `locate` may wait for the store; another thread calls it."""
+        with self._lock:
+            self._waste_stale()
+            new = [c for c in coords if (owner, c) not in self._held]
+            for c in new:
+                self._held[owner, c] = _Held(nbytes)
+            self.nbytes += nbytes * len(new)
+        if new:
+            self._start(partial(self._plan, owner, new, locate))
+
+    # ---- in threads of its own ----
+
+    def _start(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            self._jobs.put(job)
+            if self._idle or self._threads == self._connections:
+                return
+            self._threads += 1
+        # Daemon threads: the end of a mount does not wait for a store.
+        threading.Thread(target=self._work, name="shardfs-ahead", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            try:
+                job = self._jobs.get(timeout=IDLE_S)
+            except Empty:
+                with self._lock:
+                    self._idle -= 1
+                    if not self._jobs.empty():  # it came just now, and counts on this thread
+                        continue
+                    self._threads -= 1
+                    return
+            with self._lock:
+                self._idle -= 1
+            job()
+
+    def _plan(self, owner: int, coords: Sequence[Coords], locate: Callable[[Coords], Piece | None]) -> None:
+        """Find where chunks are, and start one request for neighbours in a shard."""
+        shards: dict[int, list[tuple[Coords, Piece]]] = {}
+        for c in coords:
+            try:
+                piece = locate(c)
+            except (ShardfsError, OSError, ValueError):  # the reader will get the error
+                piece = None
+            if piece is None or not self._reserve((owner, c), piece.where.stop - piece.where.start):
+                with self._lock:
+                    self._drop((owner, c))
+            else:
+                shards.setdefault(piece.shard, []).append((c, piece))
+        for members in shards.values():
+            ranges = [piece.where for _, piece in members]
+            gap = sum(r.stop - r.start for r in ranges) // len(ranges) // GAP
+            for _, numbers in coalesce(ranges, gap, MAX_REQUEST):
+                self._start(partial(self._read, owner, [members[n] for n in numbers]))
+
+    def _reserve(self, key: tuple[int, Coords], nbytes: int) -> bool:
+        with self._lock:
+            held = self._held.get(key)
+            if held is None or self.nbytes + nbytes - held.nbytes > self.limit:
+                return False
+            self.nbytes += nbytes - held.nbytes
+            held.nbytes = nbytes
+            return True
+
+    def _read(self, owner: int, members: Sequence[tuple[Coords, Piece]]) -> None:
+        """Fetch chunks of one shard with one request."""
+        wanted: list[tuple[_Held, ByteRange]] = []
+        with self._lock:
+            for coords, piece in members:
+                held = self._held.get((owner, coords))
+                if held is not None and held.data.set_running_or_notify_cancel():
+                    wanted.append((held, piece.where))
+        if not wanted:
+            return
+        start, stop = min(where.start for _, where in wanted), max(where.stop for _, where in wanted)
+        try:
+            data = memoryview(members[0][1].blob.read([ByteRange(start, stop)])[0])
+        except Exception:  # noqa: BLE001 - the reader makes its own request, and gets the error
+            data = memoryview(b"")
+        for held, where in wanted:
+            held.data.set_result(bytes(data[where.start - start : where.stop - start]) or None)
+
+    # ---- with the lock ----
+
+    def _drop(self, key: tuple[int, Coords]) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            held.data.cancel()
+            self.nbytes -= held.nbytes
+
+    def _waste(self, key: tuple[int, Coords]) -> None:
+        self._counters.ahead(wasted=self._held[key].nbytes)
+        self._drop(key)
+
+    def _waste_stale(self) -> None:
+        old = clock() - STALE_S
+        for key in list(itertools.takewhile(lambda key: self._held[key].since < old, self._held)):
+            self._waste(key)

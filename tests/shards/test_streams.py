@@ -1,0 +1,136 @@
+"""Which chunks are predicted: loops in any order of axes, disorder, several readers; nothing for random access."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.shards.streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardfs.model.values import Coords
+
+DIMS = (8, 16, 16)
+WHOLE = list(itertools.product(*map(range, DIMS)))
+ROOM = 64
+
+
+class Result(NamedTuple):
+    """The share of accesses that were predicted, and the number of chunks that were predicted in vain."""
+
+    hits: float
+    waste: int
+
+
+def follow(accesses: Sequence[Coords], dims: Coords = DIMS, room: int = ROOM) -> Result:
+    streams, ahead, used, hits = Streams(dims), set[tuple[int, ...]](), set[tuple[int, ...]](), 0
+    for coords in accesses:
+        hits += coords in ahead or coords in used
+        used.add(coords)
+        coming = streams.access(coords, room)
+        assert len(coming) <= room
+        assert all(0 <= c < d for chunk in coming for c, d in zip(chunk, dims, strict=True))
+        ahead.update(coming)
+    return Result(hits / len(accesses), len(ahead - used))
+
+
+def disordered(accesses: Iterable[Coords], under_way: int) -> list[Coords]:
+    """As `under_way` readers that share the work ask for it."""
+    out: list[Coords] = []
+    pending: list[Coords] = []
+    chance = random.Random(1)
+    for coords in accesses:
+        pending.append(coords)
+        if len(pending) == under_way:
+            out.append(pending.pop(chance.randrange(under_way)))
+    chance.shuffle(pending)
+    return out + pending
+
+
+def box(*ranges: tuple[int, int]) -> list[Coords]:
+    return list(itertools.product(*[range(*r) for r in ranges]))
+
+
+@pytest.mark.parametrize(("under_way", "least"), [(1, 0.99), (4, 0.98), (16, 0.95), (64, 0.9)])
+def test_a_whole_array_is_predicted_and_nothing_beyond_it(under_way: int, least: float) -> None:
+    result = follow(disordered(WHOLE, under_way))
+    assert result.hits > least
+    assert result.waste == 0
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("backwards", [False, True])
+def test_loops_run_along_the_axes_in_any_order_and_direction(order: tuple[int, ...], backwards: bool) -> None:
+    accesses = sorted(WHOLE, key=lambda c: tuple(c[axis] for axis in order), reverse=backwards)
+    result = follow(accesses)
+    assert result.hits > 0.98
+    assert result.waste == 0
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("under_way", [1, 4])
+def test_a_plane_costs_nothing_beyond_it(axis: int, under_way: int) -> None:
+    result = follow(disordered([c for c in WHOLE if c[axis] == 3], under_way))
+    assert result.hits > 0.85
+    assert result.waste == 0
+
+
+def test_a_pencil_costs_nothing_beyond_it() -> None:
+    assert follow([(z, 4, 5) for z in range(8)]) == Result(4 / 8, 0)
+
+
+@pytest.mark.parametrize("under_way", [1, 4])
+def test_a_block_wastes_less_than_it_has(under_way: int) -> None:
+    result = follow(disordered(box((2, 6), (4, 8), (4, 8)), under_way))
+    assert result.hits > 0.7
+    assert result.waste < 64
+
+
+def test_a_sequence_of_blocks_of_chunks_is_predicted() -> None:
+    blocks = box((0, 4), (0, 8), (0, 8))
+    accesses = [(2 * z + k, 2 * y + j, 2 * x + i) for z, y, x in blocks for k, j, i in box((0, 2), (0, 2), (0, 2))]
+    result = follow(disordered(accesses, 6))
+    assert result.hits > 0.8
+    assert result.waste == 0
+
+
+def test_interleaved_readers_have_a_stream_each() -> None:
+    parts = [WHOLE[i * 128 : (i + 1) * 128] for i in range(16)]
+    result = follow([c for together in zip(*parts, strict=True) for c in together])
+    assert result.hits > 0.98
+    assert result.waste == 0
+
+
+def test_random_access_predicts_next_to_nothing() -> None:
+    chance = random.Random(7)
+    assert follow([chance.choice(WHOLE) for _ in range(64)]).waste == 0
+    assert follow([chance.choice(WHOLE) for _ in range(256)]).waste < 26
+
+
+def test_parts_of_one_chunk_are_no_stream() -> None:
+    assert follow([(0, 0, 0)] * 50).waste == 0
+
+
+def test_no_room_predicts_nothing_and_catches_up_later() -> None:
+    streams = Streams((64,))
+    for i in range(8):
+        assert streams.access((i,), 0) == []
+    assert streams.access((8,), 4) == [(9,), (10,), (11,), (12,)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 4)), max_size=200), st.integers(0, 40))
+def test_any_order_of_accesses_stays_in_the_grid_and_in_its_bounds(accesses: list[Coords], room: int) -> None:
+    dims = (4, 6, 5)
+    streams, ahead = Streams(dims), list[tuple[int, ...]]()
+    for used, coords in enumerate(accesses, 1):
+        coming = streams.access(coords, room)
+        assert len(coming) <= min(room, used), "never more ahead than the stream has used"
+        ahead += coming
+    assert all(0 <= c < d for chunk in ahead for c, d in zip(chunk, dims, strict=True))

@@ -1,0 +1,225 @@
+"""Reading ahead: right bytes, few requests, bounded waste, and no reader that depends on it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardfs.model.blobs import ByteRange, Stat
+from shardfs.shards.streams import CollectionReadAhead
+from shardfs.storage import read_ahead
+from shardfs.storage.counters import StoreCounters
+from shardfs.storage.read_ahead import Piece, ReadAhead
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardfs.model.blobs import ByteRequest
+    from shardfs.model.values import Coords
+
+DIMS = (4, 8, 8)
+PER_SHARD = 64
+KIB = 1 << 10
+
+
+class Store:
+    """Shards of 64 chunks in C order. Records requests. `fails` makes every request fail, `gate` holds them."""
+
+    fd, base = -1, 0
+
+    def __init__(self, dims: Sequence[int] = DIMS, size: int = 4 * KIB) -> None:
+        self.dims, self.size = dims, size
+        self.requests: list[ByteRange] = []
+        self.fails = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.asked = threading.Event()
+
+    def number(self, coords: Coords) -> int:
+        return sum(c * math.prod(self.dims[axis + 1 :]) for axis, c in enumerate(coords))
+
+    def content(self, coords: Coords) -> bytes:
+        return self.number(coords).to_bytes(8, "little") * (self.size // 8)
+
+    def locate(self, coords: Coords) -> Piece:
+        number = self.number(coords)
+        start = number * self.size  # the blob of all shards is one, and its positions go on
+        return Piece(number // PER_SHARD, self, ByteRange(start, start + self.size))
+
+    def stat(self) -> Stat:
+        raise AssertionError
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        (request,) = requests
+        assert isinstance(request, ByteRange)
+        self.requests.append(request)
+        self.asked.set()
+        assert self.gate.wait(60)
+        if self.fails:
+            raise ConnectionResetError("as told")
+        numbers = range(request.start // self.size, -(-request.stop // self.size))
+        data = b"".join(n.to_bytes(8, "little") * (self.size // 8) for n in numbers)
+        return [data[request.start - numbers[0] * self.size :][: request.stop - request.start]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(r.stop - r.start for r in self.requests)
+
+
+class Reader:
+    """Reads chunks as a `ChunkStore` does, with its own request where nothing was fetched ahead."""
+
+    def __init__(self, store: Store, limit: int = 1 << 28, connections: int = 4) -> None:
+        self.store, self.counters = store, StoreCounters()
+        self.shared = ReadAhead(limit, connections, self.counters)
+        self.ahead = CollectionReadAhead(self.shared, store.dims, store.locate)
+        self.own = 0
+
+    def read(self, coords: Coords, part: ByteRange | None = None) -> bytes:
+        piece = self.store.locate(coords)
+        where = piece.where
+        if part is not None:
+            where = ByteRange(where.start + part.start, min(where.start + part.stop, where.stop))
+        data = self.ahead.read(coords, piece, where)
+        if data is None:
+            self.own += 1
+            data = self.store.read([piece.where])[0][where.start - piece.where.start : where.stop - piece.where.start]
+        return data
+
+
+WHOLE = list(itertools.product(*map(range, DIMS)))
+
+
+def test_a_whole_array_needs_few_requests_and_no_byte_more() -> None:
+    reader = Reader(Store())
+    for coords in WHOLE:
+        assert reader.read(coords) == reader.store.content(coords)
+    assert reader.store.nbytes == len(WHOLE) * reader.store.size
+    assert len(reader.store.requests) < len(WHOLE) / 4
+    assert reader.shared.nbytes == 0
+    assert reader.counters.ahead_wasted == 0
+
+
+def test_a_chunk_is_read_in_parts() -> None:
+    reader = Reader(Store((256,)))
+    half = reader.store.size // 2
+    for x in range(256):
+        whole = reader.store.content((x,))
+        assert reader.read((x,), ByteRange(0, half)) == whole[:half]
+        assert reader.read((x,), ByteRange(half, 4 * half)) == whole[half:]
+    assert reader.own < 16
+    assert reader.shared.nbytes == 0
+
+
+def test_a_reader_does_not_wait_for_a_fetch_that_has_not_begun() -> None:
+    store = Store((64,))
+    reader = Reader(store, connections=1)
+    store.gate.clear()
+    begun = threading.Event()
+
+    def block() -> None:
+        begun.set()
+        store.gate.wait(60)
+
+    reader.shared._start(block)
+    assert begun.wait(60)
+    reader.shared.fetch(reader.ahead._owner, [(5,)], store.size, store.locate)
+    assert reader.shared.take((reader.ahead._owner, (5,)), store.locate((5,)).where, math.inf, keep=False) is None
+    store.gate.set()
+
+
+def test_a_failed_fetch_fails_no_reader() -> None:
+    store = Store((64,))
+    reader = Reader(store)
+    for x in range(3):
+        reader.read((x,))
+    store.fails = True
+    reader.shared.fetch(reader.ahead._owner, [(30,)], store.size, store.locate)
+    reader.shared._held[reader.ahead._owner, (30,)].data.exception(60)
+    store.fails = False
+    assert reader.read((30,)) == store.content((30,))
+
+
+def test_bytes_of_another_length_are_not_used() -> None:
+    store = Store((64,))
+    reader = Reader(store)
+    reader.shared.fetch(
+        reader.ahead._owner, [(9,)], 7, lambda c: Piece(0, store, ByteRange(9 * store.size, 9 * store.size + 7))
+    )
+    assert reader.read((9,)) == store.content((9,))
+
+
+def test_what_was_fetched_is_forgotten_when_shards_change() -> None:
+    store = Store((64,))
+    reader = Reader(store)
+    reader.shared.fetch(reader.ahead._owner, [(7,)], store.size, store.locate)
+    reader.shared._held[reader.ahead._owner, (7,)].data.result(60)
+    reader.ahead.forget()
+    assert reader.shared.nbytes == 0
+    store.requests.clear()
+    assert reader.read((7,)) == store.content((7,))
+    assert len(store.requests) == 1
+
+
+def test_the_limit_holds_and_zero_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = Reader(Store(), limit=0)
+    for coords in WHOLE:
+        off.read(coords)
+    assert len(off.store.requests) == len(WHOLE)
+    few = Reader(Store(), limit=16 * off.store.size)
+    most = 0
+    for coords in WHOLE:
+        few.read(coords)
+        most = max(most, few.shared.nbytes)
+    assert 0 < most <= 16 * few.store.size
+
+
+def test_what_nobody_reads_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(read_ahead, "clock", lambda: now[0])
+    store = Store((64,))
+    reader = Reader(store)
+    reader.shared.fetch(reader.ahead._owner, [(7,)], store.size, store.locate)
+    reader.shared._held[reader.ahead._owner, (7,)].data.result(60)
+    now[0] = read_ahead.STALE_S + 1
+    reader.shared.fetch(reader.ahead._owner, [(8,)], store.size, store.locate)
+    assert (reader.ahead._owner, (7,)) not in reader.shared._held
+    assert reader.counters.ahead_wasted == store.size
+
+
+ACCESSES = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 3), st.integers(0, 7), st.integers(0, 7)).map(lambda c: [c]),
+        st.tuples(st.integers(0, 3), st.integers(0, 7)).map(lambda zy: [(*zy, x) for x in range(8)]),
+        st.tuples(st.integers(0, 3), st.integers(0, 7)).map(lambda zx: [(zx[0], y, zx[1]) for y in range(8)]),
+    ),
+    max_size=40,
+)
+
+
+@given(ACCESSES)
+@settings(deadline=None, max_examples=60)
+def test_any_order_of_accesses_gets_right_bytes_with_bounded_waste(runs: list[list[Coords]]) -> None:
+    free = 32 * 4 * KIB
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read_ahead, "FREE_WASTE", free)
+        reader = Reader(Store())
+        needed = 0
+        for coords in itertools.chain(*runs):
+            assert reader.read(coords) == reader.store.content(coords)
+            needed += reader.store.size
+        finish(reader.shared)
+    assert reader.store.nbytes <= 1.3 * needed + free
+
+
+def finish(shared: ReadAhead) -> None:
+    """Wait until nothing is under way."""
+    for held in list(shared._held.values()):
+        if not held.data.cancel():
+            held.data.result(60)
