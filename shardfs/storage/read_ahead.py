@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from shardfs.storage.counters import StoreCounters
 
 GAP = 10
-"""Neighbours are fetched with one request if the gap between them is at most a tenth of a chunk."""
+"""Neighbours are fetched with one request if the gap between them is at most a tenth of a chunk or `SMALL_GAP` bytes."""
+
+SMALL_GAP = 4 << 10
+"""So few bytes cost less than the headers of another request."""
 
 MAX_REQUEST = 4 << 20
 """Bytes up to which neighbouring chunks are fetched with one request: enough for a connection's full speed, and few
@@ -184,7 +187,7 @@ class ReadAhead:
                 shards.setdefault(piece.shard, []).append((c, piece))
         for members in shards.values():
             ranges = [piece.where for _, piece in members]
-            gap = sum(r.stop - r.start for r in ranges) // len(ranges) // GAP
+            gap = max(sum(r.stop - r.start for r in ranges) // len(ranges) // GAP, SMALL_GAP)
             for _, numbers in coalesce(ranges, gap, MAX_REQUEST):
                 self._start(partial(self._read, owner, [members[n] for n in numbers]))
 

@@ -209,6 +209,7 @@ def test_any_order_of_accesses_gets_right_bytes_with_bounded_waste(runs: list[li
     free = 32 * 4 * KIB
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read_ahead, "FREE_WASTE", free)
+        patch.setattr(read_ahead, "SMALL_GAP", 0)
         reader = Reader(Store())
         needed = 0
         for coords in itertools.chain(*runs):

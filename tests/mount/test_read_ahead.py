@@ -1,0 +1,165 @@
+"""Mounts of a store with latency: how many requests whole arrays, planes and random chunks take."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.datasets import ROOT
+from tests.mount.processes import end
+from tests.mount.programs import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.conftest import Mounted
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+
+SHAPE, CHUNK, SHARD = (64, 256, 256), (16, 16, 16), (32, 128, 128)
+GRID = tuple(n // c for n, c in zip(SHAPE, CHUNK, strict=True))
+SHARDS = 8
+CHUNK_BYTES = 2 * 16**3
+ALL = list(itertools.product(*map(range, GRID)))
+DATA = np.arange(np.prod(SHAPE), dtype=np.uint16).reshape(SHAPE)
+
+
+class Store:
+    """A source behind a web server with latency."""
+
+    def __init__(self, root: Path, url: str) -> None:
+        self.root, self.url = root, url
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Return the requests for bytes of shards since the last call."""
+        with urllib.request.urlopen(f"{self.url}/.requests") as answer:
+            found: list[dict[str, Any]] = json.load(answer)
+        return [r for r in found if r["method"] == "GET" and r["path"].startswith("/a/c/") and r["bytes"]]
+
+
+def write(path: Path, chunk: Sequence[int], shard: Sequence[int], data: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
+    """Write an array with tensorstore, which stores the chunks of a shard in C order."""
+    ts = pytest.importorskip("tensorstore")
+    sharding = {"chunk_shape": list(chunk), "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}
+    metadata = {
+        "shape": list(data.shape),
+        "data_type": "uint16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shard)}},
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, "metadata": metadata}
+    ts.open(spec, create=True, delete_existing=True).result().write(data).result()
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[Store]:
+    command = [sys.executable, str(ROOT / "scripts" / "delaying_server.py"), str(root), "--latency-ms", "5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Store(root, process.stdout.readline().strip())
+        finally:
+            end(process)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    pytest.importorskip("aiohttp")
+    root = tmp_path_factory.mktemp("distant")
+    write(root / "a", CHUNK, SHARD, DATA)
+    with serving(root) as store:
+        yield store
+
+
+def read(mount: Path, chunks: Sequence[Sequence[int]], threads: int = 1) -> None:
+    """Read chunk files, and compare them with the array."""
+
+    def one(chunk: Sequence[int]) -> None:
+        found = np.frombuffer((mount / "c" / "/".join(map(str, chunk))).read_bytes(), np.uint16).reshape(CHUNK)
+        box = tuple(slice(i * c, (i + 1) * c) for i, c in zip(chunk, CHUNK, strict=True))
+        np.testing.assert_array_equal(found, DATA[box])
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, chunks))
+
+
+def nbytes(requests: Sequence[dict[str, Any]]) -> int:
+    return sum(r["bytes"] for r in requests)
+
+
+INDICES = SHARDS * (16 * 2 * 8 * 8 + 4)
+"""Bytes of the indices of all shards."""
+
+
+@pytest.mark.parametrize("threads", [1, 4, 16])
+def test_a_whole_array_takes_few_requests(threads: int, store: Store, mounted: Mounted) -> None:
+    with mounted(f"{store.url}/a") as mount:
+        store.requests()
+        read(mount, ALL, threads)
+        requests = store.requests()
+        status = json.loads((mount / ".shardfs/status.json").read_text())
+    assert len(requests) < len(ALL) / 2
+    assert nbytes(requests) < 1.3 * DATA.nbytes + INDICES
+    assert status["store"]["bytes_ahead_used"] > 0.7 * DATA.nbytes
+
+
+def test_a_copy_takes_few_requests(store: Store, mounted: Mounted, tmp_path: Path) -> None:
+    with mounted(f"{store.url}/a") as mount:
+        store.requests()
+        run("cp", "-r", mount / "c", tmp_path / "c")
+        requests = store.requests()
+    read(tmp_path, ALL)
+    assert len(requests) < len(ALL) / 2
+    shutil.rmtree(tmp_path / "c")
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_a_plane_fetches_little_else(axis: int, store: Store, mounted: Mounted) -> None:
+    plane = [chunk for chunk in ALL if chunk[axis] == 2]
+    with mounted(f"{store.url}/a") as mount:
+        store.requests()
+        read(mount, plane, 4)
+        requests = store.requests()
+    assert nbytes(requests) <= 1.3 * len(plane) * CHUNK_BYTES + INDICES
+
+
+def test_random_chunks_fetch_next_to_nothing_else(store: Store, mounted: Mounted) -> None:
+    chunks = random.Random(1).sample(ALL, 64)
+    with mounted(f"{store.url}/a") as mount:
+        store.requests()
+        read(mount, chunks)
+        requests = store.requests()
+    assert len(requests) <= 1.1 * len(chunks) + SHARDS
+    assert nbytes(requests) <= 1.1 * len(chunks) * CHUNK_BYTES + INDICES
+
+
+def test_it_can_be_turned_off(store: Store, mounted: Mounted) -> None:
+    with mounted(f"{store.url}/a", "-o", "prefetch=0") as mount:
+        store.requests()
+        read(mount, ALL[:128])
+        assert len(store.requests()) >= 128
+
+
+def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path) -> None:
+    """What was fetched ahead of the old shard is not served once the index of the new one is known."""
+    pytest.importorskip("aiohttp")
+    path = tmp_path / "served" / "a"
+    write(path, (4,), (128,), np.arange(256, dtype=np.uint16))
+    with serving(tmp_path / "served") as store, mounted(f"{store.url}/a", "-o", "index_ttl=0") as mount:
+        for i in range(20):
+            assert np.frombuffer((mount / f"c/{i}").read_bytes(), "u2")[0] == 4 * i
+        write(path, (4,), (128,), np.arange(256, dtype=np.uint16) + 1000)
+        for i in range(20, 64):
+            assert np.frombuffer((mount / f"c/{i}").read_bytes(), "u2")[0] == 4 * i + 1000
