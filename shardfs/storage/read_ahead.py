@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardfs.storage.counters import StoreCounters
 
 GAP = 10
-"""Neighbours are fetched with one request if the gap between them is at most a tenth of a chunk or `SMALL_GAP` bytes."""
+"""Neighbours are fetched with one request if the gap between them is at most a tenth of a chunk, or `SMALL_GAP`."""
 
 SMALL_GAP = 4 << 10
 """So few bytes cost less than the headers of another request."""
