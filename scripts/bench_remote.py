@@ -3,8 +3,8 @@
     python scripts/bench_remote.py [--latency-ms 20] [--repeat 3]
 
 The store is `delaying_server.py`: each answer waits for the latency, then flows at 100 MB/s per connection. The array
-has 1,024 raw chunks of 32 KiB in 4 shards. Contestants take turns, each in a fresh process and on a fresh mount; times are
-the best of the repetitions, requests and bytes are exact. It is no test: nothing depends on the result.
+has 1,024 raw chunks of 32 KiB in 4 shards. Contestants take turns, each in a fresh process and on a fresh mount. Times
+are the best of the repetitions, requests and bytes are exact. It is no test: nothing depends on the result.
 
 native    tensorstore reads the shards; for `cp`, nothing
 demand    shardfs with prefetch=0: each chunk is fetched when it is asked for
