@@ -23,7 +23,7 @@ class BlockHeader(NamedTuple):
     def require_within(self, full: Coords) -> None:
         """Raise ValueError if the block is not inside a full block of this shape, x first."""
         if len(self.shape) != len(full):
-            raise ValueError(f"no N5 block: its header has {len(self.shape)} axes, the array {len(full)}")
+            raise ValueError(f"not an N5 block: its header has {len(self.shape)} axes, the array {len(full)}")
         if any(n > whole for n, whole in zip(self.shape, full, strict=True)):
             raise ValueError(f"the block has the shape {self.shape}, larger than a full block of {full}")
 
@@ -32,12 +32,12 @@ def parse_header(block: bytes) -> BlockHeader:
     """Parse the header of a block. Raise ValueError, with the reason, if it is invalid."""
     mode, rank = int.from_bytes(block[:2], "big"), int.from_bytes(block[2:4], "big")
     if len(block) < (6 if mode == OBJECT else 4) or mode > OBJECT:
-        raise ValueError(f"no N5 block: mode {mode} in {len(block)} bytes")
+        raise ValueError(f"not an N5 block: its mode should be 0, 1 or 2, not {mode} (in {len(block)} bytes)")
     if mode == OBJECT:
         return BlockHeader(6, (), -1)
     size = 4 + 4 * rank + 4 * mode
     if size > len(block):
-        raise ValueError(f"no N5 block: a header of {size} bytes in {len(block)}")
+        raise ValueError(f"not an N5 block: its header should have {size} bytes, found {len(block)}")
     shape = struct.unpack_from(f">{rank}I", block, 4)
     return BlockHeader(size, shape, int.from_bytes(block[size - 4 : size], "big") if mode else math.prod(shape))
 
