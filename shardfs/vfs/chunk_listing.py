@@ -75,13 +75,15 @@ class ChunkListing:
     def _scan_stored(self, place: TreePosition, cookie: int) -> Iterator[Batch]:
         """Yield the chunks of one directory from the shard indices, shard by shard."""
         row, listed = np.array(unravel(place.nth, self._dims[:-1]), np.uint64), 0
-        for batch in self._chunks.scan(cookie):
-            values = self._names.values(batch.coords)
-            here = (values[:, :-1] == row).all(axis=1)
-            if not here.any():
-                continue
-            coords, last = batch.coords[here], values[here, -1]
-            numbers, sizes = self._numbers.numbers(place, last), self._shown.sizes(coords, batch.sizes[here])
+        for coords, stored, mtime_ns, cookies in self._chunks.scan(cookie):
+            values = self._names.values(coords)
+            if self._numbers.depth > 1:
+                here = (values[:, :-1] == row).all(axis=1)
+                if not here.any():
+                    continue
+                values, coords, stored, cookies = values[here], coords[here], stored[here], cookies[here]
+            last = values[:, -1]
+            numbers, sizes = self._numbers.numbers(place, last), self._shown.sizes(coords, stored)
             if isinstance(self._names, IdNames):
                 listed += len(coords)
                 names = self._names.names(coords)
@@ -90,5 +92,5 @@ class ChunkListing:
                     numbers[large], sizes = numbers_of_ids(self._shown.path, coords[large]), np.where(large, -1, sizes)
             else:
                 names = self._names.render(place.level, last)
-            found = Batch.of(names, numbers, sizes, batch.mtime_ns, batch.cookies[here])
+            found = Batch.of(names, numbers, sizes, mtime_ns, cookies)
             yield found._replace(by_name=listed > IDS_WITH_INODES)
