@@ -1,4 +1,4 @@
-"""Calls on the names of a writable mount: unlink, link, symlink, mkdir, rmdir and rename."""
+"""Calls on the names of a writable mount: unlink, link, symlink, mkdir and rmdir."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import errno
 import os
 import stat
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
-from shardfs.write.files import join, shown_mode, split, stale
+from shardfs.write.files import join, shown_mode
 from shardfs.write.name_kind import is_document
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
-    from shardfs.model.blobs import Bytes
-    from shardfs.write.buffers import Buffer
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.directories import Directories
-    from shardfs.write.files import WritableFile
     from shardfs.write.links import Links
     from shardfs.write.metadata import FileMetadata
     from shardfs.write.open_files import Backing, OpenFiles
@@ -268,223 +265,3 @@ class Entries:
         if self._writer.local and number < CREATED and not self._base.is_virtual(number):
             with suppress(FileNotFoundError):  # documents describe it, but the store does not have it yet
                 self._writer.sync_directory(path)
-
-
-class Renames:
-    """Renames files and directories, and moves their bytes between journal, shard, document and store. Thread-safe."""
-
-    def __init__(
-        self,
-        contents: FileContents,
-        overlay: Overlay,
-        links: Links,
-        open_files: OpenFiles,
-        descriptions: Descriptions,
-        saving: Saving,
-        entries: Entries,
-        backing: Backing,
-    ) -> None:
-        self._contents, self._overlay, self._links = contents, overlay, links
-        self._open_files, self._descriptions, self._saving, self._entries = open_files, descriptions, saving, entries
-        self._writer, self._pending, self._documents = backing
-        self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
-
-    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
-        """Rename a file or directory, atomically for all readers. An existing target is replaced unless `noreplace`.
-
-        A directory is renamed in the store, after the pending versions in it are published.
-        """
-        source, found = self._entries.existing(parent, name)
-        directory = self._open_files.directory_to_change(new_parent)
-        old, new = join(source, name), join(directory, new_name)
-        there = self._overlay.find(directory, new_name)
-        if there is not None and noreplace:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
-        if old == new:
-            return
-        if found.directory:
-            self._names.waiting()
-            self._rename_directory(found, old, new, there)
-            return
-        if there is not None and there.directory:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
-        moved, meaning = self._files.by_number.get(found.number), self._names.classify_name(directory, new_name)
-        if moved is None or not self._moves_quickly(moved, meaning):
-            self._names.waiting()
-        if moved is not None and moved.twin is not None:
-            raise OSError(
-                errno.EXDEV, "the chunk waits in compressed form; copy the file, or rename the compressed file", old
-            )
-        self._prepare(found, moved, meaning)
-        while True:
-            describes = meaning.kind is NameKind.DOCUMENT
-            if describes:
-                self._pending.drain(self._documents.described_by(directory, os.fsdecode(new_name)))
-            with self._names.gate.alone() if describes else self._names.gate.shared():
-                meaning = self._open_files.classify_to_write(directory, new_name)
-                if describes is (meaning.kind is NameKind.DOCUMENT):
-                    self._rename_file(found, there, old, new, meaning)
-                    return
-
-    def _moves_quickly(self, file: WritableFile, meaning: NameMeaning) -> bool:
-        """Return whether the rename needs no more than a quick journal record."""
-        if file.kind not in JOURNALED or meaning.kind not in JOURNALED:
-            return False
-        carried = _carried(file, meaning)
-        if carried is None and (file.version is None or file.dirty):
-            return False
-        return self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
-
-    def _prepare(self, found: Attributes, file: WritableFile | None, meaning: NameMeaning) -> None:
-        """Save the data of a file before its rename, and make room in the journal.
-
-        The rename itself, which holds locks, then waits for neither.
-        """
-        carried = file is not None and _carried(file, meaning) is not None
-        if file is not None and file.kind in JOURNALED and not carried:
-            self._saving.settle(file)
-        if meaning.kind in JOURNALED and (file is None or file.version is None or carried):
-            self._pending.make_room(found.size)
-
-    def _rename_file(
-        self, found: Attributes, there: Attributes | None, old: str, new: str, meaning: NameMeaning
-    ) -> None:
-        (source, name), (directory, new_name) = split(old), split(new)
-        if there is not None:
-            meaning = self._entries.classify(directory, new_name, there)
-        if stat.S_ISLNK(found.mode):
-            target, described = os.fsdecode(self._links.target_of(found.number)), self._descriptions.describes(new_name)
-            self._links.require(directory, new_name, meaning, target, described=described)
-        kinds = {meaning.kind, self._entries.classify(source, name, found).kind}
-        with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
-            if there is not None:
-                self._open_files.keep(there.number, replaced=True)
-            file = self._open_files.adopt(found.number, None)
-            if kinds == {NameKind.PLAIN}:
-                self._rename_plain(file, old, new)
-            else:
-                self._replace(file, old, new, meaning)
-        if kinds == {NameKind.PLAIN}:
-            for above, last in ((source, name), (directory, new_name)):
-                if self._descriptions.describes(last):
-                    self._descriptions.describe_anew(above)
-
-    def _rename_plain(self, file: WritableFile, old: str, new: str) -> None:
-        self._saving.settle(file)
-        self._descriptions.make_stored_directory(new.rpartition("/")[0])
-        self._writer.rename(old, new)
-        with self._names.lock:
-            self._move_name(file, new)
-        for path in (old, new):
-            self._base.changed(path)
-
-    def _move_name(self, file: WritableFile, new: str) -> None:
-        """Give a file another name, in place of any file with that name. The caller holds the lock."""
-        replaced = self._files.at(new)
-        if replaced is not None:
-            self._files.unname(replaced)
-        self._files.rename(file, *split(new))
-
-    def _replace(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
-        """Rename a file whose bytes move between the journal, a shard, a document and the store."""
-        was, had, (source, old_name) = file.kind, file.target, split(old)
-        carried = _carried(file, meaning)
-        if was in JOURNALED and carried is None:
-            self._saving.settle(file)
-        held = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
-        whole = None if held else self._contents.whole(file)
-        self._pending.look(new, meaning.target)
-        if was is NameKind.DOCUMENT:
-            self._documents.require_known(source, os.fsdecode(old_name))
-        if meaning.kind not in JOURNALED:
-            self._write_through(file, new, whole or b"", meaning)
-        with self._names.lock:
-            stored = self._pending.is_stored(old, had)
-            self._contents.part_from_twin(file)
-            if meaning.kind in JOURNALED:
-                self._move_version(file, old, new, meaning, whole, stored=stored)
-                stored = self._pending.holds(old)  # a tombstone
-            elif was in JOURNALED and (stored or self._pending.holds(old)):
-                self._pending.drop(old, had if stored else None)
-                file.version = None
-            self._move_name(file, new)
-            file.kind, file.target = meaning.kind, meaning.target
-            self._contents.supersede(file)
-            if meaning.kind is not NameKind.DOCUMENT:
-                file.frozen = None
-            if stored or was is NameKind.DOCUMENT:
-                self._names.hide(source, old_name, had)
-            file.leave_disk()
-            self._descriptions.show_merged(file)
-        if was is NameKind.DOCUMENT:
-            self._documents.remove(source, os.fsdecode(old_name))
-        elif was is NameKind.PLAIN:
-            with suppress(FileNotFoundError):  # the writer has already removed a file named like a lock
-                self._writer.delete(old)
-            self._base.changed(old)
-
-    def _move_version(
-        self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None, *, stored: bool
-    ) -> None:
-        """Move the pending version of a file to its new name, or add one with all its bytes. The caller holds the lock.
-
-        `stored`: the shard of the old name has the chunk, which is deleted.
-        """
-        had, carried = file.target, _carried(file, meaning)
-        data: Bytes | None = whole if carried is None else carried.content()
-        if data is None and file.version is None and had is None:
-            raise stale(file.number)  # refused at `close`; the writer got the error
-        file.version = self._pending.move(
-            old, new, meaning.target, had if stored else None, data, file.mtime_ns, file.mode,
-            scratch=meaning.kind is NameKind.SCRATCH, had=had,
-        )  # fmt: skip
-        file.dirty = file.dirty and carried is None
-
-    def _write_through(self, file: WritableFile, new: str, data: bytes, meaning: NameMeaning) -> None:
-        before = file.kind
-        file.kind = meaning.kind
-        try:
-            self._saving.write_through(file, new, data)
-        except BaseException:
-            file.kind = before
-            raise
-        self._saving.copy_status(file, new)
-        with self._names.lock:
-            if not file.writers and not file.merged:
-                file.drop_buffer()
-
-    def _rename_directory(self, found: Attributes, old: str, new: str, there: Attributes | None) -> None:
-        """Publish the pending versions in a directory, then rename it in the store."""
-        if there is not None and not there.directory:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), new)
-        numbers = [found.number, *(self._names.base_number(split(path)[0]) for path in (old, new))]
-        if any(number is None or self._base.is_virtual(number) for number in numbers):
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
-        kind = self._names.classify_name(*split(new)).kind
-        if kind is NameKind.HIDDEN:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), new)
-        if kind in (NameKind.DIRECTORY, NameKind.CHUNK):  # the source has shards at that path
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
-        if there is not None:
-            self._entries.remove_directory(there.number, new)
-        self._pending.flush(old)
-        with self._names.gate.alone():  # a concurrent close waits, then uses the new path
-            self._pending.flush(old)
-            if any(path.startswith(f"{old}/") for path in self._pending.versions()):
-                raise OSError(errno.EBUSY, "writes in the directory could not be published; see `shardfs status`", old)
-            self._writer.rename(old, new)
-            self._names.move_below(old, new)
-            for path in (old, new):
-                self._documents.seen.forget(path)
-                self._base.changed(path)
-        self._descriptions.describe_anew(new)
-
-
-def _carried(file: WritableFile, meaning: NameMeaning) -> Buffer | None:
-    """Return the buffer of a dirty temporary file that is renamed to a journaled name; else None.
-
-    Its data go to the journal together with the new name, as one record.
-    """
-    unsaved = file.unsaved()
-    carries = unsaved is not None and file.kind is NameKind.SCRATCH and meaning.kind in JOURNALED
-    return unsaved[0] if unsaved is not None and carries else None

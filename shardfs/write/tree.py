@@ -18,7 +18,7 @@ from shardfs.write.contents import FileContents
 from shardfs.write.descriptions import Descriptions
 from shardfs.write.directories import Directories
 from shardfs.write.documents import Documents
-from shardfs.write.entries import Entries, Renames
+from shardfs.write.entries import Entries
 from shardfs.write.file_calls import FileCalls
 from shardfs.write.links import Links
 from shardfs.write.metadata import FileMetadata
@@ -26,6 +26,7 @@ from shardfs.write.name_kind import ExpectedDatasets
 from shardfs.write.names import Names
 from shardfs.write.open_files import Backing, OpenFiles
 from shardfs.write.overlay import Overlay
+from shardfs.write.renames import Renames
 from shardfs.write.saving import Saving
 from shardfs.write.writeback import WriteBuffer
 
