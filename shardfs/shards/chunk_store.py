@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -89,7 +90,7 @@ class ChunkStore:
 
     def read_ahead(self, shared: ReadAhead) -> None:
         """From now on, fetch the chunks of a grid before readers ask for them."""
-        self._ahead = CollectionReadAhead(shared, self.format.grid, self._located_piece, self.index.ttl_s)
+        self._ahead = CollectionReadAhead(shared, self.format.grid, partial(_locate, self), self.index.ttl_s)
 
     # ---- finding ----
 
@@ -183,7 +184,7 @@ class ChunkStore:
         """Return the bytes that `_read_found` would read, if they were fetched already. Notes the access."""
         if self._ahead is None:
             return None
-        return self._ahead.read(coords, self._piece(coords, found), _range_of(found, part))
+        return self._ahead.read(coords, _piece(self, coords, found), _range_of(found, part))
 
     def _read_found(self, found: StoredChunk, part: ByteRange | None, data: bytes | None = None) -> bytes:
         """Return the stored bytes, verified if all are read. Raise ValueError, with the reason, if they are wrong.
@@ -201,13 +202,6 @@ class ChunkStore:
             data, stored_checksum = data[: found.size], data[found.size :]
             found.checksum.verify(data, stored_checksum)
         return data
-
-    def _piece(self, coords: Coords, found: StoredChunk) -> Piece:
-        return Piece(self.shard_of(coords), found.blob, _range_of(found))
-
-    def _located_piece(self, coords: Coords) -> Piece | None:
-        found = self.locate(coords)
-        return None if found is None else self._piece(coords, found)
 
     def read_many(self, coords: Sequence[Coords], parts: Sequence[ByteRange]) -> list[bytes | Exception]:
         """Return the stored bytes, or the error, for parts of several chunks.
@@ -437,3 +431,13 @@ def _range_of(found: StoredChunk, part: ByteRange | None = None) -> ByteRange:
     if part is not None:
         return ByteRange(min(start + part.start, end), min(start + part.stop, end))
     return ByteRange(start, end if found.checksum is None else end + found.checksum.size)
+
+
+def _piece(chunks: ChunkStore, coords: Coords, found: StoredChunk) -> Piece:
+    return Piece(chunks.shard_of(coords), found.blob, _range_of(found))
+
+
+def _locate(chunks: ChunkStore, coords: Coords) -> Piece | None:
+    """Return where a chunk is, for fetching it ahead; None if it is absent."""
+    found = chunks.locate(coords)
+    return None if found is None else _piece(chunks, coords, found)
