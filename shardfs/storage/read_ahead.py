@@ -8,6 +8,7 @@ waits for a free connection, the reader makes its own request.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from concurrent.futures import CancelledError, Future
 from functools import partial
@@ -83,13 +84,16 @@ class ReadAhead:
         self, limit: int, connections: int, counters: StoreCounters, waiting: Callable[[], None] = nothing
     ) -> None:
         self.limit, self._connections, self._counters, self._waiting = limit, connections, counters, waiting
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._held: dict[tuple[int, Coords], _Held] = {}
         self.nbytes = self._threads = self._idle = 0
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def room(self) -> int:
-        """Return the bytes that may be fetched now."""
+        """Return the bytes that may be fetched now; 0 in a forked process, which has none of the threads."""
+        if os.getpid() != self._pid:
+            return 0
         allowed = FREE_WASTE + int(WASTE * self._counters.ahead_used) - self._counters.ahead_wasted
         return max(min(self.limit, allowed) - self.nbytes, 0)
 
@@ -101,6 +105,8 @@ class ReadAhead:
             ttl_s: seconds after which fetched bytes are too old.
             keep: whether the rest of the chunk will be asked for later.
         """
+        if os.getpid() != self._pid:
+            return None
         with self._lock:
             held = self._held.get(key)
             if held is None:

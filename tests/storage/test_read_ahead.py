@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -144,6 +145,24 @@ def test_a_failed_fetch_fails_no_reader() -> None:
     reader.shared._held[reader.ahead._owner, (30,)].data.exception(60)
     store.fails = False
     assert reader.read((30,)) == store.content((30,))
+
+
+def test_a_forked_process_waits_for_no_fetch_of_its_parent() -> None:
+    store = Store((64,))
+    reader = Reader(store)
+    store.gate.clear()
+    reader.shared.fetch(reader.ahead._owner, [(5,)], store.size, store.locate)
+    assert store.asked.wait(60)
+    pid = os.fork()
+    if not pid:
+        try:
+            key, where = (reader.ahead._owner, (5,)), store.locate((5,)).where
+            os._exit(reader.shared.take(key, where, math.inf, keep=False) is not None or reader.shared.room() > 0)
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    store.gate.set()
+    assert reader.read((5,)) == store.content((5,))
 
 
 def test_bytes_of_another_length_are_not_used() -> None:
