@@ -46,7 +46,8 @@ def open_store(
     patience = patience or RetryPolicy()
     try:
         # Some file systems send requests when they are created, for instance to read the directory of an archive.
-        fs, path = patience.run("open", lambda: url_to_fs(source, **(storage_options or {})))
+        options = _with_connections(source, storage_options or {}, connections) if prefetch else storage_options or {}
+        fs, path = patience.run("open", lambda: url_to_fs(source, **options))
     except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
         raise ValueError(str(e)) from e
     except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"
@@ -64,6 +65,13 @@ def open_store(
 
         return WebStore(fs, path, waiting, patience, ahead)
     return FsspecStore(fs, path, waiting, patience, ahead)
+
+
+def _with_connections(source: str, options: Mapping[str, Any], connections: int) -> Mapping[str, Any]:
+    """Let s3fs use as many connections as may fetch ahead; its default is 10. The user's own value stays."""
+    if not source.startswith(("s3://", "s3a://")):
+        return options
+    return {**options, "config_kwargs": {"max_pool_connections": connections, **options.get("config_kwargs", {})}}
 
 
 def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:

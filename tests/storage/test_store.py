@@ -568,3 +568,13 @@ def test_what_is_replaced_while_it_is_opened_is_not_kept(tmp_path: Path, monkeyp
         patch.setattr(store, "_open", replaced)
         assert store.open("shard").stat().size == 3
     assert store.open("shard").stat().size == 5
+
+
+def test_s3_has_as_many_connections_as_may_fetch_ahead() -> None:
+    pytest.importorskip("s3fs")
+    own = {"config_kwargs": {"max_pool_connections": 7}}
+    for options, expected in (({}, 32), (own, 7), ({"config_kwargs": {"retries": {"mode": "standard"}}}, 32)):
+        store = open_store("s3://bucket/a", {"anon": True, **options}, prefetch=1 << 20, connections=32)
+        assert isinstance(store, FsspecStore)
+        assert store.fs.config_kwargs["max_pool_connections"] == expected
+        assert store.fs.config_kwargs.items() >= options.get("config_kwargs", {}).items()
