@@ -71,7 +71,7 @@ def _with_connections(source: str, options: Mapping[str, Any], connections: int)
     """Let s3fs use as many connections as may fetch ahead; its default is 10. The user's own value stays."""
     if not source.startswith(("s3://", "s3a://")):
         return options
-    return {**options, "config_kwargs": {"max_pool_connections": connections, **options.get("config_kwargs", {})}}
+    return {**options, "config_kwargs": {"max_pool_connections": connections, **(options.get("config_kwargs") or {})}}
 
 
 def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:
