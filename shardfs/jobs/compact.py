@@ -133,6 +133,8 @@ def _chunks_in(work: Work, blob: Blob) -> ChunkStore:
 class _Single:
     """A store with a single object."""
 
+    read_ahead = None
+
     def __init__(self, key: str, blob: Blob) -> None:
         self._key, self._blob = key, blob
         self.remote = self.blind = blob.fd < 0
