@@ -163,7 +163,9 @@ class Options:
         "blocks or whole arrays; 0 turns this off.",
     )
     connections: int = _store(
-        _Kind(parsers.positive, "NUMBER", "64"), "Requests to a remote source that may be under way to fetch ahead."
+        _Kind(parsers.positive, "NUMBER", "64"),
+        "Requests to a remote source that may be under way to fetch ahead. As many shards, but at most 16, are "
+        "published at the same time.",
     )
     threads: int = _daemon(
         _Kind(parsers.positive, "NUMBER", "16"),
@@ -224,7 +226,8 @@ class Options:
     compact: str = _writing(
         _one_of("limit", "never", "eager"),
         "When to remove dead bytes from a shard that is published: limit if they exceed 64 MiB and three quarters of "
-        "the shard, eager if they exceed a third.",
+        "the shard, eager if they exceed a third. On object stores, limit and eager also omit the old bytes of a "
+        "shard if all its chunks are replaced.",
     )
     u64: str = _writing(
         _one_of("wrap", "nowrap"),

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from shardfs.codecs import encoders
 from shardfs.codecs.transcode import Transcoder
-from shardfs.model.blobs import ByteRange
+from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import CorruptShardError, UnfitChunkError
 from shardfs.model.grid import unravel, unravel_many
 from shardfs.model.shard_format import Put, ShardChange
 from shardfs.model.write_plan import SPAN, bytes_of, chunks_of, is_same, pieces_of, shifted, size_of, unchanged
 from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
-from shardfs.shards.index_reader import read_page, read_root
+from shardfs.shards.index_reader import read_page, read_pages, read_root
 from shardfs.shards.wrapping import unwrapped, wrapped
 from shardfs.storage.blob_views import SliceBlob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-    from shardfs.model.blobs import Blob, Content, Plan
+    from shardfs.model.blobs import Blob, ByteRequest, Content, Plan
     from shardfs.model.collection import Collection, Lead
     from shardfs.model.shard_format import Leads, Placement, Placements, ShardFormat, ShardIndex, Usage
     from shardfs.model.values import U64, Bool, Coords
@@ -167,6 +168,40 @@ def plan(
     """
     with _naming_shard(collection, shard):
         return _ShardRewriting(collection, shard, old, forward=forward).plan(puts, drops, pack, unfit)
+
+
+def index_request(collection: Collection, shard: int) -> ByteRequest | None:
+    """Return the range from which `replaces_all` begins to read a shard; None if it cannot judge these shards."""
+    layer = collection.layers[0]
+    if len(collection.layers) > 1 or layer.codecs or layer.format.walk is not None or collection.lead is not None:
+        return None
+    where = layer.format.root_request(0) or layer.format.page_request(shard, 0, None)
+    return Suffix(where.size + layer.trailer) if isinstance(where, Suffix) else where
+
+
+def replaces_all(collection: Collection, shard: int, old: Blob, changed: Set[Coords]) -> bool:
+    """Return whether every chunk of a stored shard is among the changed ones. Reads all its indices and nothing else.
+
+    False if a shard is damaged, has chunks outside of the array, or is of a kind that `index_request` excludes.
+    """
+    layer = collection.layers[0]
+    if index_request(collection, shard) is None:
+        return False
+    try:
+        blob = unwrapped(layer, old)
+        for block in range(layer.format.blocks):
+            root = read_root(layer.format, blob, block)
+            pages = layer.format.nonempty_pages(block, root).tolist()
+            decode = partial(layer.format.decode_page, shard)
+            for page, _, index in read_pages(layer.format, shard, pages, root, blob, decode, blob.stat().size):
+                if isinstance(index, ValueError) or (found := index.arrays()).broken:
+                    return False
+                cells, valid = layer.format.coords(shard, page, found.all_slots())
+                if not valid.all() or not changed >= set(map(tuple, cells.tolist())):
+                    return False
+    except ValueError:
+        return False
+    return True
 
 
 def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:

@@ -155,6 +155,16 @@ class ShardIndices:
 
         return self.cached("stat", shard, load)
 
+    def is_absent(self, shard: int) -> bool:
+        """Return whether a shard does not exist. Costs no request if its first root or its only page is cached."""
+        try:
+            root = self._root(shard, self.source.open(shard), 0)
+            return root is None and self.page(shard, 0) is None
+        except FileNotFoundError:
+            return True
+        except (CorruptShardError, ValueError):
+            return False
+
     def existing(self) -> tuple[U64, CorruptShardError | None]:
         """Return `ShardSource.existing`. It is cached, with 8 bytes for each shard."""
 

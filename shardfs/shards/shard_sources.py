@@ -107,7 +107,12 @@ class StoreShards:
         return next((self._prefix + name for name in shards), None)
 
     def exists(self) -> bool:
-        return self.first() is not None
+        """Return whether there is a shard. An object store is listed once: its directories are never empty."""
+        first, _, below = self.layer.format.key(0).partition("/")
+        if not below or not self._store.remote or self._store.blind:
+            return self.first() is not None
+        listed = (e.name for e in self._store.scan(self._prefix.rstrip("/")) if e.directory)
+        return any(name == first or self.layer.format.shard_of(f"{name}/{below}") is not None for name in listed)
 
     def survey(self) -> tuple[U64, list[CorruptShardError]]:
         if not self.layer.format.key(0):

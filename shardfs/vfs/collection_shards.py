@@ -59,10 +59,29 @@ class CollectionShards:
 
     def version(self, shard: int) -> Version:
         """Return the cached version of an outermost shard; None if the shard does not exist."""
+        outermost = self.outermost
         try:
-            return self.outermost.source.stored(shard).stat().version
+            if outermost.is_local:
+                return outermost.source.stored(shard).stat().version
+            return None if outermost.index.is_absent(shard) else outermost.stat(shard).version
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def may_be_all(self, shard: int, coords: Sequence[Coords]) -> bool:
+        """Return whether an outermost shard has no more chunks than these and no index page without one of them.
+
+        Costs no request if the pages of these chunks are cached.
+        """
+        index, place, count = self.outermost.index, self.outermost.format.place, 0
+        touched = {place(c)[1] for c in coords}
+        with suppress(OSError, CorruptShardError):
+            for number in index.pages(shard, 0):
+                page = index.page(shard, number) if number in touched else None
+                count += len(page.index.arrays()) if page is not None else len(coords) + 1
+                if count > len(coords):
+                    return False
+            return True
+        return False
 
     def is_pair(self, coords: Coords) -> bool:
         """Return whether a chunk's outermost shard is stored as two files instead of one."""

@@ -43,6 +43,9 @@ LOOKED_AFTER_S = 1.0
 
 LOOK_S = 0.2
 
+UPLOADS = 16
+"""The most shards that are published to a remote store at the same time."""
+
 MOST_BYTES = 10 << 30
 """Default limit of a journal in bytes, and at most half of the free space."""
 
@@ -129,6 +132,7 @@ def open_writable(
         u64=found.u64,
         inplace=found.inplace,
         dirty_bytes=found.dirty_limit,
+        workers=min(found.connections, UPLOADS) if tree.store.remote else 2,
     )
     try:
         made = open_write_tree(

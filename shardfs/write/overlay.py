@@ -118,6 +118,8 @@ class Overlay:
 
     def _in_source(self, directory: str, number: int, name: bytes) -> Attributes | None:
         """Return the attributes of a name in the source; None if hidden. Raise FileNotFoundError if there is none."""
+        if self._local is None and self._is_scratch(directory, name):
+            return None  # hidden even if a crashed program has left it in the store, so nothing needs to be asked
         path, found = join(directory, name), self._stored_or_link(directory, number, name)
         if stat.S_ISLNK(found.mode):
             return found
@@ -155,8 +157,10 @@ class Overlay:
 
     def _is_foreign_scratch(self, found: Attributes, directory: str, name: bytes) -> bool:
         """Return whether a name is a temporary file of another program in the source, or a lock of our own."""
-        plain = found.number < TABLE_END and not found.directory and is_scratch(os.fsdecode(name))
-        return plain and self._names.classify_name(directory, name).kind is NameKind.SCRATCH
+        return found.number < TABLE_END and not found.directory and self._is_scratch(directory, name)
+
+    def _is_scratch(self, directory: str, name: bytes) -> bool:
+        return is_scratch(os.fsdecode(name)) and self._names.classify_name(directory, name).kind is NameKind.SCRATCH
 
     def _outside(self, directory: str, name: bytes) -> Attributes | None:
         """Return a chunk outside of an array whose shape was cut; it can still be read and deleted. None for others."""

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from shardfs.model.errors import ShardfsError, errno_of
 from shardfs.write.failures import is_below
@@ -51,18 +51,22 @@ class Publisher:
     def __init__(self, backlog: Backlog, shards: DirtyShards, writer: Writer, failures: Failures) -> None:
         self._backlog, self._shards, self._writer, self._failures = backlog, shards, writer, failures
         self._changed = backlog.changed
-        self._stopping = False
+        self._stopping, self._free = False, 0
         self._threads: list[threading.Thread] = []
         self.published: Callable[[Mapping[str, Version]], None] = lambda done: None
         self.counts = {"published_chunks": 0, "published_shards": 0, "published_bytes": 0, "conflicts": 0,
                        "failures": 0}  # fmt: skip
 
     def start(self) -> None:
-        """Start the threads."""
-        for n in range(self._shards.settings.workers):
-            thread = threading.Thread(target=self._work, name=f"shardfs-publish-{n}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        """Start the first thread. The others start when there are shards for them."""
+        with self._changed:
+            self._add_thread()
+
+    def _add_thread(self) -> None:
+        name = f"shardfs-publish-{len(self._threads)}"
+        self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+        self._free += 1
+        self._threads[-1].start()
 
     def _work(self) -> None:
         while (shard := self._next()) is not None:
@@ -73,6 +77,7 @@ class Publisher:
             finally:
                 with self._changed:
                     shard.busy, shard.publishing = False, frozenset()
+                    self._free += 1
                     self._shards.forget_if_clean(shard)
                     self._changed.notify_all()
 
@@ -83,6 +88,9 @@ class Publisher:
                 shard, wait = self._shards.next(time.monotonic())
                 if shard is not None:
                     shard.busy = True
+                    self._free -= 1
+                    if not self._free and len(self._threads) < self._shards.settings.workers:
+                        self._add_thread()
                     return shard
                 self._changed.wait(wait)
         return None
@@ -97,9 +105,10 @@ class Publisher:
             if not taken:  # nothing can be published now: look again in a second, even if the journal is full
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
                 return
-        job = Job(self._backlog, self._shards.settings, shard, taken)
+        writer = self._writer
+        job = Job(self._backlog, self._shards.settings, shard, taken, whole=writer.conditional and not writer.local)
         try:
-            stat = self._writer.update(shard.key, job.make, job.begun, job.check, job.in_place)
+            stat = writer.update(shard.key, job.make, job.begun, job.check, job.in_place, job.first)
             self._arrived(shard, job, stat)
         finally:  # the pinned data are not read any more
             job.close()
@@ -184,7 +193,7 @@ class Publisher:
     def drain(self, path: str, timeout: float | None = None) -> None:
         """Publish the pending chunks at and below a path, except those that need a user's decision.
 
-        Raise OSError if a shard cannot be published; TimeoutError after `timeout` seconds.
+        Raise OSError if a shard cannot be published, after the others; TimeoutError after `timeout` seconds.
         """
         end = time.monotonic() + (timeout if timeout is not None else 1e9)
         with self._changed:
@@ -196,10 +205,10 @@ class Publisher:
             self._changed.notify_all()
             while left := [shard for shard, lsns in wanted.items() if self._shards.waits_for(shard, lsns)]:
                 self._changed.notify_all()
-                for shard in left:
-                    if shard.failure is not None and not shard.busy:
-                        number = errno_of(shard.failure)
-                        raise OSError(number, f"{shard.key}: {shard.failure}") from shard.failure
+                failed = [shard for shard in left if shard.failure is not None and not shard.busy]
+                if len(failed) == len(left) or (failed and time.monotonic() >= end):
+                    key, why = failed[0].key, cast("BaseException", failed[0].failure)
+                    raise OSError(errno_of(why), f"{key}: {why}") from why
                 if time.monotonic() >= end:
                     raise TimeoutError(
                         errno.ETIMEDOUT,

@@ -17,11 +17,13 @@ from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import crc32c_of
+from shardfs.storage.writers.common import FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Set
 
-    from shardfs.model.blobs import Blob, Bytes, Plan
+    from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan
+    from shardfs.model.values import Coords
     from shardfs.storage.writers import Begun
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Position
@@ -61,7 +63,7 @@ class Publishing:
             avoid that.
         inplace: which shards are updated in place: "never" (none) or "uint64".
         dirty_bytes: shards are published at once while the journal has more bytes than this.
-        workers: shards that are published at the same time.
+        workers: the most shards that are published at the same time.
     """
 
     idle_s: float = 5.0
@@ -130,7 +132,7 @@ class PublishPlan(NamedTuple):
 
 def plan_change(
     shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, earlier: Sequence[Mapping[str, Any]],
-    settings: Publishing, content: Callable[[Target, Position], Bytes],
+    settings: Publishing, content: Callable[[Target, Position], Bytes], *, may_replace: bool = False,
 ) -> PublishPlan:  # fmt: skip
     """Return how to publish chunks, given the present shard object `old`.
 
@@ -138,18 +140,30 @@ def plan_change(
         taken: the chunks to publish, by path.
         earlier: extents by path from earlier attempts that a crash or an error interrupted. They may be in the shard.
         content: returns the bytes of a chunk.
+        may_replace: write the shard anew, without its old bytes, if all its chunks are changed. The caller has noted
+            the version of the shard, which must be unchanged.
     """
     conflicts = _conflicts(shard, taken, old, earlier, settings)
     left = {path: known for path, known in taken.items() if path not in conflicts}
     puts = {t.coords: Put(content(t, version.data)) for t, version in left.values() if version.data is not None}
     drops = {target.coords for target, version in left.values() if version.data is None} - puts.keys()
-    packed, forward, refused = _packs(shard, old, settings.compact), settings.u64 == "nowrap", dict[Any, str]()
-    plan = rewriting.plan(
-        shard.tree.collection, shard.number, old, puts, drops, pack=packed, forward=forward, unfit=refused
-    )
+    collection, forward, refused = shard.tree.collection, settings.u64 == "nowrap", dict[Any, str]()
+    anew = may_replace and _is_replaced(shard, old, puts.keys() | drops)
+    packed = not anew and _packs(shard, old, settings.compact)
+    kept = None if anew else old
+    plan = rewriting.plan(collection, shard.number, kept, puts, drops, pack=packed, forward=forward, unfit=refused)
+    if anew and refused:  # these chunks keep their old bytes
+        return plan_change(shard, taken, old, earlier, settings, content)
     unfit = {path: refused[target.coords] for path, (target, _) in taken.items() if target.coords in refused}
     done = {path: known for path, known in left.items() if path not in unfit}
-    return PublishPlan(plan, done, conflicts, unfit, packed)
+    return PublishPlan(plan, done, conflicts, unfit, packed or anew)
+
+
+def _is_replaced(shard: DirtyShard, old: Blob | None, changed: Set[Coords]) -> bool:
+    """Return whether all chunks of the shard are changed, and no other writer has changed the shard."""
+    if old is None or old.stat().version != shard.version:
+        return False
+    return rewriting.replaces_all(shard.tree.collection, shard.number, old, changed)
 
 
 def _packs(shard: DirtyShard, old: Blob | None, compact: str) -> bool:
@@ -222,10 +236,15 @@ class Job:
         change: what the attempt does to the shard.
         extents: the new extents of the chunks in `change.done`, by path.
         written: the bytes written to the store.
+
+    `whole`: the store takes whole objects only, on the condition that nobody has changed them.
     """
 
-    def __init__(self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken]) -> None:
+    def __init__(
+        self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken], *, whole: bool = False
+    ) -> None:
         self._backlog, self._settings, self._shard, self.taken = backlog, settings, shard, taken
+        self._index = self._index_of_all() if whole and settings.compact != "never" else None
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
         self.change = PublishPlan(None, {}, {}, {}, packed=False)
         self.extents: dict[str, Extent] = {}
@@ -235,9 +254,30 @@ class Job:
             begun = backlog.pending.begun.values()
             self._earlier = [meta.get("entries", {}) for meta in begun if meta["key"] == shard.key]
 
+    @property
+    def first(self) -> ByteRequest | None:
+        """The part of the present object that `make` will probably read; None if there is probably no object."""
+        if self._shard.version is None and any(version.data is not None for _, version in self.taken.values()):
+            return None
+        return FIRST if self._index is None else self._index
+
+    def _index_of_all(self) -> ByteRequest | None:
+        """Return where the stored shard's index is, if the shard probably has no other chunks; None otherwise."""
+        tree, number = self._shard.tree, self._shard.number
+        index, coords = rewriting.index_request(tree.collection, number), [t.coords for t, _ in self.taken.values()]
+        return index if index is not None and tree.shards.may_be_all(number, coords) else None
+
     def make(self, old: Blob | None) -> Plan | None:
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
-        self.change = plan_change(self._shard, self.taken, old, self._earlier, self._settings, self._content)
+        self.change = plan_change(
+            self._shard,
+            self.taken,
+            old,
+            self._earlier,
+            self._settings,
+            self._content,
+            may_replace=self._index is not None,
+        )
         self.written = 0 if self.change.plan is None else size_of(self.change.plan)
         self._old_size = 0 if old is None else old.stat().size
         self.extents = dict.fromkeys(self.change.done)

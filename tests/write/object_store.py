@@ -54,6 +54,7 @@ class Server:
     """Args:
     heeds: the requests whose conditions are heeded; those of others are taken and forgotten.
     rejects: the status of requests with a condition, by kind: the store does not know conditions of these.
+    paths, bodies: of each of `requests`, its path with the bucket, and the bytes that came with it and were answered.
     missing: the status of a request on the condition that an object is there, when it is not.
     fault: told of every request by number and name, says what goes wrong with it: "lost" (done, but no answer),
         "late error" (done, but the answer is 500), "reset" (not done, no answer), "cut" (half of the answer), "hang"
@@ -69,6 +70,8 @@ class Server:
     uploads: dict[str, Upload] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     applied: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    bodies: list[tuple[int, int]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     lock: threading.RLock = field(default_factory=threading.RLock)
     url: str = ""
@@ -78,7 +81,7 @@ class Server:
         """As it was in the beginning; who hangs is let go."""
         self.released.set()
         with self.lock:
-            for kept in (self.objects, self.uploads, self.requests, self.applied):
+            for kept in (self.objects, self.uploads, self.requests, self.applied, self.paths, self.bodies):
                 kept.clear()
             self.heeds, self.min_part, self.fault = ALL, 1, lambda number, name: ""
             self.rejects, self.missing = {}, 404
@@ -128,6 +131,8 @@ class Handler(BaseHTTPRequestHandler):
         with state.lock:
             number = len(state.requests)
             state.requests.append(name)
+            state.paths.append(path)
+            state.bodies.append((size, 0))
         fault = state.fault(number, name)
         if fault == "hang":
             state.released.wait(30)
@@ -148,6 +153,9 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "lost":
             self.close_connection = True
             return
+        with state.lock:
+            if self.command != "HEAD" and number < len(state.bodies):
+                state.bodies[number] = size, len(data)
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)

@@ -367,8 +367,7 @@ def test_what_belongs_to_an_object_stays(server: Server) -> None:
     assert headers["cache-control"] == "no-cache"
 
 
-def test_only_what_is_needed_of_a_large_object(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardfs.storage.writers.objects.FIRST", 10)
+def test_only_what_is_needed_of_a_large_object(server: Server) -> None:
     bench = s3_bench(server)
     data = os.urandom(5 << 20)
     server.put("data/root/a/shard", data)
@@ -379,7 +378,7 @@ def test_only_what_is_needed_of_a_large_object(server: Server, monkeypatch: pyte
         got.extend(old.read([ByteRange(2, 6), ByteRange(8, 12), Suffix(4), ByteRange(3_000_000, 3_000_002)]))
         return [ByteRange(0, 3), b"."]
 
-    bench.writer.update(KEY, look)
+    bench.writer.update(KEY, look, first=ByteRange(0, 10))
     assert got == [data[2:6], data[8:12], data[-4:], data[3_000_000:3_000_002]]
     assert bench.get() == data[:3] + b"."
 
@@ -389,7 +388,7 @@ def test_no_plan_is_made_of_two_versions(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody replaces an object of which only the first bytes have come: what is made of it is made anew."""
-    monkeypatch.setattr("shardfs.storage.writers.objects.FIRST", 4)
+    monkeypatch.setattr("shardfs.storage.writers.objects.FIRST", ByteRange(0, 4))
     if kind == "memory":
         bench = memory_bench()
     elif kind == "gcs":
@@ -407,7 +406,7 @@ def test_no_plan_is_made_of_two_versions(
         got.extend(old.read([ByteRange(0, 4)]) + old.read([ByteRange(4, 8), Suffix(4)]))
         return [ByteRange(0, 12), b"."]
 
-    bench.writer.update(KEY, make)
+    bench.writer.update(KEY, make, first=ByteRange(0, 4))
     assert got == [b"", b"new-", b"new-", b"new-"]
     assert bench.get() == b"new-new-new-."
     bench.writer.delete(KEY)

@@ -13,7 +13,7 @@ from itertools import accumulate
 from os import pread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
-from shardfs.model.blobs import Blob, ByteRange, FilePart, Piece, Plan, Stat
+from shardfs.model.blobs import Blob, ByteRange, ByteRequest, FilePart, Piece, Plan, Stat
 from shardfs.model.errors import StaleShardError, UnsupportedError
 from shardfs.model.write_plan import piece_size
 from shardfs.storage.blob_views import absolute
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
-
-    from shardfs.model.blobs import ByteRequest
 
 
 class Begun(NamedTuple):
@@ -54,6 +52,10 @@ Make = Callable[[Blob | None], Plan | None]
 """Gets the current object (None: absent) and returns the plan of the new one (None: remove the object)."""
 
 
+FIRST = ByteRange(0, 8 << 20)
+"""What the first request for an object fetches. Most shards are no larger, so one request fetches them whole."""
+
+
 def nobody(_: Any) -> None:
     """Ignore the argument: the default of optional callbacks."""
 
@@ -80,6 +82,7 @@ class Writer(Protocol):
         begun: Callable[[Begun], None] = nobody,
         check: Callable[[Blob], None] = nobody,
         in_place: int = 0,
+        first: ByteRequest | None = FIRST,
     ) -> Stat | None:
         """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
 
@@ -92,6 +95,8 @@ class Writer(Protocol):
             check: gets the new object before the switch. It raises ValueError if the object is invalid.
             in_place: the size in bytes of the units in which a local file may be changed in place; 0 always replaces
                 the object.
+            first: what `make` will probably read of a remote object; None: the object is expected to be absent, and
+                `make` returns a plan without it. An object that was expected wrongly costs more requests.
 
         A change in place needs a plan of three parts: new bytes for the beginning, the unchanged rest, and appended
         pieces. The beginning is written last, one unit at a time in any order. A crash may leave a mix of old and new

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import sync_wrapper
 
+from shardfs.storage.blob_views import absolute
 from shardfs.storage.writers.common import Changed
 from shardfs.storage.writers.objects import MARK, Known, Objects, Requests, age_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shardfs.model.blobs import ByteRange
+    from shardfs.model.blobs import ByteRange, ByteRequest
     from shardfs.storage.remote import FsspecStore
     from shardfs.storage.writers.common import PlannedBlob
 
@@ -44,14 +45,14 @@ class GcsObjects(Objects):
             return None
         return _known(raw, headers)
 
-    def look(self, path: str, size: int) -> tuple[Known, bytes] | None:
+    def look(self, path: str, part: ByteRequest) -> tuple[Known, bytes] | None:
         known = self.head(path)
         if known is None:
             return None
         if known.facts.get("contentEncoding"):
             why = "is stored compressed, and the store decompresses it when it is read; store it without an encoding"
             raise OSError(errno.EOPNOTSUPP, why, path)
-        return known, self._range(path, known, 0, min(size, known.size)) if known.size else b""
+        return known, self._range(path, known, *absolute(part, known.size)) if known.size else b""
 
     def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
         return [self._range(path, known, *r) for r in ranges]

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import BusyError, message
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, describe, owner_in, read_owner
 from shardfs.storage.writers.common import Changed, PlannedBlob
@@ -93,7 +94,7 @@ class Lease:
         A journal has one owner at a time, and this mount has locked the journal. So an earlier owner of the lease that
         used the same journal has ended.
         """
-        known, raw = self._objects.look(path, MAX_RECORD) or (None, b"")
+        known, raw = self._objects.look(path, ByteRange(0, MAX_RECORD)) or (None, b"")
         owner = owner_in(raw)
         return known, owner, all(owner.get(name) == self._record.get(name) for name in ("boot", "journal"))
 

@@ -18,7 +18,7 @@ from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.writers import in_place as in_its_place
-from shardfs.storage.writers.common import Begun, Changed, Make, Writer, nobody, repeated, temporary_name
+from shardfs.storage.writers.common import FIRST, Begun, Changed, Make, Writer, nobody, repeated, temporary_name
 from shardfs.storage.writers.files import DIRECTORY, SourceDirectories, TemporaryFiles, identity_at, open_old
 from shardfs.storage.writers.replace import locked, name_new, settle, switch, synced, written
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from shardfs.model.blobs import Blob, Stat
+    from shardfs.model.blobs import Blob, ByteRequest, Stat
     from shardfs.storage.local import LocalStore
     from shardfs.storage.writers.files import ObjectPlace
 
@@ -76,6 +76,7 @@ class LocalWriter(Writer):
         begun: Callable[[Begun], None] = nobody,
         check: Callable[[Blob], None] = nobody,
         in_place: int = 0,
+        first: ByteRequest | None = FIRST,
     ) -> Stat | None:
         try:
             place = self._directories.locate(key)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import threading
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shardfs.model.blobs import ByteRange
+from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.write_plan import is_same
 from shardfs.storage import syscalls
 from shardfs.storage.blob_views import absolute
@@ -23,6 +25,7 @@ from shardfs.storage.remote import store_errors, tagged
 from shardfs.storage.retry import RetryPolicy, http_status
 from shardfs.storage.store import read_merged
 from shardfs.storage.writers.common import (
+    FIRST,
     Begun,
     Changed,
     Make,
@@ -42,9 +45,6 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Blob, ByteRequest, Stat
     from shardfs.storage.remote import FsspecStore
 
-FIRST = 8 << 20
-"""Bytes that the first request for an object fetches. Most shards are no larger, so one request fetches them whole."""
-
 PUT_S = 120.0
 """Time-out in seconds of requests that change an object. It is long because they may upload much data."""
 
@@ -56,6 +56,9 @@ RACE_S = 60.0
 
 PAUSE_S = 0.05
 """Longest pause in seconds before an update is retried."""
+
+MOST_HELD = 256 << 20
+"""Bytes of memory for all uploads that a writer sends at the same time. One larger upload is sent alone."""
 
 ABANDONED_S = 3600.0
 """Age in seconds from which a temporary object belongs to no running writer: all retries of a writer take minutes."""
@@ -137,12 +140,15 @@ class Objects(Protocol):
     def head(self, path: str) -> Known | None:
         """Return the current version; None if there is no object."""
 
-    def look(self, path: str, size: int) -> tuple[Known, bytes] | None:
-        """Return the current version and its first `size` bytes; None if there is no object."""
+    def look(self, path: str, part: ByteRequest) -> tuple[Known, bytes] | None:
+        """Return the current version and a part of it, with one request if possible; None if there is no object.
+
+        The part begins in the object, or is at its end.
+        """
         known = self.head(path)
         if known is None:
             return None
-        return known, self.read(path, known, [ByteRange(0, min(size, known.size))])[0] if known.size else b""
+        return known, self.read(path, known, [absolute(part, known.size)])[0] if known.size else b""
 
     def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Read byte ranges, none of which is empty, of the version `known`.
@@ -155,6 +161,10 @@ class Objects(Protocol):
 
         `begun` is called before the switch, with the argument for `abandon`.
         """
+
+    def held(self, size: int) -> int:
+        """Return the bytes of memory that `put` needs for an object of `size` bytes."""
+        return 2 * size
 
     def remove(self, path: str, base: Known) -> None:
         """Remove the version `base`. Raise Changed if another version is current; FileNotFoundError if none is."""
@@ -182,20 +192,26 @@ def age_s(date: str | None, modified: datetime) -> float:
 class PinnedBlob:
     """One version of an object. Reading raises Changed if another version has replaced it."""
 
-    __slots__ = ("__weakref__", "_first", "_objects", "_path", "base", "fd", "known")
+    __slots__ = ("__weakref__", "_held", "_held_at", "_objects", "_path", "base", "fd", "known")
 
-    def __init__(self, objects: Objects, path: str, known: Known, first: bytes) -> None:
+    def __init__(self, objects: Objects, path: str, known: Known, first: ByteRequest, data: bytes) -> None:
         self.fd, self.base = -1, 0
-        self._objects, self._path, self.known, self._first = objects, path, known, first
+        self._objects, self._path, self.known, self._held = objects, path, known, data
+        self._held_at = known.size - len(data) if isinstance(first, Suffix) else first.start
 
     def stat(self) -> Stat:
         return self.known.stat()
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         wanted = [absolute(r, self.known.size) for r in requests]
-        far = [r for r in wanted if r.stop > len(self._first)]
+        begin, end = self._held_at, self._held_at + len(self._held)
+        held = [begin <= r.start and r.stop <= end for r in wanted]
+        far = [r for r, is_held in zip(wanted, held, strict=True) if not is_held]
         rest = iter(read_merged(far, lambda merged: self._objects.read(self._path, self.known, merged)))
-        return [next(rest) if r.stop > len(self._first) else self._first[r.start : r.stop] for r in wanted]
+        return [
+            self._held[r.start - begin : r.stop - begin] if is_held else next(rest)
+            for r, is_held in zip(wanted, held, strict=True)
+        ]
 
 
 def put_once(
@@ -249,6 +265,7 @@ class ObjectWriter(Writer):
         self, store: FsspecStore, objects: Objects, unlock: Callable[[], None] = nothing, *, race_s: float = RACE_S
     ) -> None:
         self._store, self._objects, self._unlock, self._race_s = store, objects, unlock, race_s
+        self._uploads, self._held = threading.Condition(), 0
 
     @property
     def conditional(self) -> bool:
@@ -261,18 +278,24 @@ class ObjectWriter(Writer):
         begun: Callable[[Begun], None] = nobody,
         check: Callable[[Blob], None] = nobody,
         in_place: int = 0,
+        first: ByteRequest | None = FIRST,
     ) -> Stat | None:
+        parts = chain([first], repeat(FIRST))  # an expectation that proves wrong is given up
         try:
-            return repeated(key, self._race_s, partial(self._attempt, key, make, begun, check), PAUSE_S)
+            return repeated(key, self._race_s, lambda: self._attempt(key, next(parts), make, begun, check), PAUSE_S)
         finally:
             self._store.reopen(key)
 
     def _attempt(
-        self, key: str, make: Make, begun: Callable[[Begun], None], check: Callable[[Blob], None]
+        self,
+        key: str,
+        first: ByteRequest | None,
+        make: Make,
+        begun: Callable[[Begun], None],
+        check: Callable[[Blob], None],
     ) -> Stat | None:
         path = self._path(key)
-        found = self._objects.look(path, FIRST)
-        old = None if found is None else PinnedBlob(self._objects, path, *found)
+        old = None if first is None else self._pinned(path, first)
         plan, base = make(old), None if old is None else old.known
         tag, size = (None, None) if base is None else (base.tag, base.size)
         if is_same(plan, size):
@@ -283,7 +306,25 @@ class ObjectWriter(Writer):
             return None
         new = PlannedBlob(plan or [], old)
         check(new)
-        return put_once(self._objects, path, base, new, lambda temp: begun(Begun(key, tag, temp))).stat()
+        with self._holding(self._objects.held(new.size)):
+            return put_once(self._objects, path, base, new, lambda temp: begun(Begun(key, tag, temp))).stat()
+
+    @contextmanager
+    def _holding(self, nbytes: int) -> Iterator[None]:
+        """Wait until this much memory is free for an upload, and hold it. An upload that is alone need not wait."""
+        with self._uploads:
+            self._uploads.wait_for(lambda: not self._held or self._held + nbytes <= MOST_HELD)
+            self._held += nbytes
+        try:
+            yield
+        finally:
+            with self._uploads:
+                self._held -= nbytes
+                self._uploads.notify_all()
+
+    def _pinned(self, path: str, first: ByteRequest) -> PinnedBlob | None:
+        found = self._objects.look(path, first)
+        return None if found is None else PinnedBlob(self._objects, path, found[0], first, found[1])
 
     def recover(self, begun: Begun) -> None:
         if begun.temp:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.model.blobs import ByteRange, Piece, Plan
+from shardfs.model.blobs import ByteRange, Piece, Plan, Suffix
 from shardfs.model.write_plan import joined, piece_size
 from shardfs.storage.retry import http_status, is_transient
 from shardfs.storage.writers import objects
@@ -26,6 +26,7 @@ from shardfs.storage.writers.objects import MARK, Known, Objects, Requests
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from shardfs.model.blobs import ByteRequest
     from shardfs.storage.remote import FsspecStore
 
 log = logging.getLogger(__name__)
@@ -169,9 +170,9 @@ class S3Objects(Objects):
         except FileNotFoundError:
             return None
 
-    def look(self, path: str, size: int) -> tuple[Known, bytes] | None:
+    def look(self, path: str, part: ByteRequest) -> tuple[Known, bytes] | None:
         try:
-            [(answer, data)] = self._fetch(path, [ByteRange(0, size)])
+            [(answer, data)] = self._fetch(path, [part])
         except FileNotFoundError:
             return None
         except OSError as e:
@@ -184,17 +185,17 @@ class S3Objects(Objects):
     def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
         return [data for _, data in self._fetch(path, ranges, IfMatch=known.tag)]
 
-    def _fetch(self, path: str, ranges: Sequence[ByteRange], **condition: str) -> list[tuple[Any, bytes]]:
+    def _fetch(self, path: str, ranges: Sequence[ByteRequest], **condition: str) -> list[tuple[Any, bytes]]:
         answers: list[tuple[Any, bytes]] = self._requests.ask("read", path, self._get, path, ranges, condition)
         self._requests.reading.counters.received(sum(len(data) for _, data in answers))
         return answers
 
     async def _get(
-        self, path: str, ranges: Sequence[ByteRange], condition: Mapping[str, str]
+        self, path: str, ranges: Sequence[ByteRequest], condition: Mapping[str, str]
     ) -> list[tuple[Any, bytes]]:
-        async def get(r: ByteRange) -> tuple[Any, bytes]:
-            words = {**self._place(path), "Range": f"bytes={r.start}-{r.stop - 1}", **condition}
-            answer = await self._fs._call_s3("get_object", **words)
+        async def get(r: ByteRequest) -> tuple[Any, bytes]:
+            part = f"-{r.size}" if isinstance(r, Suffix) else f"{r.start}-{r.stop - 1}"
+            answer = await self._fs._call_s3("get_object", **self._place(path), Range=f"bytes={part}", **condition)
             try:
                 return answer, await answer["Body"].read()
             finally:
@@ -236,6 +237,10 @@ class S3Objects(Objects):
         date = _date(answer)
         mtime_ns = int(parsedate_to_datetime(date).timestamp() * 1e9) if date else time.time_ns()
         return Known(answer["ETag"], new.size, mtime_ns, mark, facts, shown=answer["ETag"])
+
+    def held(self, size: int) -> int:
+        in_parts = AT_ONCE * self._limits.to_hold(size).max_part
+        return 2 * (size if size <= self._limits.max_whole or self._parts_hold is False else in_parts)
 
     def _put_in_parts(
         self,

@@ -1,0 +1,325 @@
+"""Requests and bytes of publishing to an object store, and what uploads at the same time do to each other."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardfs.model.blobs import Suffix
+from shardfs.storage.writers.objects import ObjectWriter
+from shardfs.storage.writers.s3 import S3Objects
+from tests.conftest import need_fuse
+from tests.mount.test_remote import in_words
+from tests.write.mounts import writable
+from tests.write.object_store import Server, object_store
+from tests.write.targets import TARGETS, Target
+from tests.write.test_object_writer import s3_store
+from tests.write.test_remote_writes import ROOT, Other, arrived, filled, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from shardfs.fsspec_fs.filesystem import ShardFileSystem
+    from shardfs.model.blobs import Blob, Plan
+    from tests.write.mounts import WritableMount
+
+pytestmark = [pytest.mark.s3, pytest.mark.interop]
+
+INDEX = 4 * 16 + 4
+"""Bytes of the index of a shard of `TARGETS["zarr_end"]`: four chunks, and a checksum."""
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[Server]:
+    pytest.importorskip("s3fs")
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def server(one_server: Server) -> Iterator[Server]:
+    one_server.reset()
+    yield one_server
+    one_server.reset()
+
+
+class Traffic:
+    """The requests since the last `begin`, without those of the lock object."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._begin = server, 0
+
+    def begin(self) -> None:
+        self._begin = len(self._server.requests)
+
+    def names(self, path: str = "") -> list[str]:
+        listed = zip(self._server.requests[self._begin :], self._server.paths[self._begin :], strict=True)
+        return [name for name, p in listed if p.startswith(path) and not p.endswith(".shardfs.lock")]
+
+    def nbytes(self, path: str) -> tuple[int, int]:
+        """Sent to objects at these paths, and received from them."""
+        listed = zip(self._server.bodies[self._begin :], self._server.paths[self._begin :], strict=True)
+        found = [body for body, p in listed if p.startswith(path)]
+        return sum(up for up, _ in found), sum(down for _, down in found)
+
+
+@contextmanager
+def mounted(server: Server, tmp_path: Path) -> Iterator[WritableMount]:
+    need_fuse()
+    words = [*in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})]
+    with writable("s3://data/root", tmp_path, *words, "-o", "idle=3600,age=3600") as mount:  # type: ignore[arg-type]
+        mount.mount()
+        yield mount
+        assert mount.umount().returncode == 0
+
+
+def store_as_tensorstore(path: Path, data: bytes) -> None:
+    """Through a lock file that becomes the chunk, after looks at names that are not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f"{path.name}.__lock")
+    assert not lock.exists()
+    lock.write_bytes(data)
+    lock.rename(path)
+
+
+def numbers_of_a_shard(target: Target) -> tuple[str, list[int]]:
+    key, numbers = next(iter(target.shards().items()))
+    return f"{ROOT}/{key}", numbers
+
+
+@pytest.mark.fuse
+def test_a_new_shard(server: Server, tmp_path: Path) -> None:
+    target, traffic = TARGETS["zarr_end"], Traffic(server)
+    filled(target, server, tmp_path / "natively", {})
+    key, numbers = numbers_of_a_shard(target)
+    with mounted(server, tmp_path) as mount:
+        traffic.begin()
+        for number in numbers:
+            store_as_tensorstore(mount.path / target.path(number), target.shown(1 + number))
+        assert mount.flush().returncode == 0
+        assert sorted(traffic.names(key)) == ["get_object", "put_object"]
+        assert traffic.names().count("list_objects") <= 1
+        assert len(traffic.names()) <= 8
+        up, down = traffic.nbytes(key)
+        assert (up, down) == (len(server.objects[key].data), down)
+    assert (arrived(target, server, tmp_path / "after") == target.array({n: 1 + n for n in numbers})).all()
+
+
+@pytest.mark.fuse
+def test_a_shard_of_which_all_chunks_are_replaced(server: Server, tmp_path: Path) -> None:
+    """Only new bytes are sent, and of the old shard only its index is read."""
+    target, traffic = TARGETS["zarr_end"], Traffic(server)
+    held = {number: 1 + number for number in range(len(target.chunks))}
+    filled(target, server, tmp_path / "natively", held)
+    key, numbers = numbers_of_a_shard(target)
+    with mounted(server, tmp_path) as mount:
+        traffic.begin()
+        for number in numbers:
+            held[number] = 100 + number
+            store_as_tensorstore(mount.path / target.path(number), target.shown(held[number]))
+        assert mount.flush().returncode == 0
+        new = sum(len(target.shown(held[number])) for number in numbers)
+        up, down = traffic.nbytes(key)
+        assert up == new + INDEX
+        assert up <= 1.1 * new
+        assert down <= 3 * INDEX
+        assert traffic.names().count("list_objects") <= 1
+        assert traffic.names(key).count("put_object") == 1
+        assert (mount.path / target.path(numbers[0])).read_bytes() == target.shown(held[numbers[0]])
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def overwrite(fs: ShardFileSystem, target: Target, held: dict[int, int], numbers: Sequence[int]) -> None:
+    for number in numbers:
+        held[number] = 100 + number
+        fs.pipe_file(target.path(number), target.shown(held[number]))
+
+
+@pytest.mark.parametrize("name", ["zarr_end", "zarr_start", "precomputed_gzip"])
+def test_a_sparse_shard_is_replaced_as_well(name: str, server: Server, tmp_path: Path) -> None:
+    """All chunks that it has, although the array has more."""
+    target, traffic = TARGETS[name], Traffic(server)
+    key, numbers = numbers_of_a_shard(target)
+    present = numbers[:3]
+    held = {number: 1 + number for number in present}
+    filled(target, server, tmp_path / "natively", held)
+    before = len(server.objects[key].data)
+    with opened(server, tmp_path) as fs:
+        traffic.begin()
+        overwrite(fs, target, held, present)
+        fs.publish()
+        assert len(server.objects[key].data) <= 1.05 * before
+        assert traffic.nbytes(key)[0] == len(server.objects[key].data)
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def test_what_is_not_replaced_stays_at_its_offset(server: Server, tmp_path: Path) -> None:
+    target = TARGETS["zarr_end"]
+    key, numbers = numbers_of_a_shard(target)
+    held = {number: 1 + number for number in numbers}
+    filled(target, server, tmp_path / "natively", held)
+    before = server.objects[key].data
+    with opened(server, tmp_path) as fs:
+        overwrite(fs, target, held, numbers[1:])
+        fs.publish()
+    assert server.objects[key].data.startswith(before)
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def test_compact_never_keeps_old_offsets_valid(server: Server, tmp_path: Path) -> None:
+    target = TARGETS["zarr_end"]
+    key, numbers = numbers_of_a_shard(target)
+    held = {number: 1 + number for number in numbers}
+    filled(target, server, tmp_path / "natively", held)
+    before = server.objects[key].data
+    with opened(server, tmp_path, compact="never") as fs:
+        overwrite(fs, target, held, numbers)
+        fs.publish()
+    assert server.objects[key].data.startswith(before)
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_shard_that_another_program_has_changed_is_not_replaced(late: bool, server: Server, tmp_path: Path) -> None:
+    """It has changed a chunk that is written here, and one that is not: before the publish, or right before the put."""
+    target = TARGETS["zarr_end"]
+    _, numbers = numbers_of_a_shard(target)
+    held = {number: 1 + number for number in numbers[:3]}
+    filled(target, server, tmp_path / "natively", held)
+    other, slipped = Other(server, target), list[int]()
+
+    def slip_in(number: int = 0, name: str = "put_object") -> str:
+        if name == "put_object" and not slipped:
+            slipped.append(number)
+            other.write(numbers[0], 500)
+            other.write(numbers[3], 600)
+        return ""
+
+    with opened(server, tmp_path) as fs:
+        overwrite(fs, target, held, numbers[:3])
+        if late:
+            server.fault = slip_in
+        else:
+            slip_in()
+        with pytest.raises(OSError, match=target.path(numbers[0])):
+            fs.publish()
+        server.fault = lambda number, name: ""
+    held |= {numbers[0]: 500, numbers[3]: 600}
+    assert slipped
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def test_a_shard_that_another_program_has_created(server: Server, tmp_path: Path) -> None:
+    """It is expected to be absent, so its content is not asked for before the put, which is refused."""
+    target = TARGETS["zarr_end"]
+    _, numbers = numbers_of_a_shard(target)
+    filled(target, server, tmp_path / "natively", {})
+    held: dict[int, int] = {}
+    with opened(server, tmp_path) as fs:
+        overwrite(fs, target, held, numbers[:2])
+        Other(server, target).write(numbers[3], 600)
+        fs.publish()
+    held[numbers[3]] = 600
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+# ---- several shards
+
+
+class Overlaps:
+    """Holds uploads until as many as expected are under way, or a second has passed."""
+
+    def __init__(self, server: Server, expected: int) -> None:
+        self._server, self._expected = server, expected
+        self._changed, self._now, self.most = threading.Condition(), 0, 0
+
+    def __call__(self, number: int, name: str) -> str:
+        if name == "put_object" and not self._server.paths[number].endswith(".shardfs.lock"):
+            with self._changed:
+                self._now += 1
+                self.most = max(self.most, self._now)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self.most >= self._expected, 1)
+                self._now -= 1
+        return ""
+
+
+def filling(target: Target, fs: ShardFileSystem) -> Mapping[int, int]:
+    held: dict[int, int] = {}
+    overwrite(fs, target, held, range(len(target.chunks)))
+    return held
+
+
+@pytest.mark.parametrize("connections", [1, 2, 64])
+def test_shards_are_uploaded_at_the_same_time(connections: int, server: Server, tmp_path: Path) -> None:
+    target = TARGETS["zarr_end"]
+    filled(target, server, tmp_path / "natively", {})
+    wanted = min(connections, len(target.shards()))
+    with opened(server, tmp_path, connections=str(connections)) as fs:
+        server.fault = overlaps = Overlaps(server, wanted)
+        held = filling(target, fs)
+        fs.publish()
+        assert overlaps.most == wanted
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def test_a_shard_that_cannot_be_uploaded_does_not_harm_the_others(server: Server, tmp_path: Path) -> None:
+    """They have arrived when the flush reports the error."""
+    target = TARGETS["zarr_end"]
+    filled(target, server, tmp_path / "natively", {})
+    bad, *others = target.shards()
+
+    def forbid(number: int, name: str) -> str:
+        return "forbid" if name == "put_object" and server.paths[number] == f"{ROOT}/{bad}" else ""
+
+    with opened(server, tmp_path) as fs:
+        server.fault = forbid
+        held = filling(target, fs)
+        with pytest.raises(PermissionError, match=bad):
+            fs.publish()
+        assert {f"{ROOT}/{key}" for key in others} <= server.objects.keys()
+        assert f"{ROOT}/{bad}" not in server.objects
+        server.fault = lambda number, name: ""
+        fs.publish()
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def test_uploads_share_a_limit_of_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two fit. Each holds the pieces and the whole; a larger one is sent alone."""
+    monkeypatch.setattr("shardfs.storage.writers.objects.MOST_HELD", 400)
+    store = s3_store(server)
+    writer = ObjectWriter(store, S3Objects(store))
+    server.fault = overlaps = Overlaps(server, 3)
+    keys = [f"a/{i}" for i in range(4)]
+    threads = [threading.Thread(target=writer.put, args=(key, bytes(100))) for key in keys]
+    for thread in threads:
+        thread.start()
+    writer.put("a/large", bytes(1000))
+    for thread in threads:
+        thread.join(20)
+    assert {f"{ROOT}/{key}" for key in (*keys, "a/large")} <= server.objects.keys()
+    assert overlaps.most <= 2
+
+
+def test_the_end_of_an_object_is_enough(server: Server) -> None:
+    store = s3_store(server)
+    writer, traffic = ObjectWriter(store, S3Objects(store)), Traffic(server)
+    server.put(f"{ROOT}/a/shard", bytes(range(100)))
+    got: list[bytes] = []
+
+    def make(old: Blob | None) -> Plan:
+        assert old is not None
+        got.extend(old.read([Suffix(4), Suffix(10)]))
+        return [b"new"]
+
+    traffic.begin()
+    writer.update("a/shard", make, first=Suffix(10))
+    assert got == [bytes(range(96, 100)), bytes(range(90, 100))]
+    assert traffic.names() == ["get_object", "put_object"]
+    assert traffic.nbytes("") == (3, 10)
+    writer.update("a/shard", lambda old: [b"other"] if old is None else [b"seen"], first=None)
+    assert server.objects[f"{ROOT}/a/shard"].data == b"seen"
