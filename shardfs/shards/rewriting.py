@@ -19,8 +19,9 @@ from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import CorruptShardError, UnfitChunkError
 from shardfs.model.grid import unravel, unravel_many
 from shardfs.model.shard_format import Put, ShardChange
-from shardfs.model.write_plan import SPAN, bytes_of, chunks_of, is_same, pieces_of, shifted, size_of, unchanged
+from shardfs.model.write_plan import bytes_of, is_same, shifted, size_of, unchanged
 from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
+from shardfs.shards.comparing import stored_already
 from shardfs.shards.index_reader import read_page, read_pages, read_root
 from shardfs.shards.wrapping import unwrapped, wrapped
 from shardfs.storage.blob_views import SliceBlob
@@ -318,10 +319,14 @@ class _ShardRewriting:
         """Return the members of a shard to write and to drop: chunks, or inner shards, which get no dead bytes."""
         puts: dict[PageSlot, Put] = {}
         drops = set()
-        for (_, page, slot), (group, extent) in self._found(level, shard, blob, members).items():
-            if level + 1 == len(self._layers):
+        found = self._found(level, shard, blob, members)
+        innermost = level + 1 == len(self._layers)
+        changed = {at: (self._puts.get(group[0]), extent) for at, (group, extent) in found.items()} if innermost else {}
+        same = stored_already(changed, blob)
+        for at, (group, extent) in found.items():
+            if innermost:
                 put = self._puts.get(group[0])
-                is_stored = extent is None if put is None else _is_stored(put, blob, extent)
+                is_stored = extent is None if put is None else at in same
             else:
                 inner = self._homes[group[0]][level + 1][0]
                 plan = self._rewritten(level + 1, inner, _slice(blob, extent), group, pack=False)
@@ -330,9 +335,9 @@ class _ShardRewriting:
             if is_stored:
                 continue
             if put is None:
-                drops.add((page, slot))
+                drops.add(at[1:])
             else:
-                puts[page, slot] = put
+                puts[at[1:]] = put
         return puts, drops
 
     # ---- chunks that are two files ----
@@ -474,23 +479,3 @@ def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:
         return work(*arguments)
     except ValueError as e:
         raise UnfitChunkError(coords, str(e)) from e
-
-
-def _is_stored(put: Put, blob: Blob | None, extent: Extent | None) -> bool:
-    """Return whether a chunk and its lead are already stored at `extent`."""
-    if extent is None or blob is None or size_of(put.data) != extent[1]:
-        return False
-    size = 0 if put.lead is None else size_of(put.lead)
-    whole = pieces_of(put.data) if put.lead is None else [*pieces_of(put.lead), *pieces_of(put.data)]
-    return size <= extent[0] and _equals(whole, blob, extent[0] - size)
-
-
-def _equals(plan: Plan, blob: Blob, position: int) -> bool:
-    """Return whether the blob has the bytes of the plan at this position."""
-    for part in chunks_of(plan, blob):
-        for start in range(0, len(part), SPAN):
-            wanted = bytes(part[start : start + SPAN])
-            if blob.read([ByteRange(position, position + len(wanted))])[0] != wanted:
-                return False
-            position += len(wanted)
-    return True

@@ -39,16 +39,17 @@ def asked_singly(batch: Batch, numbers: set[int]) -> Batch:
     return batch._replace(sizes=np.where(found, -1, batch.sizes)) if found.any() else batch
 
 
-def without(batch: Batch, names: dict[bytes, WritableFile | None], *, has_scratch: bool) -> Batch:
+def without(batch: Batch, names: dict[bytes, WritableFile | None], *, has_scratch: bool, local: bool) -> Batch:
     """Return the batch without hidden entries.
 
     Hidden entries are the given names, the names of shardfs's own files and, with `has_scratch`, temporary files of
-    other programs in the source.
+    other programs in the source. In a remote source, directories with such names are hidden as well.
     """
     listed = batch.names.tolist()
     keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in listed], np.bool_)
     if has_scratch:
-        others = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~batch.directories).tolist()
+        kept = batch.directories if local else np.zeros(len(listed), np.bool_)
+        others = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~kept).tolist()
         for i in others:
             keep[i] &= not is_scratch(os.fsdecode(listed[i]))
     return batch if keep.all() else batch.only(keep)

@@ -291,7 +291,8 @@ class Overlay:
                 batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
             if links:
                 batch = with_links(batch, links)
-            shown = self._directories.only_shown(without(batch, names, has_scratch=has_scratch), base, path)
+            batch = without(batch, names, has_scratch=has_scratch, local=self._local is not None)
+            shown = self._directories.only_shown(batch, base, path)
             if len(shown.names):
                 if self._names.modes or self._names.times:
                     shown = asked_singly(shown, {*self._names.modes, *self._names.times})

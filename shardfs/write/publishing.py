@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -244,7 +244,8 @@ class Job:
         self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken], *, whole: bool = False
     ) -> None:
         self._backlog, self._settings, self._shard, self.taken = backlog, settings, shard, taken
-        self._index = self._index_of_all() if whole and settings.compact != "never" else None
+        self._index = rewriting.index_request(shard.tree.collection, shard.number) if whole else None
+        self._may_replace = self._index is not None and settings.compact != "never" and self._may_be_all()
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
         self.change = PublishPlan(None, {}, {}, {}, packed=False)
         self.extents: dict[str, Extent] = {}
@@ -259,25 +260,23 @@ class Job:
         """The part of the present object that `make` will probably read; None if there is probably no object."""
         if self._shard.version is None and any(version.data is not None for _, version in self.taken.values()):
             return None
-        return FIRST if self._index is None else self._index
+        return self._index if self._index is not None and (self._may_replace or self._is_large()) else FIRST
 
-    def _index_of_all(self) -> ByteRequest | None:
-        """Return where the stored shard's index is, if the shard probably has no other chunks; None otherwise."""
-        tree, number = self._shard.tree, self._shard.number
-        index, coords = rewriting.index_request(tree.collection, number), [t.coords for t, _ in self.taken.values()]
-        return index if index is not None and tree.shards.may_be_all(number, coords) else None
+    def _may_be_all(self) -> bool:
+        """Return whether the stored shard probably has no other chunks than those to be published."""
+        coords = [target.coords for target, _ in self.taken.values()]
+        return self._shard.tree.shards.may_be_all(self._shard.number, coords)
+
+    def _is_large(self) -> bool:
+        """Return whether the stored shard is so large that `FIRST` is only a part of it."""
+        with suppress(OSError, CorruptShardError):
+            return self._shard.tree.shards.outermost.stat(self._shard.number).size > FIRST.stop
+        return False
 
     def make(self, old: Blob | None) -> Plan | None:
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
-        self.change = plan_change(
-            self._shard,
-            self.taken,
-            old,
-            self._earlier,
-            self._settings,
-            self._content,
-            may_replace=self._index is not None,
-        )
+        shard, settings, anew = self._shard, self._settings, self._may_replace
+        self.change = plan_change(shard, self.taken, old, self._earlier, settings, self._content, may_replace=anew)
         self.written = 0 if self.change.plan is None else size_of(self.change.plan)
         self._old_size = 0 if old is None else old.stat().size
         self.extents = dict.fromkeys(self.change.done)

@@ -223,6 +223,13 @@ BUGS = [
         f"{MANY}::test_native_readers_see_whole_versions_during_publishes",
     ),
     bug(
+        "a shard is replaced without a look at the chunks that it has",
+        "_is_replaced",
+        "    return rewriting.replaces_all(",
+        "    return True or rewriting.replaces_all(",
+        "tests/write/test_remote_requests.py::test_chunks_outside_of_the_array_stay",
+    ),
+    bug(
         "a chunk that was written again while it was published is forgotten",
         "Publisher._arrived",
         "                if path not in self._backlog.pending.versions:\n",

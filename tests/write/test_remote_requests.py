@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -213,6 +214,23 @@ def test_a_shard_that_another_program_has_changed_is_not_replaced(late: bool, se
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
 
 
+def test_chunks_outside_of_the_array_stay(server: Server, tmp_path: Path) -> None:
+    """An array has shrunk. As many chunks of a shard are written as it has, but not the same."""
+    target = TARGETS["zarr_end"]
+    held = {number: 1 + number for number, coords in enumerate(target.chunks) if coords[0] == 0}
+    filled(target, server, tmp_path / "natively", held)
+    document = server.objects[f"{ROOT}/{target.document}"].data
+    small = json.loads(document)
+    small["shape"][1] -= target.chunk[1]
+    server.put(f"{ROOT}/{target.document}", json.dumps(small).encode())
+    inside = [number for number, coords in enumerate(target.chunks) if coords[0] < 2 and coords[1] == 2]
+    with opened(server, tmp_path) as fs:
+        overwrite(fs, target, held, inside)
+        fs.publish()
+    server.put(f"{ROOT}/{target.document}", document)
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
 def test_a_shard_that_another_program_has_created(server: Server, tmp_path: Path) -> None:
     """It is expected to be absent, so its content is not asked for before the put, which is refused."""
     target = TARGETS["zarr_end"]
@@ -224,6 +242,25 @@ def test_a_shard_that_another_program_has_created(server: Server, tmp_path: Path
         Other(server, target).write(numbers[3], 600)
         fs.publish()
     held[numbers[3]] = 600
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def test_what_is_stored_already_is_not_stored_again(server: Server, tmp_path: Path) -> None:
+    """Chunks of the same size are compared with the stored ones. Of a shard in which all are equal, nothing is sent."""
+    target, traffic = TARGETS["zarr_end"], Traffic(server)
+    key, numbers = numbers_of_a_shard(target)
+    held = {number: 1 + number for number in numbers}
+    filled(target, server, tmp_path / "natively", held)
+    before = len(server.objects[key].data)
+    with opened(server, tmp_path) as fs:
+        fs.pipe_file(target.path(numbers[0]), target.shown(held[numbers[0]]))
+        traffic.begin()
+        fs.publish()
+        assert traffic.names() == ["get_object"]
+        overwrite(fs, target, held, numbers[:1])
+        fs.pipe_file(target.path(numbers[1]), target.shown(held[numbers[1]]))
+        fs.publish()
+        assert len(server.objects[key].data) == before + len(target.shown(1)) + INDEX
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
 
 
