@@ -120,7 +120,7 @@ class PublishPlan(NamedTuple):
     """What a publish does to a shard.
 
     `plan` is the shard's new content; None removes the shard. `done` are the chunks to be published, by path.
-    `conflicts` and `unfit` are the chunks that are not, and why. `packed`: stored chunks move.
+    `conflicts` and `unfit` are the chunks that are not, and why. `packed`: other stored chunks move.
     """
 
     plan: Plan | None
@@ -156,7 +156,7 @@ def plan_change(
         return plan_change(shard, taken, old, earlier, settings, content)
     unfit = {path: refused[target.coords] for path, (target, _) in taken.items() if target.coords in refused}
     done = {path: known for path, known in left.items() if path not in unfit}
-    return PublishPlan(plan, done, conflicts, unfit, packed or anew)
+    return PublishPlan(plan, done, conflicts, unfit, packed)
 
 
 def _is_replaced(shard: DirtyShard, old: Blob | None, changed: Set[Coords]) -> bool:
