@@ -74,14 +74,18 @@ class PairBlob:
         return Stat(self._head + b.size, max(a.mtime_ns, b.mtime_ns), (a.version, b.version))
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        return [self._read(r) for r in requests]
+        in_index = [isinstance(r, ByteRange) and r.stop <= self._head for r in requests]
+        heads = [r for r, inside in zip(requests, in_index, strict=True) if inside]
+        bodies = [self._moved(r) for r, inside in zip(requests, in_index, strict=True) if not inside]
+        head = iter(self._index.read(heads) if heads else ())
+        body = iter(self._of_data(lambda data: data.read(bodies)) if bodies else ())
+        return [next(head if inside else body) for inside in in_index]
 
-    def _read(self, request: ByteRequest) -> bytes:
-        if isinstance(request, ByteRange) and request.stop <= self._head:
-            return self._index.read([request])[0]
-        if isinstance(request, ByteRange):
-            request = ByteRange(max(request.start - self._head, 0), request.stop - self._head)
-        return self._of_data(lambda data: data.read([request]))[0]
+    def _moved(self, request: ByteRequest) -> ByteRequest:
+        """Return the request as one for the data file."""
+        if not isinstance(request, ByteRange):
+            return request
+        return ByteRange(max(request.start - self._head, 0), request.stop - self._head)
 
     def _of_data(self, ask: Callable[[Blob], T]) -> T:
         """Return `ask` of the data file.

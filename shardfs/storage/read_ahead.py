@@ -16,7 +16,6 @@ from queue import Empty, SimpleQueue
 from time import monotonic as clock
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs.model.blobs import ByteRange
 from shardfs.model.byte_ranges import coalesce
 from shardfs.model.errors import ShardfsError
 from shardfs.storage.cache import nothing
@@ -24,7 +23,7 @@ from shardfs.storage.cache import nothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardfs.model.blobs import Blob
+    from shardfs.model.blobs import Blob, ByteRange
     from shardfs.model.values import Coords
     from shardfs.storage.counters import StoreCounters
 
@@ -216,13 +215,12 @@ class ReadAhead:
                     wanted.append((held, piece.where))
         if not wanted:
             return
-        start, stop = min(where.start for _, where in wanted), max(where.stop for _, where in wanted)
         try:
-            data = memoryview(members[0][1].blob.read([ByteRange(start, stop)])[0])
+            found: list[bytes | None] = [*members[0][1].blob.read([where for _, where in wanted])]
         except Exception:  # noqa: BLE001 - the reader makes its own request, and gets the error
-            data = memoryview(b"")
-        for held, where in wanted:
-            held.data.set_result(bytes(data[where.start - start : where.stop - start]) or None)
+            found = [None] * len(wanted)
+        for (held, _), data in zip(wanted, found, strict=True):
+            held.data.set_result(data)
 
     # ---- with the lock ----
 

@@ -17,6 +17,7 @@ from shardfs.shards.streams import CollectionReadAhead
 from shardfs.storage import read_ahead
 from shardfs.storage.counters import StoreCounters
 from shardfs.storage.read_ahead import Piece, ReadAhead
+from shardfs.storage.store import read_merged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,16 +58,18 @@ class Store:
         raise AssertionError
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        (request,) = requests
-        assert isinstance(request, ByteRange)
-        self.requests.append(request)
+        ranges = [r for r in requests if isinstance(r, ByteRange)]
+        return read_merged(ranges, lambda merged: [self._read(r) for r in merged])
+
+    def _read(self, where: ByteRange) -> bytes:
+        self.requests.append(where)
         self.asked.set()
         assert self.gate.wait(60)
         if self.fails:
             raise ConnectionResetError("as told")
-        numbers = range(request.start // self.size, -(-request.stop // self.size))
+        numbers = range(where.start // self.size, -(-where.stop // self.size))
         data = b"".join(n.to_bytes(8, "little") * (self.size // 8) for n in numbers)
-        return [data[request.start - numbers[0] * self.size :][: request.stop - request.start]]
+        return data[where.start - numbers[0] * self.size :][: where.stop - where.start]
 
     @property
     def nbytes(self) -> int:
