@@ -33,6 +33,9 @@ RECENT = 512
 DISORDER = 64
 """Chunks by which an access may be ahead of a stream or behind it: parallel readers have many requests under way."""
 
+GROWTH = 4
+"""How many times as many chunks are fetched ahead for each inner loop that runs over its whole axis."""
+
 LAST = 16
 """A stream is at the farthest of so many accesses. So one access far ahead of the others moves it only for a while."""
 
@@ -83,12 +86,16 @@ class Stream:
         return True
 
     def ahead(self, room: int) -> list[Coords]:
-        """Return the chunks to fetch next: at most `room`, and never more ahead of the reader than it has used.
+        """Return the chunks to fetch next: at most `room`.
+
+        A reader that has crossed an array from edge to edge probably wants the whole plane or array, so much is fetched
+        ahead of it. Any other reader gets at most as many chunks ahead as it has used.
 
         They are returned in portions of at least half the distance ahead, so that neighbours are fetched together.
         """
         self._issued = max(self._issued, self._mark)
-        end, distance = self._total() - 1, min(self.used, self._issued - self._mark + room)
+        whole = sum(loop.count == self._dims[loop.axis] for loop in self._loops[:-1])
+        end, distance = self._total() - 1, min(self.used * GROWTH**whole, self._issued - self._mark + room)
         last = min(self._mark + distance, end)
         portion = last - self._issued
         if portion <= 0 or (portion * 2 < distance and last < end):
@@ -183,13 +190,14 @@ class Streams:
         return [c for c in stream.ahead(room) if c not in self._recent]
 
     def _begin(self, coords: Coords) -> Stream | None:
-        """Return a new stream if recent accesses form a run that ends with `coords`: the longest one."""
+        """Return a new stream if recent accesses form a run with `coords`: the longest one."""
         best, stream = RUN - 1, None
         for axis, step in itertools.product(reversed(range(len(coords))), (1, -1)):
-            first = self._end_of_run(coords, axis, -step)
-            length = abs(coords[axis] - first[axis]) + 1
-            if length > best and self._end_of_run(coords, axis, step) == coords:
-                best, stream = length, Stream(self._dims, first, coords, axis, step)
+            first, last = self._end_of_run(coords, axis, -step), self._end_of_run(coords, axis, step)
+            length = abs(last[axis] - first[axis]) + 1
+            # A chunk within a run says nothing about the direction, so the usual one is assumed.
+            if length > best and (coords == last or (coords != first and step > 0)):
+                best, stream = length, Stream(self._dims, first, last, axis, step)
         if stream is not None:
             if len(self._streams) == MAX_STREAMS:
                 self._streams.remove(min(self._streams, key=lambda stream: stream.age))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.shards.streams import Streams
+from shardfs.shards.streams import GROWTH, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,6 +82,22 @@ def test_a_plane_costs_nothing_beyond_it(axis: int, under_way: int) -> None:
     assert result.waste == 0
 
 
+@pytest.mark.parametrize(("end", "whole"), [(16, True), (15, False)])
+def test_a_reader_that_crosses_the_array_from_edge_to_edge_gets_far_ahead(end: int, whole: bool) -> None:
+    plane = box((3, 4), (0, 16), (0, end))
+    streams = Streams(DIMS)
+    ahead = [streams.access(coords, 1000) for coords in plane[:64]]
+    assert all(len(coming) <= used for used, coming in enumerate(ahead, 1)) is not whole
+    assert (sum(map(len, ahead)) >= 240) is whole
+
+
+def test_a_run_is_recognised_by_the_chunk_that_fills_its_gap() -> None:
+    streams = Streams((64,))
+    assert [streams.access((i,), 4) for i in (0, 2, 4, 1, 3)][-1] == [(5,), (6,), (7,), (8,)]
+    streams = Streams((64,))
+    assert [streams.access((i,), 2) for i in (9, 8, 7, 6)][-1] == [(5,), (4,)]
+
+
 def test_a_pencil_costs_nothing_beyond_it() -> None:
     assert follow([(z, 4, 5) for z in range(8)]) == Result(4 / 8, 0)
 
@@ -131,6 +147,6 @@ def test_any_order_of_accesses_stays_in_the_grid_and_in_its_bounds(accesses: lis
     streams, ahead = Streams(dims), list[tuple[int, ...]]()
     for used, coords in enumerate(accesses, 1):
         coming = streams.access(coords, room)
-        assert len(coming) <= min(room, used), "never more ahead than the stream has used"
+        assert len(coming) <= min(room, used * GROWTH ** (len(dims) - 1))
         ahead += coming
     assert all(0 <= c < d for chunk in ahead for c, d in zip(chunk, dims, strict=True))
