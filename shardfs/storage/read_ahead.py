@@ -8,6 +8,7 @@ waits for a free connection, the reader makes its own request.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from concurrent.futures import CancelledError, Future
@@ -17,7 +18,6 @@ from time import monotonic as clock
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.byte_ranges import coalesce
-from shardfs.model.errors import ShardfsError
 from shardfs.storage.cache import nothing
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ WASTE = 0.15
 STALE_S = 60.0
 """Seconds after which a chunk that nobody has read gives up its place."""
 
+OVERLOAD_S, CALM_S = 1.0, 10.0
+"""The number of connections is halved at most once in the first number of seconds while requests must be repeated, and
+doubled again after the second without that."""
 
 IDLE_S = 10.0
 """Seconds after which a thread ends that has nothing to fetch."""
@@ -83,6 +86,7 @@ class ReadAhead:
         self, limit: int, connections: int, counters: StoreCounters, waiting: Callable[[], None] = nothing
     ) -> None:
         self.limit, self._connections, self._counters, self._waiting = limit, connections, counters, waiting
+        self._allowed, self._adapted = connections, -math.inf
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._held: dict[tuple[int, Coords], _Held] = {}
@@ -113,7 +117,7 @@ class ReadAhead:
             if clock() - held.since > ttl_s:
                 self._waste(key)
                 return None
-            saturated = not self._idle and self._threads == self._connections
+            saturated = not self._idle and self._threads >= self._allowed
             if saturated and held.data.cancel():  # its request is in a queue, so the reader is faster
                 self._drop(key)
                 return None
@@ -154,7 +158,7 @@ class ReadAhead:
     def _start(self, job: Callable[[], None]) -> None:
         with self._lock:
             self._jobs.put(job)
-            if self._idle or self._threads == self._connections:
+            if self._idle or self._threads >= self._allowed:
                 return
             self._threads += 1
         # Daemon threads: the end of a mount does not wait for a store.
@@ -176,6 +180,10 @@ class ReadAhead:
             with self._lock:
                 self._idle -= 1
             job()
+            with self._lock:
+                if self._threads > self._allowed:
+                    self._threads -= 1
+                    return
 
     def _plan(self, owner: int, coords: Sequence[Coords], locate: Callable[[Coords], Piece | None]) -> None:
         """Find where chunks are, and start one request for neighbours in a shard."""
@@ -183,7 +191,7 @@ class ReadAhead:
         for c in coords:
             try:
                 piece = locate(c)
-            except (ShardfsError, OSError, ValueError):  # the reader will get the error
+            except BaseException:  # noqa: BLE001 - the reader gets the error; `Postponed` is none of this thread
                 piece = None
             if piece is None or not self._reserve((owner, c), piece.where.stop - piece.where.start):
                 with self._lock:
@@ -215,12 +223,25 @@ class ReadAhead:
                     wanted.append((held, piece.where))
         if not wanted:
             return
+        repeated = self._repeated()
         try:
             found: list[bytes | None] = [*members[0][1].blob.read([where for _, where in wanted])]
         except Exception:  # noqa: BLE001 - the reader makes its own request, and gets the error
             found = [None] * len(wanted)
         for (held, _), data in zip(wanted, found, strict=True):
             held.data.set_result(data)
+        self._adapt(overloaded=self._repeated() != repeated)
+
+    def _repeated(self) -> int:
+        return self._counters.retries + self._counters.timeouts
+
+    def _adapt(self, *, overloaded: bool) -> None:
+        """Use fewer connections if the store throttles requests or does not answer, and more again after a while."""
+        with self._lock:
+            if clock() - self._adapted < (OVERLOAD_S if overloaded else CALM_S):
+                return
+            self._allowed = max(self._allowed // 2, 1) if overloaded else min(self._allowed * 2, self._connections)
+            self._adapted = clock()
 
     # ---- with the lock ----
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +21,7 @@ from shardfs.storage.read_ahead import Piece, ReadAhead
 from shardfs.storage.store import read_merged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardfs.model.blobs import ByteRequest
     from shardfs.model.values import Coords
@@ -42,6 +43,7 @@ class Store:
         self.gate = threading.Event()
         self.gate.set()
         self.asked = threading.Event()
+        self.on_request: Callable[[], object] = lambda: None
 
     def number(self, coords: Coords) -> int:
         return sum(c * math.prod(self.dims[axis + 1 :]) for axis, c in enumerate(coords))
@@ -63,6 +65,7 @@ class Store:
 
     def _read(self, where: ByteRange) -> bytes:
         self.requests.append(where)
+        self.on_request()
         self.asked.set()
         assert self.gate.wait(60)
         if self.fails:
@@ -148,6 +151,50 @@ def test_a_failed_fetch_fails_no_reader() -> None:
     reader.shared._held[reader.ahead._owner, (30,)].data.exception(60)
     store.fails = False
     assert reader.read((30,)) == store.content((30,))
+
+
+def test_a_chunk_that_cannot_be_located_keeps_no_reader_waiting() -> None:
+    class Postponed(BaseException):
+        pass
+
+    def locate(coords: Coords) -> Piece:
+        raise Postponed
+
+    store = Store((64,))
+    reader = Reader(store, connections=1)
+    reader.shared.fetch(reader.ahead._owner, [(5,)], store.size, locate)
+    reader.shared.fetch(reader.ahead._owner, [(6,)], store.size, store.locate)
+    assert reader.shared._held[reader.ahead._owner, (6,)].data.result(60) == store.content((6,))
+    assert reader.read((5,)) == store.content((5,))
+
+
+def test_an_overloaded_store_gets_fewer_connections_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(read_ahead, "clock", lambda: now[0])
+    store = Store((256,))
+    reader = Reader(store, connections=8)
+
+    def throttled() -> None:
+        reader.counters.attempt(again=True, timeout=False)
+
+    def fetch(number: int) -> None:
+        x = 7 * number  # no stream
+        reader.shared.fetch(reader.ahead._owner, [(x,)], store.size, store.locate)
+        reader.shared._held[reader.ahead._owner, (x,)].data.result(60)
+        assert reader.read((x,)) == store.content((x,))
+        wait_until(lambda: reader.shared._idle == reader.shared._threads)
+
+    store.on_request = throttled
+    for number, (at, allowed) in enumerate([(0, 4), (0.5, 4), (1, 2), (2, 1), (3, 1)]):
+        now[0] = at * read_ahead.OVERLOAD_S
+        fetch(number)
+        assert reader.shared._allowed == allowed
+    assert reader.shared._threads == 1
+    store.on_request = lambda: None
+    for number, allowed in enumerate([1, 2, 4, 8, 8], 5):
+        fetch(number)
+        assert reader.shared._allowed == allowed
+        now[0] += read_ahead.CALM_S
 
 
 def test_a_forked_process_waits_for_no_fetch_of_its_parent() -> None:
@@ -239,6 +286,13 @@ def test_any_order_of_accesses_gets_right_bytes_with_bounded_waste(runs: list[li
             needed += reader.store.size
         finish(reader.shared)
     assert reader.store.nbytes <= 1.3 * needed + free
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def finish(shared: ReadAhead) -> None:
