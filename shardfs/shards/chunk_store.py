@@ -155,8 +155,8 @@ class ChunkStore:
         damage.
 
         If the bytes contradict the index (too few, or `decode` raises ValueError), the index is read again and the read
-        is retried once. Raise CorruptShardError if the shard is unchanged and still wrong, and StaleShardError if it
-        changed between the two attempts.
+        is retried once, as it is if a remote shard was replaced. Raise CorruptShardError if the shard is unchanged and
+        still wrong, and StaleShardError if it changed between the two attempts.
         """
         before: Version = None
         for attempt in (1, 2):
@@ -168,6 +168,10 @@ class ChunkStore:
                     raise ValueError(f"{found.size} stored bytes; {most} is the limit")
                 held = self._fetched_ahead(coords, found, part) if attempt == 1 else None
                 return decode(self._read_found(found, part, held))
+            except StaleShardError:
+                if attempt == 2:
+                    raise
+                why = ""
             except ValueError as e:
                 why = f"chunk {coords}: {e}"
             shard, _, slot = self.format.place(coords)
@@ -225,6 +229,10 @@ class ChunkStore:
         for members in groups.values():
             try:
                 read = members[0][1].read([where for _, _, where in members])
+            except StaleShardError:  # read with the new index
+                for i, _, _ in members:
+                    out[i] = self._read_or_error(coords[i], parts[i])
+                continue
             except OSError as e:
                 for i, _, _ in members:
                     out[i] = e

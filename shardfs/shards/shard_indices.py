@@ -6,9 +6,10 @@ import itertools
 import logging
 import math
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shardfs.model.errors import CorruptShardError, DanglingLinkError, UnsupportedError
+from shardfs.model.errors import CorruptShardError, DanglingLinkError, StaleShardError, UnsupportedError
 from shardfs.model.shard_format import ShardIndex
 from shardfs.shards.index_reader import MAX_OBJECT, read_page, read_root
 from shardfs.storage.blob_views import BytesBlob
@@ -50,7 +51,8 @@ class IndexPage:
     def __init__(self, index: Index, blob: Blob, version: Version, checksum: Checksum | None = None) -> None:
         self.index, self.version, self.checksum = index, version, checksum
         # A weak reference, because the store limits the number of open descriptors, not the size of the index cache.
-        self.blob = weakref.ref(blob)
+        # A remote blob is kept: it reads the version of the page. It has no descriptor, and `version` is None.
+        self.blob = (lambda: blob) if version is None else weakref.ref(blob)
 
 
 class _Damaged(NamedTuple):
@@ -59,6 +61,9 @@ class _Damaged(NamedTuple):
 
 ABSENT = object()
 """The cached page of a shard that is empty or does not exist."""
+
+BLOB_BYTES = 500
+"""Approximate memory of a remote blob."""
 
 _ids = itertools.count()
 
@@ -135,7 +140,8 @@ class ShardIndices:
         """Yield the numbers of a shard's nonempty pages, starting at `first`. Raise CorruptShardError."""
         for block in range(self.format.block_of(first), self.format.blocks):
             try:
-                pages = self.format.nonempty_pages(block, self._root(shard, self.source.open(shard), block))
+                root = self._twice_if_replaced(shard, first, partial(self._root_of, shard, block))
+                pages = self.format.nonempty_pages(block, root)
             except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
                 raise self._unreadable(shard, e) from e
             except (FileNotFoundError, NotADirectoryError):
@@ -149,7 +155,7 @@ class ShardIndices:
 
         def load() -> tuple[Stat, int, float]:
             try:
-                return (blob or self.source.open(shard)).stat(), 100, self.ttl_s
+                return (blob or self._open(shard)).stat(), 100, self.ttl_s
             except ValueError as e:
                 raise self._damage(shard, str(e)) from e
 
@@ -197,6 +203,7 @@ class ShardIndices:
 
     def _forget_shard(self, shard: int, number: int) -> None:
         self.source.reopen(shard)
+        self.drop("blob", shard)
         self.drop("stat", shard)
         self.drop(f"root {self.format.block_of(number)}", shard)
 
@@ -206,7 +213,7 @@ class ShardIndices:
         if self.ttl_s != math.inf:
             self._forget_shard(shard, number)  # page, root and modification time must have the same version
         try:
-            page = self._current_page(shard, number)
+            page = self._twice_if_replaced(shard, number, lambda: self._read_page(shard, number))
         except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
             return _Damaged(self._unreadable(shard, e)), 1000, DAMAGE_TTL_S
         except (FileNotFoundError, NotADirectoryError):
@@ -229,21 +236,34 @@ class ShardIndices:
             raise error
         return self._damage(shard, f"should be a file that can be read, but {error.strerror}")
 
-    def _current_page(self, shard: int, number: int) -> IndexPage | None:
-        """Read a page, and a second time if a local shard may have changed in place.
+    def _open(self, shard: int) -> Blob:
+        """Return the shard. A remote one stays open, because everything read from one blob has the same version."""
+        if self.source.is_local:
+            return self.source.open(shard)
 
-        The new index may refer to bytes beyond the end that the shard had when it was opened.
+        def load() -> tuple[Blob, int, float]:
+            blob = self.source.open(shard)
+            return blob, BLOB_BYTES, 0 if isinstance(blob, BytesBlob) else self.ttl_s
+
+        return self.cached("blob", shard, load)
+
+    def _twice_if_replaced(self, shard: int, number: int, read: Callable[[], T]) -> T:
+        """Return `read()`. Call it again if the shard was replaced meanwhile, or may have changed in place.
+
+        A changed index of a local shard may refer to bytes beyond the end that the shard had when it was opened.
         """
         try:
-            return self._read_page(shard, number)
+            return read()
+        except StaleShardError:
+            pass
         except ValueError:
             if not self.source.is_local:
                 raise
         self._forget_shard(shard, number)
-        return self._read_page(shard, number)
+        return read()
 
     def _read_page(self, shard: int, number: int) -> IndexPage | None:
-        blob, walks = self.source.open(shard), self.format.walk is not None
+        blob, walks = self._open(shard), self.format.walk is not None
         root = self._root(shard, blob, self.format.block_of(number))
         local = blob.fd >= 0 or isinstance(blob, BytesBlob)
         index = read_page(self.format, shard, number, root, blob, blob.stat().size if local else MAX_OBJECT)
@@ -255,13 +275,18 @@ class ShardIndices:
         checksum = index.checksum if isinstance(index, ShardIndex) else None
         return IndexPage(index.checked(size), blob, version if local else None, checksum)
 
+    def _root_of(self, shard: int, block: int) -> bytes | None:
+        return self._root(shard, self._open(shard), block)
+
     def _root(self, shard: int, blob: Blob, block: int) -> bytes | None:
         where = self.format.root_request(block)
         if where is None:
             return None
-        kind, version = f"root {block}", blob.stat().version if blob.fd >= 0 else None
+        # The root must have the version of the blob. A remote blob stands for its version.
+        version: object = blob.stat().version if blob.fd >= 0 or isinstance(blob, BytesBlob) else blob
+        kind = f"root {block}"
 
-        def load() -> tuple[tuple[bytes | None, Version], int, float]:
+        def load() -> tuple[tuple[bytes | None, object], int, float]:
             try:
                 data = read_root(self.format, blob, block) or b""
             except FileNotFoundError:

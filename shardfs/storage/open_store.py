@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardfs.storage.store import Store
 
 from shardfs.storage.local import LocalStore
+from shardfs.storage.range_client import range_client
 from shardfs.storage.read_ahead import ReadAhead
 from shardfs.storage.remote import FsspecStore
 
@@ -60,11 +61,12 @@ def open_store(
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
     ahead = ReadAhead(prefetch, connections, patience.counters, waiting) if prefetch else None
+    ranges = range_client(fs, path, patience.timeout_s)
     if "http" in fs.protocol:
         from shardfs.storage.web import WebStore
 
-        return WebStore(fs, path, waiting, patience, ahead)
-    return FsspecStore(fs, path, waiting, patience, ahead)
+        return WebStore(fs, path, waiting, patience, ahead, ranges)
+    return FsspecStore(fs, path, waiting, patience, ahead, ranges)
 
 
 def _with_connections(source: str, options: Mapping[str, Any], connections: int) -> Mapping[str, Any]:

@@ -3,40 +3,59 @@
 from __future__ import annotations
 
 import errno
+import threading
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
+from shardfs.model.errors import ShardfsError
 from shardfs.storage.cache import nothing
+from shardfs.storage.range_client import Answer, UnsuitedError, replaced
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from shardfs.storage.range_client import RangeClient
     from shardfs.storage.read_ahead import ReadAhead
 
 from shardfs.storage.store import OWN, DirEntry, read_merged
 
 
 class FsspecBlob:
-    """One object of an fsspec file system. Creating it sends no request."""
+    """One version of an object of an fsspec file system: that of the first answer. Creating it sends no request.
 
-    __slots__ = ("__weakref__", "_known", "_store", "base", "fd", "key")
+    If the store has strong ETags, later reads raise StaleShardError for any other version.
+    """
+
+    __slots__ = ("__weakref__", "_known", "_lock", "_store", "base", "fd", "key")
 
     def __init__(self, store: FsspecStore, key: str) -> None:
         self.fd, self.base = -1, 0
         self._store, self.key = store, key
         self._known: Stat | None = None
+        self._lock = threading.Lock()
 
     def stat(self) -> Stat:
         if self._known is None:
-            self._known = self._store.stat(self.key)
-        return self._known
+            self._note(self._store.stat(self.key))
+        return cast("Stat", self._known)
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        return self._store.read(self.key, requests)
+        tag = None if self._known is None else strong_tag(self._known)
+        data, found = self._store.read(self.key, requests, tag)
+        for stat in found:
+            self._note(stat)
+        return data
+
+    def _note(self, found: Stat) -> None:
+        """Note the version of an answer. Raise StaleShardError if an earlier answer was from another version."""
+        with self._lock:
+            known = self._known = self._known or found
+        tags = strong_tag(known), strong_tag(found)
+        if known.size != found.size or (None not in tags and tags[0] != tags[1]):
+            raise replaced(self._store.path(self.key))
 
 
 class FsspecStore:
@@ -54,10 +73,11 @@ class FsspecStore:
         waiting: Callable[[], None] = nothing,
         patience: RetryPolicy | None = None,
         read_ahead: ReadAhead | None = None,
+        ranges: RangeClient | None = None,
     ) -> None:
         self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
         self.name = self.root.rsplit("/", 1)[-1]
-        self.patience, self.read_ahead = patience or RetryPolicy(), read_ahead
+        self.patience, self.read_ahead, self._ranges = patience or RetryPolicy(), read_ahead, ranges
 
     def path(self, key: str) -> str:
         """Return the object's path in its fsspec file system."""
@@ -90,45 +110,61 @@ class FsspecStore:
         path = self.path(key)
         return cast("Mapping[str, Any]", self.ask("stat", path, self.fs.info, path))
 
-    def read(self, key: str, requests: Sequence[ByteRequest]) -> list[bytes]:
+    def read(self, key: str, requests: Sequence[ByteRequest], tag: str | None = None) -> tuple[list[bytes], list[Stat]]:
+        """Return the bytes of each request, and what the answers say about the object: nothing, with some clients.
+
+        `tag`: a strong ETag. If the client can, it reads no other version.
+        """
         self._waiting()
         path = self.path(key)
+        found: list[Stat] = []
+
+        def fetch(wanted: Sequence[ByteRequest]) -> list[bytes]:
+            answers = self._fetch(path, wanted, tag)
+            found.extend(stat_of_info(a.info) for a in answers if a.info.get("size") is not None)
+            return [a.data for a in answers]
+
         if len(requests) == 1:
-            return [self._read_one(path, requests[0])]
-        ranges = [r for r in requests if isinstance(r, ByteRange)]
-        parts = iter(read_merged(ranges, partial(self._read_ranges, path)))
-        return [self._read_one(path, r) if isinstance(r, Suffix) else next(parts) for r in requests]
+            return fetch(requests) if _size(requests[0]) > 0 else [b""], found
+        parts = iter(read_merged([r for r in requests if isinstance(r, ByteRange)], fetch))
+        return [fetch([r])[0] if isinstance(r, Suffix) else next(parts) for r in requests], found
 
-    def _read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def _fetch(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
+        """Return the answers to one suffix or any number of ranges, none of which is empty."""
         with store_errors(path):
-            parts = [_bytes_or_raise(data) for data in self._ask_for_ranges(path, ranges)]
-        self.patience.counters.received(sum(map(len, parts)))
-        for data, r in zip(parts, ranges, strict=True):
-            _require_part(data, r.stop - r.start, path)
-        return parts
+            answers = self._answers(path, requests, tag)
+        self.patience.counters.received(sum(len(answer.data) for answer in answers))
+        for answer, request in zip(answers, requests, strict=True):
+            _require_part(answer.data, _size(request), path)
+        return answers
 
-    def _read_one(self, path: str, request: ByteRequest) -> bytes:
-        wanted = request.size if isinstance(request, Suffix) else request.stop - request.start
-        if wanted <= 0:
-            return b""
-        with store_errors(path):
+    def _answers(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
+        ranges = self._ranges
+        if ranges is None or not ranges.suits(path):
+            return self._ask_for(path, requests, tag)
+        try:
+            if len(requests) == 1:
+                return [self.patience.run("read", ranges.get, path, requests[0], tag)]
+            return [answer_or_raise(a) for a in self.patience.run("read", ranges.get_many, path, requests, tag)]
+        except UnsuitedError as e:
+            answers = self._ask_for(path, requests, tag)
+            if any(answer.data for answer in answers):
+                ranges.give_up(e)
+            return answers
+
+    def _ask_for(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
+        """Return the answers of fsspec's file system."""
+        if len(requests) == 1:
+            request = requests[0]
+            start, stop = (-request.size, None) if isinstance(request, Suffix) else request
             try:
-                data = self._ask_for(path, request)
+                data = self.patience.run("read", self.fs.cat_file, path, start=start, end=stop)
             except Exception as e:  # noqa: BLE001 - raised again, but for one
-                data = _bytes_or_raise(e)
-        self.patience.counters.received(len(data))
-        _require_part(data, wanted, path)
-        return data
-
-    def _ask_for(self, path: str, request: ByteRequest) -> bytes:
-        start, stop = (-request.size, None) if isinstance(request, Suffix) else request
-        return cast("bytes", self.patience.run("read", self.fs.cat_file, path, start=start, end=stop))
-
-    def _ask_for_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
-        starts, stops = [r.start for r in ranges], [r.stop for r in ranges]
-        paths = [path] * len(ranges)
-        found = self.patience.run("read", self.fs.cat_ranges, paths, starts, stops, on_error="return")
-        return cast("list[bytes | Exception]", found)
+                data = e
+            return [Answer(_bytes_or_raise(data), {})]
+        paths, (starts, stops) = [path] * len(requests), zip(*requests, strict=True)
+        found = self.patience.run("read", self.fs.cat_ranges, paths, [*starts], [*stops], on_error="return")
+        return [Answer(_bytes_or_raise(data), {}) for data in found]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
         """Return the first bytes of each object, or the exception that it caused.
@@ -193,7 +229,7 @@ def store_errors(path: str) -> Iterator[None]:
     """Convert the exceptions of store clients to OSError: each client library has its own exceptions."""
     try:
         yield
-    except OSError as e:
+    except (OSError, ShardfsError) as e:
         if isinstance(e, StoreTimeout) and e.filename is None:
             e.filename = path
         raise
@@ -208,6 +244,17 @@ def _bytes_or_raise(data: bytes | Exception) -> bytes:
             return b""
         raise data
     return data
+
+
+def answer_or_raise(answer: Answer | BaseException) -> Answer:
+    """Return the answer, or raise the exception that stands in its place."""
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _size(request: ByteRequest) -> int:
+    return request.size if isinstance(request, Suffix) else request.stop - request.start
 
 
 def _require_part(data: bytes, wanted: int, path: str) -> None:
@@ -249,3 +296,9 @@ def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:
     """
     weak = tag is None or str(tag).startswith("W/")
     return Stat(size, mtime_ns, (tag, mtime_ns if weak else None, size))
+
+
+def strong_tag(stat: Stat) -> str | None:
+    """Return the ETag that identifies the object's version; None if the ETag is weak, or the store has none."""
+    tag = stat.version[0] if isinstance(stat.version, tuple) else None
+    return tag if isinstance(tag, str) and not tag.startswith("W/") else None

@@ -1,7 +1,8 @@
 """Time-outs and retries of requests to a store.
 
 A call of a client library may never return. So the call runs as a task of fsspec's event loop, which a time-out
-cancels; if the client blocks, the call runs in a thread of its own, which a time-out abandons.
+cancels; if the client blocks, the call runs in a thread of its own, which a time-out abandons. Only a client that is
+known to end within the time-out is called directly.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from time import monotonic as clock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardfs.model.errors import errno_of
 from shardfs.storage.counters import StoreCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    Method = TypeVar("Method", bound=Callable[..., Any])
 
 TIMEOUT_S, RETRIES = 30.0, 4
 """Defaults of `RetryPolicy`."""
@@ -38,6 +41,18 @@ MOST_THREADS = 64
 
 class StoreTimeout(TimeoutError):
     """The store did not answer in time."""
+
+
+def bounded(method: Method) -> Method:
+    """Mark a method that ends within the time-out by itself. It is called without the help of a thread or a loop."""
+    method.bounded = True  # type: ignore[attr-defined]
+    return method
+
+
+def timeout_error(seconds: float) -> StoreTimeout:
+    """Return the error for a request without an answer."""
+    why = f"the store does not answer within {seconds:g} s; check the network, or raise -o store_timeout"
+    return StoreTimeout(errno.ETIMEDOUT, why)
 
 
 class RetryPolicy:
@@ -63,7 +78,7 @@ class RetryPolicy:
     def run(self, kind: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `method` of an fsspec file system, with time-out and retries. Raise StoreTimeout if it does not return.
 
-        `method` may be a coroutine method of an object with the event loop `loop`.
+        `method` may be a coroutine method of an object with the event loop `loop`, or be `bounded`.
 
         `method` may return a list that contains exceptions; the call is retried if one of them is transient.
         """
@@ -103,7 +118,9 @@ class RetryPolicy:
             pause = min(FIRST_PAUSE_S * 3**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
             parts = [failure] if failure else result if isinstance(result, list) else ()
             transient = any(isinstance(part, BaseException) and is_transient(part) for part in parts)
-            if not transient or number == retries or clock() + pause >= end:
+            # A bounded method may take all of the time-out, so it must begin early enough.
+            last = end - self.timeout_s + FIRST_PAUSE_S if hasattr(method, "bounded") else end - pause
+            if not transient or number == retries or clock() >= last:
                 break
             time.sleep(pause)
         if failure is not None:
@@ -112,12 +129,13 @@ class RetryPolicy:
         return result
 
     def _attempt(self, seconds: float, method: Any, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
-        future = self._begun(method, args, kwargs)
-        if not wait([future], seconds).done:
-            future.cancel()
-            why = f"the store does not answer within {self.timeout_s:g} s; check the network, or raise -o store_timeout"
-            return None, StoreTimeout(errno.ETIMEDOUT, why)
         try:
+            if hasattr(method, "bounded"):
+                return method(*args, **kwargs), None
+            future = self._begun(method, args, kwargs)
+            if not wait([future], seconds).done:
+                future.cancel()
+                return None, timeout_error(self.timeout_s)
             return future.result(), None
         except Exception as e:  # noqa: BLE001 - the caller raises it after the last attempt
             return None, e

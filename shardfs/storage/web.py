@@ -20,7 +20,8 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.storage.blob_views import absolute
-from shardfs.storage.remote import FsspecStore, stat_of_info, store_errors
+from shardfs.storage.range_client import Answer, replaced
+from shardfs.storage.remote import FsspecStore, answer_or_raise, stat_of_info, store_errors
 from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
 
 if TYPE_CHECKING:
@@ -95,11 +96,14 @@ class WebStore(FsspecStore):
         unknown = directory or (info["page"] and info["size"] is None)
         return DirEntry(key.rsplit("/", 1)[-1], directory, None if unknown else stat_of_info(info), info["page"])
 
-    def _ask_for(self, path: str, request: ByteRequest) -> bytes:
-        return cast("bytes", self.patience.run("read", self._part, path, request))
+    def _answers(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
+        # Where a page stands for missing names, each answer must be compared with that page.
+        return (super()._answers if self._missing_page is None else self._ask_for)(path, requests, tag)
 
-    def _ask_for_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
-        return cast("list[bytes | Exception]", self._each("read", self._part, [(path, r) for r in ranges]))
+    def _ask_for(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
+        if len(requests) == 1:
+            return [self.patience.run("read", self._part, path, requests[0], tag)]
+        return [answer_or_raise(a) for a in self._each("read", self._part, [(path, r, tag) for r in requests])]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
         got = self._each("documents", self._document, [(path, limit) for path in paths])
@@ -217,21 +221,24 @@ class WebStore(FsspecStore):
         except IsADirectoryError:
             return {"name": url, "type": "directory", "size": None, "page": False}
 
-    async def _part(self, url: str, request: ByteRequest) -> bytes:
+    async def _part(self, url: str, request: ByteRequest, tag: str | None) -> Answer:
         """Return a byte range, shorter at the end of the object. Holds no more than the range in memory.
 
         If the server sends the whole object, the range is cut out, provided that it is near the beginning.
         """
-        async with self._asked("GET", url, Range=_header(request)) as answer:
+        condition = {} if tag is None else {"If-Match": tag}
+        async with self._asked("GET", url, Range=_header(request), **condition) as answer:
+            if answer.status == 412 and tag is not None:
+                raise replaced(url)
             if answer.status == 416:
                 total = _total(answer)
                 total = (await self._head(url))["size"] if total is None else total
                 if total is not None and absolute(request, total).start == total:
-                    return b""
+                    return Answer(b"", {})
             if answer.status in (416, 501):
                 raise IgnoredRangeError(f"{answer.status} {answer.reason}", url)
             answer.raise_for_status()
-            return await _body(answer, *_range_sent(answer, request, url))
+            return Answer(await _body(answer, *_range_sent(answer, request, url)), _info_of(url, answer))
 
     async def _document(self, url: str, limit: int) -> _Document:
         """Return the beginning of a document.
