@@ -115,7 +115,7 @@ def _packages() -> Iterator[Diagnosis]:
             fix = f"pip install --upgrade '{name}>={least}'"
             yield Diagnosis("packages", WRONG, f"{name} {version} is too old", fix)
         present.append(f"{name} {version}")
-    for name in ("aiohttp", "s3fs", "gcsfs", "adlfs"):
+    for name in ("aiohttp", "s3fs", "gcsfs", "adlfs", "obstore"):
         with suppress(metadata.PackageNotFoundError):
             present.append(f"{name} {metadata.version(name)}")
     yield Diagnosis("packages", OK, ", ".join(present))

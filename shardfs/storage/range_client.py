@@ -20,7 +20,7 @@ from urllib.request import getproxies
 
 from shardfs.model.blobs import Suffix
 from shardfs.model.errors import StaleShardError
-from shardfs.storage.retry import bounded, is_transient, timeout_error
+from shardfs.storage.retry import BOUND, bounded, is_transient, timeout_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +122,7 @@ class RangeClient:
             if self._store is not None or not self._usable or _runtime_pid not in (None, os.getpid()):
                 return
             _runtime_pid = os.getpid()
-            client = dict.fromkeys(("timeout", "connect_timeout"), timedelta(seconds=self._timeout_s))
+            client = dict.fromkeys(("timeout", "connect_timeout"), timedelta(seconds=BOUND * self._timeout_s))
             try:
                 retry = {"max_retries": 0}  # `RetryPolicy` repeats requests
                 self._prefix, self._store = self._connect(self._fs, self._root, {**client, "allow_http": True}, retry)

@@ -35,6 +35,9 @@ TIMEOUT_S, RETRIES = 30.0, 4
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """The pause before the first retry, and the longest one. Each pause is three times the one before."""
 
+BOUND = 0.95
+"""The share of the time-out within which a `bounded` method ends, so that a second attempt fits in."""
+
 MOST_THREADS = 64
 """Most blocking calls at a time. If all of them hang, further calls time out before they start."""
 
@@ -44,7 +47,7 @@ class StoreTimeout(TimeoutError):
 
 
 def bounded(method: Method) -> Method:
-    """Mark a method that ends within the time-out by itself. It is called without the help of a thread or a loop."""
+    """Mark a method that ends within `BOUND` of the time-out by itself. The caller's thread calls it directly."""
     method.bounded = True  # type: ignore[attr-defined]
     return method
 
@@ -118,8 +121,7 @@ class RetryPolicy:
             pause = min(FIRST_PAUSE_S * 3**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
             parts = [failure] if failure else result if isinstance(result, list) else ()
             transient = any(isinstance(part, BaseException) and is_transient(part) for part in parts)
-            # A bounded method may take all of the time-out, so it must begin early enough.
-            last = end - self.timeout_s + FIRST_PAUSE_S if hasattr(method, "bounded") else end - pause
+            last = end - BOUND * self.timeout_s if hasattr(method, "bounded") else end - pause
             if not transient or number == retries or clock() >= last:
                 break
             time.sleep(pause)

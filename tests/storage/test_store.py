@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import re
 import socket
@@ -201,7 +202,8 @@ def test_other_bytes_than_those_asked_for_are_an_error(headers: Mapping[str, str
         requests.clear()
         with pytest.raises(OSError, match="byte ranges"):
             open_store(url, patience=RetryPolicy(10, 1)).open("x").read([ByteRange(5, 9)])
-        assert len(requests) == 2, "it is asked again"
+        by_obstore = importlib.util.find_spec("obstore") is not None
+        assert len(requests) == by_obstore + 2, "it is asked again"
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Length": str(4 << 30)}])

@@ -1,0 +1,595 @@
+"""Byte ranges through obstore: which options it takes over, how it fails, and which version of an object is read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import ssl
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.errors import StaleShardError, errno_of
+from shardfs.storage import range_client, retry
+from shardfs.storage.open_store import open_store
+from shardfs.storage.retry import RetryPolicy, StoreTimeout
+from tests import handmade
+from tests.datasets import ROOT
+from tests.waiting import wait_until
+from tests.write.object_store import Handler, Object, QuietServer, Server, object_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from shardfs.storage.remote import FsspecStore
+
+for package in ("obstore", "s3fs", "aiohttp"):
+    pytest.importorskip(package)
+
+OBSTORE, DIGITS = "object_store", b"0123456789"
+
+
+class Recording(Handler):
+    """Notes the headers of every request. An object's header `tagged` says which ETag is sent: weak or none."""
+
+    def answer(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.state.seen.append({"method": self.command, "path": self.path, **headers})
+        super().answer()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+    def get_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        found = state.objects.get(path)
+        tagged = found.headers.get("tagged", "strong") if found is not None else "strong"
+        if tagged != "strong":
+            del self.headers["If-Match"]
+        status, headers, data = super().get_object(state, path, query, body)
+        headers.pop("tagged", None)
+        if tagged == "weak":
+            headers["ETag"] = f"W/{headers['ETag']}"
+        elif tagged == "none":
+            del headers["ETag"]
+        return status, headers, data
+
+    head_object = get_object
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [n for n in os.environ if n.startswith("AWS_") or n.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with object_store(Recording) as server:
+        server.seen = []  # type: ignore[attr-defined]
+        server.put("data/x", DIGITS)
+        yield server
+
+
+def seen(server: Server) -> list[dict[str, str]]:
+    """Return the headers of the requests since the last call."""
+    found: list[dict[str, str]] = server.seen  # type: ignore[attr-defined]
+    server.seen = []  # type: ignore[attr-defined]
+    return found
+
+
+def opened(source: str, *, timeout_s: float = 30, retries: int = 0, **options: Any) -> FsspecStore:
+    store = open_store(source, {**options, "skip_instance_cache": True}, patience=RetryPolicy(timeout_s, retries))
+    return store  # type: ignore[return-value]
+
+
+def source_of(kind: str, server: Server, path: str = "data") -> tuple[str, dict[str, Any]]:
+    """Return the URL and the storage options of a path in the server."""
+    if kind == "http":
+        return f"{server.url}/{path}", {"skip_instance_cache": True}
+    return f"s3://{path}", server.options()
+
+
+def read(store: FsspecStore, key: str = "x") -> bytes:
+    return store.open(key).read([ByteRange(2, 5)])[0]
+
+
+def agent(request: Mapping[str, str]) -> str:
+    return request.get("user-agent", "").partition("/")[0]
+
+
+# ---- which version is read
+
+
+def array(*chunks: bytes, gap: bytes = b"", backwards: bool = False) -> dict[str, bytes]:
+    """Return the files of an array of one shard with four chunks."""
+    document = handmade.zarr_metadata((4, 4), (4, 4), (2, 2))
+    shard = handmade.zarr_shard(chunks, gap=gap, backwards=backwards)
+    return {"zarr.json": json.dumps(document).encode(), "c/0/0": shard}
+
+
+ONE = array(*(bytes([n]) * 4 for n in range(4)))
+OTHER = array(*(bytes([n + 10]) * 4 for n in range(4)), backwards=True)
+LARGER = array(*(bytes([n + 10]) * 4 for n in range(4)), gap=b"-", backwards=True)
+
+
+def put(server: Server, files: Mapping[str, bytes], tagged: str = "strong") -> None:
+    for name, data in files.items():
+        server.objects[f"data/a/{name}"] = Object(data, {"tagged": tagged})
+
+
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_a_chunk_of_a_new_shard_takes_two_requests_and_the_next_one_takes_one(kind: str, server: Server) -> None:
+    put(server, ONE)
+    source, options = source_of(kind, server, "data/a")
+    fs = ShardFileSystem(source=source, storage_options=options, skip_instance_cache=True)
+    fs.cat_file("zarr.json")
+    fs.info("c/0")  # the directories of chunks
+    seen(server)
+    assert fs.info("c/0/0")["size"] == 4
+    assert fs.info("c/0/0")["mtime"] is not None
+    assert fs.cat_file("c/0/0") == bytes(4)
+    cold = seen(server)
+    assert [(r["method"], r["path"], agent(r)) for r in cold] == [("GET", "/data/a/c/0/0", OBSTORE)] * 2
+    assert ["if-match" in r for r in cold] == [False, True]
+    assert fs.info("c/1/1")["size"] == 4
+    assert fs.cat_file("c/1/1") == bytes([3]) * 4
+    assert [(r["method"], agent(r), "if-match" in r) for r in seen(server)] == [("GET", OBSTORE, True)]
+
+
+@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+@pytest.mark.parametrize(("tagged", "new"), [("strong", OTHER), ("strong", LARGER), ("weak", LARGER), ("none", LARGER)])
+def test_a_shard_that_is_replaced_after_its_index_was_read(
+    client: str, tagged: str, new: Mapping[str, bytes], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if client == "fsspec":
+        monkeypatch.setattr(range_client.RangeClient, "suits", lambda self, path: False)
+    put(server, ONE, tagged)
+    source, options = source_of("http", server, "data/a")
+    fs = ShardFileSystem(source=source, storage_options=options, skip_instance_cache=True)
+    assert fs.cat_file("c/0/0") == bytes(4)
+    put(server, new, tagged)
+    assert fs.cat_file("c/0/1") == bytes([11]) * 4
+    assert fs.cat_file("c/1/1") == bytes([13]) * 4
+
+
+def test_a_shard_that_is_always_replaced_is_stale(server: Server) -> None:
+    put(server, ONE)
+    source, options = source_of("s3", server, "data/a")
+    fs = ShardFileSystem(source=source, storage_options=options, skip_instance_cache=True)
+    assert fs.cat_file("c/0/0") == bytes(4)
+    server.fault = lambda number, name: "refuse" if number % 2 == 0 and name == "get_object" else ""
+    server.requests.clear()
+    with pytest.raises((OSError, StaleShardError)) as e:
+        fs.cat_file("c/0/1")
+    assert errno_of(e.value) == errno.ESTALE
+    server.fault = lambda number, name: ""
+    assert fs.cat_file("c/0/1") == bytes([1]) * 4
+
+
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_a_blob_reads_one_version(kind: str, server: Server) -> None:
+    source, options = source_of(kind, server)
+    store = opened(source, **options)
+    blob = store.open("x")
+    assert blob.read([Suffix(3)]) == [b"789"]
+    assert [r["method"] for r in seen(server)] == ["GET"]
+    stat = blob.stat()
+    assert (stat.size, seen(server)) == (10, [])
+    assert stat == store.open("x").stat(), "the same as without reading"
+    server.put("data/x", b"abcdefghij")
+    with pytest.raises(StaleShardError, match="was replaced"):
+        blob.read([ByteRange(0, 3)])
+    with pytest.raises(StaleShardError, match="was replaced"):
+        blob.read([ByteRange(0, 3), ByteRange(8, 10)])
+    assert store.open("x").read([ByteRange(0, 3), Suffix(2)]) == [b"abc", b"ij"]
+
+
+def test_a_server_that_ignores_the_condition_is_noticed(server: Server) -> None:
+    class Ignoring(Recording):
+        def get_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+            del self.headers["If-Match"]
+            return super().get_object(state, path, query, body)
+
+    with object_store(Ignoring) as ignoring:
+        ignoring.seen = []  # type: ignore[attr-defined]
+        ignoring.put("data/x", DIGITS)
+        blob = opened(f"{ignoring.url}/data").open("x")
+        blob.read([ByteRange(0, 3)])
+        ignoring.put("data/x", b"abcdefghij")
+        with pytest.raises(StaleShardError):
+            blob.read([ByteRange(0, 3)])
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize("kind", ["http", "s3"])
+@pytest.mark.parametrize("fault", ["busy", "error", "reset", "cut"])
+def test_accidents_are_retried(kind: str, fault: str, server: Server) -> None:
+    source, options = source_of(kind, server)
+    store = opened(source, retries=3, **options)
+    assert read(store) == b"234"
+    server.requests.clear()
+    server.fault = lambda number, name: fault if number < 2 else ""
+    assert read(store) == b"234"
+    counters = store.patience.counters.snapshot()
+    assert (counters["retries"], counters["errors"], counters["timeouts"]) == (2, {}, 0)
+    assert {agent(r) for r in seen(server) if r["method"] == "GET"} == {OBSTORE}
+
+
+def test_a_server_that_is_busy_for_ever(server: Server) -> None:
+    source, options = source_of("s3", server)
+    store = opened(source, retries=2, **options)
+    read(store)
+    server.fault = lambda number, name: "busy"
+    server.requests.clear()
+    with pytest.raises(OSError, match="503"):
+        read(store)
+    assert server.requests == ["get_object"] * 3
+
+
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_a_silent_server_is_a_timeout(kind: str, server: Server) -> None:
+    source, options = source_of(kind, server)
+    store = opened(source, timeout_s=0.5, retries=4, **options)
+    read(store)
+    server.requests.clear()
+    server.fault = lambda number, name: "hang"
+    with pytest.raises(StoreTimeout, match=r"does not answer within 0\.5 s") as e:
+        read(store)
+    assert str(e.value.filename).endswith("data/x")
+    assert len(server.requests) <= 2, "an operation takes about twice the time-out"
+    assert store.patience.silent
+    server.fault = lambda number, name: ""
+    assert read(store) == b"234"
+    assert not store.patience.silent
+
+
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_missing_and_forbidden_objects(kind: str, server: Server) -> None:
+    source, options = source_of(kind, server)
+    store = opened(source, **options)
+    for _ in range(2):  # before and after the first success
+        with pytest.raises(FileNotFoundError):
+            read(store, "nothing")
+        assert read(store) == b"234"
+    assert store.open("x").read([ByteRange(20, 30)]) == [b""]
+    assert store.open("x").read([ByteRange(8, 30)]) == [b"89"]
+    server.fault = lambda number, name: "forbid"
+    with pytest.raises(PermissionError):
+        read(store)
+    server.fault = lambda number, name: ""
+    seen(server)
+    assert read(store) == b"234"
+    assert [agent(r) for r in seen(server)] == [OBSTORE], "the other client had no success either"
+
+
+@pytest.mark.parametrize("headers", [{"content-type": "text/html"}, {"content-encoding": "gzip"}])
+def test_answers_that_may_be_no_bytes_of_the_object_are_left_to_aiohttp(
+    headers: dict[str, str], server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.objects["data/x"] = Object(DIGITS, headers)
+    store = opened(f"{server.url}/data")
+    caplog.set_level(logging.INFO, "shardfs")
+    if "content-encoding" in headers:
+        with pytest.raises(OSError, match="encoding 'gzip'"):
+            read(store)
+        return
+    assert read(store) == b"234"
+    assert "obstore cannot" in caplog.text
+    seen(server)
+    assert read(store) == b"234"
+    assert [agent(r) for r in seen(server)] == ["Python"], "obstore is not asked again"
+
+
+def test_a_forked_process_uses_fsspec(server: Server) -> None:
+    store = opened(f"{server.url}/data")
+    assert read(store) == b"234"
+    assert [agent(r) for r in seen(server)] == [OBSTORE]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if read(opened(f"{server.url}/data")) == b"234" else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert OBSTORE not in [agent(r) for r in seen(server)]
+
+
+WITH_REQUESTS_UNDER_WAY = """
+import sys, threading
+from shardfs.model.blobs import ByteRange
+from shardfs.storage.open_store import open_store
+blob = open_store(sys.argv[1], {}).open("x")
+blob.read([ByteRange(2, 5)])
+begun = threading.Semaphore(0)
+def read(ranges):
+    while True:
+        begun.release()
+        blob.read(ranges)
+for n in range(8):
+    ranges = [ByteRange(2, 5), ByteRange(4 << 20, 5 << 20)][: 1 + n % 2]
+    threading.Thread(target=read, args=[ranges], daemon=True).start()
+for _ in range(50):
+    begun.acquire()
+print("end", flush=True)
+"""
+
+
+def test_a_program_that_ends_while_requests_are_under_way(server: Server) -> None:
+    server.put("data/x", bytes(6 << 20))
+    command = [sys.executable, "-c", WITH_REQUESTS_UNDER_WAY, f"{server.url}/data"]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_keys_that_clients_encode_differently_are_left_to_fsspec(server: Server) -> None:
+    for kind in ("http", "s3"):
+        source, options = source_of(kind, server)
+        store = opened(source, **options)
+        for key in ("a b", "a%20b", "a#b", "a?b", "é", "a//b"):
+            server.put(f"data/{key}", DIGITS)
+            if kind == "s3" or "//" not in key:
+                assert read(store, key) == b"234"
+                assert agent(seen(server)[-1]) != OBSTORE
+
+
+def test_without_obstore(server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    caplog.set_level(logging.INFO, "shardfs")
+    for kind in ("http", "s3"):
+        source, options = source_of(kind, server)
+        assert read(opened(source, **options)) == b"234"
+        assert agent(seen(server)[-1]) != OBSTORE
+    assert caplog.text.count("obstore is not installed") == 2
+
+
+# ---- options
+
+
+def assert_through_obstore(server: Server, source: str, **options: Any) -> dict[str, str]:
+    """Read bytes with these options. Return the headers of the request."""
+    assert read(opened(source, **options)) == b"234"
+    found = seen(server)[-1]
+    assert agent(found) == OBSTORE
+    return found
+
+
+def merged(options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {**options, **more, "client_kwargs": {**options["client_kwargs"], **more.get("client_kwargs", {})}}
+
+
+S3_OPTIONS: dict[str, tuple[dict[str, Any], Callable[[Mapping[str, str]], bool]]] = {
+    "key": ({}, lambda h: "Credential=not-a-real-key-id/" in h["authorization"]),
+    "token": ({"token": "session"}, lambda h: h["x-amz-security-token"] == "session"),
+    "anon": ({"anon": True, "key": None, "secret": None}, lambda h: "authorization" not in h),
+    "requester_pays": ({"requester_pays": True}, lambda h: h["x-amz-request-payer"] == "requester"),
+    "region": ({"client_kwargs": {"region_name": "eu-central-1"}}, lambda h: "/eu-central-1/" in h["authorization"]),
+    "caches": ({"default_fill_cache": False, "default_cache_type": "none"}, lambda h: True),
+    "timeouts": ({"config_kwargs": {"connect_timeout": 3, "max_pool_connections": 3}}, lambda h: True),
+    "verify": ({"client_kwargs": {"verify": False}}, lambda h: True),
+}
+
+
+@pytest.mark.parametrize("name", S3_OPTIONS)
+def test_s3_options(name: str, server: Server) -> None:
+    more, shown = S3_OPTIONS[name]
+    assert shown(assert_through_obstore(server, "s3://data", **merged(server.options(), **more)))
+
+
+@pytest.mark.parametrize("where", ["endpoint_url", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_s3_endpoint(where: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"key": "k", "secret": "s"}
+    if where.startswith("AWS"):
+        monkeypatch.setenv(where, server.url)
+    else:
+        options[where] = server.url
+    assert_through_obstore(server, "s3://data", **options)
+
+
+def test_s3_credentials_and_region_of_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "SESSION_TOKEN": "t"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
+    found = assert_through_obstore(server, "s3://data", endpoint_url=server.url)
+    assert "Credential=k/" in found["authorization"]
+    assert "/eu-north-1/" in found["authorization"]
+    assert found["x-amz-security-token"] == "t"
+
+
+def test_s3_profile(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(f"[profile lab]\nregion = eu-west-3\nendpoint_url = {server.url}\n")
+    (tmp_path / "credentials").write_text("[lab]\naws_access_key_id = k\naws_secret_access_key = s\n")
+    found = assert_through_obstore(server, "s3://data", profile="lab")
+    assert "Credential=k/" in found["authorization"]
+    assert "/eu-west-3/" in found["authorization"]
+
+
+class Role(BaseHTTPRequestHandler):
+    """Credentials of a role, of which each answer is another version that soon expires."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.given += 1  # type: ignore[attr-defined]
+        expiration = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        names = {"AccessKeyId": f"k{self.server.given}", "SecretAccessKey": "s", "Token": "t"}  # type: ignore[attr-defined]
+        data = json.dumps({**names, "Expiration": expiration}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None = None) -> Iterator[Any]:
+    server = QuietServer(("127.0.0.1", 0), handler)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_s3_credentials_that_expire(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore gets them from the container, and refreshes them."""
+    with serving(Role) as role:
+        role.given = 0
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{role.server_address[1]}/")
+        store = opened("s3://data", endpoint_url=server.url)
+        used = set()
+
+        def refreshed() -> bool:
+            assert read(store) == b"234"
+            request = seen(server)[-1]
+            assert agent(request) == OBSTORE
+            used.add(request["authorization"].partition("/")[0])
+            return len(used) > 1
+
+        wait_until(refreshed)
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answers every request itself, and counts them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        self.send_response(206)
+        for name, value in {"Content-Range": "bytes 2-4/10", "Content-Length": "3", "ETag": '"x"'}.items():
+            self.send_header(name, value)
+        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+        self.end_headers()
+        self.wfile.write(b"234")
+
+
+def test_a_proxy_of_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3fs heeds it, and so does obstore. fsspec's HTTP file system does not, so obstore is not used."""
+    with serving(Proxy) as proxy:
+        proxy.asked = []
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.server_address[1]}")
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_address[1]}")
+        options = merged(server.options(), client_kwargs={"endpoint_url": "http://store.invalid"})
+        assert read(opened("s3://data", **options)) == b"234"
+        assert proxy.asked == ["http://store.invalid/data/x"]
+        assert read(opened(f"{server.url}/data")) == b"234"
+        assert [agent(r) for r in seen(server)] == ["Python"]
+        assert len(proxy.asked) == 1
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert_through_obstore(server, "s3://data", **server.options())
+        assert len(proxy.asked) == 1
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1, with its key."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+    names = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem = serialization.Encoding.PEM
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    path.write_bytes(made.public_bytes(pem) + key.private_bytes(pem, *form))
+    (path.parent / "ca.pem").write_bytes(made.public_bytes(pem))
+    return path
+
+
+@pytest.fixture
+def secure(certificate: Path, server: Server) -> Iterator[Server]:
+    """The same server with TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with serving(Recording, context) as listening:
+        listening.state = server
+        server.url = f"https://127.0.0.1:{listening.server_address[1]}"
+        yield server
+
+
+@pytest.mark.parametrize("how", ["verify", "AWS_CA_BUNDLE", "off"])
+def test_s3_certificates(how: str, secure: Server, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = str(certificate.parent / "ca.pem")
+    options = secure.options()
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(OSError):  # noqa: PT011 - nobody knows the certificate
+        read(opened("s3://data", **options))
+    if how == "AWS_CA_BUNDLE":
+        monkeypatch.setenv(how, bundle)
+    else:
+        options = merged(options, client_kwargs={"verify": bundle if how == "verify" else False})
+    assert_through_obstore(secure, "s3://data", **options)
+
+
+@pytest.mark.parametrize("how", ["SSL_CERT_FILE", "off"])
+def test_http_certificates(how: str, secure: Server, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"ssl": False} if how == "off" else {}
+    if how != "off":
+        monkeypatch.setenv(how, str(certificate.parent / "ca.pem"))
+    assert_through_obstore(secure, f"{secure.url}/data", **options)
+
+
+@pytest.mark.parametrize("options", [{"headers": {"X-Own": "1"}}, {"client_kwargs": {"headers": {"X-Own": "1"}}}])
+def test_http_headers(options: dict[str, Any], server: Server) -> None:
+    found = assert_through_obstore(server, f"{server.url}/data", **options)
+    assert (found["x-own"], found["accept-encoding"]) == ("1", "identity")
+
+
+FALLS_BACK: dict[str, tuple[str, dict[str, Any]]] = {
+    "version_aware": ("s3", {"version_aware": True}),
+    "cache_regions": ("s3", {"cache_regions": True}),
+    "s3_additional_kwargs": ("s3", {"s3_additional_kwargs": {"ChecksumMode": "ENABLED"}}),
+    "config_kwargs.s3": ("s3", {"config_kwargs": {"s3": {"addressing_style": "path"}}}),
+    "client_kwargs.trust_env": ("http", {"client_kwargs": {"trust_env": True}}),
+    "encoded": ("http", {"encoded": True}),
+    "params": ("http", {"params": {"token": "1"}}),
+}
+
+
+@pytest.mark.parametrize("name", FALLS_BACK)
+def test_options_that_obstore_does_not_know(name: str, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "shardfs")
+    kind, more = FALLS_BACK[name]
+    source, options = source_of(kind, server)
+    assert read(opened(source, **{**options, **more})) == b"234"
+    assert OBSTORE not in [agent(r) for r in seen(server)]
+    assert caplog.text.count(f"the option {name}") == 1
+
+
+def test_a_password_in_the_url_falls_back(server: Server) -> None:
+    assert read(opened(f"{server.url}/data".replace("//", "//me:hush@"))) == b"234"
+    found = seen(server)[-1]
+    assert "authorization" in found
+    assert agent(found) != OBSTORE
