@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from datetime import UTC, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -44,6 +45,8 @@ _S3_INNER = {
                       "aws_session_token"},
     "config_kwargs": {"max_pool_connections", "connect_timeout", "read_timeout", "retries"},
 }  # fmt: skip
+_GCS = {"project", "access", "token", "endpoint_url", "cache_timeout", "secure_serialize", "check_connection",
+        "requests_timeout", "timeout", "default_location", *_FSSPEC}  # fmt: skip
 _HTTP = {"headers", "ssl", "client_kwargs", "simple_links", "same_scheme", "size_policy", *_FSSPEC}
 _HTTP_INNER = {"client_kwargs": {"headers"}}
 
@@ -79,18 +82,17 @@ def range_client(fs: Any, root: str, timeout_s: float) -> RangeClient | None:
     Connects at the first request.
     """
     protocol = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-    if "s3" not in protocol and "http" not in protocol:
+    found = next((_CLIENTS[name] for name in protocol if name in _CLIENTS), None)
+    if found is None:
         return None
-    connect, known, inner = (_s3, _S3, _S3_INNER) if "s3" in protocol else (_http, _HTTP, _HTTP_INNER)
+    connect, known, inner = found
     given = fs.storage_options
     unknown = [name for name in given if name not in known]
     unknown += [f"{name}.{key}" for name in inner for key in (given.get(name) or ()) if key not in inner[name]]
     if unknown:
         log.info("%s: fsspec reads all bytes, because obstore does not know the option %s", root, unknown[0])
         return None
-    try:
-        import obstore  # noqa: F401 - whether it is installed
-    except ImportError:
+    if find_spec("obstore") is None:
         log.info("%s: fsspec reads all bytes, because obstore is not installed", root)
         return None
     return RangeClient(fs, root, connect, timeout_s)
@@ -144,10 +146,10 @@ class RangeClient:
         import obstore
 
         try:
-            result = obstore.get(self._store, self._key(path), options=_options(request, tag))
+            result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, bytes(result.bytes()))
         except Exception as e:
-            raise self._error(e, path) from e
+            raise self._error(e, path, tag) from e
 
     async def get_many(
         self, path: str, requests: Sequence[ByteRequest], tag: str | None
@@ -159,10 +161,16 @@ class RangeClient:
         import obstore
 
         try:
-            result = await obstore.get_async(self._store, self._key(path), options=_options(request, tag))
+            result = await obstore.get_async(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, bytes(await result.bytes_async()))
         except Exception as e:
-            raise self._error(e, path) from e
+            raise self._error(e, path, tag) from e
+
+    def _options(self, request: ByteRequest, tag: str | None) -> Any:
+        where = {"suffix": request.size} if isinstance(request, Suffix) else tuple(request)
+        if tag is None:
+            return {"range": where}
+        return {"range": where, **({"version": tag.strip('"')} if self._connect is _gcs else {"if_match": tag})}
 
     def _key(self, path: str) -> str:
         return path.removeprefix(self._prefix)
@@ -174,17 +182,19 @@ class RangeClient:
             raise UnsuitedError(f"the answer has the type {kind!r} and the encoding {encoding!r}")
         self._proven = True
         meta = result.meta
-        return Answer(data, {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]})
+        info = {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}
+        return Answer(data, info | ({"generation": meta["version"]} if self._connect is _gcs else {}))
 
-    def _error(self, error: Exception, path: str) -> Exception:
+    def _error(self, error: Exception, path: str, tag: str | None) -> Exception:
         """Return the exception that says what an exception of obstore means, which has the reason only as text."""
         if isinstance(error, UnsuitedError):
             return error
         text, _, details = str(error).partition("\n\nDebug source")
         status, failure = re.search(r"status code: (\d+)", text), re.search(r"HttpError \{\s+kind: (\w+)", details)
-        if type(error).__name__ == "PreconditionError":
+        missing = isinstance(error, FileNotFoundError)
+        if type(error).__name__ == "PreconditionError" or (missing and tag is not None):
             return replaced(path)
-        if isinstance(error, FileNotFoundError) and self._proven:
+        if missing and self._proven:
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if failure is not None and failure[1] == "Timeout":
             return timeout_error(self._timeout_s)
@@ -193,11 +203,6 @@ class RangeClient:
         # A connection that never succeeded may need a proxy or a certificate that only the other client knows.
         lost = failure is not None and (self._proven or failure[1] == "Interrupted")
         return known if lost or (known.status is not None and is_transient(known)) else UnsuitedError(text)
-
-
-def _options(request: ByteRequest, tag: str | None) -> Any:
-    where = {"suffix": request.size} if isinstance(request, Suffix) else tuple(request)
-    return {"range": where} if tag is None else {"range": where, "if_match": tag}
 
 
 # ---- connecting ----
@@ -249,6 +254,27 @@ def _s3(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, An
     return f"{bucket}/", S3Store(bucket, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type]
 
 
+def _gcs(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, Any]:
+    """Return the bucket and a slash, and obstore's store for it, connected as gcsfs is."""
+    from obstore.store import GCSStore
+
+    bucket, found, seconds = root.partition("/")[0], fs.credentials, client["timeout"].total_seconds()
+
+    def provide() -> Any:
+        headers: dict[str, str] = {}
+        # gcsfs may refresh the token, with blocking calls.
+        _wait_for(asyncio.to_thread(found.apply, headers), fs.loop, seconds)
+        name = next(name for name in headers if name.lower() == "authorization")
+        expiry = found.credentials.expiry
+        return {"token": headers[name].removeprefix("Bearer "), "expires_at": expiry and expiry.replace(tzinfo=UTC)}
+
+    if not bucket:
+        raise UnsuitedError("the source is not in a bucket")
+    options: dict[str, Any] = {"credential_provider": provide} if found.credentials else {"skip_signature": True}
+    store = GCSStore(bucket, base_url=fs._location, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type]
+    return f"{bucket}/", store
+
+
 def _credentials(found: Any, loop: Any, seconds: float) -> Callable[[], Any]:
     """Return what obstore calls for credentials, which botocore may have to refresh."""
 
@@ -273,3 +299,11 @@ def _verify(client: dict[str, Any], verify: Any) -> None:
         client["root_certificate"] = Path(verify).read_text()
     elif verify not in (True, None):
         raise UnsuitedError("the option ssl is an object of Python")
+
+
+_CLIENTS: dict[str, tuple[Callable[..., tuple[str, Any]], set[str], dict[str, set[str]]]] = {
+    "s3": (_s3, _S3, _S3_INNER),
+    "gs": (_gcs, _GCS, {}),
+    "http": (_http, _HTTP, _HTTP_INNER),
+}
+"""Protocol of the file system -> how to connect, and the options that it may have, also inside of others."""

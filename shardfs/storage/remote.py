@@ -285,7 +285,15 @@ def stat_of_info(info: Mapping[str, Any]) -> Stat:
     if info.get("size") is None:
         why = "the store does not report the size, without which the object cannot be read; use another kind of store"
         raise OSError(errno.EIO, why, info.get("name"))
-    return tagged(info.get("ETag") or info.get("etag") or info.get("generation"), int(info["size"]), _mtime_ns(info))
+    tag = info.get("ETag") or info.get("etag")
+    if info.get("generation"):  # the ETags of Google's APIs differ from one another
+        tag = generation_tag(info["generation"])
+    return tagged(tag, int(info["size"]), _mtime_ns(info))
+
+
+def generation_tag(generation: str) -> str:
+    """Return the ETag that stands for a generation of Google Cloud Storage."""
+    return f'"{generation}"'
 
 
 def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:
@@ -299,6 +307,9 @@ def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:
 
 
 def strong_tag(stat: Stat) -> str | None:
-    """Return the ETag that identifies the object's version; None if the ETag is weak, or the store has none."""
+    """Return the ETag that identifies the object's version.
+
+    None if the ETag is weak or invalid (without quotes), or the store has none.
+    """
     tag = stat.version[0] if isinstance(stat.version, tuple) else None
-    return tag if isinstance(tag, str) and not tag.startswith("W/") else None
+    return tag if isinstance(tag, str) and tag.startswith('"') else None

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -28,6 +29,7 @@ from tests import handmade
 from tests.datasets import ROOT
 from tests.waiting import wait_until
 from tests.write.object_store import Handler, Object, QuietServer, Server, object_store
+from tests.write.object_store_gcs import GcsHandler, gcs_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +95,8 @@ def seen(server: Server) -> list[dict[str, str]]:
 
 
 def opened(source: str, *, timeout_s: float = 30, retries: int = 0, **options: Any) -> FsspecStore:
-    store = open_store(source, {**options, "skip_instance_cache": True}, patience=RetryPolicy(timeout_s, retries))
+    options["skip_instance_cache"] = True
+    store = open_store(source, options, patience=RetryPolicy(timeout_s, retries))
     return store  # type: ignore[return-value]
 
 
@@ -593,3 +596,71 @@ def test_a_password_in_the_url_falls_back(server: Server) -> None:
     found = seen(server)[-1]
     assert "authorization" in found
     assert agent(found) != OBSTORE
+
+
+# ---- Google Cloud Storage
+
+
+class Google(GcsHandler):
+    """The JSON API, of which gcsfs makes use, and the XML API, of which obstore does."""
+
+    def path_of(self) -> str:
+        path = super().path_of()
+        return path.lstrip("/")
+
+    def called(self, query: Mapping[str, str]) -> str:
+        path = urlsplit(self.path).path
+        return super().called(query) if "storage/v1" in path else "get_object"
+
+    def answer(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.state.seen.append({"method": self.command, "path": self.path, **headers})
+        super().answer()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+    def get_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        status, headers, data = super().get_object(state, path, query, body)
+        return status, headers | {"x-goog-generation": str(state.objects[path].number), "ETag": '"other"'}, data
+
+
+@pytest.fixture
+def google() -> Iterator[Server]:
+    pytest.importorskip("gcsfs")
+    with object_store(Google) as server:
+        server.seen = []  # type: ignore[attr-defined]
+        server.put("data/x", DIGITS)
+        yield server
+
+
+def test_gcs_reads_one_generation(google: Server) -> None:
+    store = opened("gs://data", **gcs_options(google))
+    blob = store.open("x")
+    assert blob.read([Suffix(3)]) == [b"789"]
+    assert blob.read([ByteRange(0, 3), ByteRange(5, 6)]) == [b"012", b"5"]
+    generation = google.objects["data/x"].number
+    assert [(agent(r), r["path"], "authorization" in r) for r in seen(google) if "/x" in r["path"]] == [
+        (OBSTORE, "/data/x", False),
+        (OBSTORE, f"/data/x?generation={generation}", False),
+    ]
+    assert blob.stat().version == store.open("x").stat().version, "gcsfs reports the same"
+    google.put("data/x", b"abcdefghij")
+    with pytest.raises(StaleShardError, match="was replaced"):
+        blob.read([ByteRange(0, 3)])
+    assert store.open("x").read([ByteRange(0, 3)]) == [b"abc"]
+
+
+def test_gcs_credentials(google: Server) -> None:
+    credentials = pytest.importorskip("google.oauth2.credentials")
+    token = credentials.Credentials("secret-token", expiry=datetime.now() + timedelta(hours=20))
+    store = opened("gs://data", **{**gcs_options(google), "token": token})
+    assert read(store) == b"234"
+    found = seen(google)[-1]
+    assert (agent(found), found["authorization"]) == (OBSTORE, "Bearer secret-token")
+
+
+def test_gcs_with_a_requester_who_pays_falls_back(google: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "shardfs")
+    assert read(opened("gs://data", **gcs_options(google), requester_pays=True)) == b"234"
+    assert OBSTORE not in [agent(r) for r in seen(google)]
+    assert "the option requester_pays" in caplog.text

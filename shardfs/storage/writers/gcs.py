@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fsspec.asyn import sync_wrapper
 
 from shardfs.storage.blob_views import absolute
+from shardfs.storage.remote import generation_tag
 from shardfs.storage.writers.common import Changed
 from shardfs.storage.writers.objects import MARK, Known, Objects, Requests, age_s
 
@@ -96,4 +97,5 @@ def _known(raw: bytes, headers: Mapping[str, str]) -> Known:
     updated = datetime.fromisoformat(resource["updated"])
     mark, age = facts.get("metadata", {}).get(MARK, ""), age_s(headers.get("Date"), updated)
     size, mtime_ns = int(resource["size"]), int(updated.timestamp() * 1e9)
-    return Known(str(resource["generation"]), size, mtime_ns, mark, facts, age, resource.get("etag"))
+    generation = str(resource["generation"])
+    return Known(generation, size, mtime_ns, mark, facts, age, generation_tag(generation))
