@@ -226,8 +226,8 @@ class Options:
     compact: str = _writing(
         _one_of("limit", "never", "eager"),
         "When to remove dead bytes from a shard that is published: limit if they exceed 64 MiB and three quarters of "
-        "the shard, eager if they exceed a third. On object stores, limit and eager also omit the old bytes of a "
-        "shard if all its chunks are replaced.",
+        "the shard, eager if they exceed a third. On S3, limit and eager also omit the old bytes of a shard if all "
+        "its chunks are replaced.",
     )
     u64: str = _writing(
         _one_of("wrap", "nowrap"),

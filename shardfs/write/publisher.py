@@ -106,7 +106,7 @@ class Publisher:
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
                 return
         writer = self._writer
-        job = Job(self._backlog, self._shards.settings, shard, taken, whole=writer.conditional and not writer.local)
+        job = Job(self._backlog, self._shards.settings, shard, taken, writer)
         try:
             stat = writer.update(shard.key, job.make, job.begun, job.check, job.in_place, job.first)
             self._arrived(shard, job, stat)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan
     from shardfs.model.values import Coords
-    from shardfs.storage.writers import Begun
+    from shardfs.storage.writers import Begun, Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Position
     from shardfs.write.pending import Backlog, Version
@@ -236,16 +236,15 @@ class Job:
         change: what the attempt does to the shard.
         extents: the new extents of the chunks in `change.done`, by path.
         written: the bytes written to the store.
-
-    `whole`: the store takes whole objects only, on the condition that nobody has changed them.
     """
 
     def __init__(
-        self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken], *, whole: bool = False
+        self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken], writer: Writer
     ) -> None:
         self._backlog, self._settings, self._shard, self.taken = backlog, settings, shard, taken
-        self._index = rewriting.index_request(shard.tree.collection, shard.number) if whole else None
-        self._may_replace = self._index is not None and settings.compact != "never" and self._may_be_all()
+        self._index = None if writer.local else rewriting.index_request(shard.tree.collection, shard.number)
+        may_pack = writer.pins and settings.compact != "never"
+        self._may_replace = may_pack and self._index is not None and self._may_be_all()
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
         self.change = PublishPlan(None, {}, {}, {}, packed=False)
         self.extents: dict[str, Extent] = {}

@@ -130,12 +130,13 @@ class Requests:
 class Objects(Protocol):
     """The requests to one kind of store. Paths are those of the store's fsspec file system.
 
-    `conditional`, `removes`: whether the store enforces the conditions of `put` and of `remove`. All methods raise
-    OSError for errors of the store. `base` None requires that the object does not exist.
+    `conditional`, `removes`: whether the store enforces the conditions of `put` and of `remove`. `pins`: see `Writer`.
+    All methods raise OSError for errors of the store. `base` None requires that the object does not exist.
     """
 
     conditional: bool = True
     removes: bool = True
+    pins: bool = False
 
     def head(self, path: str) -> Known | None:
         """Return the current version; None if there is no object."""
@@ -270,6 +271,10 @@ class ObjectWriter(Writer):
     @property
     def conditional(self) -> bool:
         return self._objects.conditional
+
+    @property
+    def pins(self) -> bool:
+        return self._objects.pins and self._objects.conditional
 
     def update(
         self,

@@ -68,6 +68,8 @@ class S3Objects(Objects):
     The file system of `store` is an S3FileSystem. Probe objects are created in the store's root.
     """
 
+    pins = True
+
     def __init__(self, store: FsspecStore, limits: MultipartLimits = MultipartLimits()) -> None:  # noqa: B008 - a tuple
         self._fs, self._requests, self._limits, self._root = store.fs, Requests(store), limits, store.path("")
         self.loop = store.fs.loop  # where `RetryPolicy` runs `_get`, and cancels it when it times out
