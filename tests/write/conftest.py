@@ -64,3 +64,14 @@ def plain(tmp_path: Path) -> Path:
     path = tmp_path / "plain"
     path.mkdir()
     return path
+
+
+@pytest.fixture(scope="module")
+def moto_url() -> Iterator[str]:
+    """The address of moto's S3, without buckets."""
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()

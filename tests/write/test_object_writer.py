@@ -132,16 +132,6 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         yield knows_of_parts(s3_bench(request.getfixturevalue("server"), limits))
 
 
-@pytest.fixture(scope="module")
-def moto_url() -> Iterator[str]:
-    moto = pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
 def moto_bench(moto_url: str) -> Callable[[], Bench]:
     bucket = f"bucket-{os.urandom(4).hex()}"

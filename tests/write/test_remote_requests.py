@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.blobs import Suffix
 from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from shardfs.fsspec_fs.filesystem import ShardFileSystem
     from shardfs.model.blobs import Blob, Plan
     from tests.write.mounts import WritableMount
 
@@ -249,6 +249,26 @@ def test_chunks_outside_of_the_array_stay(server: Server, tmp_path: Path) -> Non
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
 
 
+def test_a_reader_with_the_old_index_gets_no_wrong_bytes(server: Server, tmp_path: Path) -> None:
+    """Each version of a chunk that it reads is one that was there, although chunks lie elsewhere now."""
+    target = TARGETS["zarr_end"]
+    _, numbers = numbers_of_a_shard(target)
+    filled(target, server, tmp_path / "natively", {})
+    other, held = Other(server, target), dict[int, int]()
+    for number in reversed(numbers):  # so that each chunk is where another one will be
+        held[number] = 1 + number
+        other.write(number, held[number])
+    reader = ShardFileSystem(source="s3://data/root", storage_options=server.options(), skip_instance_cache=True)
+    assert reader.cat_file(target.path(numbers[0])) == target.shown(held[numbers[0]])
+    with opened(server, tmp_path) as fs:
+        before = dict(held)
+        overwrite(fs, target, held, numbers)
+        fs.publish()
+    for number in numbers:
+        with suppress(OSError):
+            assert reader.cat_file(target.path(number)) in (target.shown(before[number]), target.shown(held[number]))
+
+
 def test_a_shard_that_another_program_has_created(server: Server, tmp_path: Path) -> None:
     """It is expected to be absent, so its content is not asked for before the put, which is refused."""
     target = TARGETS["zarr_end"]
@@ -379,3 +399,24 @@ def test_the_end_of_an_object_is_enough(server: Server) -> None:
     assert traffic.nbytes("") == (3, 10)
     writer.update("a/shard", lambda old: [b"other"] if old is None else [b"seen"], first=None)
     assert server.objects[f"{ROOT}/a/shard"].data == b"seen"
+
+
+@pytest.mark.fuse
+def test_a_mount_of_moto(moto_url: str, tmp_path: Path) -> None:
+    """A new shard, and the same shard with all chunks replaced: its size says which bytes were sent."""
+    target, moto = TARGETS["zarr_end"], Server(url=moto_url)
+    client = s3_store(moto).fs
+    client.call_s3("create_bucket", Bucket="data")
+    (tmp_path / "natively").mkdir()
+    target.create(tmp_path / "natively")
+    client.pipe_file(f"{ROOT}/{target.document}", (tmp_path / "natively" / target.document).read_bytes())
+    key, numbers = numbers_of_a_shard(target)
+    with mounted(moto, tmp_path) as mount:
+        for token in (1, 100):
+            for number in numbers:
+                store_as_tensorstore(mount.path / target.path(number), target.shown(token + number))
+            assert mount.flush().returncode == 0
+            assert len(client.cat_file(key)) == sum(len(target.shown(1)) for _ in numbers) + INDEX
+    for path in (key, f"{ROOT}/{target.document}"):
+        moto.put(path, client.cat_file(path))
+    assert (arrived(target, moto, tmp_path / "after") == target.array({n: 100 + n for n in numbers})).all()
