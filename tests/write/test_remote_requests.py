@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from contextlib import contextmanager, suppress
@@ -300,6 +301,64 @@ def test_what_is_stored_already_is_not_stored_again(server: Server, tmp_path: Pa
         fs.publish()
         assert len(server.objects[key].data) == before + len(target.shown(1)) + INDEX
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+@pytest.mark.parametrize("held_before", [False, True])
+@pytest.mark.parametrize("fault", ["lost", "late error", "reset", "busy", "cut"])
+def test_a_put_that_goes_wrong(fault: str, held_before: bool, server: Server, tmp_path: Path) -> None:
+    """Of a shard that is new, and of one that is replaced. Nothing is stored twice, and nobody reports a conflict."""
+    target, faults = TARGETS["zarr_end"], [fault]
+    key, numbers = numbers_of_a_shard(target)
+    held = {number: 1 + number for number in numbers} if held_before else {}
+    filled(target, server, tmp_path / "natively", held)
+    with opened(server, tmp_path) as fs:
+        server.fault = lambda number, name: faults.pop() if faults and name == "put_object" else ""
+        overwrite(fs, target, held, numbers)
+        with suppress(OSError):
+            fs.publish(timeout=30)
+        fs.publish(timeout=30)
+        assert not faults
+        assert len(server.objects[key].data) == sum(len(target.shown(held[number])) for number in numbers) + INDEX
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+@pytest.mark.parametrize("held_before", [False, True])
+def test_a_crash_after_the_put(
+    held_before: bool, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal does not know that the put has succeeded. The next mount finds the chunks in the shard."""
+    target = TARGETS["zarr_end"]
+    key, numbers = numbers_of_a_shard(target)
+    held = {number: 1 + number for number in numbers} if held_before else {}
+    filled(target, server, tmp_path / "natively", held)
+    with monkeypatch.context() as patch, opened(server, tmp_path) as fs:
+        patch.setattr("shardfs.write.publisher.Publisher._arrived", raises)
+        overwrite(fs, target, held, numbers)
+        with pytest.raises(OSError, match="killed"):
+            fs.publish(timeout=30)
+    stored = server.objects[key]
+    with opened(server, tmp_path) as fs:
+        fs.publish(timeout=30)
+        assert fs.cat_file(target.path(numbers[0])) == target.shown(held[numbers[0]])
+    assert server.objects[key] is stored
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+def raises(*_: object) -> None:
+    raise OSError(errno.EACCES, "killed")
+
+
+def test_temporary_files_in_the_store_are_not_asked_for(server: Server, tmp_path: Path) -> None:
+    target, traffic = TARGETS["zarr_end"], Traffic(server)
+    filled(target, server, tmp_path / "natively", {0: 1})
+    for name in ("0.__lock", "0.partial/inside"):
+        server.put(f"{ROOT}/c/0/{name}", b"left behind")
+    with opened(server, tmp_path) as fs:
+        assert sorted(path.rpartition("/")[2] for path in fs.ls("c/0", detail=False)) == ["0"]
+        traffic.begin()
+        assert not fs.exists("c/0/0.__lock")
+        assert not fs.exists("c/0/0.partial")
+        assert traffic.names() == []
 
 
 # ---- several shards
