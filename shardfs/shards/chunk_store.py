@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardfs.model.blobs import Blob, ByteRange, Stat
 from shardfs.model.errors import CorruptShardError, StaleShardError, UnsupportedError
 from shardfs.model.shard_format import ShardIndex
-from shardfs.shards.streams import CollectionReadAhead
+from shardfs.shards.chunk_read_ahead import CollectionReadAhead
 from shardfs.storage.read_ahead import Piece
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ class ChunkStore:
         self.at = index.at  # the hot path: `locate` for a caller that has already computed the chunk's placement
         self._ahead: CollectionReadAhead | None = None
 
+    files = 1
+    """The number of files that a chunk is shown as."""
+
     @property
     def path(self) -> str:
         """The path of the collection, for messages."""
@@ -89,8 +92,8 @@ class ChunkStore:
         return self.source.is_local
 
     def read_ahead(self, shared: ReadAhead) -> None:
-        """From now on, fetch the chunks of a grid before readers ask for them."""
-        self._ahead = CollectionReadAhead(shared, self.format.grid, partial(_locate, self), self.index.ttl_s)
+        """From now on, fetch chunks before readers ask for them."""
+        self._ahead = CollectionReadAhead(shared, self.index, partial(_locate, self), self.files)
 
     # ---- finding ----
 

@@ -45,6 +45,8 @@ def _origin(found: StoredChunk) -> tuple[int, int, Version]:
 class LeadChunks(ChunkStore):
     """Chunks that are two files each: the second is the bytes right before the first in the shard (`Lead`)."""
 
+    files = 2
+
     def __init__(self, lead: Lead, index: ShardIndices) -> None:
         super().__init__(index)
         self._lead, format = lead, index.format
@@ -181,14 +183,12 @@ def open_chunks(
         return ShardIndices(path, layer.format, source, index_cache, index_ttl_s)
 
     index = index_of(layers[0], StoreShards(store, directory, layers[0], decoded))
-    if lead is not None:
-        return LeadChunks(lead, index)
     if isinstance(layers[0].format, Unsharded) and store.remote:
         return ObjectChunks(index)
-    chunks = ChunkStore(index)
+    chunks = ChunkStore(index) if lead is None else LeadChunks(lead, index)
     for layer in layers[1:]:
         source = NestedShards(chunks, layer, decoded)
         chunks = ChunkStore(index_of(layer, source), chunks)
-    if store.read_ahead is not None and collection.facts.shape:  # ids are not read in an order that can be foreseen
+    if store.read_ahead is not None:
         chunks.read_ahead(store.read_ahead)
     return chunks

@@ -136,6 +136,11 @@ class ShardIndices:
             raise page.error.with_traceback(None)
         return page  # type: ignore[no-any-return]
 
+    def cached_page(self, shard: int, number: int) -> IndexPage | None:
+        """Return a page if it is cached and can be read."""
+        page = self._cache.peek((self._id, shard, number))
+        return page if type(page) is IndexPage else None
+
     def pages(self, shard: int, first: int) -> Iterator[int]:
         """Yield the numbers of a shard's nonempty pages, starting at `first`. Raise CorruptShardError."""
         for block in range(self.format.block_of(first), self.format.blocks):

@@ -9,17 +9,13 @@ end of the first row before any row is predicted, so a pencil or a plane costs n
 from __future__ import annotations
 
 import itertools
-import math
-import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from shardfs.model.blobs import ByteRange
     from shardfs.model.values import Coords
-    from shardfs.storage.read_ahead import Piece, ReadAhead
 
 RUN = 4
 """Chunks in a row that begin a stream."""
@@ -104,6 +100,11 @@ class Stream:
         self._issued = last
         return found
 
+    @property
+    def at_end(self) -> bool:
+        """Whether all chunks up to the end were returned by `ahead` or accessed."""
+        return max(self._issued, self._mark) >= self._total() - 1
+
     def _total(self) -> int:
         total = 1
         for loop in self._loops:
@@ -173,6 +174,7 @@ class Streams:
         self._streams: list[Stream] = []
         self._recent: dict[Coords, None] = {}
         self._accesses = 0
+        self.latest: Stream | None = None  # the stream of the last access, if it belongs to one
 
     def access(self, coords: Coords, room: int) -> list[Coords]:
         """Take note of an access. Return chunks that will probably be asked for next, at most `room`."""
@@ -183,11 +185,21 @@ class Streams:
             del self._recent[next(iter(self._recent))]
         self._accesses += 1
         stream = next((stream for stream in self._streams if stream.follow(coords)), None) or self._begin(coords)
+        self.latest = stream
         if stream is None:
             return []
         stream.age = self._accesses
         self._streams.sort(key=lambda stream: -stream.used)  # the longest stream has the best claim to an access
         return [c for c in stream.ahead(room) if c not in self._recent]
+
+    def expect(self, used: int, room: int) -> list[Coords]:
+        """Begin a stream at the first chunk, which continues another one that has used so many chunks elsewhere."""
+        corner = (0,) * len(self._dims)
+        stream = Stream(self._dims, corner, corner, len(corner) - 1, 1)
+        stream.used = used
+        self._streams.append(stream)
+        self.latest = stream
+        return [corner, *stream.ahead(room)]
 
     def _begin(self, coords: Coords) -> Stream | None:
         """Return a new stream if recent accesses form a run with `coords`: the longest one."""
@@ -208,39 +220,3 @@ class Streams:
         while (beyond := (*coords[:axis], coords[axis] + step, *coords[axis + 1 :])) in self._recent:
             coords = beyond
         return coords
-
-
-class CollectionReadAhead:
-    """Reading ahead in one collection with a grid. Thread-safe.
-
-    Args:
-        dims: the number of chunks along each axis.
-        locate: says where a chunk is; None if it is absent.
-        ttl_s: seconds after which fetched bytes are too old.
-    """
-
-    def __init__(
-        self, shared: ReadAhead, dims: Sequence[int], locate: Callable[[Coords], Piece | None], ttl_s: float = math.inf
-    ) -> None:
-        self._shared, self._locate, self._streams, self._ttl = shared, locate, Streams(dims), ttl_s
-        self._lock = threading.Lock()
-        self._owner = next(_owners)
-
-    def read(self, coords: Coords, piece: Piece, where: ByteRange) -> bytes | None:
-        """Note that a chunk, or the part `where` of it, is read. Return its bytes if they were fetched ahead."""
-        start, stop = piece.where
-        if where.start == start:
-            size = stop - start
-            with self._lock:
-                coming = self._streams.access(coords, self._shared.room() // max(size, 1))
-            if coming:
-                self._shared.fetch(self._owner, coming, size, self._locate)
-        data = self._shared.take((self._owner, coords), piece.where, self._ttl, keep=where.stop < stop)
-        return None if data is None else data[where.start - start : where.stop - start]
-
-    def forget(self) -> None:
-        """Drop what was fetched: shards may have changed."""
-        self._shared.forget(self._owner)
-
-
-_owners = itertools.count()

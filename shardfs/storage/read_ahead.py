@@ -12,6 +12,7 @@ import math
 import os
 import threading
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic as clock
@@ -144,6 +145,8 @@ class ReadAhead:
         self, owner: int, coords: Sequence[Coords], nbytes: int, locate: Callable[[Coords], Piece | None]
     ) -> None:
         """Begin to fetch chunks of about `nbytes` each. `locate` may wait for the store; another thread calls it."""
+        if not coords:
+            return
         with self._lock:
             self._waste_stale()
             new = [c for c in coords if (owner, c) not in self._held]
@@ -151,11 +154,10 @@ class ReadAhead:
                 self._held[owner, c] = _Held(nbytes)
             self.nbytes += nbytes * len(new)
         if new:
-            self._start(partial(self._plan, owner, new, locate))
+            self.start(partial(self._plan, owner, new, locate))
 
-    # ---- in threads of its own ----
-
-    def _start(self, job: Callable[[], None]) -> None:
+    def start(self, job: Callable[[], None]) -> None:
+        """Run a function that may wait for the store in a thread."""
         with self._lock:
             self._jobs.put(job)
             if self._idle or self._threads >= self._allowed:
@@ -163,6 +165,8 @@ class ReadAhead:
             self._threads += 1
         # Daemon threads: the end of a mount does not wait for a store.
         threading.Thread(target=self._work, name="shardfs-ahead", daemon=True).start()
+
+    # ---- in threads of its own ----
 
     def _work(self) -> None:
         while True:
@@ -179,7 +183,8 @@ class ReadAhead:
                     return
             with self._lock:
                 self._idle -= 1
-            job()
+            with suppress(BaseException):  # a thread that ends without notice would be counted for ever
+                job()
             with self._lock:
                 if self._threads > self._allowed:
                     self._threads -= 1
@@ -202,7 +207,7 @@ class ReadAhead:
             ranges = [piece.where for _, piece in members]
             gap = max(sum(r.stop - r.start for r in ranges) // len(ranges) // GAP, SMALL_GAP)
             for _, numbers in coalesce(ranges, gap, MAX_REQUEST):
-                self._start(partial(self._read, owner, [members[n] for n in numbers]))
+                self.start(partial(self._read, owner, [members[n] for n in numbers]))
 
     def _reserve(self, key: tuple[int, Coords], nbytes: int) -> bool:
         with self._lock:

@@ -7,24 +7,30 @@ import math
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange, Stat
-from shardfs.shards.streams import CollectionReadAhead
+from shardfs.model.grid import unravel_many
+from shardfs.model.shard_format import ShardIndex
+from shardfs.shards.chunk_read_ahead import CollectionReadAhead
+from shardfs.shards.shard_indices import IndexPage
 from shardfs.storage import read_ahead
+from shardfs.storage.blob_views import BytesBlob
 from shardfs.storage.counters import StoreCounters
 from shardfs.storage.read_ahead import Piece, ReadAhead
 from shardfs.storage.store import read_merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.model.blobs import ByteRequest
-    from shardfs.model.values import Coords
+    from shardfs.model.values import U64, Bool, Coords
+    from shardfs.shards.shard_indices import ShardIndices
 
 DIMS = (4, 8, 8)
 PER_SHARD = 64
@@ -79,13 +85,45 @@ class Store:
         return sum(r.stop - r.start for r in self.requests)
 
 
+class Format:
+    """The placement of a `Store`: one index page for each shard."""
+
+    def __init__(self, store: Store) -> None:
+        self.grid, self._store = store.dims, store
+
+    def place(self, coords: Coords) -> tuple[int, int, int]:
+        shard, slot = divmod(self._store.number(coords), PER_SHARD)
+        return shard, 0, slot
+
+    def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
+        return unravel_many(slots + np.uint64(shard * PER_SHARD), self.grid), np.ones(len(slots), np.bool_)
+
+
+class Index:
+    """Stands for the `ShardIndices` of a `Store`, all of whose pages are cached."""
+
+    ttl_s = math.inf
+
+    def __init__(self, store: Store) -> None:
+        self.format = Format(store)
+
+    def cached_page(self, shard: int, number: int) -> IndexPage:
+        starts = np.arange(PER_SHARD, dtype=np.uint64)
+        return IndexPage(ShardIndex(None, starts, starts), BytesBlob(b"", Store()), None)
+
+    page = cached_page
+
+    def pages(self, shard: int, first: int) -> Iterator[int]:
+        yield from range(first, 1)
+
+
 class Reader:
     """Reads chunks as a `ChunkStore` does, with its own request where nothing was fetched ahead."""
 
     def __init__(self, store: Store, limit: int = 1 << 28, connections: int = 4) -> None:
         self.store, self.counters = store, StoreCounters()
         self.shared = ReadAhead(limit, connections, self.counters)
-        self.ahead = CollectionReadAhead(self.shared, store.dims, store.locate)
+        self.ahead = CollectionReadAhead(self.shared, cast("ShardIndices", Index(store)), store.locate)
         self.own = 0
 
     def read(self, coords: Coords, part: ByteRange | None = None) -> bytes:
@@ -134,7 +172,7 @@ def test_a_reader_does_not_wait_for_a_fetch_that_has_not_begun() -> None:
         begun.set()
         store.gate.wait(60)
 
-    reader.shared._start(block)
+    reader.shared.start(block)
     assert begun.wait(60)
     reader.shared.fetch(reader.ahead._owner, [(5,)], store.size, store.locate)
     assert reader.shared.take((reader.ahead._owner, (5,)), store.locate((5,)).where, math.inf, keep=False) is None
