@@ -43,6 +43,7 @@ VERBS = {
     "verify": "jobs",
     "recover": "recovering",
     "compact": "jobs",
+    "cache": "caching",
     "config": "configuring",
     "install": "installing",
     "uninstall": "installing",

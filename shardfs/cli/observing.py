@@ -148,6 +148,9 @@ def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
     if store["bytes_ahead_used"] or store["bytes_ahead_wasted"]:
         used, wasted = human_bytes(store["bytes_ahead_used"]), human_bytes(store["bytes_ahead_wasted"])
         yield f"  fetched ahead: {used} read, {wasted} not read"
+    if lookups := store["disk_cache_hits"] + store["disk_cache_misses"]:
+        share, nbytes = store["disk_cache_hits"] / lookups, human_bytes(store["bytes_from_disk_cache"])
+        yield f"  disk cache: {100 * share:.1f} % of {lookups} found, {nbytes} read"
     if store["latency"]:
         yield f"  store operations: {_latency(store['latency'])}"
     if store["errors"]:

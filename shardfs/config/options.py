@@ -162,6 +162,15 @@ class Options:
         "Memory for chunks of remote sources that are fetched before programs ask for them, where they read planes, "
         "blocks or whole arrays; 0 turns this off.",
     )
+    cache_dir: str | None = _cache(
+        _Kind(parsers.cache_directory, "DIRECTORY"),
+        "Keep what is read from a remote source in this directory, for later mounts. auto: $XDG_CACHE_HOME/shardfs, or "
+        "the CacheDirectory= of a systemd unit; none: no cache.",
+        unset="no cache on the disk",
+    )
+    cache_size: int = _cache(
+        _size("10G"), "The largest size of cache_dir. At least 1 GiB, or 5 % of a smaller disk, always stays free."
+    )
     connections: int = _store(
         _Kind(parsers.positive, "NUMBER", "64"),
         "Requests to a remote source that may be under way to fetch ahead. As many shards, but at most 16, are "

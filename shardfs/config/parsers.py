@@ -106,6 +106,11 @@ def file_path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
+def cache_directory(text: str) -> str:
+    """An absolute path, `auto`, or nothing for `none`."""
+    return "" if text == "none" else text if text == "auto" else file_path(text)
+
+
 def address(text: str) -> str:
     """HOST:PORT, with an IPv6 address in brackets."""
     host, colon, port = text.rpartition(":")

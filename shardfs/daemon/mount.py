@@ -268,6 +268,8 @@ def _serve(
     finally:
         # Free nothing else here: threads may still wait for the store. The end of the process frees the rest.
         session.unmount()
+        if (cache := getattr(tree.store, "cache", None)) is not None:
+            cache.flush(LAST_WORDS_S)
 
 
 def _listening(address: str | None) -> Scraping | None:

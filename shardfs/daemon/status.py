@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardfs.daemon.shutdown import Writing
     from shardfs.fuse.server import Server
     from shardfs.storage.retry import RetryPolicy
+    from shardfs.storage.store import Store
 
 
 class ObservableTree(FileTree, Protocol):
@@ -27,6 +28,10 @@ class ObservableTree(FileTree, Protocol):
     @property
     def patience(self) -> RetryPolicy | None:
         """The retry policy of a remote store; None for a local store."""
+
+    @property
+    def store(self) -> Store:
+        """The store of the source."""
 
     def caches(self) -> dict[str, dict[str, int]]:
         """Hits, misses, bytes and limit of each cache."""
@@ -184,6 +189,9 @@ _STORE = {
     "store_bytes_fetched_total": ("Bytes read from the store.", "bytes_fetched"),
     "store_bytes_ahead_used_total": ("Bytes fetched before a program asked for them, and read.", "bytes_ahead_used"),
     "store_bytes_ahead_wasted_total": ("Bytes fetched ahead that no program read.", "bytes_ahead_wasted"),
+    "store_disk_cache_hits_total": ("Byte ranges that the disk cache had.", "disk_cache_hits"),
+    "store_disk_cache_misses_total": ("Byte ranges that the disk cache did not have.", "disk_cache_misses"),
+    "store_bytes_from_disk_cache_total": ("Bytes read from the disk cache.", "bytes_from_disk_cache"),
     "store_silent": ("1 while the store does not answer.", "silent"),
 }
 _WRITING = {

@@ -94,7 +94,10 @@ class StoreShards:
         return True
 
     def reopen(self, shard: int) -> None:
-        self._store.reopen(self.key(shard))
+        key, pair = self.key(shard), self.layer.pair
+        stem = key.rsplit(".", 1)[0]
+        for name in (key,) if pair is None else (key, stem + pair.head, stem + pair.body):
+            self._store.reopen(name)
 
     def existing(self) -> tuple[U64, None]:
         return self.survey()[0], None

@@ -78,14 +78,15 @@ class StoreCounters:
 
     `requests` are operations by kind, without retries; `errors` are operations that failed finally, by errno.
     `timeouts` are attempts that timed out; `retries` are attempts after the first. Of the bytes that were fetched
-    before a reader asked for them, `ahead_used` were read, and `ahead_wasted` were not.
+    before a reader asked for them, `ahead_used` were read, and `ahead_wasted` were not. The disk cache had the bytes of
+    `cache_hits` requests, together `cache_bytes`.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.requests, self.errors = Counter[str](), Counter[int]()
         self.retries = self.timeouts = self.nbytes = self.waiting = 0
-        self.ahead_used = self.ahead_wasted = 0
+        self.ahead_used = self.ahead_wasted = self.cache_hits = self.cache_misses = self.cache_bytes = 0
         self.times = Histogram()
 
     def begin(self, kind: str) -> None:
@@ -119,6 +120,13 @@ class StoreCounters:
             self.ahead_used += used
             self.ahead_wasted += wasted
 
+    def cache(self, *, hits: int, misses: int, nbytes: int) -> None:
+        """Count requests for byte ranges that the disk cache answered with so many bytes, or could not answer."""
+        with self._lock:
+            self.cache_hits += hits
+            self.cache_misses += misses
+            self.cache_bytes += nbytes
+
     def snapshot(self) -> dict[str, Any]:
         """Return a snapshot of the counters, by name."""
         with self._lock:
@@ -130,6 +138,9 @@ class StoreCounters:
                 "bytes_fetched": self.nbytes,
                 "bytes_ahead_used": self.ahead_used,
                 "bytes_ahead_wasted": self.ahead_wasted,
+                "disk_cache_hits": self.cache_hits,
+                "disk_cache_misses": self.cache_misses,
+                "bytes_from_disk_cache": self.cache_bytes,
                 "waiting": self.waiting,
                 "bins": list(self.times.bins),
                 "seconds": self.times.seconds,

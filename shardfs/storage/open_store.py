@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.core import url_to_fs
 
-from shardfs.model.redact import is_path
+from shardfs.model.errors import message
+from shardfs.model.redact import is_path, public_name
 from shardfs.storage.cache import nothing
 from shardfs.storage.retry import RetryPolicy
 
@@ -23,6 +25,8 @@ from shardfs.storage.range_client import range_client
 from shardfs.storage.read_ahead import ReadAhead
 from shardfs.storage.remote import FsspecStore
 
+log = logging.getLogger(__name__)
+
 
 def open_store(
     source: str,
@@ -33,11 +37,13 @@ def open_store(
     patience: RetryPolicy | None = None,
     prefetch: int = 0,
     connections: int = 1,
+    cache_dir: str | None = None,
+    cache_size: int = 0,
 ) -> Store:
     """Open the store of a path or an fsspec URL, including chained URLs.
 
     For remote stores: `patience` says when to retry; up to `prefetch` bytes are fetched before readers ask for them,
-    with at most this number of `connections`.
+    with at most this number of `connections`; up to `cache_size` bytes that were read are kept in `cache_dir`.
 
     Raise FileNotFoundError if a local path does not exist.
     """
@@ -65,8 +71,35 @@ def open_store(
     if "http" in fs.protocol:
         from shardfs.storage.web import WebStore
 
-        return WebStore(fs, path, waiting, patience, ahead, ranges)
-    return FsspecStore(fs, path, waiting, patience, ahead, ranges)
+        store: FsspecStore = WebStore(fs, path, waiting, patience, ahead, ranges)
+    else:
+        store = FsspecStore(fs, path, waiting, patience, ahead, ranges)
+    if not cache_dir:
+        return store
+    return _with_cache(store, cache_dir, cache_size, source, storage_options or {}, waiting)
+
+
+def _with_cache(
+    store: FsspecStore,
+    directory: str,
+    limit: int,
+    source: str,
+    options: Mapping[str, Any],
+    waiting: Callable[[], None],
+) -> Store:
+    """Keep what is read on the disk. Log why, and return the store itself, if that is not possible."""
+    from shardfs.storage.cached_store import CachedStore
+    from shardfs.storage.disk_cache import DiskCache, cache_directory
+
+    if "::" in source:  # members of archives have no version of their own, and other chains have a cache
+        log.info("%s: chained sources are not kept in the disk cache", public_name(source))
+        return store
+    try:
+        cache = DiskCache(cache_directory(directory), limit)
+    except OSError as e:
+        log.warning("no disk cache: %s", message(e))
+        return store
+    return CachedStore(store, cache, source, options, waiting)
 
 
 def _with_connections(source: str, options: Mapping[str, Any], connections: int) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import errno
 import threading
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from time import time
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
@@ -313,3 +314,13 @@ def strong_tag(stat: Stat) -> str | None:
     """
     tag = stat.version[0] if isinstance(stat.version, tuple) else None
     return tag if isinstance(tag, str) and tag.startswith('"') else None
+
+
+SETTLED_S = 60.0
+"""Seconds after which an object that changes again gets another time, also in stores that round times."""
+
+
+def identifies_bytes(stat: Stat) -> bool:
+    """Return whether two objects with this version have the same bytes: not if times of changes are unknown or new."""
+    _, mtime_ns, _ = cast("tuple[Any, int | None, int]", stat.version)  # see `tagged`
+    return mtime_ns is None or 0 < mtime_ns < (time() - SETTLED_S) * 1e9

@@ -399,6 +399,8 @@ def open_tree(
     store_retries: int = retry.RETRIES,
     prefetch_bytes: int = 0,
     connections: int = 1,
+    cache_dir: str | None = None,
+    cache_size: int = 0,
     may_be_empty: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> Tree:
@@ -419,6 +421,8 @@ def open_tree(
         patience=patient,
         prefetch=prefetch_bytes,
         connections=connections,
+        cache_dir=cache_dir,
+        cache_size=cache_size,
     )
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
@@ -445,5 +449,7 @@ def open_with_options(source: str, options: Options, **hooks: Any) -> Tree:
         store_retries=options.store_retries,
         prefetch_bytes=options.prefetch,
         connections=options.connections,
+        cache_dir=options.cache_dir,
+        cache_size=options.cache_size,
         **hooks,
     )

@@ -21,6 +21,7 @@ from shardfs.cli import looking
 from shardfs.config import options
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.listing import Batch
+from shardfs.storage.disk_cache import DiskCache
 from tests import handmade_ids
 from tests.waiting import wait_until
 
@@ -596,3 +597,22 @@ def test_help_imports_nothing_that_takes_long() -> None:
     code = f"import sys; from shardfs.cli import run; run(['--help']); print([m for m in {heavy} if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert told.splitlines()[-1] == "[]"
+
+
+def test_cache_info_and_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert invoke("cache", "info") == "empty: there is no cache\n"
+    assert invoke("cache", "clear") == "0 B removed\n"
+    assert not list(tmp_path.iterdir())
+    cache = DiskCache(str(tmp_path / "shardfs"), 1 << 20)
+    cache.put(bytes(16), bytes(16), b"x")
+    cache.flush(60)
+    nbytes = cache.usage().nbytes
+    assert f"{tmp_path}/shardfs: 1 entries, " in invoke("cache", "info")
+    found = json.loads(invoke("cache", "info", "--json", "--cache-dir", str(tmp_path / "shardfs")))
+    assert (found["entries"], found["bytes"]) == (1, nbytes)
+    monkeypatch.setenv("SHARDFS_CACHE_DIR", str(tmp_path / "other"))
+    assert invoke("cache", "info") == "empty: there is no cache\n"
+    assert json.loads(invoke("cache", "clear", "--cache-dir", "auto", "--json")) == {"bytes_removed": nbytes}
+    assert cache.usage().entries == 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.storage.cached_store import CachedBlob
 from shardfs.storage.remote import FsspecBlob
 
 if TYPE_CHECKING:
@@ -132,4 +133,4 @@ class StoreSuite:
 
     def test_a_descriptor_holds_the_bytes_where_it_says(self, store: Store) -> None:
         blob = store.open("a/digits")
-        assert (blob.fd < 0) == store.remote == isinstance(blob, FsspecBlob)
+        assert (blob.fd < 0) == store.remote == isinstance(blob, FsspecBlob | CachedBlob)

@@ -1,0 +1,78 @@
+"""The verb `cache`: shows and clears the disk cache for remote sources."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from shardfs.cli import Group
+from shardfs.cli.printing import human_bytes, write_json
+from shardfs.cli.sources import decorated
+from shardfs.config import loading, parsers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from shardfs.storage.disk_cache import DiskCache
+
+
+@click.group(cls=Group, no_args_is_help=False)
+def cache() -> None:
+    """Show and clear the disk cache for remote sources.
+
+    Mounts use it with the option cache_dir. They may continue to use it meanwhile.
+    """
+
+
+def _of_directory(function: Callable[..., Any]) -> Callable[..., Any]:
+    words = "The directory; default: $SHARDFS_CACHE_DIR, or the user's cache directory."
+    return decorated(
+        click.option("--cache-dir", "given", metavar="DIRECTORY", help=words),
+        click.option("--json", "as_json", is_flag=True, help="A JSON object."),
+    )(function)
+
+
+def _opened(given: str | None) -> DiskCache | None:
+    """Return the cache in a directory; None if there is none."""
+    from shardfs.storage.disk_cache import DiskCache, cache_directory
+
+    chosen = loading.merged(loading.from_environment(os.environ)).cache_dir if given is None else given
+    directory = cache_directory(parsers.cache_directory(chosen or "auto"))
+    return DiskCache(directory, 0) if DiskCache.exists(directory) else None
+
+
+@cache.command()
+@_of_directory
+def info(given: str | None, as_json: bool) -> None:
+    """Show how much the cache contains."""
+    found = _opened(given)
+    if found is None:
+        _print({"entries": 0, "bytes": 0}, "empty: there is no cache", as_json=as_json)
+        return
+    entries, nbytes, oldest_ns = found.usage()
+    text = f"{found.directory}: {entries} entries, {human_bytes(nbytes)}"
+    if entries:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(oldest_ns / 1e9))
+        text += f", the oldest one last used at {when}"
+    values = {"directory": found.directory, "entries": entries, "bytes": nbytes, "oldest_ns": oldest_ns}
+    _print(values, text, as_json=as_json)
+
+
+@cache.command()
+@_of_directory
+def clear(given: str | None, as_json: bool) -> None:
+    """Remove all entries."""
+    found = _opened(given)
+    nbytes = 0 if found is None else found.clear()
+    _print({"bytes_removed": nbytes}, f"{human_bytes(nbytes)} removed", as_json=as_json)
+
+
+def _print(values: dict[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        write_json(values)
+    else:
+        click.echo(text)

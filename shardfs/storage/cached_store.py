@@ -1,0 +1,156 @@
+"""A remote store of which the bytes that were read stay on the local disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.redact import public_name, redacted_values
+from shardfs.storage.cache import ByteLRU
+from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES
+from shardfs.storage.remote import identifies_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from shardfs.model.blobs import Blob, ByteRequest, Stat
+    from shardfs.storage.disk_cache import DiskCache
+    from shardfs.storage.remote import FsspecStore
+    from shardfs.storage.store import DirEntry
+
+OPEN_BYTES = 4 << 20
+"""Memory for the versions of objects that are in use."""
+
+OBJECT_BYTES = 500
+"""Memory for one of them."""
+
+
+class CachedStore:
+    """A store whose objects consult a cache on the local disk before they send requests.
+
+    Everything else is answered by `inner`: metadata documents, listings and attributes are never served from the disk.
+    The version of an object costs one request when the object is first used, and after each `reopen`.
+
+    Args:
+        source: the URL of the store. Its secrets, and those of the options, do not become part of an entry's name.
+    """
+
+    remote = True
+
+    def __init__(
+        self,
+        inner: FsspecStore,
+        cache: DiskCache,
+        source: str,
+        options: Mapping[str, Any],
+        waiting: Callable[[], None],
+    ) -> None:
+        self.inner, self.cache, self.waiting = inner, cache, waiting
+        self.blind, self.name, self.read_ahead, self.patience = (
+            inner.blind,
+            inner.name,
+            inner.read_ahead,
+            inner.patience,
+        )
+        settings = json.dumps(redacted_values(options), sort_keys=True, default=str)
+        # The query may be a signature, or select the object; nobody can recover it from the hash.
+        self._source = f"{settings}\0{urlsplit(source).query}\0{public_name(source).rstrip('/')}"
+        self._blobs = ByteLRU(OPEN_BYTES)
+
+    def open(self, key: str) -> CachedBlob:
+        def load() -> tuple[CachedBlob, int, float]:
+            name = f"{self._source}/{key}" if key else self._source
+            return CachedBlob(self, self.inner.open(key), name), OBJECT_BYTES, math.inf
+
+        return self._blobs.get(key, load)
+
+    def reopen(self, key: str) -> None:
+        self._blobs.drop(key)
+        self.inner.reopen(key)
+
+    def reopen_below(self, key: str) -> None:
+        self._blobs = ByteLRU(OPEN_BYTES)
+        self.inner.reopen_below(key)
+
+    def entry(self, key: str) -> DirEntry:
+        return self.inner.entry(key)
+
+    def scan(self, key: str) -> Iterator[DirEntry]:
+        return self.inner.scan(key)
+
+    def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        return self.inner.documents(directory, names, limit)
+
+    def require_ranges(self, keys: Iterable[str]) -> None:
+        self.inner.require_ranges(keys)
+
+    def statvfs(self) -> None:
+        return self.inner.statvfs()
+
+
+class CachedBlob:
+    """An object of a `CachedStore`, in the version that the store reported first."""
+
+    __slots__ = ("__weakref__", "_inner", "_name", "_store", "base", "fd")
+
+    def __init__(self, store: CachedStore, inner: Blob, name: str) -> None:
+        self.fd, self.base = -1, 0
+        self._store, self._inner, self._name = store, inner, name
+
+    def stat(self) -> Stat:
+        return self._inner.stat()
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+        self._store.waiting()
+        tag = self._tag()
+        if tag is None:
+            return self._inner.read(requests)
+        cache, counters = self._store.cache, self._store.patience.counters
+        names = [_digest(f"{self._name}\0{_start(request)}", NAME_BYTES) for request in requests]
+        found = [self._cached(name, tag, request) for name, request in zip(names, requests, strict=True)]
+        missing = [i for i, data in enumerate(found) if data is None]
+        fetched = self._inner.read([requests[i] for i in missing]) if missing else []
+        counters.cache(hits=len(found) - len(missing), misses=len(missing), nbytes=sum(len(d) for d in found if d))
+        for i, data in zip(missing, fetched, strict=True):
+            found[i] = data
+            if data:
+                cache.put(names[i], tag, data)
+        return [data or b"" for data in found]
+
+    def _tag(self) -> bytes | None:
+        """Return what identifies the version; None if nothing does, or if the store refuses to say."""
+        try:
+            stat = self._inner.stat()
+        except FileNotFoundError:
+            raise
+        except OSError:  # the request for the bytes may succeed
+            return None
+        return _digest(repr(stat.version), TAG_BYTES) if identifies_bytes(stat) else None
+
+    def _cached(self, name: bytes, tag: bytes, request: ByteRequest) -> bytes | None:
+        """Return the requested bytes if the entry has this version and enough bytes. It may have more."""
+        if isinstance(request, ByteRange) and request.stop <= request.start:
+            return b""
+        entry = self._store.cache.get(name)
+        if entry is None or entry[0] != tag:
+            return None
+        data = entry[1]
+        if isinstance(request, Suffix):
+            return data
+        wanted = request.stop - request.start
+        complete = len(data) >= wanted or request.start + len(data) == self._inner.stat().size
+        return data[:wanted] if complete else None
+
+
+def _start(request: ByteRequest) -> int:
+    """Return where the bytes begin; negative if from the end of the object."""
+    return -request.size if isinstance(request, Suffix) else request.start
+
+
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(os.fsencode(text), digest_size=size).digest()
