@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.blobs import Suffix
 from shardfs.model.redact import public_name, redacted_values
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES
@@ -18,9 +18,9 @@ from shardfs.storage.remote import identifies_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardfs.model.blobs import Blob, ByteRequest, Stat
+    from shardfs.model.blobs import ByteRequest, Stat
     from shardfs.storage.disk_cache import DiskCache
-    from shardfs.storage.remote import FsspecStore
+    from shardfs.storage.remote import FsspecBlob, FsspecStore
     from shardfs.storage.store import DirEntry
 
 OPEN_BYTES = 4 << 20
@@ -34,7 +34,10 @@ class CachedStore:
     """A store whose objects consult a cache on the local disk before they send requests.
 
     Everything else is answered by `inner`: metadata documents, listings and attributes are never served from the disk.
-    The version of an object costs one request when the object is first used, and after each `reopen`.
+    The version of an object costs at most one request when the object is first used, and after each `reopen`.
+
+    Attributes:
+        asks_for_versions: whether answers to requests for bytes do not name the version.
 
     Args:
         source: the URL of the store. Its secrets, and those of the options, do not become part of an entry's name.
@@ -61,6 +64,7 @@ class CachedStore:
         # The query may be a signature, or select the object; nobody can recover it from the hash.
         self._source = f"{settings}\0{urlsplit(source).query}\0{public_name(source).rstrip('/')}"
         self._blobs = ByteLRU(OPEN_BYTES)
+        self.asks_for_versions = False
 
     def open(self, key: str) -> CachedBlob:
         def load() -> tuple[CachedBlob, int, float]:
@@ -96,48 +100,65 @@ class CachedStore:
 class CachedBlob:
     """An object of a `CachedStore`, in the version that the store reported first."""
 
-    __slots__ = ("__weakref__", "_inner", "_name", "_store", "base", "fd")
+    __slots__ = ("__weakref__", "_asked", "_inner", "_name", "_store", "base", "fd")
 
-    def __init__(self, store: CachedStore, inner: Blob, name: str) -> None:
+    def __init__(self, store: CachedStore, inner: FsspecBlob, name: str) -> None:
         self.fd, self.base = -1, 0
         self._store, self._inner, self._name = store, inner, name
+        self._asked = False  # whether a request for the version was sent
 
     def stat(self) -> Stat:
+        self._asked |= self._inner.known is None
         return self._inner.stat()
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        self._store.waiting()
-        tag = self._tag()
-        if tag is None:
-            return self._inner.read(requests)
-        cache, counters = self._store.cache, self._store.patience.counters
+        store = self._store
+        store.waiting()
         names = [_digest(f"{self._name}\0{_start(request)}", NAME_BYTES) for request in requests]
-        found = [self._cached(name, tag, request) for name, request in zip(names, requests, strict=True)]
+        entries = [store.cache.get(name) if _filled(r) else None for name, r in zip(names, requests, strict=True)]
+        # The version must be known before the bytes are read, or else they could be kept as those of a later version.
+        # If nothing is cached, and the answer to the request for the bytes names their version, that is enough.
+        if any(entries) or store.asks_for_versions:
+            self._ask_for_version()
+        found = [self._usable(entry, request) for entry, request in zip(entries, requests, strict=True)]
         missing = [i for i, data in enumerate(found) if data is None]
-        fetched = self._inner.read([requests[i] for i in missing]) if missing else []
-        counters.cache(hits=len(found) - len(missing), misses=len(missing), nbytes=sum(len(d) for d in found if d))
-        for i, data in zip(missing, fetched, strict=True):
-            found[i] = data
-            if data:
-                cache.put(names[i], tag, data)
-        return [data or b"" for data in found]
+        hits, nbytes = len(found) - len(missing), sum(len(data) for data in found if data)
+        store.patience.counters.cache(hits=hits, misses=len(missing), nbytes=nbytes)
+        fetched = iter(self._fetch([names[i] for i in missing], [requests[i] for i in missing]) if missing else ())
+        return [next(fetched) if data is None else data for data in found]
 
-    def _tag(self) -> bytes | None:
-        """Return what identifies the version; None if nothing does, or if the store refuses to say."""
+    def _fetch(self, names: Sequence[bytes], requests: Sequence[ByteRequest]) -> list[bytes]:
+        """Return bytes from the source, and keep them under these names if their version is certain."""
+        known = self._inner.known is not None
+        fetched = self._inner.read(requests)
+        if self._inner.known is None and not self._store.asks_for_versions:  # nobody knows which version these are of
+            self._store.asks_for_versions = known = True
+            self._ask_for_version()
+            fetched = self._inner.read(requests)
+        if (tag := self._tag()) is not None and (known or not self._asked):
+            for name, data in zip(names, fetched, strict=True):
+                if data:
+                    self._store.cache.put(name, tag, data)
+        return fetched
+
+    def _ask_for_version(self) -> None:
         try:
-            stat = self._inner.stat()
+            self.stat()
         except FileNotFoundError:
             raise
         except OSError:  # the request for the bytes may succeed
-            return None
-        return _digest(repr(stat.version), TAG_BYTES) if identifies_bytes(stat) else None
+            pass
 
-    def _cached(self, name: bytes, tag: bytes, request: ByteRequest) -> bytes | None:
+    def _tag(self) -> bytes | None:
+        """Return what identifies the version; None if it is not known, or could be that of other bytes, too."""
+        stat = self._inner.known
+        return None if stat is None or not identifies_bytes(stat) else _digest(repr(stat.version), TAG_BYTES)
+
+    def _usable(self, entry: tuple[bytes, bytes] | None, request: ByteRequest) -> bytes | None:
         """Return the requested bytes if the entry has this version and enough bytes. It may have more."""
-        if isinstance(request, ByteRange) and request.stop <= request.start:
+        if not _filled(request):
             return b""
-        entry = self._store.cache.get(name)
-        if entry is None or entry[0] != tag:
+        if entry is None or entry[0] != self._tag():
             return None
         data = entry[1]
         if isinstance(request, Suffix):
@@ -145,6 +166,10 @@ class CachedBlob:
         wanted = request.stop - request.start
         complete = len(data) >= wanted or request.start + len(data) == self._inner.stat().size
         return data[:wanted] if complete else None
+
+
+def _filled(request: ByteRequest) -> bool:
+    return request.size > 0 if isinstance(request, Suffix) else request.stop > request.start
 
 
 def _start(request: ByteRequest) -> int:

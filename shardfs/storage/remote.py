@@ -38,6 +38,11 @@ class FsspecBlob:
         self._known: Stat | None = None
         self._lock = threading.Lock()
 
+    @property
+    def known(self) -> Stat | None:
+        """What is known of the object without a request."""
+        return self._known
+
     def stat(self) -> Stat:
         if self._known is None:
             self._note(self._store.stat(self.key))

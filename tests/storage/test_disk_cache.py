@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange, Stat, Suffix
+from shardfs.model.errors import StaleShardError
 from shardfs.storage import cached_store, disk_cache, syscalls
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.cached_store import CachedStore
@@ -345,10 +346,16 @@ class Source:
         self.reads: list[ByteRequest] = []
         self.stats = 0
         self.stat_error: OSError | None = None
+        self.tells = True
+        """Whether answers to requests for bytes name the version."""
         self.patience = RetryPolicy()
 
     def replace(self, data: bytes) -> None:
         self.data, self.version = data, self.version + 1
+
+    def stat(self) -> Stat:
+        n = len(self.data)
+        return Stat(n, self.mtime_ns, (f"{self.tag}{self.version}", None, n) if self.tag else (None, self.mtime_ns, n))
 
     def open(self, key: str) -> _Object:
         return _Object(self)
@@ -362,20 +369,22 @@ class _Object:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._stat: Stat | None = None
+        self.known: Stat | None = None
 
     def stat(self) -> Stat:
-        s = self._source
-        if self._stat is None:
-            s.stats += 1
-            if s.stat_error is not None:
-                raise s.stat_error
-            version = (f"{s.tag}{s.version}", None, len(s.data)) if s.tag else (None, s.mtime_ns, len(s.data))
-            self._stat = Stat(len(s.data), s.mtime_ns, version)
-        return self._stat
+        if self.known is None:
+            self._source.stats += 1
+            if self._source.stat_error is not None:
+                raise self._source.stat_error
+            self.known = self._source.stat()
+        return self.known
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         self._source.reads += requests
+        if self._source.tells and self._source.stat_error is None:
+            self.known = self.known or self._source.stat()
+            if self.known != self._source.stat():
+                raise StaleShardError("as told")
         return [self._source.data[slice(*absolute(r, len(self._source.data)))] for r in requests]
 
 
@@ -400,12 +409,13 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=150)
-@given(steps=st.lists(st.one_of(REQUESTS, st.integers(0, 250), st.just("remount")), max_size=12))
+@given(steps=st.lists(st.one_of(REQUESTS, st.integers(0, 250), st.just("remount")), max_size=12), tells=st.booleans())
 def test_any_requests_return_the_bytes_of_the_current_version(
-    steps: list[Any], tmp_path_factory: pytest.TempPathFactory
+    steps: list[Any], tells: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A number replaces the object by one of so many bytes."""
     source = Source()
+    source.tells = tells
     source.replace(random.randbytes(200))
     cache = DiskCache(str(tmp_path_factory.mktemp("cache")), LIMIT)
     store = over(source, cache)
@@ -419,6 +429,37 @@ def test_any_requests_return_the_bytes_of_the_current_version(
             wanted = [source.data[slice(*absolute(r, len(source.data)))] for r in step]
             assert store.open("k").read(step) == wanted
             cache.flush(60)
+
+
+def test_the_first_reads_ask_for_versions_only_if_no_answer_names_them(source: Source, cache: DiskCache) -> None:
+    for tells, stats in ((True, 0), (False, 3)):
+        source.tells, source.stats = tells, 0
+        store = over(source, cache)
+        for key in "abcd":
+            store.open(f"{key}{tells}").read([ByteRange(0, 10), ByteRange(20, 30)])
+            store.open(f"{key}{tells}").read([ByteRange(50, 60)])
+        assert source.stats - stats in (0, 1)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_bytes_are_never_kept_as_those_of_a_later_version(asks: bool, source: Source, cache: DiskCache) -> None:
+    """The object is replaced between the request for the bytes and the one for the version."""
+    source.tells = False
+    store = over(source, cache)
+    blob = store.open("k")
+    inner, read = blob._inner, blob._inner.read
+
+    def then_replaced(requests: Sequence[ByteRequest]) -> list[bytes]:
+        data = read(requests)
+        source.replace(bytes(100))
+        blob.stat()
+        return data
+
+    inner.read = then_replaced  # type: ignore[method-assign]
+    store.asks_for_versions = asks
+    blob.read([ByteRange(0, 10)])
+    cache.flush(60)
+    assert over(source, cache).open("k").read([ByteRange(0, 10)]) == [bytes(10)]
 
 
 def test_after_a_remount_only_the_version_is_asked_for(source: Source, cache: DiskCache) -> None:
@@ -477,10 +518,12 @@ def test_what_has_no_certain_version_is_not_kept(
 
 def test_a_store_that_refuses_to_name_the_version_is_read(source: Source, cache: DiskCache) -> None:
     source.stat_error = PermissionError(errno.EACCES, "no HEAD for you")
-    assert over(source, cache).open("k").read([ByteRange(0, 10)]) == [source.data[:10]]
+    store = over(source, cache)
+    for _ in range(2):
+        assert store.open("k").read([ByteRange(0, 10)]) == [source.data[:10]]
     source.stat_error = FileNotFoundError(errno.ENOENT, "gone")
     with pytest.raises(FileNotFoundError):
-        over(source, cache).open("k").read([ByteRange(0, 10)])
+        store.open("k").read([ByteRange(0, 10)])
 
 
 def test_sources_share_entries_where_they_are_the_same(source: Source, cache: DiskCache) -> None:
