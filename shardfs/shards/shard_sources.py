@@ -94,10 +94,7 @@ class StoreShards:
         return True
 
     def reopen(self, shard: int) -> None:
-        key, pair = self.key(shard), self.layer.pair
-        stem = key.rsplit(".", 1)[0]
-        for name in (key,) if pair is None else (key, stem + pair.head, stem + pair.body):
-            self._store.reopen(name)
+        self._store.reopen(self.key(shard))
 
     def existing(self) -> tuple[U64, None]:
         return self.survey()[0], None

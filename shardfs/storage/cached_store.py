@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from shardfs.model.blobs import Suffix
 from shardfs.model.redact import public_name, redacted_values
-from shardfs.storage.cache import ByteLRU
 from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES
 from shardfs.storage.remote import identifies_bytes
 
@@ -23,18 +21,12 @@ if TYPE_CHECKING:
     from shardfs.storage.remote import FsspecBlob, FsspecStore
     from shardfs.storage.store import DirEntry
 
-OPEN_BYTES = 4 << 20
-"""Memory for the versions of objects that are in use."""
-
-OBJECT_BYTES = 500
-"""Memory for one of them."""
-
 
 class CachedStore:
     """A store whose objects consult a cache on the local disk before they send requests.
 
     Everything else is answered by `inner`: metadata documents, listings and attributes are never served from the disk.
-    The version of an object costs at most one request when the object is first used, and after each `reopen`.
+    Each opened object asks for its version at most once.
 
     Attributes:
         asks_for_versions: whether answers to requests for bytes do not name the version.
@@ -54,31 +46,20 @@ class CachedStore:
         waiting: Callable[[], None],
     ) -> None:
         self.inner, self.cache, self.waiting = inner, cache, waiting
-        self.blind, self.name, self.read_ahead, self.patience = (
-            inner.blind,
-            inner.name,
-            inner.read_ahead,
-            inner.patience,
-        )
+        self.blind, self.name = inner.blind, inner.name
+        self.read_ahead, self.patience = inner.read_ahead, inner.patience
         settings = json.dumps(redacted_values(options), sort_keys=True, default=str)
         # The query may be a signature, or select the object; nobody can recover it from the hash.
         self._source = f"{settings}\0{urlsplit(source).query}\0{public_name(source).rstrip('/')}"
-        self._blobs = ByteLRU(OPEN_BYTES)
         self.asks_for_versions = False
 
     def open(self, key: str) -> CachedBlob:
-        def load() -> tuple[CachedBlob, int, float]:
-            name = f"{self._source}/{key}" if key else self._source
-            return CachedBlob(self, self.inner.open(key), name), OBJECT_BYTES, math.inf
-
-        return self._blobs.get(key, load)
+        return CachedBlob(self, self.inner.open(key), f"{self._source}/{key}" if key else self._source)
 
     def reopen(self, key: str) -> None:
-        self._blobs.drop(key)
         self.inner.reopen(key)
 
     def reopen_below(self, key: str) -> None:
-        self._blobs = ByteLRU(OPEN_BYTES)
         self.inner.reopen_below(key)
 
     def entry(self, key: str) -> DirEntry:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange, Stat, Suffix
 from shardfs.model.errors import StaleShardError
-from shardfs.storage import cached_store, disk_cache, syscalls
+from shardfs.storage import disk_cache, syscalls
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.cached_store import CachedStore
 from shardfs.storage.disk_cache import DiskCache
@@ -432,13 +432,14 @@ def test_any_requests_return_the_bytes_of_the_current_version(
 
 
 def test_the_first_reads_ask_for_versions_only_if_no_answer_names_them(source: Source, cache: DiskCache) -> None:
-    for tells, stats in ((True, 0), (False, 3)):
+    for tells, stats in ((True, 0), (False, 4)):
         source.tells, source.stats = tells, 0
         store = over(source, cache)
         for key in "abcd":
-            store.open(f"{key}{tells}").read([ByteRange(0, 10), ByteRange(20, 30)])
-            store.open(f"{key}{tells}").read([ByteRange(50, 60)])
-        assert source.stats - stats in (0, 1)
+            blob = store.open(f"{key}{tells}")
+            blob.read([ByteRange(0, 10), ByteRange(20, 30)])
+            blob.read([ByteRange(50, 60)])
+        assert source.stats == stats
 
 
 @pytest.mark.parametrize("asks", [False, True])
@@ -468,8 +469,9 @@ def test_after_a_remount_only_the_version_is_asked_for(source: Source, cache: Di
     cache.flush(60)
     source.reads, source.stats = [], 0
     store = over(source, cache)
-    assert store.open("k").read(requests) == first
-    assert store.open("k").read([ByteRange(0, 10), ByteRange(1000, 1005)]) == [source.data[:10], source.data[1000:1005]]
+    blob = store.open("k")
+    assert blob.read(requests) == first
+    assert blob.read([ByteRange(0, 10), ByteRange(1000, 1005)]) == [source.data[:10], source.data[1000:1005]]
     assert (source.reads, source.stats) == ([], 1)
     counters = store.patience.counters.snapshot()
     assert (counters["disk_cache_hits"], counters["disk_cache_misses"]) == (5, 3)
@@ -545,13 +547,6 @@ def test_sources_share_entries_where_they_are_the_same(source: Source, cache: Di
     assert requests("s3://bucket/a", "b/c", key="me", secret="2") == 0
     assert requests("https://host/a?id=1", "") == 1
     assert requests("https://host/a?id=2", "") == 1
-
-
-def test_versions_in_use_are_bounded(source: Source, cache: DiskCache) -> None:
-    store = over(source, cache)
-    for number in range(20_000):
-        store.open(str(number))
-    assert store._blobs.nbytes <= cached_store.OPEN_BYTES
 
 
 def test_no_cache_for_local_sources_and_chains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
