@@ -9,6 +9,8 @@ are the best of the repetitions, requests and bytes are exact. It is no test: no
 native    tensorstore reads the shards; for `cp`, nothing
 demand    shardfs with prefetch=0: each chunk is fetched when it is asked for
 shardfs   shardfs without options
+cached    shardfs with cache_dir, after a mount that has read the same
+plain     no store: the chunks as local plain files
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ PARTS = {
     "cp -r": 1.0,
 }
 """The share of the chunks that each workload needs."""
+
+CONTESTANTS = ("native", "demand", "shardfs", "cached", "plain")
 
 CLIENT = """
 import json, random, sys, time
@@ -70,6 +74,16 @@ def make(path: Path) -> None:
     ts.open(spec, create=True).result().write(data).result()
 
 
+def make_plain(scratch: Path) -> None:
+    """Copy the chunks of the array to local plain files."""
+    (scratch / "mount").mkdir()
+    shardfs("mount", str(scratch / "served" / "a"), str(scratch / "mount"))
+    try:
+        shutil.copytree(scratch / "mount", scratch / "plain")
+    finally:
+        shardfs("umount", str(scratch / "mount"))
+
+
 @contextmanager
 def serving(root: Path, latency_ms: float) -> Iterator[str]:
     """Serve a directory; yield the URL."""
@@ -89,10 +103,12 @@ def shardfs(*arguments: str) -> None:
 
 def measure(contestant: str, workload: str, url: str, scratch: Path) -> tuple[float, list[dict[str, Any]]]:
     """Return seconds, and the requests for bytes of shards."""
-    mount = scratch / "mount"
+    mount = scratch / ("plain" if contestant == "plain" else "mount")
     mount.mkdir(exist_ok=True)
-    if contestant != "native":
-        shardfs("mount", f"{url}/a", str(mount), *(["-o", "prefetch=0"] if contestant == "demand" else []))
+    options = {"demand": ("-o", "prefetch=0"), "cached": ("-o", f"cache_dir={scratch / 'cache'}")}.get(contestant, ())
+    mounts = contestant not in ("native", "plain")
+    if mounts:
+        shardfs("mount", f"{url}/a", str(mount), *options)
     urllib.request.urlopen(f"{url}/.requests").read()
     try:
         begin = time.perf_counter()
@@ -106,7 +122,7 @@ def measure(contestant: str, workload: str, url: str, scratch: Path) -> tuple[fl
             seconds = float(subprocess.run(client, check=True, capture_output=True, text=True).stdout)
         found = json.load(urllib.request.urlopen(f"{url}/.requests"))
     finally:
-        if contestant != "native":
+        if mounts:
             shardfs("umount", str(mount))
     return seconds, [r for r in found if r["method"] == "GET" and "/c/" in r["path"]]
 
@@ -123,9 +139,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         make(scratch / "served" / "a")
+        make_plain(scratch)
         with serving(scratch / "served", options.latency_ms) as url:
             for workload, share in PARTS.items():
-                contestants = [c for c in ("native", "demand", "shardfs") if (workload, c) != ("cp -r", "native")]
+                contestants = [c for c in CONTESTANTS if (workload, c) != ("cp -r", "native")]
+                measure("cached", workload, url, scratch)
                 runs: dict[str, list[tuple[float, list[dict[str, Any]]]]] = {c: [] for c in contestants}
                 for _ in range(options.repeat):
                     for c in contestants:
