@@ -94,7 +94,7 @@ class DirtyShards:
 
     def next(self, now: float) -> tuple[DirtyShard | None, float]:
         """Return a shard that is due; None if none is. Also return the seconds until the next one may be due."""
-        wait = max(self.settings.idle_s, LOOK_S)  # a new shard is not due earlier
+        wait = max(min(self.settings.idle_s, self.settings.age_s), LOOK_S)  # a new shard is not due earlier
         # A new metadata document replaces the shards of its array by new ones with the same keys.
         busy = {shard.key for shard in self if shard.busy}
         for shard in self:
