@@ -17,7 +17,6 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import fsspec
 import pytest
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
@@ -661,8 +660,7 @@ def test_gcs_credentials(google: Server) -> None:
 
 
 def test_gcs_with_a_requester_who_pays_falls_back(google: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is read here: gcsfs would ask for the kind of the bucket, by gRPC, which this store does not know."""
     caplog.set_level(logging.INFO, "shardfs")
-    fs = fsspec.filesystem("gs", **gcs_options(google), requester_pays=True)
-    assert range_client.range_client(fs, "data", 30) is None
+    assert read(opened("gs://data", **gcs_options(google), requester_pays=True)) == b"234"
+    assert OBSTORE not in [agent(r) for r in seen(google)]
     assert "the option requester_pays" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -12,6 +13,9 @@ from tests.write.object_store import Handler, Object, Refused, Server, listed, o
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
+
+# Otherwise gcsfs asks Google what kind of bucket it is. gcsfs reads this when it is imported.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 _OBJECT = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/([^/]+)")
 _BUCKET = re.compile(r"/(?:upload/)?storage/v1/b/([^/]+)/o")

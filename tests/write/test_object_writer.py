@@ -109,7 +109,6 @@ def gcs_server() -> Iterator[Server]:
 
 
 def gcs_bench(server: Server) -> Bench:
-    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else it asks Google what kind of bucket it is
     pytest.importorskip("gcsfs")
     server.reset()
     if server.url not in clients:
