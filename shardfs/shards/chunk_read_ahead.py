@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import CorruptShardError
-from shardfs.shards.streams import Streams
+from shardfs.shards.streams import RUN, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,8 +120,10 @@ class CollectionReadAhead:
         room, beyond = self._shared.room() // size, 0
         with self._lock:
             coming = self._grid.access(coords, room)
-            if self._grid.latest is None:
+            if self._grid.unclaimed:
+                room = room if self._grid.unclaimed >= RUN else 0
                 coming, beyond = self._order.access(coords, room)
+                coming = [c for c in coming if c not in self._grid.recent]
         self._fetch(coming, size)
         if beyond:
             shard, number, _ = self._index.format.place(coords)

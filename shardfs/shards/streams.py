@@ -9,8 +9,9 @@ end of the first row before any row is predicted, so a pencil or a plane costs n
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,18 @@ class _Loop:
         return (coords[self.axis] - self.first) * self.step
 
 
+class _Side(NamedTuple):
+    """One side of a block of chunks that is read by nested loops."""
+
+    axis: int
+    step: int
+    length: int
+
+
+Block: TypeAlias = tuple[_Side, ...]
+"""The sides of a block, innermost loop first."""
+
+
 class Stream:
     """Nested loops over the chunk grid, innermost first. Chunks are numbered in the order in which they are visited.
 
@@ -58,11 +71,28 @@ class Stream:
     """
 
     def __init__(self, dims: Sequence[int], corner: Coords, far: Coords, axis: int, step: int) -> None:
-        self._dims, self._corner = dims, corner
+        self._dims, self.corner = dims, corner
         self._loops = [_Loop(axis, corner[axis], step, dims[axis])]
         self._loops[0].reached = self._mark = self._issued = self._loops[0].position(far)
         self._last = deque([(self._mark, far)], LAST)
-        self.used, self.age = self._mark + 1, 0
+        self.used, self.age, self._sure = self._mark + 1, 0, 0
+
+    @classmethod
+    def of_block(cls, dims: Sequence[int], corner: Coords, block: Block) -> Stream:
+        """Return a stream that will read a block of known shape."""
+        stream = cls(dims, corner, corner, block[0].axis, block[0].step)
+        stream._loops = [_Loop(axis, corner[axis], step, dims[axis]) for axis, step, _ in block]
+        for loop, side in zip(stream._loops, block, strict=True):
+            loop.count = min(loop.count, side.length)
+        stream._sure = stream._total()
+        return stream
+
+    @property
+    def block(self) -> Block | None:
+        """The shape of the box of chunks that was read; None while it has gaps, or only one axis."""
+        sides = tuple(_Side(loop.axis, loop.step, loop.reached + 1) for loop in self._loops)
+        whole = len(sides) > 1 and self.used * 4 >= math.prod(side.length for side in sides) * 3
+        return sides if whole else None
 
     def follow(self, coords: Coords) -> bool:
         """Return whether an access belongs to the stream. If so, the stream moves on, or grows by an axis."""
@@ -91,7 +121,8 @@ class Stream:
         """
         self._issued = max(self._issued, self._mark)
         whole = sum(loop.count == self._dims[loop.axis] for loop in self._loops[:-1])
-        end, distance = self._total() - 1, min(self.used * GROWTH**whole, self._issued - self._mark + room)
+        wanted = max(self.used * GROWTH**whole, self._sure)
+        end, distance = self._total() - 1, min(wanted, self._issued - self._mark + room)
         last = min(self._mark + distance, end)
         portion = last - self._issued
         if portion <= 0 or (portion * 2 < distance and last < end):
@@ -106,13 +137,10 @@ class Stream:
         return max(self._issued, self._mark) >= self._total() - 1
 
     def _total(self) -> int:
-        total = 1
-        for loop in self._loops:
-            total *= loop.count
-        return total
+        return math.prod(loop.count for loop in self._loops)
 
     def _number(self, coords: Coords) -> int | None:
-        number, weight, inside = 0, 1, list(self._corner)
+        number, weight, inside = 0, 1, list(self.corner)
         for loop in self._loops:
             position = loop.position(coords)
             if not 0 <= position < loop.count:
@@ -123,7 +151,7 @@ class Stream:
         return number if tuple(inside) == coords else None
 
     def _at(self, number: int) -> Coords:
-        coords = list(self._corner)
+        coords = list(self.corner)
         for loop in self._loops:
             number, position = divmod(number, loop.count)
             coords[loop.axis] = loop.first + position * loop.step
@@ -133,13 +161,13 @@ class Stream:
         """Return the axes outside of all loops along which the chunk is away from the corner."""
         looped = {loop.axis for loop in self._loops}
         return [
-            axis for axis, (a, b) in enumerate(zip(coords, self._corner, strict=True)) if a != b and axis not in looped
+            axis for axis, (a, b) in enumerate(zip(coords, self.corner, strict=True)) if a != b and axis not in looped
         ]
 
     def _widen(self, coords: Coords) -> bool:
         """Take in a chunk a little beyond the end that a loop was thought to have."""
         beyond = [loop for loop in self._loops if not 0 <= loop.position(coords) < loop.count]
-        if self._off(coords) or len(beyond) != 1:
+        if self._off(coords) or len(beyond) != 1 or self.block is not None:
             return False
         loop, position = beyond[0], beyond[0].position(coords)
         if not loop.count <= position < loop.count + DISORDER:
@@ -153,12 +181,12 @@ class Stream:
         if len(off) != 1 or any(not 0 <= loop.position(coords) < loop.count for loop in self._loops):
             return False
         axis = off[0]
-        step = coords[axis] - self._corner[axis]
+        step = coords[axis] - self.corner[axis]
         if abs(step) != 1:
             return False
         for loop in self._loops:
             loop.count = max(loop.reached, loop.position(coords)) + 1
-        self._loops.append(_Loop(axis, self._corner[axis], step, self._dims[axis]))
+        self._loops.append(_Loop(axis, self.corner[axis], step, self._dims[axis]))
         return True
 
 
@@ -172,34 +200,73 @@ class Streams:
     def __init__(self, dims: Sequence[int]) -> None:
         self._dims = dims
         self._streams: list[Stream] = []
-        self._recent: dict[Coords, None] = {}
+        self.recent: dict[Coords, None] = {}
+        self.unclaimed = 0  # the number of accesses since the last one that belongs to a stream
         self._accesses = 0
+        self._blocks: deque[tuple[Block, Coords]] = deque(maxlen=2)  # the last blocks and their corners
         self.latest: Stream | None = None  # the stream of the last access, if it belongs to one
 
     def access(self, coords: Coords, room: int) -> list[Coords]:
         """Take note of an access. Return chunks that will probably be asked for next, at most `room`."""
-        if coords in self._recent:
+        if coords in self.recent:
             return []
-        self._recent[coords] = None
-        if len(self._recent) > RECENT:
-            del self._recent[next(iter(self._recent))]
+        self.recent[coords] = None
+        if len(self.recent) > RECENT:
+            del self.recent[next(iter(self.recent))]
         self._accesses += 1
-        stream = next((stream for stream in self._streams if stream.follow(coords)), None) or self._begin(coords)
+        stream = next((stream for stream in self._streams if stream.follow(coords)), None)
+        stream = stream or self._begin_block(coords) or self._begin(coords)
         self.latest = stream
+        self.unclaimed = self.unclaimed + 1 if stream is None else 0
         if stream is None:
             return []
         stream.age = self._accesses
         self._streams.sort(key=lambda stream: -stream.used)  # the longest stream has the best claim to an access
-        return [c for c in stream.ahead(room) if c not in self._recent]
+        return [c for c in stream.ahead(room) if c not in self.recent]
 
     def expect(self, used: int, room: int) -> list[Coords]:
         """Begin a stream at the first chunk, which continues another one that has used so many chunks elsewhere."""
         corner = (0,) * len(self._dims)
         stream = Stream(self._dims, corner, corner, len(corner) - 1, 1)
         stream.used = used
-        self._streams.append(stream)
-        self.latest = stream
+        self.latest = self._added(stream)
         return [corner, *stream.ahead(room)]
+
+    def _begin_block(self, coords: Coords) -> Stream | None:
+        """Return a new stream for a block like the one before, if two such blocks were read or `coords` begins one."""
+        if self.latest is not None and self.latest.block is not None:
+            if self._blocks and self._blocks[-1][1] == self.latest.corner:
+                self._blocks.pop()  # it was not complete
+            self._blocks.append((self.latest.block, self.latest.corner))
+        if not self._blocks:
+            return None
+        block, before = self._blocks[-1]
+        cells = [divmod((coords[axis] - before[axis]) * step, length) for axis, step, length in block]
+        others = set(range(len(coords))) - {axis for axis, _, _ in block}
+        if not any(cell for cell, _ in cells) and all(coords[axis] == before[axis] for axis in others):
+            return None  # a late access to the block before
+        if any(inside for _, inside in cells) and not self._is_repeated(block):
+            return None
+        corner = list(coords)
+        if self._is_repeated(block, aligned=True):  # parallel readers need not begin with the corner
+            for (axis, step, _), (_, inside) in zip(block, cells, strict=True):
+                corner[axis] -= inside * step
+        if not all(0 <= c < d for c, d in zip(corner, self._dims, strict=True)):
+            return None
+        return self._added(Stream.of_block(self._dims, tuple(corner), block))
+
+    def _is_repeated(self, block: Block, *, aligned: bool = False) -> bool:
+        """Return whether the last two blocks have the same shape; if `aligned`, also whether they fit into a grid."""
+        (first, one), (last, other) = self._blocks[0], self._blocks[-1]
+        if len(self._blocks) < 2 or first != last:
+            return False
+        return not aligned or all((one[axis] - other[axis]) % length == 0 for axis, _, length in block)
+
+    def _added(self, stream: Stream) -> Stream:
+        if len(self._streams) == MAX_STREAMS:
+            self._streams.remove(min(self._streams, key=lambda stream: stream.age))
+        self._streams.append(stream)
+        return stream
 
     def _begin(self, coords: Coords) -> Stream | None:
         """Return a new stream if recent accesses form a run with `coords`: the longest one."""
@@ -210,13 +277,9 @@ class Streams:
             # A chunk within a run says nothing about the direction, so the usual one is assumed.
             if length > best and (coords == last or (coords != first and step > 0)):
                 best, stream = length, Stream(self._dims, first, last, axis, step)
-        if stream is not None:
-            if len(self._streams) == MAX_STREAMS:
-                self._streams.remove(min(self._streams, key=lambda stream: stream.age))
-            self._streams.append(stream)
-        return stream
+        return None if stream is None else self._added(stream)
 
     def _end_of_run(self, coords: Coords, axis: int, step: int) -> Coords:
-        while (beyond := (*coords[:axis], coords[axis] + step, *coords[axis + 1 :])) in self._recent:
+        while (beyond := (*coords[:axis], coords[axis] + step, *coords[axis + 1 :])) in self.recent:
             coords = beyond
         return coords

@@ -117,6 +117,27 @@ def test_a_sequence_of_blocks_of_chunks_is_predicted() -> None:
     assert result.waste == 0
 
 
+@pytest.mark.parametrize(("under_way", "shift"), [(1, 0), (4, 0), (1, 1)])
+def test_blocks_at_random_places_are_fetched_as_wholes(under_way: int, shift: int) -> None:
+    """From the third on, if they are cells of a grid, and also if they begin anywhere but each with its corner."""
+    corners = random.Random(1).sample(box((0, 6), (0, 6), (0, 6)), 32)
+    accesses: list[Coords] = []
+    for n, (z, y, x) in enumerate(corners):
+        z, y, x = 4 * z + shift * (n % 3), 4 * y + shift * (n % 2), 4 * x
+        accesses += disordered(box((z, z + 4), (y, y + 4), (x, x + 4)), under_way)
+    result = follow(accesses, (32, 32, 32), 200)
+    assert result.hits > 0.9
+    assert result.waste < 0.3 * len(accesses)
+
+
+def test_blocks_side_by_side_are_fetched_as_wholes() -> None:
+    blocks = box((0, 2), (0, 4), (0, 4))
+    accesses = [(4 * z + k, 4 * y + j, 4 * x + i) for z, y, x in blocks for k, j, i in box((0, 4), (0, 4), (0, 4))]
+    result = follow(accesses, DIMS, 200)
+    assert result.hits > 0.9
+    assert result.waste == 0
+
+
 def test_interleaved_readers_have_a_stream_each() -> None:
     parts = [WHOLE[i * 128 : (i + 1) * 128] for i in range(16)]
     result = follow([c for together in zip(*parts, strict=True) for c in together])
