@@ -161,9 +161,10 @@ class DiskCache:
             self._pending_bytes += nbytes
             self._changed.notify_all()
             if not self._writing:
-                self._writing = True
                 # A daemon thread: the end of a program waits in `flush`, and no longer than that.
-                threading.Thread(target=self._work, name="shardfs-cache", daemon=True).start()
+                with suppress(RuntimeError):  # no more threads, or the program ends
+                    threading.Thread(target=self._work, name="shardfs-cache", daemon=True).start()
+                    self._writing = True
 
     def flush(self, seconds: float) -> None:
         """Wait until all bytes are written, at most for this time."""

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -239,6 +240,18 @@ def test_nothing_waits_for_a_slow_disk(cache: DiskCache, monkeypatch: pytest.Mon
     finally:
         syscalls.hook = None
     assert 1 <= cache.usage().entries < 100
+
+
+def test_without_another_thread_nothing_is_kept(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        cache.put(name(1), TAG, b"x")
+    assert cache.get(name(1)) is None
+    stored(cache, 2, b"y")
+    assert [cache.get(name(1)), cache.get(name(2))] == [(TAG, b"x"), (TAG, b"y")]
 
 
 def test_a_cache_that_others_could_forge_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import UnsupportedError, errno_of, message
-from shardfs.storage.cached_store import CachedStore
 from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.writers.common import Begun, Changed, Make, Writer
@@ -51,8 +50,7 @@ def open_writer(
     """
     if isinstance(store, LocalStore):
         return LocalWriter(store, replace_links=replace_links)
-    if isinstance(store, CachedStore):
-        store = store.inner
+    store = getattr(store, "inner", store)  # a `CachedStore` is written without its cache
     if not isinstance(store, FsspecStore):
         raise UnsupportedError("this kind of store cannot be written; mount it read-only")
     protocols = {store.fs.protocol} if isinstance(store.fs.protocol, str) else set(store.fs.protocol)
