@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from shardfs.model.blobs import Suffix
 from shardfs.model.redact import public_name, redacted_values
-from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES
+from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES, TOUCH_S
 from shardfs.storage.remote import identifies_bytes
 
 if TYPE_CHECKING:
@@ -81,12 +82,14 @@ class CachedStore:
 class CachedBlob:
     """An object of a `CachedStore`, in the version that the store reported first."""
 
-    __slots__ = ("__weakref__", "_asked", "_inner", "_name", "_store", "base", "fd")
+    __slots__ = ("__weakref__", "_asked", "_first", "_inner", "_name", "_store", "_used", "base", "fd")
 
     def __init__(self, store: CachedStore, inner: FsspecBlob, name: str) -> None:
         self.fd, self.base = -1, 0
         self._store, self._inner, self._name = store, inner, name
         self._asked = False  # whether a request for the version was sent
+        self._first: bytes | None = None
+        self._used = 0.0
 
     def stat(self) -> Stat:
         self._asked |= self._inner.known is None
@@ -96,6 +99,7 @@ class CachedBlob:
         store = self._store
         store.waiting()
         names = [_digest(f"{self._name}\0{_start(request)}", NAME_BYTES) for request in requests]
+        self._use_first(names)
         entries = [store.cache.get(name) if _filled(r) else None for name, r in zip(names, requests, strict=True)]
         # The version must be known before the bytes are read, or else they could be kept as those of a later version.
         # If nothing is cached, and the answer to the request for the bytes names their version, that is enough.
@@ -107,6 +111,18 @@ class CachedBlob:
         store.patience.counters.cache(hits=hits, misses=len(missing), nbytes=nbytes)
         fetched = iter(self._fetch([names[i] for i in missing], [requests[i] for i in missing]) if missing else ())
         return [next(fetched) if data is None else data for data in found]
+
+    def _use_first(self, names: Sequence[bytes]) -> None:
+        """Let the first entry, usually the shard's index, count as used when its chunks are used.
+
+        A mount reads an index once, and its chunks again and again. Without this, the index would be evicted first.
+        """
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._used = next(iter(names), None), now
+        elif now - self._used > TOUCH_S:
+            self._used = now
+            self._store.cache.get(self._first)
 
     def _fetch(self, names: Sequence[bytes], requests: Sequence[ByteRequest]) -> list[bytes]:
         """Return bytes from the source, and keep them under these names if their version is certain."""

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange, Stat, Suffix
 from shardfs.model.errors import StaleShardError
-from shardfs.storage import disk_cache, syscalls
+from shardfs.storage import cached_store, disk_cache, syscalls
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.cached_store import CachedStore
 from shardfs.storage.disk_cache import DiskCache
@@ -539,6 +539,21 @@ def test_a_store_that_refuses_to_name_the_version_is_read(source: Source, cache:
     source.stat_error = FileNotFoundError(errno.ENOENT, "gone")
     with pytest.raises(FileNotFoundError):
         store.open("k").read([ByteRange(0, 10)])
+
+
+def test_an_index_stays_as_long_as_its_chunks(
+    source: Source, cache: DiskCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = over(source, cache).open("k")
+    blob.read([Suffix(100)])
+    blob.read([ByteRange(0, 10)])
+    cache.flush(60)
+    grown_old(tmp_path)
+    blob.read([ByteRange(0, 10)])
+    assert len([path for path in files(tmp_path) if time.time() - path.stat().st_mtime < 1000]) == 1
+    monkeypatch.setattr(cached_store, "TOUCH_S", 0)
+    blob.read([ByteRange(0, 10)])
+    assert all(time.time() - path.stat().st_mtime < 1000 for path in files(tmp_path))
 
 
 def test_sources_share_entries_where_they_are_the_same(source: Source, cache: DiskCache) -> None:
