@@ -3,7 +3,8 @@
     python scripts/delaying_server.py DIRECTORY [--latency-ms 20] [--bandwidth-mb 100]
 
 It prints its URL. Each answer waits for the latency, then flows at the bandwidth (MB/s, per connection; 0 is no limit).
-GET /.requests returns the requests since the last such question, as JSON: method, path, range, bytes sent, status.
+GET /.requests returns the requests since the last such question, as JSON: method, path, range, bytes sent, status, and
+the seconds at which the request came and its answer began.
 It honours byte ranges, If-Match and If-None-Match, and lists directories. TLS and throttling are not modelled.
 """
 
@@ -15,6 +16,7 @@ import email.utils
 import html
 import os
 import re
+import time
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ class DelayingServer:
         if request.path == "/.requests":
             requests, self.requests = self.requests, []
             return web.json_response(requests)
+        request["came"] = time.monotonic()
         await asyncio.sleep(self.latency_s)
         path = self.root / urllib.parse.unquote(request.path).lstrip("/")
         if path.is_dir():
@@ -73,7 +76,8 @@ class DelayingServer:
     def _counted(self, request: web.Request, span: tuple[int, int], response: web.StreamResponse) -> web.StreamResponse:
         sent = span[1] - span[0] if request.method == "GET" else 0
         row = {"method": request.method, "path": request.path, "start": span[0], "stop": span[1]}
-        self.requests.append({**row, "bytes": sent, "status": response.status})
+        seconds = {"came": request["came"], "answered": time.monotonic()}
+        self.requests.append({**row, **seconds, "bytes": sent, "status": response.status})
         return response
 
     async def _send(self, response: web.StreamResponse, data: bytes) -> None:

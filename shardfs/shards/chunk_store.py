@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -265,7 +266,7 @@ class ChunkStore:
         places = self.format.place_many(coords)
         homes = np.stack([places.shard, places.page], axis=1)
         # np.unique would import numpy.ma, which takes 20 ms
-        for shard, number in sorted(set(map(tuple, homes.tolist()))):
+        for shard, number in self.index.each(sorted(set(map(tuple, homes.tolist())))):
             at = np.flatnonzero((homes[:, 0] == shard) & (homes[:, 1] == number))
             try:
                 page = self.index.page(shard, number)
@@ -287,10 +288,14 @@ class ChunkStore:
         """
         out: list[tuple[int, int, int]] = []
         home: tuple[int, int] | None = None
+        loaded: Iterator[object] = iter(())
+        if self.index.pool is not None:
+            loaded = self.index.each(page for page, _ in groupby(place(last)[:2] for last in range(n)))
         for last in range(n):
             shard, number, slot = place(last)
             if home != (shard, number):
                 home = shard, number
+                next(loaded, None)
                 find, mtime_ns = self._finder(shard, number)
             try:
                 extent = find(slot)
@@ -337,10 +342,9 @@ class ChunkStore:
         begin = cookie >> (page_bits + POSITION_BITS)
         page = cookie >> POSITION_BITS & ((1 << page_bits) - 1)
         skip = cookie & ((1 << POSITION_BITS) - 1)
-        for ordinal in range(begin, len(shards)):
-            shard = int(shards[ordinal])
+        for ordinal, shard in enumerate(self.index.shards(map(int, shards[begin:])), begin):
             try:
-                for number in self.index.pages(shard, page):
+                for _, number in self.index.each((shard, number) for number in self.index.pages(shard, page)):
                     base = (ordinal << page_bits | number) << POSITION_BITS
                     try:
                         yield from self._scan_page(shard, number, base, skip if number == page else 0)

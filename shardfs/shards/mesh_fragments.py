@@ -180,7 +180,7 @@ def open_chunks(
     layers, lead, decoded = collection.layers, collection.lead, DecodedShards(chunk_cache)
 
     def index_of(layer: Layer, source: ShardSource) -> ShardIndices:
-        return ShardIndices(path, layer.format, source, index_cache, index_ttl_s)
+        return ShardIndices(path, layer.format, source, index_cache, index_ttl_s, store.read_ahead)
 
     index = index_of(layers[0], StoreShards(store, directory, layers[0], decoded))
     if isinstance(layers[0].format, Unsharded) and store.remote:

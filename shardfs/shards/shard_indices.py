@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import weakref
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -13,19 +14,34 @@ from shardfs.model.errors import CorruptShardError, DanglingLinkError, StaleShar
 from shardfs.model.shard_format import ShardIndex
 from shardfs.shards.index_reader import MAX_OBJECT, read_page, read_root
 from shardfs.storage.blob_views import BytesBlob
+from shardfs.storage.cache import OVERHEAD
+from shardfs.storage.load_ahead import load_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardfs.model.blobs import Blob, Stat
     from shardfs.model.collection import ShardSource
     from shardfs.model.shard_format import Checksum, Index, Placement, ShardFormat
     from shardfs.model.values import U64, Coords, Version
     from shardfs.storage.cache import ByteLRU
+    from shardfs.storage.read_ahead import ReadAhead
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+UNREADABLE = (CorruptShardError, OSError, ValueError)
+"""Exceptions of a shard that cannot be read now."""
+
+PART = 4
+"""Pages are loaded ahead into at most one part in so many of the cache, so that they stay until they are needed."""
+
+PAGE_BYTES = 1 << 20
+"""Assumed size of a page whose number of entries is unknown."""
+
+LEAST_TTL_S = 5.0
+"""Nothing is loaded ahead if cached pages expire sooner."""
 
 DAMAGE_TTL_S = 5.0
 """Seconds for which an undecodable page stays cached, so that an `ls` of its chunks reads the page once."""
@@ -77,11 +93,22 @@ class ShardIndices:
     Args:
         path: the path of the collection, for messages.
         ttl_s: seconds for which a page, or the absence of a shard, stays cached.
+        pool: loads pages of remote shards before a listing needs them.
     """
 
-    def __init__(self, path: str, format: ShardFormat, source: ShardSource, cache: ByteLRU, ttl_s: float) -> None:
+    def __init__(
+        self,
+        path: str,
+        format: ShardFormat,
+        source: ShardSource,
+        cache: ByteLRU,
+        ttl_s: float,
+        pool: ReadAhead | None = None,
+    ) -> None:
         self.path, self.format, self.source, self.ttl_s = path, format, source, ttl_s
         self._cache, self._id = cache, next(_ids)
+        self._room = cache.limit // PART
+        self.pool = pool if ttl_s >= LEAST_TTL_S and self._room >= PAGE_BYTES else None
 
     # ---- lookups ----
 
@@ -184,6 +211,40 @@ class ShardIndices:
             return (found, damage), found.nbytes, self.ttl_s if damage is None else DAMAGE_TTL_S
 
         return self.cached("existing", 0, load)
+
+    # ---- listings ----
+
+    def each(self, homes: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yield these pairs of a shard and a page, in order, when `page` and `stat` have loaded what they return.
+
+        On a local store, nothing is loaded before the caller asks for it.
+        """
+        return iter(homes) if self.pool is None else self._ahead(self._load_quietly, homes, first=self.pool.connections)
+
+    def shards(self, shards: Iterable[int]) -> Iterator[int]:
+        """Yield these shards, in order, when the first page of each is loaded."""
+        return iter(shards) if self.pool is None else self._ahead(self._load_first, shards, first=2)
+
+    def _ahead(self, load: Callable[[T], int], items: Iterable[T], first: int) -> Iterator[T]:
+        first = max(min(first, self._room // (16 * (self.format.capacity(0) or 0) or PAGE_BYTES)), 1)
+        return (item for item, _ in load_ahead(self.pool, load, items, first=first, weigh=int, most=self._room))
+
+    def _load_first(self, shard: int) -> int:
+        with suppress(*UNREADABLE):
+            return self._load_quietly((shard, next(self.pages(shard, 0), 0)))
+        return 0
+
+    def _load_quietly(self, home: tuple[int, int]) -> int:
+        """Cache a page and the attributes of its shard, and return the bytes. The caller of `page` gets the errors."""
+        shard, number = home
+        with suppress(*UNREADABLE):
+            page = self.page(shard, number) if self.pool is not None else None
+            if page is not None:
+                self.stat(shard)
+                if page.index.nbytes > self._room:  # the cache may not keep it until it is needed
+                    self.pool = None
+                return page.index.nbytes + OVERHEAD
+        return OVERHEAD
 
     # ---- the cache ----
 

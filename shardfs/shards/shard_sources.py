@@ -10,15 +10,16 @@ from shardfs.model.errors import CorruptShardError, DanglingLinkError
 from shardfs.model.grid import ravel_many, unravel
 from shardfs.shards.wrapping import DecodedShards, unwrapped
 from shardfs.storage.blob_views import WITHOUT_DATA, EitherBlob, PairBlob, SliceBlob
+from shardfs.storage.load_ahead import load_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shardfs.model.blobs import Blob, Stat
     from shardfs.model.collection import Layer, Pair
     from shardfs.model.values import U64, Coords
     from shardfs.shards.chunk_store import ChunkStore
-    from shardfs.storage.store import Store
+    from shardfs.storage.store import DirEntry, Store
 
 
 class StoreShards:
@@ -129,19 +130,24 @@ class StoreShards:
 
     def _names(self) -> Iterator[tuple[str, bool]]:
         """Yield every name at the depth of shards, relative to the collection, and whether it is a directory."""
-        return self._walk("", self.layer.format.key(0).count("/"))
+        return self._walk("", self._entries(""), self.layer.format.key(0).count("/"))
 
     def listed(self, parent: str) -> dict[str, Stat | None]:
         """Return the objects in a directory of shards by name; the value is None if the listing has no attributes."""
         where = f"{self._prefix}{parent}".rstrip("/")
         return {e.name: e.stat for e in self._store.scan(where) if not e.directory}
 
-    def _walk(self, below: str, depth: int) -> Iterator[tuple[str, bool]]:
-        for e in self._store.scan(f"{self._prefix}{below}".rstrip("/")):
-            if depth and e.directory:
-                yield from self._walk(f"{below}{e.name}/", depth - 1)
-            elif not depth:
-                yield below + e.name, e.directory
+    def _walk(self, below: str, entries: Iterable[DirEntry], depth: int) -> Iterator[tuple[str, bool]]:
+        if not depth:
+            yield from ((below + e.name, e.directory) for e in entries)
+            return
+        directories = (f"{below}{e.name}/" for e in entries if e.directory)
+        for directory, found in load_ahead(self._store.read_ahead, self._entries, directories, first=4):
+            yield from self._walk(directory, found, depth - 1)
+
+    def _entries(self, below: str) -> Iterable[DirEntry]:
+        entries = self._store.scan(f"{self._prefix}{below}".rstrip("/"))
+        return list(entries) if self._store.remote else entries  # the request is sent when the first one is needed
 
     def _shard_of(self, name: str) -> int | None:
         """Return the shard that a file, or one of two files, belongs to; None for other names."""

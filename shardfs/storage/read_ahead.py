@@ -80,23 +80,28 @@ class ReadAhead:
         limit: the most bytes that are under way or wait to be read; 0 turns reading ahead off.
         connections: the most requests under way.
         counters: counts the bytes that were read or given up.
-        waiting: called before a reader waits for a request that is under way.
+        waiting: called before a thread waits for a request that is under way.
     """
 
     def __init__(
         self, limit: int, connections: int, counters: StoreCounters, waiting: Callable[[], None] = nothing
     ) -> None:
-        self.limit, self._connections, self._counters, self._waiting = limit, connections, counters, waiting
+        self.limit, self.connections, self._counters, self.waiting = limit, connections, counters, waiting
         self._allowed, self._adapted = connections, -math.inf
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._held: dict[tuple[int, Coords], _Held] = {}
-        self.nbytes = self._threads = self._idle = 0
+        self.nbytes = self._threads = self._free = 0  # free: idle threads minus jobs that no thread has taken yet
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
+    @property
+    def usable(self) -> bool:
+        """Whether this process has the threads; a forked process has none."""
+        return os.getpid() == self._pid
+
     def room(self) -> int:
-        """Return the bytes that may be fetched now; 0 in a forked process, which has none of the threads."""
-        if os.getpid() != self._pid:
+        """Return the bytes that may be fetched now."""
+        if not self.usable:
             return 0
         allowed = FREE_WASTE + int(WASTE * self._counters.ahead_used) - self._counters.ahead_wasted
         return max(min(self.limit, allowed) - self.nbytes, 0)
@@ -109,7 +114,7 @@ class ReadAhead:
             ttl_s: seconds after which fetched bytes are too old.
             keep: whether the rest of the chunk will be asked for later.
         """
-        if os.getpid() != self._pid:
+        if not self.usable:
             return None
         with self._lock:
             held = self._held.get(key)
@@ -118,12 +123,12 @@ class ReadAhead:
             if clock() - held.since > ttl_s:
                 self._waste(key)
                 return None
-            saturated = not self._idle and self._threads >= self._allowed
+            saturated = self._free < 0 and self._threads >= self._allowed
             if saturated and held.data.cancel():  # its request is in a queue, so the reader is faster
                 self._drop(key)
                 return None
         if not held.data.done():
-            self._waiting()
+            self.waiting()
         try:
             data = held.data.result()
         except CancelledError:  # the chunk is absent, or its shard changed
@@ -157,12 +162,14 @@ class ReadAhead:
             self.start(partial(self._plan, owner, new, locate))
 
     def start(self, job: Callable[[], None]) -> None:
-        """Run a function that may wait for the store in a thread."""
+        """Let a thread do a job that may wait for the store, after the jobs that were started before."""
         with self._lock:
             self._jobs.put(job)
-            if self._idle or self._threads >= self._allowed:
+            self._free -= 1
+            if self._free >= 0 or self._threads >= self._allowed:
                 return
             self._threads += 1
+            self._free += 1
         # Daemon threads: the end of a mount does not wait for a store.
         threading.Thread(target=self._work, name="shardfs-ahead", daemon=True).start()
 
@@ -170,25 +177,22 @@ class ReadAhead:
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             try:
                 job = self._jobs.get(timeout=IDLE_S)
             except Empty:
                 with self._lock:
-                    self._idle -= 1
                     if not self._jobs.empty():  # it came just now, and counts on this thread
                         continue
                     self._threads -= 1
+                    self._free -= 1
                     return
-            with self._lock:
-                self._idle -= 1
             with suppress(BaseException):  # a thread that ends without notice would be counted for ever
                 job()
             with self._lock:
                 if self._threads > self._allowed:
                     self._threads -= 1
                     return
+                self._free += 1
 
     def _plan(self, owner: int, coords: Sequence[Coords], locate: Callable[[Coords], Piece | None]) -> None:
         """Find where chunks are, and start one request for neighbours in a shard."""
@@ -245,7 +249,7 @@ class ReadAhead:
         with self._lock:
             if clock() - self._adapted < (OVERLOAD_S if overloaded else CALM_S):
                 return
-            self._allowed = max(self._allowed // 2, 1) if overloaded else min(self._allowed * 2, self._connections)
+            self._allowed = max(self._allowed // 2, 1) if overloaded else min(self._allowed * 2, self.connections)
             self._adapted = clock()
 
     # ---- with the lock ----

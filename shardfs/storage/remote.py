@@ -177,8 +177,8 @@ class FsspecStore:
 
         May return more than `limit` bytes.
         """
-        whole: list[int | None] = [None] * len(paths)  # `cat` would treat brackets in a path as a pattern
-        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), whole, whole, on_error="return")
+        starts, stops = [0] * len(paths), [limit + 1] * len(paths)  # without ranges, s3fs asks for each size first
+        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
         return cast("list[bytes | Exception]", found)
 
     def entry(self, key: str) -> DirEntry:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.model.attributes import Attributes
 from shardfs.model.dataset import Consolidation, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind, is_scratch
+from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.store import DirEntry
 from shardfs.vfs.chunk_dirs import NameMeaning, not_a_chunk
 from shardfs.vfs.inodes import number_of
@@ -19,7 +19,7 @@ from shardfs.vfs.nodes import ChunkNode, CollectionAt, Content, DirectoryNode, D
 from shardfs.vfs.stored_files import listed_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.model.dataset import Rewriter
     from shardfs.model.values import Coords
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.discovery import Datasets
     from shardfs.vfs.stored_files import StoredFiles
+
+T = TypeVar("T")
 
 MAX_CONSOLIDATED = 50_000
 """Maximum number of directories whose documents are consolidated in one document."""
@@ -119,8 +121,8 @@ class StoreDirectories:
         path, inherited = directory.child_path(name), content.inherited(name)
         if content.hides(name):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-        if self._store.blind and (name in content.below or inherited.cells is not None):
-            # The documents decide, because web servers give different answers, and some know no directories.
+        if self._store.remote and (name in content.below or (self._store.blind and inherited.cells is not None)):
+            # The documents decide: object stores have no directories, and web servers give different answers.
             return self._files.known(path, DirEntry(name, True, None), inherited)
         known = self._nodes.known(path) if self._store.remote else None
         if isinstance(known, DirectoryNode) and known.content is not None:
@@ -230,22 +232,38 @@ class StoreDirectories:
 
         Damaged ones are reported and skipped.
         """
-        queue, count = deque([start or self.root]), 0
-        while queue:
-            directory = queue.popleft()
-            count += 1
-            if limit is not None and count > limit:
-                return
+        level, count = [start or self.root], 0
+        while level:
+            opened: list[DirectoryNode] = []
+            for directory, content in self._each(self._datasets.open, level):
+                count += 1
+                if limit is not None and count > limit:
+                    return
+                if content is not None:
+                    opened.append(directory)
+                    yield directory
+            level = [node for _, below in self._each(self._subdirectories, opened) for node in below or ()]
+
+    def _each(
+        self, call: Callable[[DirectoryNode], T], directories: Sequence[DirectoryNode]
+    ) -> Iterator[tuple[DirectoryNode, T | None]]:
+        """Yield each directory and what `call` returns, None if it is damaged. Remote directories are read ahead."""
+
+        def outcome(directory: DirectoryNode) -> T | CorruptShardError | OSError:
             try:
-                content = self._datasets.open(directory)
-                yield directory
-                queue += self._subdirectories(directory, content)
-            except CorruptShardError as e:
-                self._datasets.report(Problem(directory.path, f"{e.key}: {e.why}", damaged=True))
-            except OSError as e:
-                if directory is self.root:
-                    raise
-                self._datasets.report(Problem(directory.path, str(e), damaged=True))
+                return call(directory)
+            except (CorruptShardError, OSError) as e:
+                return e
+
+        for directory, found in load_ahead(self._store.read_ahead, outcome, directories, first=2):
+            if not isinstance(found, CorruptShardError | OSError):
+                yield directory, found
+                continue
+            if directory is self.root and isinstance(found, OSError):
+                raise found
+            why = f"{found.key}: {found.why}" if isinstance(found, CorruptShardError) else str(found)
+            self._datasets.report(Problem(directory.path, why, damaged=True))
+            yield directory, None
 
     def collections(self) -> Iterator[ChunkDirs]:
         """Yield all sharded collections. Opens every directory that may hold one."""
@@ -253,7 +271,8 @@ class StoreDirectories:
             if directory.content is not None and directory.content.chunks is not None:
                 yield directory.content.chunks
 
-    def _subdirectories(self, directory: DirectoryNode, content: Content) -> list[DirectoryNode]:
+    def _subdirectories(self, directory: DirectoryNode) -> list[DirectoryNode]:
+        content = self._datasets.open(directory)
         dataset, seen, out = content.dataset, set(), list[DirectoryNode]()
 
         def add(name: str, found: Attributes) -> None:

@@ -116,6 +116,9 @@ class Datasets:
         return directory.content
 
     def _described(self, directory: DirectoryNode) -> Dataset | None:
+        inherited = directory.inherited.below
+        if self.view is None and any(not parts and isinstance(item, CollectionAt) for parts, item in inherited):
+            return None  # a parent's documents describe the chunks here, so this directory's would change nothing
         if directory.inherited.closed:
             return None
         dataset = directory.file or self._stored_dataset(directory.inside, directory.inherited)

@@ -58,7 +58,7 @@ class StoredFiles:
         entry = self.store.entry(path)
         if not entry.page or entry.directory:
             return entry
-        is_directory = self._datasets.is_described(path, inherited) or entry.name in self._directories_beside(path)
+        is_directory = entry.name in self._directories_beside(path) or self._datasets.is_described(path, inherited)
         return entry._replace(directory=is_directory)
 
     def _directories_beside(self, path: str) -> frozenset[str]:
@@ -78,6 +78,8 @@ class StoredFiles:
             mtime = entry.stat.mtime_ns if entry.stat and trusted else self._datasets.directory_mtime(path)
             directory = self._nodes.intern(path, DirectoryNode, inherited)
             return Attributes(directory.number, True, 0, mtime)
+        if self.store.remote and (stat := entry.stat) is not None:
+            self._chunk_cache.get((path, "stat"), lambda: (stat, 100, self._ttl))
         return self.attributes(self._nodes.intern(path, FileNode))
 
     def listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
@@ -226,7 +228,8 @@ class ForeignFiles:
                 names.add(entry.name)
             if not chunks.reserved(place.level, entry.name):
                 yield entry.name, self._files.listed(f"{path}/{entry.name}", entry, NOTHING_INHERITED)
-        if place.level + 1 < chunks.depth and len(names) <= MAX_FOREIGN and not self._store.blind:
+        # A web server that does not list this directory may have it all the same.
+        if place.level + 1 < chunks.depth and len(names) <= MAX_FOREIGN and (names or not self._store.blind):
             self._note(chunks, place, frozenset(names))
 
     def _note(self, chunks: ChunkDirs, place: TreePosition, names: frozenset[str]) -> None:

@@ -64,8 +64,8 @@ def write(path: Path, chunk: Sequence[int], shard: Sequence[int], data: np.ndarr
 
 
 @contextmanager
-def serving(root: Path) -> Iterator[Store]:
-    command = [sys.executable, str(ROOT / "scripts" / "delaying_server.py"), str(root), "--latency-ms", "5"]
+def serving(root: Path, latency_ms: float = 5) -> Iterator[Store]:
+    command = [sys.executable, str(ROOT / "scripts" / "delaying_server.py"), str(root), "--latency-ms", str(latency_ms)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None

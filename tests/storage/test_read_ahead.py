@@ -220,7 +220,7 @@ def test_an_overloaded_store_gets_fewer_connections_for_a_while(monkeypatch: pyt
         reader.shared.fetch(reader.ahead._owner, [(x,)], store.size, store.locate)
         reader.shared._held[reader.ahead._owner, (x,)].data.result(60)
         assert reader.read((x,)) == store.content((x,))
-        wait_until(lambda: reader.shared._idle == reader.shared._threads)
+        wait_until(lambda: reader.shared._free == reader.shared._threads)
 
     store.on_request = throttled
     for number, (at, allowed) in enumerate([(0, 4), (0.5, 4), (1, 2), (2, 1), (3, 1)]):
