@@ -27,6 +27,7 @@ from shardfs.jobs.findings import Damage, Report, ShardTally
 from shardfs.jobs.verify import ShardVerifier
 from shardfs.model import redact
 from shardfs.model.errors import message
+from shardfs.storage.load_ahead import load_ahead
 from shardfs.vfs.tree import open_tree
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ WINDOW = 16
 """Maximum number of submitted tasks per worker. Bounds the memory for tasks and reports."""
 
 MOST_SHARDS = 64
+
+MOST_CHUNKS = 1 << 20
+"""Chunks whose index entries may be verified at the same time."""
+
 CACHE = 64 << 20
 
 
@@ -76,6 +81,8 @@ def _tree(source: JobSource) -> Tree:
         storage_options=json.loads(source.options),
         index_cache_bytes=CACHE,
         chunk_cache_bytes=CACHE,
+        prefetch_bytes=CACHE,
+        connections=MOST_SHARDS,
         follow_symlinks=source.follow_symlinks,
     )
 
@@ -101,9 +108,13 @@ class VerifyTask:
 
     def __call__(self) -> Report:
         report = Report(self.collection)
-        verifier = ShardVerifier(self.source.tree().collection(self.collection), deep=self.deep)
-        for shard in self.shards:
-            report.add(verifier.verify(shard))
+        tree = self.source.tree()
+        verifier = ShardVerifier(tree.collection(self.collection), deep=self.deep)
+        pool = None if self.deep else tree.store.read_ahead  # several whole shards would take much memory
+        for _, found in load_ahead(
+            pool, verifier.verify, self.shards, weigh=lambda r: r.tally.chunks, most=MOST_CHUNKS
+        ):
+            report.add(found)
         return report
 
     def split(self) -> Iterator[VerifyTask]:
