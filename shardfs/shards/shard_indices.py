@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shardfs.model.errors import CorruptShardError, DanglingLinkError, StaleShardError, UnsupportedError
+from shardfs.model.errors import CorruptShardError, DanglingLinkError, ShardfsError, StaleShardError, UnsupportedError
 from shardfs.model.shard_format import ShardIndex
 from shardfs.shards.index_reader import MAX_OBJECT, read_page, read_root
 from shardfs.storage.blob_views import BytesBlob
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-UNREADABLE = (CorruptShardError, OSError, ValueError)
+UNREADABLE = (ShardfsError, OSError, ValueError)
 """Exceptions of a shard that cannot be read now."""
 
 PART = 4

@@ -84,4 +84,9 @@ def _result(pool: ReadAhead, future: Future[T], call: Callable[[], T]) -> T:
         return call()
     if not future.done():
         pool.waiting()
-    return future.result()
+    try:
+        return future.result()
+    except Exception:
+        raise
+    except BaseException:  # noqa: BLE001 - `Postponed` of another thread, with which the load shared a request
+        return call()
