@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
@@ -286,7 +288,8 @@ class StoreDirectories:
         if content.chunks is None and (dataset is None or not (dataset.closed or dataset.hidden_entirely)):
             for e in self._listed_by_store(directory, is_described=bool(content.below)):
                 if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._datasets.formats)):
-                    add(e.name, self._files.known(directory.child_path(e.name), e, content.inherited(e.name)))
+                    with suppress(OSError):  # a file that the store does not send was reported
+                        add(e.name, self._files.known(directory.child_path(e.name), e, content.inherited(e.name)))
         for name in content.below:
             if name not in seen:
                 add(name, self._stored(directory, content, name))

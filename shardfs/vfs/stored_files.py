@@ -83,9 +83,12 @@ class StoredFiles:
         return self.attributes(self._nodes.intern(path, FileNode))
 
     def listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
-        """Return the attributes of an entry for a listing, with size -1 where the size would cost a request."""
-        if entry.directory or self._is_dataset(path, entry.name, inherited):
-            return self.known(path, entry, inherited)
+        """Return the attributes of an entry for a listing, with size -1 where they are unknown or cost a request."""
+        try:
+            if entry.directory or self._is_dataset(path, entry.name, inherited):
+                return self.known(path, entry, inherited)
+        except OSError:  # was reported; the kernel will look the name up, and gets the error or a directory then
+            return listed_by_name(path)
         if entry.stat is None:
             return listed_by_name(path)
         node = self._nodes.intern(path, FileNode)
@@ -105,12 +108,19 @@ class StoredFiles:
         return found is not None
 
     def dataset_in_file(self, path: str, candidates: Sequence[Format]) -> Dataset | None:
-        """Return the dataset that a single file contains; None if it contains none. Damage is reported."""
+        """Return the dataset that a single file contains; None if it contains none. Damage is reported.
+
+        Raise OSError if a remote store fails: what the file contains is unknown, and the next call asks again.
+        """
         for f in candidates:
             try:
                 found = f.open_file(path, self.store.open(path))
             except (ValueError, OSError, CorruptShardError) as e:
-                self._datasets.report(Problem(path, str(e)))
+                refused = isinstance(e, ValueError | CorruptShardError | FileNotFoundError | PermissionError)
+                unknown = self.store.remote and not refused
+                self._datasets.report(Problem(path, str(e), damaged=unknown))
+                if unknown:
+                    raise
                 continue
             if found is not None:
                 return found

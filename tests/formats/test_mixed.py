@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -222,6 +223,38 @@ def test_the_source_may_be_such_a_file(name: str, scheme: str, tmp_path: Path) -
         assert {e.mtime_ns for e in entries(tree, ROOT)} == {(tmp_path / name).stat().st_mtime_ns}
     else:
         fsspec.filesystem("memory").rm(str(tmp_path), recursive=True)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_an_error_of_the_network_does_not_make_such_a_file_a_plain_file(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(memory), "store", {})
+    array = handmade.zarr_metadata((4,), (4,), (2,))
+    memory.pipe_file("/root/a/zarr.json", json.dumps(array).encode())
+    memory.pipe_file(f"/root/{name}", FILES[name])
+    read = type(memory).cat_file
+
+    def fail(self: object, path: str, *args: Any, **kwargs: Any) -> Any:
+        if path.endswith(name):
+            raise OSError(errno.EIO, "connection lost", path)
+        return read(self, path, *args, **kwargs)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(memory), "cat_file", fail)
+        tree = open_tree("memory://root")
+        assert {e.name: e.size for e in entries(tree, ROOT)}[name.encode()] == -1
+        for _ in range(2):
+            with pytest.raises(OSError, match="connection lost"):
+                tree.resolve(name)
+        assert [(p.path, p.damaged) for p in tree.problems()] == [(name, True)]
+        with pytest.raises(OSError, match="connection lost"):
+            open_tree(f"memory://root/{name}")
+    assert tree.resolve(name).directory
+    assert {path for path in walk(tree) if path.startswith(f"{name}/")} == {
+        f"{name}/{path}" for path in walk(open_tree(f"memory://root/{name}"))
+    }
 
 
 def test_a_mount_of_a_file(mounted: Mounted, tmp_path: Path) -> None:
