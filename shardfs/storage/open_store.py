@@ -66,7 +66,7 @@ def open_store(
         raise OSError(errno.EOPNOTSUPP, f"{why}; {advice}") from e
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
-    ahead = ReadAhead(prefetch, connections, patience.counters, waiting) if prefetch else None
+    ahead = ReadAhead(prefetch, connections, patience, waiting) if prefetch else None
     ranges = range_client(fs, path, patience.timeout_s)
     if "http" in fs.protocol:
         from shardfs.storage.web import WebStore

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, ByteRange
     from shardfs.model.values import Coords
-    from shardfs.storage.counters import StoreCounters
+    from shardfs.storage.retry import RetryPolicy
 
 GAP = 10
 """Neighbours are fetched with one request if the gap between them is at most a tenth of a chunk, or `SMALL_GAP`."""
@@ -54,6 +54,9 @@ doubled again after the second without that."""
 IDLE_S = 10.0
 """Seconds after which a thread ends that has nothing to fetch."""
 
+PAUSE_S = 1.0
+"""Seconds for which nothing is fetched ahead after a failed request. Further failures double them, up to a minute."""
+
 
 class Piece(NamedTuple):
     """Where the stored bytes of a chunk are: the number of its shard, the shard's blob, and the range in it."""
@@ -79,19 +82,21 @@ class ReadAhead:
     Args:
         limit: the most bytes that are under way or wait to be read; 0 turns reading ahead off.
         connections: the most requests under way.
-        counters: counts the bytes that were read or given up.
+        patience: of the store; its counters count the bytes that were read or given up.
         waiting: called before a thread waits for a request that is under way.
     """
 
     def __init__(
-        self, limit: int, connections: int, counters: StoreCounters, waiting: Callable[[], None] = nothing
+        self, limit: int, connections: int, patience: RetryPolicy, waiting: Callable[[], None] = nothing
     ) -> None:
-        self.limit, self.connections, self._counters, self.waiting = limit, connections, counters, waiting
+        self.limit, self.connections, self._patience, self.waiting = limit, connections, patience, waiting
+        self._counters = patience.counters
         self._allowed, self._adapted = connections, -math.inf
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._held: dict[tuple[int, Coords], _Held] = {}
         self.nbytes = self._threads = self._free = 0  # free: idle threads minus jobs that no thread has taken yet
+        self._pause_s, self._resume = 0.0, 0.0
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     @property
@@ -100,8 +105,8 @@ class ReadAhead:
         return os.getpid() == self._pid
 
     def room(self) -> int:
-        """Return the bytes that may be fetched now."""
-        if not self.usable:
+        """Return the bytes that may be fetched now; 0 for some time after a failed request."""
+        if not self.usable or clock() < self._resume:
             return 0
         allowed = FREE_WASTE + int(WASTE * self._counters.ahead_used) - self._counters.ahead_wasted
         return max(min(self.limit, allowed) - self.nbytes, 0)
@@ -234,12 +239,15 @@ class ReadAhead:
             return
         repeated = self._repeated()
         try:
-            found: list[bytes | None] = [*members[0][1].blob.read([where for _, where in wanted])]
+            with self._patience.optional():
+                found: list[bytes | None] = [*members[0][1].blob.read([where for _, where in wanted])]
+            self._pause_s = 0.0
         except Exception:  # noqa: BLE001 - the reader makes its own request, and gets the error
             found = [None] * len(wanted)
+            self._pause()
         for (held, _), data in zip(wanted, found, strict=True):
             held.data.set_result(data)
-        self._adapt(overloaded=self._repeated() != repeated)
+        self._adapt(overloaded=found[0] is None or self._repeated() != repeated)
 
     def _repeated(self) -> int:
         return self._counters.retries + self._counters.timeouts
@@ -251,6 +259,13 @@ class ReadAhead:
                 return
             self._allowed = max(self._allowed // 2, 1) if overloaded else min(self._allowed * 2, self.connections)
             self._adapted = clock()
+
+    def _pause(self) -> None:
+        """Fetch nothing for some time. Requests that fail together count as one."""
+        with self._lock:
+            if clock() >= self._resume:
+                self._pause_s = min(2 * self._pause_s or PAUSE_S, STALE_S)
+                self._resume = clock() + self._pause_s
 
     # ---- with the lock ----
 

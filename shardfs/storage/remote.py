@@ -10,10 +10,10 @@ from time import time
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
-from shardfs.model.errors import ShardfsError
+from shardfs.model.errors import ShardfsError, errno_of
 from shardfs.storage.cache import nothing
 from shardfs.storage.range_client import Answer, UnsuitedError, replaced
-from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
+from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -232,13 +232,19 @@ class FsspecStore:
 
 @contextmanager
 def store_errors(path: str) -> Iterator[None]:
-    """Convert the exceptions of store clients to OSError: each client library has its own exceptions."""
+    """Convert the exceptions of store clients to OSError: each client library has its own exceptions.
+
+    Errors of the network become EIO: programs do not expect ECONNRESET or EAGAIN of a file, and an object is not
+    missing because its server could not be reached.
+    """
     try:
         yield
     except (OSError, ShardfsError) as e:
         if isinstance(e, StoreTimeout) and e.filename is None:
             e.filename = path
-        raise
+        if isinstance(e, TimeoutError) or errno_of(e) == errno.EIO or not is_transient(e):
+            raise
+        raise OSError(errno.EIO, f"{type(e).__name__}: {e}", path) from e
     except Exception as e:
         number = errno.EACCES if http_status(e) in (401, 403) else errno.EIO
         raise OSError(number, f"{type(e).__name__}: {e}", path) from e

@@ -72,11 +72,24 @@ class RetryPolicy:
         self._threads = _Threads()
         self._silent = False
         self._probing = threading.Lock()
+        self._thread = threading.local()
 
     @property
     def silent(self) -> bool:
         """Return whether the last operations got no answer."""
         return self._silent
+
+    @contextmanager
+    def optional(self) -> Iterator[None]:
+        """Within this block, the thread's operations are not retried, and their time-outs do not make others fail."""
+        self._thread.optional = True
+        try:
+            yield
+        finally:
+            self._thread.optional = False
+
+    def _is_optional(self) -> bool:
+        return getattr(self._thread, "optional", False)
 
     def run(self, kind: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `method` of an fsspec file system, with time-out and retries. Raise StoreTimeout if it does not return.
@@ -100,9 +113,9 @@ class RetryPolicy:
     def _admitted(self) -> Iterator[int]:
         """Yield the number of retries for an operation. Raise StoreTimeout if the store is silent and being probed."""
         if not self._silent:
-            yield self.retries
+            yield 0 if self._is_optional() else self.retries
             return
-        if not self._probing.acquire(blocking=False):
+        if self._is_optional() or not self._probing.acquire(blocking=False):
             why = "the store does not answer, and another request already tests it; try again later"
             raise StoreTimeout(errno.ETIMEDOUT, why)
         try:
@@ -126,7 +139,7 @@ class RetryPolicy:
                 break
             time.sleep(pause)
         if failure is not None:
-            self._silent = timeout
+            self._silent |= timeout and not self._is_optional()
             raise failure
         return result
 

@@ -238,7 +238,11 @@ class WebStore(FsspecStore):
             if answer.status in (416, 501):
                 raise IgnoredRangeError(f"{answer.status} {answer.reason}", url)
             answer.raise_for_status()
-            return Answer(await _body(answer, *_range_sent(answer, request, url)), _info_of(url, answer))
+            skip, size = _range_sent(answer, request, url)
+            data = await _body(answer, skip, size)
+            if answer.status == 206 and len(data) < size:
+                raise ConnectionError(errno.EIO, f"the answer ends after {len(data)} of {size} bytes", url)
+            return Answer(data, _info_of(url, answer))
 
     async def _document(self, url: str, limit: int) -> _Document:
         """Return the beginning of a document.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 

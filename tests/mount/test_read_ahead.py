@@ -6,18 +6,13 @@ import itertools
 import json
 import random
 import shutil
-import subprocess
-import sys
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.datasets import ROOT
-from tests.mount.processes import end
+from tests.mount.distant import serving
 from tests.mount.programs import run
 
 if TYPE_CHECKING:
@@ -25,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Mounted
+    from tests.mount.distant import Store
 
 pytestmark = [pytest.mark.fuse, pytest.mark.interop]
 
@@ -34,19 +30,6 @@ SHARDS = 8
 CHUNK_BYTES = 2 * 16**3
 ALL = list(itertools.product(*map(range, GRID)))
 DATA = np.arange(np.prod(SHAPE), dtype=np.uint16).reshape(SHAPE)
-
-
-class Store:
-    """A source behind a web server with latency."""
-
-    def __init__(self, root: Path, url: str) -> None:
-        self.root, self.url = root, url
-
-    def requests(self) -> list[dict[str, Any]]:
-        """Return the requests for bytes of shards since the last call."""
-        with urllib.request.urlopen(f"{self.url}/.requests") as answer:
-            found: list[dict[str, Any]] = json.load(answer)
-        return [r for r in found if r["method"] == "GET" and r["path"].startswith("/a/c/") and r["bytes"]]
 
 
 def write(path: Path, chunk: Sequence[int], shard: Sequence[int], data: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
@@ -61,17 +44,6 @@ def write(path: Path, chunk: Sequence[int], shard: Sequence[int], data: np.ndarr
     }
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, "metadata": metadata}
     ts.open(spec, create=True, delete_existing=True).result().write(data).result()
-
-
-@contextmanager
-def serving(root: Path, latency_ms: float = 5) -> Iterator[Store]:
-    command = [sys.executable, str(ROOT / "scripts" / "delaying_server.py"), str(root), "--latency-ms", str(latency_ms)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            assert process.stdout is not None
-            yield Store(root, process.stdout.readline().strip())
-        finally:
-            end(process)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests.conftest import MountFailed
 from tests.datasets import read_tree, same
+from tests.mount.distant import SECRETS, in_words, s3_options, s3_server
 from tests.mount.programs import attempt, lines, link_tree, read_many, run
 from tests.mount.web import FRONT, GUARDED, HIDDEN, LISTED, UNLISTED, WHOLE, find_nginx, serving
 
@@ -273,48 +274,12 @@ def test_http_passwords_are_not_shown(web: Web, mounted: Mounted) -> None:
 
 # ------------------------------------------------------------------------------------------------------ S3
 
-SECRETS = ("not-a-real-key-id", "not-a-real-secret")
-
 
 @pytest.fixture(scope="module")
 def endpoint(served: tuple[Path, Mapping[str, Dataset]]) -> Iterator[str]:
     """moto's server with the datasets in the bucket `data`."""
-    moto = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    boto3 = pytest.importorskip("boto3")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        url = f"http://{host}:{port}"
-        client = boto3.client(
-            "s3",
-            endpoint_url=url,
-            region_name="us-east-1",
-            aws_access_key_id=SECRETS[0],
-            aws_secret_access_key=SECRETS[1],
-        )
-        client.create_bucket(Bucket="data")
-        root = served[0]
-        for path in sorted(root.rglob("*")):
-            if path.is_file():
-                client.put_object(Bucket="data", Key=str(path.relative_to(root)), Body=path.read_bytes())
-        client.close()
+    with s3_server(served[0]) as url:
         yield url
-    finally:
-        server.stop()
-
-
-def s3_options(endpoint: str) -> dict[str, Any]:
-    return {"key": SECRETS[0], "secret": SECRETS[1], "client_kwargs": {"endpoint_url": endpoint}}
-
-
-def in_words(options: Mapping[str, Any]) -> list[str]:
-    """Storage options as `-o` takes them."""
-    words = [f"storage_option.{key}={value}" for key, value in options.items() if isinstance(value, str)]
-    inner = [(key, value) for key, value in options.items() if isinstance(value, dict)]
-    words += [f"storage_option.{key}.{name}={text}" for key, value in inner for name, text in value.items()]
-    return ["-o", ",".join(words)]
 
 
 @pytest.mark.s3

@@ -21,8 +21,8 @@ from shardfs.shards.chunk_read_ahead import CollectionReadAhead
 from shardfs.shards.shard_indices import IndexPage
 from shardfs.storage import read_ahead
 from shardfs.storage.blob_views import BytesBlob
-from shardfs.storage.counters import StoreCounters
 from shardfs.storage.read_ahead import Piece, ReadAhead
+from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.store import read_merged
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ class Reader:
     """Reads chunks as a `ChunkStore` does, with its own request where nothing was fetched ahead."""
 
     def __init__(self, store: Store, limit: int = 1 << 28, connections: int = 4) -> None:
-        self.store, self.counters = store, StoreCounters()
-        self.shared = ReadAhead(limit, connections, self.counters)
+        self.store, patience = store, RetryPolicy()
+        self.shared, self.counters = ReadAhead(limit, connections, patience), patience.counters
         self.ahead = CollectionReadAhead(self.shared, cast("ShardIndices", Index(store)), store.locate)
         self.own = 0
 
@@ -233,6 +233,23 @@ def test_an_overloaded_store_gets_fewer_connections_for_a_while(monkeypatch: pyt
         fetch(number)
         assert reader.shared._allowed == allowed
         now[0] += read_ahead.CALM_S
+
+
+def test_failures_make_pauses_that_become_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = Store((64,)), 1000.0
+    monkeypatch.setattr(read_ahead, "clock", lambda: now)
+    reader = Reader(store)
+
+    def fetch(x: int) -> None:
+        reader.shared.fetch(reader.ahead._owner, [(x,)], store.size, store.locate)
+        reader.shared._held[reader.ahead._owner, (x,)].data.exception(60)
+
+    for x, (fails, seconds) in enumerate([(True, 1), (True, 2), (True, 4), (False, 0), (True, 1)]):
+        store.fails = fails
+        fetch(x)
+        assert (reader.shared.room() == 0) == fails
+        now += seconds + 0.1
+        assert reader.shared.room() > 0
 
 
 def test_a_forked_process_waits_for_no_fetch_of_its_parent() -> None:

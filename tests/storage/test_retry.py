@@ -90,7 +90,7 @@ class Failing:
     def __init__(self, *errors: Exception, value: object = b"data") -> None:
         self.errors, self.value, self.calls = [*errors], value, 0
 
-    def __call__(self) -> object:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
@@ -126,6 +126,40 @@ def test_a_list_with_an_accident_in_it_is_asked_for_again() -> None:
     assert RetryPolicy(5, 4).run("read", lambda: lists.pop(0))[0] == b"a"
     assert lists == []
     assert isinstance(RetryPolicy(5, 1).run("read", lambda: [Reply(status=500)])[0], Reply)
+
+
+def test_an_optional_operation_is_tried_once_and_makes_no_other_fail() -> None:
+    patient, call = RetryPolicy(0.05, 4), Failing(ConnectionResetError(), ConnectionResetError())
+    with pytest.raises(ConnectionResetError), patient.optional():
+        patient.run("read", call)
+    assert call.calls == 1
+    hung = threading.Event()
+    with pytest.raises(StoreTimeout), patient.optional():
+        patient.run("read", hung.wait)
+    assert not patient.silent
+    assert patient.run("read", call) == b"data"
+    patient.retries = 0
+    with pytest.raises(StoreTimeout):
+        patient.run("read", hung.wait)
+    with pytest.raises(StoreTimeout, match="another request"), patient.optional():
+        patient.run("read", call)
+    assert patient.run("read", call) == b"data"
+    hung.set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(errno.ECONNRESET, "x"), BlockingIOError(errno.EAGAIN, "x"), OSError(errno.EBUSY, "x"),
+        caused(FileNotFoundError(errno.ENOENT, "as HTTPFileSystem.info says"), Reply(status=503)), Reply(status=503),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_readers_get_eio_for_errors_of_the_network(error: Exception) -> None:
+    class Broken:
+        cat_file = staticmethod(Failing(error))
+
+    assert error_of(lambda: read(FsspecStore(Broken(), "root", patience=RetryPolicy(5, 0)))) == errno.EIO
 
 
 def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:

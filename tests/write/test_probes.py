@@ -15,7 +15,7 @@ from shardfs.storage.writers.common import temporary_name
 from shardfs.storage.writers.objects import ABANDONED_S, ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
 from tests.conftest import MountFailed, need_fuse
-from tests.mount.test_remote import in_words
+from tests.mount.distant import in_words
 from tests.write.mounts import writable
 from tests.write.object_store import ALL, Object, Server, object_store
 from tests.write.targets import TARGETS

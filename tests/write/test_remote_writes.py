@@ -21,7 +21,7 @@ from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
 from shardfs.write.journal import places
 from tests.conftest import _start_time, need_fuse
-from tests.mount.test_remote import in_words
+from tests.mount.distant import in_words
 from tests.waiting import wait_until
 from tests.write.mounts import writable
 from tests.write.object_store import Server, object_store
