@@ -109,7 +109,7 @@ class CollectionReadAhead:
         start, stop = piece.where
         if where.start == start:
             self._note(coords, max(stop - start, 1))
-        data = self._shared.take((self._owner, coords), piece.where, self._index.ttl_s, keep=where.stop < stop)
+        data = self._shared.take((self._owner, coords), piece.where, self._index.loaded(coords), keep=where.stop < stop)
         return None if data is None else data[where.start - start : where.stop - start]
 
     def forget(self) -> None:

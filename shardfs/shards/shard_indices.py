@@ -252,6 +252,20 @@ class ShardIndices:
         """Return the cached value of this kind for a shard or an object, which `load` makes (see `ByteLRU.get`)."""
         return self._cache.get((self._id, kind, number), load)
 
+    def expires(self, coords: Coords) -> float:
+        """Return when the page of a chunk expires, as a time of `time.monotonic`; -inf if the page is not cached.
+
+        What is cached of the chunk must not outlive the page: the attributes of the next page belong to other bytes.
+        """
+        if self.ttl_s == math.inf:
+            return math.inf
+        shard, number, _ = self.format.place(coords)
+        return self._cache.expires((self._id, shard, number))
+
+    def loaded(self, coords: Coords) -> float:
+        """Return when the page of a chunk was loaded, as a time of `time.monotonic`; -inf if pages do not expire."""
+        return -math.inf if self.ttl_s == math.inf else self.expires(coords) - self.ttl_s
+
     def drop(self, kind: str, number: int) -> None:
         """Invalidate a value of `cached`."""
         self._cache.drop((self._id, kind, number))

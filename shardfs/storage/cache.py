@@ -79,6 +79,11 @@ class ByteLRU:
         self.hits += 1
         return entry[0]
 
+    def expires(self, key: Hashable) -> float:
+        """Return when a value expires, as a time of `time.monotonic`; -inf if it is not cached."""
+        entry = self._entries.get(key)
+        return -math.inf if entry is None else entry.expires
+
     def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:
         """Return the value, loading it if needed.
 
@@ -172,18 +177,23 @@ A chunk of up to 8 MiB costs one request, however small the client's reads are.
 class WindowCache:
     """Windows in a shared cache, by the object's path or inode number and the window's number."""
 
-    def __init__(self, cache: ByteLRU, ttl_s: float) -> None:
-        self._cache, self._ttl = cache, ttl_s
+    def __init__(self, cache: ByteLRU) -> None:
+        self._cache = cache
 
-    def read(self, key: str | int, fetch: Callable[[ByteRange], bytes], offset: int, size: int) -> bytes | memoryview:
-        """Return bytes of an object; `fetch` returns fewer bytes at its end."""
+    def read(
+        self, key: str | int, fetch: Callable[[ByteRange], bytes], offset: int, size: int, expires: float
+    ) -> bytes | memoryview:
+        """Return bytes of an object; `fetch` returns fewer bytes at its end.
+
+        Windows that are fetched now expire at this time of `time.monotonic`.
+        """
         pieces: list[bytes | memoryview] = []
         while size > 0:
             window = offset // WINDOW
 
             def load(window: int = window) -> tuple[bytes, int, float]:
                 data = fetch(ByteRange(window * WINDOW, (window + 1) * WINDOW))
-                return data, len(data), self._ttl
+                return data, len(data), expires - time.monotonic()
 
             piece = memoryview(self._cache.get((key, window), load))[offset % WINDOW : offset % WINDOW + size]
             if not len(piece):

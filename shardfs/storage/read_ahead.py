@@ -111,12 +111,12 @@ class ReadAhead:
         allowed = FREE_WASTE + int(WASTE * self._counters.ahead_used) - self._counters.ahead_wasted
         return max(min(self.limit, allowed) - self.nbytes, 0)
 
-    def take(self, key: tuple[int, Coords], where: ByteRange, ttl_s: float, *, keep: bool) -> bytes | None:
+    def take(self, key: tuple[int, Coords], where: ByteRange, since: float, *, keep: bool) -> bytes | None:
         """Return the bytes of a chunk if they were fetched. May wait for a request that is under way.
 
         Args:
             where: the range that the index names; other bytes are not returned.
-            ttl_s: seconds after which fetched bytes are too old.
+            since: a time of `time.monotonic`; bytes whose fetch began before are not returned.
             keep: whether the rest of the chunk will be asked for later.
         """
         if not self.usable:
@@ -125,7 +125,7 @@ class ReadAhead:
             held = self._held.get(key)
             if held is None:
                 return None
-            if clock() - held.since > ttl_s:
+            if held.since < since:
                 self._waste(key)
                 return None
             saturated = self._free < 0 and self._threads >= self._allowed

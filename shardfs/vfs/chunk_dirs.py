@@ -101,7 +101,7 @@ class ChunkDirs:
         self.root = numbers.first if self._names.prefix else None
         self.mtime_ns = mtime_ns
         self.former: ChunkDirs | None = None
-        self.shown = ShownChunks(path, collection, chunks, cache, mtime_ns, ttl_s)
+        self.shown = ShownChunks(path, collection, chunks, cache, mtime_ns)
         self.shards = CollectionShards(path, collection, chunks, cache, numbers.first, ttl_s)
         self.listing = ChunkListing(numbers, chunks, self.shown, mtime_ns)
         self._rows: dict[int | None, _Row] = {}

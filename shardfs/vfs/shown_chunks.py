@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,13 +35,11 @@ class ShownChunks:
         mtime_ns: modification time of filled chunks; any other chunk has that of its shard.
     """
 
-    def __init__(
-        self, path: str, collection: Collection, chunks: ChunkStore, cache: ByteLRU, mtime_ns: int, ttl_s: float
-    ) -> None:
+    def __init__(self, path: str, collection: Collection, chunks: ChunkStore, cache: ByteLRU, mtime_ns: int) -> None:
         self.path, self._chunks, self._mtime_ns = path, chunks, mtime_ns
         self._transform, self.filler = collection.transform, collection.filler
         self._raw = collection.transform is None
-        self._cache, self._ttl, self._windows = cache, ttl_s, WindowCache(cache, ttl_s)
+        self._cache, self._windows = cache, WindowCache(cache)
 
     # ---- attributes ----
 
@@ -90,7 +89,7 @@ class ShownChunks:
         if found is None:
             raise self._missing(coords)
         size = min(size, max(found.size - offset, 0))
-        return self._windows.read(number, partial(self._part, coords), offset, size)
+        return self._windows.read(number, partial(self._part, coords), offset, size, self._chunks.index.expires(coords))
 
     def _part(self, coords: Coords, part: ByteRange) -> bytes:
         data = self._chunks.read(coords, part)
@@ -108,10 +107,12 @@ class ShownChunks:
                 self._cache.waiting()
             return stored if self._transform is None else self._transform.show(coords, stored)
 
+        self._chunks.locate(coords)  # loads the index page
+        expires = self._chunks.index.expires(coords)
         data = self._chunks.decoded(coords, show, most=MAX_STORED)
         if data is None:
             raise self._missing(coords)
-        return data, len(data), self._ttl
+        return data, len(data), expires - monotonic()
 
     @property
     def can_read_many(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from shardfs.model.attributes import Attributes, Extent
@@ -46,7 +47,7 @@ class StoredFiles:
     ) -> None:
         self.store, self._nodes, self._datasets = datasets.store, nodes, datasets
         self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, ttl_s
-        self._windows = WindowCache(chunk_cache, ttl_s)
+        self._windows = WindowCache(chunk_cache)
 
     # ---- nodes ----
 
@@ -166,7 +167,7 @@ class StoredFiles:
         def fetch(part: ByteRange) -> bytes:
             return self.store.open(path).read([ByteRange(part.start, min(part.stop, end))])[0]
 
-        return self._windows.read(path, fetch, offset, min(size, max(end - offset, 0)))
+        return self._windows.read(path, fetch, offset, min(size, max(end - offset, 0)), monotonic() + self._ttl)
 
     def invalidate(self, path: str) -> None:
         """Drop everything cached for a file after a change in the store."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardfs.storage.cache import ByteLRU
-from shardfs.storage.counters import StoreCounters
 from shardfs.storage.local import LocalStore
 from shardfs.storage.read_ahead import ReadAhead
+from shardfs.storage.retry import RetryPolicy
 from shardfs.vfs.tree import Tree
 from tests import handmade, handmade_ids
 from tests.suites.walking import entries, read_all
@@ -76,8 +76,10 @@ class Distant(LocalStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
-        self.counters, self.requests = StoreCounters(), list[tuple[str, int]]()
-        self.read_ahead = ReadAhead(1 << 28, 8, self.counters)  # type: ignore[assignment]
+        self.requests = list[tuple[str, int]]()
+        self.patience = RetryPolicy()
+        self.counters = self.patience.counters
+        self.read_ahead = ReadAhead(1 << 28, 8, self.patience)  # type: ignore[assignment]
 
     def open(self, key: str) -> DistantBlob:  # type: ignore[override]
         return DistantBlob(super().open(key), self)

@@ -102,10 +102,11 @@ class Format:
 class Index:
     """Stands for the `ShardIndices` of a `Store`, all of whose pages are cached."""
 
-    ttl_s = math.inf
-
     def __init__(self, store: Store) -> None:
         self.format = Format(store)
+
+    def loaded(self, coords: Coords) -> float:
+        return -math.inf
 
     def cached_page(self, shard: int, number: int) -> IndexPage:
         starts = np.arange(PER_SHARD, dtype=np.uint64)
@@ -175,7 +176,7 @@ def test_a_reader_does_not_wait_for_a_fetch_that_has_not_begun() -> None:
     reader.shared.start(block)
     assert begun.wait(60)
     reader.shared.fetch(reader.ahead._owner, [(5,)], store.size, store.locate)
-    assert reader.shared.take((reader.ahead._owner, (5,)), store.locate((5,)).where, math.inf, keep=False) is None
+    assert reader.shared.take((reader.ahead._owner, (5,)), store.locate((5,)).where, -math.inf, keep=False) is None
     store.gate.set()
 
 
@@ -262,7 +263,7 @@ def test_a_forked_process_waits_for_no_fetch_of_its_parent() -> None:
     if not pid:
         try:
             key, where = (reader.ahead._owner, (5,)), store.locate((5,)).where
-            os._exit(reader.shared.take(key, where, math.inf, keep=False) is not None or reader.shared.room() > 0)
+            os._exit(reader.shared.take(key, where, -math.inf, keep=False) is not None or reader.shared.room() > 0)
         finally:
             os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

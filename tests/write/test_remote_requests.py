@@ -15,7 +15,7 @@ from shardfs.model.blobs import Suffix
 from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
 from tests.conftest import need_fuse
-from tests.mount.test_remote import in_words
+from tests.mount.distant import in_words
 from tests.write.mounts import writable
 from tests.write.object_store import Server, object_store
 from tests.write.targets import TARGETS, Target
