@@ -183,7 +183,6 @@ def test_what_is_fetched_ahead_may_fail(kind: str, store: Store, mounted: Mounte
         assert any(r["stop"] - r["start"] > NBYTES for r in store.requests()) == (kind != "status")
 
 
-@pytest.mark.xfail(reason="ranges are not asked for with If-Match yet", strict=False)
 @pytest.mark.parametrize("gap", [b"", bytes(100)], ids=["same size", "other size"])
 @pytest.mark.parametrize("kind", ["strong", "weak", "untagged"])
 def test_shards_that_are_replaced_in_the_middle_of_a_stream(
