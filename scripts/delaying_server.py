@@ -109,6 +109,9 @@ class DelayingServer:
             self.faults = [Fault(**fields) for fields in await request.json()]
             return web.Response()
         came = time.monotonic()
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # type: ignore[attr-defined]
+            request.writer.output_size = 0
         request["body"] = await request.content.read()
         await asyncio.sleep(self.latency_s)
         fault = next((fault for fault in self.faults if fault.hits(request)), None)
