@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import daemon_pid
-from tests.mount.test_read_ahead import ALL, DATA, SHARDS, read, serving, write
+from tests.mount.distant import in_words, serving
+from tests.mount.test_read_ahead import ALL, DATA, SHARDS, read, write
 from tests.mount.test_read_ahead import store as store  # a fixture
-from tests.mount.test_remote import in_words
 from tests.waiting import wait_until
 from tests.write.object_store import object_store
 from tests.write.targets import TARGETS
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Mounted
-    from tests.mount.test_read_ahead import Store
+    from tests.mount.distant import Store
 
 pytestmark = [pytest.mark.fuse, pytest.mark.interop]
 
