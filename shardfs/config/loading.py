@@ -203,5 +203,7 @@ def check(options: Options) -> None:
         raise OptionError("-o rw alone is refused because mount(8) adds it automatically: use -o writable or -o ro")
     if options.create is not None and not options.rw:
         raise OptionError("create has no effect without rw: add rw, or remove create")
+    if options.offline and options.rw:
+        raise OptionError("offline sends no request, so nothing can be written: remove rw or offline")
     if options.rw and options.layout != "native":
         raise OptionError(f"the layout {options.layout} is read-only: remove rw, or use layout=native")

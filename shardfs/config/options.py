@@ -171,6 +171,9 @@ class Options:
     cache_size: int = _cache(
         _size("10G"), "The largest size of cache_dir. At least 1 GiB, or 5 % of a smaller disk, always stays free."
     )
+    offline: bool = _cache(
+        _SWITCH, "Read only what is in cache_dir, and send no request. Everything else fails with EHOSTUNREACH."
+    )
     connections: int = _store(
         _Kind(parsers.positive, "NUMBER", "64"),
         "Requests to a remote source that may be under way to fetch ahead. As many shards, but at most 16, are "

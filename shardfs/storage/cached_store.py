@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from shardfs.model.blobs import Suffix
+from shardfs.model.blobs import Stat, Suffix
 from shardfs.model.redact import public_name, redacted_values
 from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES, TOUCH_S
 from shardfs.storage.remote import identifies_bytes
+from shardfs.storage.store import DirEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardfs.model.blobs import ByteRequest, Stat
+    from shardfs.model.blobs import ByteRequest
     from shardfs.storage.disk_cache import DiskCache
     from shardfs.storage.remote import FsspecBlob, FsspecStore
-    from shardfs.storage.store import DirEntry
+
+ANSWER = bytes(TAG_BYTES)
+"""The tag of entries that have no version: answers that are kept for `offline`."""
 
 
 class CachedStore:
     """A store whose objects consult a cache on the local disk before they send requests.
 
-    Everything else is answered by `inner`: metadata documents, listings and attributes are never served from the disk.
-    Each opened object asks for its version at most once.
+    Everything else is answered by `inner`: metadata documents, listings and attributes. These answers are kept for
+    `offline` only. Each opened object asks for its version at most once.
 
     Attributes:
         asks_for_versions: whether answers to requests for bytes do not name the version.
 
     Args:
+        offline: send no request; raise OSError (EHOSTUNREACH) for what is not in the cache.
         source: the URL of the store. Its secrets, and those of the options, do not become part of an entry's name.
     """
 
@@ -45,8 +51,10 @@ class CachedStore:
         source: str,
         options: Mapping[str, Any],
         waiting: Callable[[], None],
+        *,
+        offline: bool = False,
     ) -> None:
-        self.inner, self.cache, self.waiting = inner, cache, waiting
+        self.inner, self.cache, self.waiting, self.offline = inner, cache, waiting, offline
         self.blind, self.name = inner.blind, inner.name
         self.read_ahead, self.patience = inner.read_ahead, inner.patience
         settings = json.dumps(redacted_values(options), sort_keys=True, default=str)
@@ -55,7 +63,10 @@ class CachedStore:
         self.asks_for_versions = False
 
     def open(self, key: str) -> CachedBlob:
-        return CachedBlob(self, self.inner.open(key), f"{self._source}/{key}" if key else self._source)
+        return CachedBlob(self, self.inner.open(key), self._name(key))
+
+    def _name(self, key: str) -> str:
+        return f"{self._source}/{key}" if key else self._source
 
     def reopen(self, key: str) -> None:
         self.inner.reopen(key)
@@ -64,16 +75,49 @@ class CachedStore:
         self.inner.reopen_below(key)
 
     def entry(self, key: str) -> DirEntry:
-        return self.inner.entry(key)
+        return _entry(self.answer("entry", self._name(key), lambda: self.inner.entry(key)))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
-        return self.inner.scan(key)
+        return map(_entry, self.answer("scan", self._name(key), lambda: [*self.inner.scan(key)]))
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        return self.inner.documents(directory, names, limit)
+        def ask() -> dict[str, str]:
+            return {n: data.decode("latin-1") for n, data in self.inner.documents(directory, names, limit).items()}
+
+        found = self.answer("\0".join(("documents", *names)), self._name(directory), ask)
+        return {name: text.encode("latin-1") for name, text in found.items()}
+
+    def answer(self, question: str, name: str, ask: Callable[[], Any]) -> Any:
+        """Return the answer of `ask`, which is kept as JSON; if offline, the answer kept last."""
+        if not self.offline:
+            try:
+                found = ask()
+            except FileNotFoundError:
+                self.keep(question, name, None)
+                raise
+            self.keep(question, name, found)
+            return found
+        self.waiting()
+        kept = self.cache.get(_digest(f"{name}\0{question}", NAME_BYTES))
+        if kept is None:
+            raise self.unreachable()
+        found = json.loads(kept[1])
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return found
+
+    def keep(self, question: str, name: str, found: Any) -> None:
+        """Keep an answer; None if there is no such object."""
+        with suppress(TypeError):  # some file systems have versions that JSON does not know
+            self.cache.put(_digest(f"{name}\0{question}", NAME_BYTES), ANSWER, json.dumps(found).encode())
+
+    def unreachable(self) -> OSError:
+        """Return the error for what is not in the cache."""
+        return OSError(errno.EHOSTUNREACH, "is not in the disk cache, and -o offline forbids to ask the source")
 
     def require_ranges(self, keys: Iterable[str]) -> None:
-        self.inner.require_ranges(keys)
+        if not self.offline:
+            self.inner.require_ranges(keys)
 
     def statvfs(self) -> None:
         return self.inner.statvfs()
@@ -82,7 +126,7 @@ class CachedStore:
 class CachedBlob:
     """An object of a `CachedStore`, in the version that the store reported first."""
 
-    __slots__ = ("__weakref__", "_asked", "_first", "_inner", "_name", "_store", "_used", "base", "fd")
+    __slots__ = ("__weakref__", "_asked", "_first", "_inner", "_name", "_stat", "_store", "_used", "base", "fd")
 
     def __init__(self, store: CachedStore, inner: FsspecBlob, name: str) -> None:
         self.fd, self.base = -1, 0
@@ -90,10 +134,16 @@ class CachedBlob:
         self._asked = False  # whether a request for the version was sent
         self._first: bytes | None = None
         self._used = 0.0
+        self._stat: Stat | None = None
 
     def stat(self) -> Stat:
-        self._asked |= self._inner.known is None
-        return self._inner.stat()
+        if self._stat is None:
+            self._asked |= self._inner.known is None
+            self._stat = _stat(self._store.answer("stat", self._name, self._inner.stat))
+        return self._stat
+
+    def _known(self) -> Stat | None:
+        return self._stat or self._inner.known
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         store = self._store
@@ -103,7 +153,7 @@ class CachedBlob:
         entries = [store.cache.get(name) if _filled(r) else None for name, r in zip(names, requests, strict=True)]
         # The version must be known before the bytes are read, or else they could be kept as those of a later version.
         # If nothing is cached, and the answer to the request for the bytes names their version, that is enough.
-        if any(entries) or store.asks_for_versions:
+        if any(entries) or store.asks_for_versions or store.offline:
             self._ask_for_version()
         found = [self._usable(entry, request) for entry, request in zip(entries, requests, strict=True)]
         missing = [i for i, data in enumerate(found) if data is None]
@@ -126,8 +176,14 @@ class CachedBlob:
 
     def _fetch(self, names: Sequence[bytes], requests: Sequence[ByteRequest]) -> list[bytes]:
         """Return bytes from the source, and keep them under these names if their version is certain."""
+        if self._store.offline:
+            raise self._store.unreachable()
         known = self._inner.known is not None
-        fetched = self._inner.read(requests)
+        try:
+            fetched = self._inner.read(requests)
+        except FileNotFoundError:
+            self._store.keep("stat", self._name, None)
+            raise
         if self._inner.known is None and not self._store.asks_for_versions:  # nobody knows which version these are of
             self._store.asks_for_versions = known = True
             self._ask_for_version()
@@ -136,6 +192,7 @@ class CachedBlob:
             for name, data in zip(names, fetched, strict=True):
                 if data:
                     self._store.cache.put(name, tag, data)
+            self.stat()
         return fetched
 
     def _ask_for_version(self) -> None:
@@ -148,7 +205,7 @@ class CachedBlob:
 
     def _tag(self) -> bytes | None:
         """Return what identifies the version; None if it is not known, or could be that of other bytes, too."""
-        stat = self._inner.known
+        stat = self._known()
         return None if stat is None or not identifies_bytes(stat) else _digest(repr(stat.version), TAG_BYTES)
 
     def _usable(self, entry: tuple[bytes, bytes] | None, request: ByteRequest) -> bytes | None:
@@ -161,8 +218,20 @@ class CachedBlob:
         if isinstance(request, Suffix):
             return data
         wanted = request.stop - request.start
-        complete = len(data) >= wanted or request.start + len(data) == self._inner.stat().size
+        complete = len(data) >= wanted or request.start + len(data) == self.stat().size
         return data[:wanted] if complete else None
+
+
+def _stat(found: Any) -> Stat:
+    """Convert the JSON form of a `Stat`, or the `Stat` itself."""
+    size, mtime_ns, version = found
+    return Stat(size, mtime_ns, tuple(version))
+
+
+def _entry(found: Any) -> DirEntry:
+    """Convert the JSON form of a `DirEntry`, or the entry itself."""
+    name, directory, stat, page = found
+    return DirEntry(name, directory, None if stat is None else _stat(stat), page)
 
 
 def _filled(request: ByteRequest) -> bool:

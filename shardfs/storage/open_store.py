@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -39,11 +39,13 @@ def open_store(
     connections: int = 1,
     cache_dir: str | None = None,
     cache_size: int = 0,
+    offline: bool = False,
 ) -> Store:
     """Open the store of a path or an fsspec URL, including chained URLs.
 
     For remote stores: `patience` says when to retry; up to `prefetch` bytes are fetched before readers ask for them,
     with at most this number of `connections`; up to `cache_size` bytes that were read are kept in `cache_dir`.
+    `offline`: send no request.
 
     Raise FileNotFoundError if a local path does not exist.
     """
@@ -51,19 +53,11 @@ def open_store(
     if is_path(source) or (separator == "::" and first not in fsspec.available_protocols()):
         return _open_local(source, waiting, follow_symlinks=follow_symlinks)
     patience = patience or RetryPolicy()
-    try:
-        # Some file systems send requests when they are created, for instance to read the directory of an archive.
-        options = _with_connections(source, storage_options or {}, connections) if prefetch else storage_options or {}
-        fs, path = patience.run("open", lambda: url_to_fs(source, **options))
-    except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
-        raise ValueError(str(e)) from e
-    except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"
-        archive, separator, url = source.partition("::http")
-        if not separator or "HTTP" not in str(e):
-            raise
-        why = "the web server does not send byte ranges, which archives are read by"
-        advice = f"to download the archive first, mount {archive}::simplecache::http{url}"
-        raise OSError(errno.EOPNOTSUPP, f"{why}; {advice}") from e
+    if offline and "::" in source:
+        why = "chained sources are not kept in the disk cache, so there is nothing to read with -o offline"
+        raise OSError(errno.EHOSTUNREACH, why, public_name(source))
+    options = _with_connections(source, storage_options or {}, connections) if prefetch else storage_options or {}
+    fs, path = _file_system(source, options, patience)
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
     ahead = ReadAhead(prefetch, connections, patience, waiting) if prefetch else None
@@ -74,9 +68,25 @@ def open_store(
         store: FsspecStore = WebStore(fs, path, waiting, patience, ahead, ranges)
     else:
         store = FsspecStore(fs, path, waiting, patience, ahead, ranges)
-    if not cache_dir:
+    if not cache_dir and not offline:
         return store
-    return _with_cache(store, cache_dir, cache_size, source, storage_options or {}, waiting)
+    return _with_cache(store, cache_dir or "auto", cache_size, source, storage_options or {}, waiting, offline=offline)
+
+
+def _file_system(source: str, options: Mapping[str, Any], patience: RetryPolicy) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it."""
+    try:
+        # Some file systems send requests when they are created, for instance to read the directory of an archive.
+        return cast("tuple[Any, str]", patience.run("open", lambda: url_to_fs(source, **options)))
+    except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
+        raise ValueError(str(e)) from e
+    except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"
+        archive, separator, url = source.partition("::http")
+        if not separator or "HTTP" not in str(e):
+            raise
+        why = "the web server does not send byte ranges, which archives are read by"
+        advice = f"to download the archive first, mount {archive}::simplecache::http{url}"
+        raise OSError(errno.EOPNOTSUPP, f"{why}; {advice}") from e
 
 
 def _with_cache(
@@ -86,20 +96,26 @@ def _with_cache(
     source: str,
     options: Mapping[str, Any],
     waiting: Callable[[], None],
+    *,
+    offline: bool,
 ) -> Store:
     """Keep what is read on the disk. Log why, and return the store itself, if that is not possible."""
     from shardfs.storage.cached_store import CachedStore
     from shardfs.storage.disk_cache import DiskCache, cache_directory
 
-    if "::" in source:  # members of archives have no version of their own, and other chains have a cache
+    if (
+        "::" in source and not offline
+    ):  # members of archives have no version of their own, and other chains have a cache
         log.info("%s: chained sources are not kept in the disk cache", public_name(source))
         return store
     try:
         cache = DiskCache(cache_directory(directory), limit)
     except OSError as e:
+        if offline:
+            raise
         log.warning("no disk cache: %s", message(e))
         return store
-    return CachedStore(store, cache, source, options, waiting)
+    return CachedStore(store, cache, source, options, waiting, offline=offline)
 
 
 def _with_connections(source: str, options: Mapping[str, Any], connections: int) -> Mapping[str, Any]:

@@ -401,6 +401,7 @@ def open_tree(
     connections: int = 1,
     cache_dir: str | None = None,
     cache_size: int = 0,
+    offline: bool = False,
     may_be_empty: bool = False,
     waiting: Callable[[], None] = nothing,
 ) -> Tree:
@@ -423,6 +424,7 @@ def open_tree(
         connections=connections,
         cache_dir=cache_dir,
         cache_size=cache_size,
+        offline=offline,
     )
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
@@ -451,5 +453,6 @@ def open_with_options(source: str, options: Options, **hooks: Any) -> Tree:
         connections=options.connections,
         cache_dir=options.cache_dir,
         cache_size=options.cache_size,
+        offline=options.offline,
         **hooks,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -93,6 +94,23 @@ def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path
         for _ in range(2):
             with mounted(f"{store.url}/a", *given) as mount:
                 expect(mount, range(64), 2000)
+
+
+def test_offline(mounted: Mounted, tmp_path: Path) -> None:
+    """The server is gone."""
+    pytest.importorskip("aiohttp")
+    path, given = tmp_path / "served" / "a", options(tmp_path / "cache")
+    write(path, (4,), (128,), np.arange(256, dtype=np.uint16))
+    with serving(tmp_path / "served") as store, mounted(f"{store.url}/a", *given) as mount:
+        names = sorted(os.listdir(mount))
+        kept = {i: (mount / f"c/{i}").read_bytes() for i in range(20)}
+    with mounted(f"{store.url}/a", *given, "-o", "offline") as mount:
+        assert sorted(os.listdir(mount)) == names
+        assert {i: (mount / f"c/{i}").read_bytes() for i in kept} == kept
+        with pytest.raises(OSError, match="No route to host") as failed:
+            (mount / "c/63").read_bytes()
+        assert failed.value.errno == errno.EHOSTUNREACH
+        assert status(mount)["requests"].keys() <= {"open"}
 
 
 def test_damaged_entries_are_fetched_again(store: Store, mounted: Mounted, tmp_path: Path) -> None:

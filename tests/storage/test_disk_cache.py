@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,12 +28,12 @@ from shardfs.storage.disk_cache import DiskCache
 from shardfs.storage.open_store import open_store
 from shardfs.storage.retry import RetryPolicy
 from tests.datasets import ROOT
-from tests.storage.test_store import http_server
+from tests.handmade import write_files
+from tests.storage.test_store import RangeHandler, http_server
 from tests.suites.store import FILES, StoreSuite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from shardfs.model.blobs import ByteRequest
     from shardfs.storage.store import Store
@@ -324,6 +325,16 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
 # ---- objects of a store ----
 
 
+class Tagging(RangeHandler):
+    """Sends an ETag with each file, as web servers do."""
+
+    def end_headers(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if path.is_file():
+            self.send_header("ETag", f'"{path.stat().st_size:x}"')
+        super().end_headers()
+
+
 class TestCachedHttp(StoreSuite):
     """The second store answers from the disk what the first one has read."""
 
@@ -331,18 +342,17 @@ class TestCachedHttp(StoreSuite):
 
     @pytest.fixture(params=["cold", "warm"])
     def store(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
-        from tests.handmade import write_files
-
         write_files(tmp_path / "files", FILES)
         for path in files(tmp_path / "files"):
             os.utime(path, (10**9, 10**9))
-        with http_server(tmp_path / "files") as (url, _):
+        with http_server(tmp_path / "files", Tagging) as (url, _):
             store = open_store(url, patience=RetryPolicy(10, 0), cache_dir=str(tmp_path / "cache"), cache_size=1 << 24)
             assert isinstance(store, CachedStore)
             if request.param == "warm":
                 for key, data in FILES.items():
                     store.open(key).read([ByteRange(0, len(data)), Suffix(16), ByteRange(300, 305)])
                 store.cache.flush(60)
+                assert store.cache.usage().entries > len(FILES)
                 store = open_store(url, cache_dir=str(tmp_path / "cache"), cache_size=1 << 24)
             yield store
 
@@ -553,7 +563,7 @@ def test_an_index_stays_as_long_as_its_chunks(
     assert len([path for path in files(tmp_path) if time.time() - path.stat().st_mtime < 1000]) == 1
     monkeypatch.setattr(cached_store, "TOUCH_S", 0)
     blob.read([ByteRange(0, 10)])
-    assert all(time.time() - path.stat().st_mtime < 1000 for path in files(tmp_path))
+    assert len([path for path in files(tmp_path) if time.time() - path.stat().st_mtime < 1000]) == 2
 
 
 def test_sources_share_entries_where_they_are_the_same(source: Source, cache: DiskCache) -> None:
@@ -577,6 +587,58 @@ def test_sources_share_entries_where_they_are_the_same(source: Source, cache: Di
     assert requests("https://host/a?id=2", "") == 1
 
 
+def test_offline_answers_what_is_kept_and_sends_nothing(tmp_path: Path) -> None:
+    write_files(tmp_path / "files", FILES)
+    for path in files(tmp_path / "files"):
+        os.utime(path, (10**9, 10**9))
+    given: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 24}
+    with http_server(tmp_path / "files", Tagging) as (url, requests):
+        store = open_store(url, **given)
+        assert isinstance(store, CachedStore)
+        listed = sorted(store.scan("a"))
+        entry, documents = store.entry("a/digits"), store.documents("a", ["info", "zarr.json", "no"], 100)
+        bytes_read = store.open("a/digits").read([ByteRange(0, 100), Suffix(20)])
+        for missing in ("a/no", "a/neither"):
+            with pytest.raises(FileNotFoundError):
+                store.open(missing).read([Suffix(20)])
+        store.cache.flush(60)
+        requests.clear()
+        store = open_store(url, **given, offline=True)
+        assert sorted(store.scan("a")) == listed
+        assert store.entry("a/digits") == entry
+        assert store.documents("a", ["info", "zarr.json", "no"], 100) == documents
+        assert store.open("a/digits").read([ByteRange(0, 100), Suffix(20)]) == bytes_read
+        for missing in ("a/no", "a/neither"):
+            with pytest.raises(FileNotFoundError):
+                store.open(missing).read([Suffix(20)])
+        store.require_ranges(["a/digits"])
+        unknown: list[Callable[[], Any]] = [
+            lambda: store.open("a/digits").read([ByteRange(0, 10), ByteRange(200, 300)]),
+            lambda: store.open("top").read([Suffix(3)]),
+            lambda: store.open("top").stat(),
+            lambda: store.entry("a"),
+            lambda: store.documents("", ["info"], 100),
+            lambda: list(store.scan("")),
+        ]
+        for ask in unknown:
+            with pytest.raises(OSError, match="offline") as failed:
+                ask()
+            assert failed.value.errno == errno.EHOSTUNREACH
+        assert requests == []
+
+
+def test_offline_mixes_no_versions(source: Source, cache: DiskCache) -> None:
+    over(source, cache).open("k").read([ByteRange(0, 10), ByteRange(20, 30)])
+    cache.flush(60)
+    source.replace(b"new version of the object")
+    over(source, cache).open("k").read([ByteRange(0, 10)])
+    cache.flush(60)
+    store = CachedStore(source, cache, "s3://bucket/a", {}, lambda: None, offline=True)  # type: ignore[arg-type]
+    assert store.open("k").read([ByteRange(0, 10)]) == [b"new versio"]
+    with pytest.raises(OSError, match="offline"):
+        store.open("k").read([ByteRange(20, 30)])
+
+
 def test_no_cache_for_local_sources_and_chains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 20}
     code = "import sys; from shardfs.vfs.tree import open_tree; from shardfs.storage import open_store; "
@@ -588,6 +650,8 @@ def test_no_cache_for_local_sources_and_chains(tmp_path: Path, caplog: pytest.Lo
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as z:
         z.writestr("a", b"a")
     assert not isinstance(open_store(f"zip://::file://{tmp_path}/x.zip", **given), CachedStore)
+    with pytest.raises(OSError, match="chained"):
+        open_store(f"zip://::file://{tmp_path}/x.zip", **given, offline=True)
     assert not (tmp_path / "cache").exists()
 
 
