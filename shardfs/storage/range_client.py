@@ -7,6 +7,7 @@ obstore cannot. `RangeClient` raises `UnsuitedError` for those.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import errno
 import logging
 import os
@@ -15,6 +16,7 @@ import threading
 from datetime import UTC, timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -49,6 +51,12 @@ _GCS = {"project", "access", "token", "endpoint_url", "cache_timeout", "secure_s
         "requests_timeout", "timeout", "default_location", *_FSSPEC}  # fmt: skip
 _HTTP = {"headers", "ssl", "client_kwargs", "simple_links", "same_scheme", "size_policy", *_FSSPEC}
 _HTTP_INNER = {"client_kwargs": {"headers"}}
+
+END_S = 2.0
+"""Seconds for which the end of the program waits for requests that are under way."""
+
+_under_way: set[object] = set()
+"""One object for each request that obstore works on."""
 
 _runtime_pid: int | None = None
 """The process that started the threads of obstore. Its children have none of them, so they use fsspec."""
@@ -123,6 +131,8 @@ class RangeClient:
         with self._lock:
             if self._store is not None or not self._usable or _runtime_pid not in (None, os.getpid()):
                 return
+            if _runtime_pid is None:
+                atexit.register(_end)
             _runtime_pid = os.getpid()
             client = dict.fromkeys(("timeout", "connect_timeout"), timedelta(seconds=BOUND * self._timeout_s))
             try:
@@ -145,11 +155,14 @@ class RangeClient:
         """
         import obstore
 
+        _under_way.add(mark := object())
         try:
             result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, bytes(result.bytes()))
         except Exception as e:
             raise self._error(e, path, tag) from e
+        finally:
+            _under_way.discard(mark)
 
     async def get_many(
         self, path: str, requests: Sequence[ByteRequest], tag: str | None
@@ -160,11 +173,14 @@ class RangeClient:
     async def _get(self, path: str, request: ByteRequest, tag: str | None) -> Answer:
         import obstore
 
+        _under_way.add(mark := object())
         try:
             result = await obstore.get_async(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, bytes(await result.bytes_async()))
         except Exception as e:
             raise self._error(e, path, tag) from e
+        finally:
+            _under_way.discard(mark)
 
     def _options(self, request: ByteRequest, tag: str | None) -> Any:
         where = {"suffix": request.size} if isinstance(request, Suffix) else tuple(request)
@@ -203,6 +219,16 @@ class RangeClient:
         # A connection that never succeeded may need a proxy or a certificate that only the other client knows.
         lost = failure is not None and (self._proven or failure[1] == "Interrupted")
         return known if lost or (known.status is not None and is_transient(known)) else UnsuitedError(text)
+
+
+def _end() -> None:
+    """Let requests end before the interpreter does: an answer that reaches it later crashes the process."""
+    global _runtime_pid
+    if _runtime_pid == os.getpid():
+        _runtime_pid = 0  # from now on, `suits` returns False
+        end = monotonic() + END_S
+        while _under_way and monotonic() < end:
+            sleep(0.005)
 
 
 # ---- connecting ----

@@ -229,7 +229,7 @@ def test_http_requests_for_a_chunk_of_a_volume(
 ) -> None:
     name = "index_raw_data_raw"
     scale = served[1][name].twin / "8_8_40"
-    with mounted(web.url(name)) as mount:
+    with mounted(web.url(name), "-o", "prefetch=0") as mount:
         places: dict[str, list[str]] = {}
         with web.requests() as cold:
             first = sorted(os.listdir(scale))[0]
