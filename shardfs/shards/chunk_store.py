@@ -75,8 +75,7 @@ class ChunkStore:
         self.at = index.at  # the hot path: `locate` for a caller that has already computed the chunk's placement
         self._ahead: CollectionReadAhead | None = None
 
-    files = 1
-    """The number of files that a chunk is shown as."""
+    files = 1  # the number of files that a chunk is shown as
 
     @property
     def path(self) -> str:
@@ -233,13 +232,9 @@ class ChunkStore:
         for members in groups.values():
             try:
                 read = members[0][1].read([where for _, _, where in members])
-            except StaleShardError:  # read with the new index
-                for i, _, _ in members:
-                    out[i] = self._read_or_error(coords[i], parts[i])
-                continue
-            except OSError as e:
-                for i, _, _ in members:
-                    out[i] = e
+            except (StaleShardError, OSError) as e:
+                for i, _, _ in members:  # a replaced shard is read with its new index
+                    out[i] = self._read_or_error(coords[i], parts[i]) if isinstance(e, StaleShardError) else e
                 continue
             for (i, _, where), data in zip(members, read, strict=True):
                 whole = len(data) == where.stop - where.start

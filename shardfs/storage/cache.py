@@ -135,14 +135,17 @@ class ByteLRU:
                 return
             self._entries[key] = CacheEntry(flight.value, nbytes, time.monotonic() + seconds)
             self.nbytes += nbytes
-            while self.nbytes > self.limit:
-                self._drop(next(iter(self._entries)))
+            while self.nbytes > self.limit:  # `popitem` is one step; an iterator would fail if `peek` moves an entry
+                self._dropped(*self._entries.popitem(last=False))
 
     def _drop(self, key: Hashable) -> None:
         old = self._entries.pop(key, None)
         if old is not None:
-            self.nbytes -= old.nbytes
-            self._spent_bytes -= self._spent.pop(key, 0)
+            self._dropped(key, old)
+
+    def _dropped(self, key: Hashable, old: CacheEntry) -> None:
+        self.nbytes -= old.nbytes
+        self._spent_bytes -= self._spent.pop(key, 0)
 
     def mark_read(self, key: Hashable) -> None:
         """Mark the value as fully read. The kernel now caches it, so spent values are evicted first.

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.mount.distant import serving
 from tests.mount.programs import lines, run
-from tests.mount.test_read_ahead import serving, write
+from tests.mount.test_read_ahead import write
 from tests.write.object_store import Handler, Object, object_store
 
 if TYPE_CHECKING:

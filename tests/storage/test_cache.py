@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -164,7 +165,7 @@ def test_what_is_dropped_while_it_is_loaded_is_not_kept() -> None:
 
 
 def test_many_threads_on_a_small_cache() -> None:
-    lru = ByteLRU(20 * (OVERHEAD + 10))
+    lru, interval = ByteLRU(20 * (OVERHEAD + 10)), sys.getswitchinterval()
 
     def work(seed: int) -> None:
         for i in range(2000):
@@ -173,9 +174,13 @@ def test_many_threads_on_a_small_cache() -> None:
             if i % 50 == 0:
                 lru.drop(key)
 
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(work, n) for n in range(4)]:
-            done.result()
+    sys.setswitchinterval(1e-6)  # so that a thread is interrupted anywhere
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(work, n) for n in range(4)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(interval)
     assert 0 <= lru.nbytes <= lru.limit
 
 

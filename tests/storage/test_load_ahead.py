@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.storage.counters import StoreCounters
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.read_ahead import ReadAhead
+from shardfs.storage.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def pool(connections: int = 8) -> ReadAhead:
-    return ReadAhead(1 << 20, connections, StoreCounters())
+    return ReadAhead(1 << 20, connections, RetryPolicy())
 
 
 class Loads:
