@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -256,8 +255,7 @@ class ChunkStore:
         The size is -1 where an entry or page is damaged. Opening such a chunk shows whether it exists.
         """
         n = len(coords)
-        exists, sizes = np.zeros(n, np.bool_), np.zeros(n, np.int64)
-        mtimes = np.zeros(n, np.int64)
+        exists, sizes, mtimes = np.zeros(n, np.bool_), np.zeros(n, np.int64), np.zeros(n, np.int64)
         places = self.format.place_many(coords)
         homes = np.stack([places.shard, places.page], axis=1)
         # np.unique would import numpy.ma, which takes 20 ms
@@ -283,9 +281,7 @@ class ChunkStore:
         """
         out: list[tuple[int, int, int]] = []
         home: tuple[int, int] | None = None
-        loaded: Iterator[object] = iter(())
-        if self.index.pool is not None:
-            loaded = self.index.each(page for page, _ in groupby(place(last)[:2] for last in range(n)))
+        loaded = self.index.along(place, n)
         for last in range(n):
             shard, number, slot = place(last)
             if home != (shard, number):

@@ -221,12 +221,19 @@ class ShardIndices:
         """
         return iter(homes) if self.pool is None else self._ahead(self._load_quietly, homes, first=self.pool.connections)
 
+    def along(self, place: Callable[[int], Placement], n: int) -> Iterator[tuple[int, int]]:
+        """Return `each` of the pages in a row of `n` chunks; nothing on a local store, where they need no loading."""
+        if self.pool is None:
+            return iter(())
+        return self.each(home for home, _ in itertools.groupby(place(last)[:2] for last in range(n)))
+
     def shards(self, shards: Iterable[int]) -> Iterator[int]:
         """Yield these shards, in order, when the first page of each is loaded."""
         return iter(shards) if self.pool is None else self._ahead(self._load_first, shards, first=2)
 
     def _ahead(self, load: Callable[[T], int], items: Iterable[T], first: int) -> Iterator[T]:
-        first = max(min(first, self._room // (16 * (self.format.capacity(0) or 0) or PAGE_BYTES)), 1)
+        entries = self.format.capacity(0) if all(self.format.grid) else None
+        first = max(min(first, self._room // (16 * entries if entries else PAGE_BYTES)), 1)
         return (item for item, _ in load_ahead(self.pool, load, items, first=first, weigh=int, most=self._room))
 
     def _load_first(self, shard: int) -> int:

@@ -205,3 +205,13 @@ def test_a_broken_shard_harms_no_other(arrays: Path, mounted: Mounted, tmp_path:
         assert sorted(map(int, names)) == list(range(2 * SHARDS))
         sound = [name for name in names if int(name) // 2 != 7]
         assert all((mount / "c/0" / name).stat().st_size == 8 for name in sound)
+
+
+@pytest.mark.parametrize("name", ["empty_axis", "keys_v2_dot"])
+def test_a_listing_of_an_array_that_is_empty_or_flat(
+    name: str, dataset: Callable[[str, str], Dataset], mounted: Mounted, tmp_path: Path
+) -> None:
+    variant = dataset("zarr3", name)
+    with started("http", tmp_path / "served", variant, mounted) as (mount, _):
+        found, expected = (lines("find", top, "-type", "f", "-printf", r"%P\n") for top in (mount, variant.twin))
+    assert sorted(found) == sorted(expected)
