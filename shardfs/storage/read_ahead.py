@@ -142,7 +142,8 @@ class ReadAhead:
             usable = data is not None and len(data) == where.stop - where.start
             if (not keep or not usable) and self._held.get(key) is held:
                 self._drop(key)
-                self._counters.ahead(**{"used" if usable else "wasted": held.nbytes})
+                if data is not None:  # else the request failed
+                    self._counters.ahead(**{"used" if usable else "wasted": held.nbytes})
         return data if usable else None
 
     def forget(self, owner: int) -> None:

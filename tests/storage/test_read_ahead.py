@@ -190,6 +190,7 @@ def test_a_failed_fetch_fails_no_reader() -> None:
     reader.shared._held[reader.ahead._owner, (30,)].data.exception(60)
     store.fails = False
     assert reader.read((30,)) == store.content((30,))
+    assert reader.counters.ahead_wasted == 0
 
 
 def test_a_chunk_that_cannot_be_located_keeps_no_reader_waiting() -> None:
