@@ -18,12 +18,11 @@ from shardfs.storage.retry import RetryPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shardfs.storage.remote import FsspecStore
     from shardfs.storage.store import Store
 
 from shardfs.storage.local import LocalStore
-from shardfs.storage.range_client import range_client
 from shardfs.storage.read_ahead import ReadAhead
-from shardfs.storage.remote import FsspecStore
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +59,7 @@ def open_store(
     fs, path = _file_system(source, options, patience)
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
-    ahead = ReadAhead(prefetch, connections, patience, waiting) if prefetch else None
-    ranges = range_client(fs, path, patience.timeout_s)
-    if "http" in fs.protocol:
-        from shardfs.storage.web import WebStore
-
-        store: FsspecStore = WebStore(fs, path, waiting, patience, ahead, ranges)
-    else:
-        store = FsspecStore(fs, path, waiting, patience, ahead, ranges)
+    store = _store_of(fs, path, waiting, patience, prefetch, connections)
     if not cache_dir and not offline:
         return store
     return _with_cache(store, cache_dir or "auto", cache_size, source, storage_options or {}, waiting, offline=offline)
@@ -89,6 +81,22 @@ def _file_system(source: str, options: Mapping[str, Any], patience: RetryPolicy)
         raise OSError(errno.EOPNOTSUPP, f"{why}; {advice}") from e
 
 
+def _store_of(
+    fs: Any, path: str, waiting: Callable[[], None], patience: RetryPolicy, prefetch: int, connections: int
+) -> FsspecStore:
+    """Return the store of a remote file system. Its modules are imported here, because local mounts need none."""
+    from shardfs.storage.range_client import range_client
+    from shardfs.storage.remote import FsspecStore
+
+    ahead = ReadAhead(prefetch, connections, patience, waiting) if prefetch else None
+    ranges = range_client(fs, path, patience.timeout_s)
+    if "http" in fs.protocol:
+        from shardfs.storage.web import WebStore
+
+        return WebStore(fs, path, waiting, patience, ahead, ranges)
+    return FsspecStore(fs, path, waiting, patience, ahead, ranges)
+
+
 def _with_cache(
     store: FsspecStore,
     directory: str,
@@ -103,9 +111,8 @@ def _with_cache(
     from shardfs.storage.cached_store import CachedStore
     from shardfs.storage.disk_cache import DiskCache, cache_directory
 
-    if (
-        "::" in source and not offline
-    ):  # members of archives have no version of their own, and other chains have a cache
+    if "::" in source and not offline:
+        # Members of archives have no version of their own, and other chains have a cache.
         log.info("%s: chained sources are not kept in the disk cache", public_name(source))
         return store
     try:

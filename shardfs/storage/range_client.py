@@ -19,7 +19,6 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from shardfs.model.blobs import Suffix
 from shardfs.model.errors import StaleShardError
@@ -236,6 +235,8 @@ def _end() -> None:
 
 def _http(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, Any]:
     """Return the prefix of all URLs of a web server, and obstore's store for it."""
+    from urllib.request import getproxies
+
     from obstore.store import HTTPStore
 
     parts = urlsplit(root)
