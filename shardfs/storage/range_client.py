@@ -209,7 +209,7 @@ class RangeClient:
         missing = isinstance(error, FileNotFoundError)
         if type(error).__name__ == "PreconditionError" or (missing and tag is not None):
             return replaced(path)
-        if missing and self._proven:
+        if missing and (self._proven or "<Code>NoSuchKey</Code>" in text):  # S3 says so; a bucket may be missing, too
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if failure is not None and failure[1] == "Timeout":
             return timeout_error(self._timeout_s)

@@ -282,6 +282,15 @@ def test_missing_and_forbidden_objects(kind: str, server: Server) -> None:
     assert [agent(r) for r in seen(server)] == [OBSTORE], "the other client had no success either"
 
 
+def test_s3_is_asked_once_for_a_missing_object(server: Server) -> None:
+    source, options = source_of("s3", server)
+    store = opened(source, **options)
+    seen(server)
+    with pytest.raises(FileNotFoundError):
+        read(store, "nothing")
+    assert [agent(r) for r in seen(server)] == [OBSTORE]
+
+
 @pytest.mark.parametrize("headers", [{"content-type": "text/html"}, {"content-encoding": "gzip"}])
 def test_answers_that_may_be_no_bytes_of_the_object_are_left_to_aiohttp(
     headers: dict[str, str], server: Server, caplog: pytest.LogCaptureFixture
