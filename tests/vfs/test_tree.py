@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import struct
@@ -28,14 +29,21 @@ if TYPE_CHECKING:
 
     from tests.datasets import Dataset
 
+GZIP = b"\x1f\x8b"
+
 
 def _expected(dataset: Dataset) -> dict[str, Any]:
     return datasets.read_tree(dataset.twin)
 
 
 def _check_twin(dataset: Dataset, source: str) -> None:
-    shown = walk(open_tree(source))
-    assert parsed(shown) == _expected(dataset)
+    shown, expected = parsed(walk(open_tree(source))), _expected(dataset)
+    for name in shown.keys() & expected.keys():
+        pair = shown[name], expected[name]
+        # zlib's result may depend on what its buffers held before, so two writes of a chunk are not always equal.
+        if pair[0] != pair[1] and all(isinstance(data, bytes) and data.startswith(GZIP) for data in pair):
+            shown[name], expected[name] = map(gzip.decompress, pair)
+    assert shown == expected
 
 
 @pytest.mark.interop
