@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from shardfs.model.blobs import Stat, Suffix
 from shardfs.model.redact import public_name, redacted_values
 from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES, TOUCH_S
-from shardfs.storage.remote import identifies_bytes
+from shardfs.storage.remote import identifies_bytes, requested_size
 from shardfs.storage.store import DirEntry
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ class CachedBlob:
         store.waiting()
         names = [_digest(f"{self._name}\0{_start(request)}", NAME_BYTES) for request in requests]
         self._use_first(names)
-        entries = [store.cache.get(name) if _filled(r) else None for name, r in zip(names, requests, strict=True)]
+        entries = [
+            store.cache.get(name) if requested_size(r) > 0 else None for name, r in zip(names, requests, strict=True)
+        ]
         # The version must be known before the bytes are read, or else they could be kept as those of a later version.
         # If nothing is cached, and the answer to the request for the bytes names their version, that is enough.
         if any(entries) or store.asks_for_versions or store.offline:
@@ -210,14 +212,14 @@ class CachedBlob:
 
     def _usable(self, entry: tuple[bytes, bytes] | None, request: ByteRequest) -> bytes | None:
         """Return the requested bytes if the entry has this version and enough bytes. It may have more."""
-        if not _filled(request):
+        wanted = requested_size(request)
+        if wanted <= 0:
             return b""
         if entry is None or entry[0] != self._tag():
             return None
         data = entry[1]
         if isinstance(request, Suffix):
             return data
-        wanted = request.stop - request.start
         complete = len(data) >= wanted or request.start + len(data) == self.stat().size
         return data[:wanted] if complete else None
 
@@ -232,10 +234,6 @@ def _entry(found: Any) -> DirEntry:
     """Convert the JSON form of a `DirEntry`, or the entry itself."""
     name, directory, stat, page = found
     return DirEntry(name, directory, None if stat is None else _stat(stat), page)
-
-
-def _filled(request: ByteRequest) -> bool:
-    return request.size > 0 if isinstance(request, Suffix) else request.stop > request.start
 
 
 def _start(request: ByteRequest) -> int:

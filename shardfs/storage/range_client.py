@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import threading
+from contextlib import contextmanager
 from datetime import UTC, timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,7 @@ from shardfs.model.errors import StaleShardError
 from shardfs.storage.retry import BOUND, bounded, is_transient, timeout_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardfs.model.blobs import ByteRequest
 
@@ -154,14 +155,9 @@ class RangeClient:
         """
         import obstore
 
-        _under_way.add(mark := object())
-        try:
+        with self._asking(path, tag):
             result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, bytes(result.bytes()))
-        except Exception as e:
-            raise self._error(e, path, tag) from e
-        finally:
-            _under_way.discard(mark)
 
     async def get_many(
         self, path: str, requests: Sequence[ByteRequest], tag: str | None
@@ -172,10 +168,16 @@ class RangeClient:
     async def _get(self, path: str, request: ByteRequest, tag: str | None) -> Answer:
         import obstore
 
-        _under_way.add(mark := object())
-        try:
+        with self._asking(path, tag):
             result = await obstore.get_async(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, bytes(await result.bytes_async()))
+
+    @contextmanager
+    def _asking(self, path: str, tag: str | None) -> Iterator[None]:
+        """Note that a request is under way, and convert its exceptions."""
+        _under_way.add(mark := object())
+        try:
+            yield
         except Exception as e:
             raise self._error(e, path, tag) from e
         finally:

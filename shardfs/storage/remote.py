@@ -131,7 +131,7 @@ class FsspecStore:
             return [a.data for a in answers]
 
         if len(requests) == 1:
-            return fetch(requests) if _size(requests[0]) > 0 else [b""], found
+            return fetch(requests) if requested_size(requests[0]) > 0 else [b""], found
         parts = iter(read_merged([r for r in requests if isinstance(r, ByteRange)], fetch))
         return [fetch([r])[0] if isinstance(r, Suffix) else next(parts) for r in requests], found
 
@@ -141,7 +141,7 @@ class FsspecStore:
             answers = self._answers(path, requests, tag)
         self.patience.counters.received(sum(len(answer.data) for answer in answers))
         for answer, request in zip(answers, requests, strict=True):
-            _require_part(answer.data, _size(request), path)
+            _require_part(answer.data, requested_size(request), path)
         return answers
 
     def _answers(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
@@ -265,8 +265,14 @@ def answer_or_raise(answer: Answer | BaseException) -> Answer:
     return answer
 
 
-def _size(request: ByteRequest) -> int:
+def requested_size(request: ByteRequest) -> int:
+    """Return the number of bytes that are asked for; the object may have fewer."""
     return request.size if isinstance(request, Suffix) else request.stop - request.start
+
+
+def range_header(request: ByteRequest) -> str:
+    """Return the value of the header Range (RFC 9110)."""
+    return f"bytes=-{request.size}" if isinstance(request, Suffix) else f"bytes={request.start}-{request.stop - 1}"
 
 
 def _require_part(data: bytes, wanted: int, path: str) -> None:

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.range_client import Answer, replaced
-from shardfs.storage.remote import FsspecStore, answer_or_raise, stat_of_info, store_errors
+from shardfs.storage.remote import FsspecStore, answer_or_raise, range_header, stat_of_info, store_errors
 from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class WebStore(FsspecStore):
         If the server sends the whole object, the range is cut out, provided that it is near the beginning.
         """
         condition = {} if tag is None else {"If-Match": tag}
-        async with self._asked("GET", url, Range=_header(request), **condition) as answer:
+        async with self._asked("GET", url, Range=range_header(request), **condition) as answer:
             if answer.status == 412 and tag is not None:
                 raise replaced(url)
             if answer.status == 416:
@@ -249,7 +249,7 @@ class WebStore(FsspecStore):
 
         It is requested as a range, which also shows whether the server honours ranges.
         """
-        async with self._asked("GET", url, Range=_header(ByteRange(0, limit + 1))) as answer:
+        async with self._asked("GET", url, Range=range_header(ByteRange(0, limit + 1))) as answer:
             if answer.ok:
                 found = await _document_of(answer, limit)
                 self._ignored |= answer.status != 206 and found.page is None and bool(found.data)
@@ -296,10 +296,6 @@ def _missing(url: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
 
 
-def _header(request: ByteRequest) -> str:
-    return f"bytes=-{request.size}" if isinstance(request, Suffix) else f"bytes={request.start}-{request.stop - 1}"
-
-
 def _content_range(answer: Any) -> re.Match[str] | None:
     return re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", answer.headers.get("Content-Range", "").strip())
 
@@ -334,7 +330,7 @@ def _range_sent(answer: Any, request: ByteRequest, url: str) -> tuple[int, int]:
     sent = None if found is None or found[1] is None else ByteRange(int(found[1]), int(found[2]) + 1)
     if sent is None or absolute(request, sent.stop if total is None else total) != sent:
         header = answer.headers.get("Content-Range")
-        raise IgnoredRangeError(f"206 and the Content-Range {header!r} for {_header(request)!r}", url)
+        raise IgnoredRangeError(f"206 and the Content-Range {header!r} for {range_header(request)!r}", url)
     if _is_encoded(answer) and sent != (0, total):
         raise IgnoredRangeError(f"a part of an object in the encoding {answer.headers['Content-Encoding']!r}", url)
     return 0, sent.stop - sent.start

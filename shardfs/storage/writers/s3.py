@@ -16,8 +16,9 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.model.blobs import ByteRange, Piece, Plan, Suffix
+from shardfs.model.blobs import ByteRange, Piece, Plan
 from shardfs.model.write_plan import joined, piece_size
+from shardfs.storage.remote import range_header
 from shardfs.storage.retry import http_status, is_transient
 from shardfs.storage.writers import objects
 from shardfs.storage.writers.common import Changed, PlannedBlob, part_of, temporary_name
@@ -196,8 +197,8 @@ class S3Objects(Objects):
         self, path: str, ranges: Sequence[ByteRequest], condition: Mapping[str, str]
     ) -> list[tuple[Any, bytes]]:
         async def get(r: ByteRequest) -> tuple[Any, bytes]:
-            part = f"-{r.size}" if isinstance(r, Suffix) else f"{r.start}-{r.stop - 1}"
-            answer = await self._fs._call_s3("get_object", **self._place(path), Range=f"bytes={part}", **condition)
+            where = {**self._place(path), "Range": range_header(r), **condition}
+            answer = await self._fs._call_s3("get_object", **where)
             try:
                 return answer, await answer["Body"].read()
             finally:
