@@ -16,10 +16,13 @@ import pytest
 
 from tests.conftest import HELD_SECONDS, need_fuse, unmount
 from tests.datasets import ROOT
+from tests.write.object_store import object_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.write.object_store import Server
 
 
 @contextmanager
@@ -75,3 +78,19 @@ def moto_url() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[Server]:
+    """An S3 server for all tests of a module."""
+    pytest.importorskip("s3fs")
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def server(one_server: Server) -> Iterator[Server]:
+    """An empty S3 server."""
+    one_server.reset()
+    yield one_server
+    one_server.reset()

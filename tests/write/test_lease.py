@@ -18,26 +18,15 @@ from shardfs.storage.writers.lease import Lease
 from shardfs.storage.writers.s3 import S3Objects
 from shardfs.write.journal import Journal
 from tests.waiting import wait_until
-from tests.write.object_store import Server, object_store
 from tests.write.test_object_writer import s3_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.write.object_store import Server
+
 LOCK = "data/root/.shardfs.lock"
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[Server]:
-    with object_store() as server:
-        yield server
-
-
-@pytest.fixture
-def server(one_server: Server) -> Server:
-    one_server.reset()
-    return one_server
 
 
 @pytest.fixture

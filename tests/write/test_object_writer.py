@@ -29,7 +29,7 @@ from shardfs.storage.writers.memory import MemoryObjects
 from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import MultipartLimits, S3Objects, in_parts
 from tests.write.hooks import Recorder, hooked
-from tests.write.object_store import ALL, Server, object_store
+from tests.write.object_store import ALL, Server
 from tests.write.object_store_gcs import gcs_options, gcs_store
 
 if TYPE_CHECKING:
@@ -87,19 +87,6 @@ def memory_bench() -> Bench:
     store = open_store("memory://write-tests/root")
     assert isinstance(store, FsspecStore)
     return Bench(store, ObjectWriter(store, MemoryObjects(store)))
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[Server]:
-    with object_store() as server:
-        yield server
-
-
-@pytest.fixture
-def server(one_server: Server) -> Iterator[Server]:
-    one_server.reset()
-    yield one_server
-    one_server.reset()
 
 
 @pytest.fixture(scope="module")

@@ -17,27 +17,13 @@ from shardfs.storage.writers.s3 import S3Objects
 from tests.conftest import MountFailed, need_fuse
 from tests.mount.distant import in_words
 from tests.write.mounts import writable
-from tests.write.object_store import ALL, Object, Server, object_store
+from tests.write.object_store import ALL, Object, Server
 from tests.write.targets import TARGETS
 from tests.write.test_object_writer import KEY, SMALL, Moving, s3_store
 from tests.write.test_remote_writes import filled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[Server]:
-    with object_store() as server:
-        yield server
-
-
-@pytest.fixture
-def server(one_server: Server) -> Iterator[Server]:
-    one_server.reset()
-    yield one_server
-    one_server.reset()
 
 
 def tried(server: Server, patience: RetryPolicy | None = None) -> S3Objects:

@@ -17,7 +17,7 @@ from shardfs.storage.writers.s3 import S3Objects
 from tests.conftest import need_fuse
 from tests.mount.distant import in_words
 from tests.write.mounts import writable
-from tests.write.object_store import Server, object_store
+from tests.write.object_store import Server
 from tests.write.targets import TARGETS, Target
 from tests.write.test_object_writer import s3_store
 from tests.write.test_remote_writes import ROOT, Other, arrived, filled, opened
@@ -33,20 +33,6 @@ pytestmark = [pytest.mark.s3, pytest.mark.interop]
 
 INDEX = 4 * 16 + 4
 """Bytes of the index of a shard of `TARGETS["zarr_end"]`: four chunks, and a checksum."""
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[Server]:
-    pytest.importorskip("s3fs")
-    with object_store() as server:
-        yield server
-
-
-@pytest.fixture
-def server(one_server: Server) -> Iterator[Server]:
-    one_server.reset()
-    yield one_server
-    one_server.reset()
 
 
 class Traffic:
@@ -177,27 +163,17 @@ def test_a_sparse_shard_is_replaced_as_well(name: str, server: Server, tmp_path:
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
 
 
-def test_what_is_not_replaced_stays_at_its_offset(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kept", "options"), [(1, {}), (0, {"compact": "never"})])
+def test_old_offsets_stay_valid_unless_all_chunks_are_replaced(
+    kept: int, options: dict[str, str], server: Server, tmp_path: Path
+) -> None:
     target = TARGETS["zarr_end"]
     key, numbers = numbers_of_a_shard(target)
     held = {number: 1 + number for number in numbers}
     filled(target, server, tmp_path / "natively", held)
     before = server.objects[key].data
-    with opened(server, tmp_path) as fs:
-        overwrite(fs, target, held, numbers[1:])
-        fs.publish()
-    assert server.objects[key].data.startswith(before)
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
-
-
-def test_compact_never_keeps_old_offsets_valid(server: Server, tmp_path: Path) -> None:
-    target = TARGETS["zarr_end"]
-    key, numbers = numbers_of_a_shard(target)
-    held = {number: 1 + number for number in numbers}
-    filled(target, server, tmp_path / "natively", held)
-    before = server.objects[key].data
-    with opened(server, tmp_path, compact="never") as fs:
-        overwrite(fs, target, held, numbers)
+    with opened(server, tmp_path, **options) as fs:
+        overwrite(fs, target, held, numbers[kept:])
         fs.publish()
     assert server.objects[key].data.startswith(before)
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()

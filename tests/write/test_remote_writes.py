@@ -24,7 +24,6 @@ from tests.conftest import _start_time, need_fuse
 from tests.mount.distant import in_words
 from tests.waiting import wait_until
 from tests.write.mounts import writable
-from tests.write.object_store import Server, object_store
 from tests.write.targets import TARGETS, Target
 from tests.write.test_object_writer import s3_store
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.collection import Collection
+    from tests.write.object_store import Server
     from tests.write.tokens import Array
 
 pytestmark = [pytest.mark.s3, pytest.mark.interop]
@@ -41,20 +41,6 @@ pytestmark = [pytest.mark.s3, pytest.mark.interop]
 ROOT = "data/root"
 STORE_S, PROBE_S = 20, 10.0
 """How long the store is waited for, and how long nobody else may wait, on a busy machine."""
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[Server]:
-    pytest.importorskip("s3fs")
-    with object_store() as server:
-        yield server
-
-
-@pytest.fixture
-def server(one_server: Server) -> Iterator[Server]:
-    one_server.reset()
-    yield one_server
-    one_server.reset()
 
 
 def upload(server: Server, root: Path) -> None:
