@@ -14,9 +14,12 @@ from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset
 from shardfs.model.grid import NumberedNames
-from shardfs.shards.byte_layouts.blosc2_frame import Frame, Frames, is_contiguous, read_head
+from shardfs.shards.byte_layouts.blosc2_frame import Frame, Frames, is_contiguous, is_same_sparse, read_head
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardfs.formats.create_rules import Rule
     from shardfs.model.blobs import Blob
     from shardfs.model.values import Coords
 
@@ -47,12 +50,23 @@ class Blosc2(Format):
             format="blosc2",
             path="",
             names=NumberedNames(chunks, b"", b".chunk", digits=8),
-            layers=(Layer(Frames(chunks, max(chunks, 1))),),
+            layers=(Layer(Frames(chunks, even=bool(frame.header.chunk_bytes) or not chunks)),),
             codecs=("blosc2",),
             facts=_facts(frame),
             check=Chain((Codec("blosc2"),)),
         )
         return Dataset("blosc2", (collection,), {INDEX: frame.sparse()}, closed=True)
+
+    def describes(self, name: str) -> bool:
+        return name == INDEX
+
+    def is_alike(self, shown: bytes, new: bytes) -> bool:
+        return is_same_sparse(shown, new)
+
+    def edit(
+        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+    ) -> Mapping[str, bytes]:
+        return {name: new}  # the index of a sparse frame in the source, whose chunks are files already
 
 
 def _facts(frame: Frame) -> Facts:

@@ -101,6 +101,13 @@ class Format(Protocol):
             raise ValueError(f"{name}: documents of this format cannot be changed through a mount; change the source")
         return {name: self.edits.edited(name, stored.get(name), new, rule)}
 
+    def is_alike(self, shown: bytes, new: bytes) -> bool:
+        """Whether the document `new` of a dataset that is one file says the same as `shown`, apart from stored sizes.
+
+        May raise ValueError for bytes that are no such document.
+        """
+        return shown == new
+
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
         """The sharding to keep when these documents are deleted, for a later `shard`; None if they have no sharding."""
         return None if self.edits is None else self.edits.sharding(stored)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import math
 import os
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
-
-COMPRESSED = "cbytes"
-"""bcolz's member for the total compressed size of all chunks."""
-
 
 MAX_COMPARED = 65_536
 """Maximum number of documents with a remembered result of the last comparison against the source."""
@@ -107,8 +102,8 @@ class Documents:
         document = document_at(directory, name)
         if document is None:
             return None
-        if self._is_in_a_file(document):
-            self._require_alike(document.path, data)
+        if self.is_in_a_file(document.directory):
+            self._require_alike(document, data)
             return Written(data, set())
         try:
             edit = _Edit(self, document, data, decided=decided)
@@ -145,7 +140,7 @@ class Documents:
         if document is None:
             return False
         known, when = self._compared.get(document.path, (0, -math.inf))
-        if not self._base.may_be_old(now - when) or self._is_in_a_file(document):
+        if not self._base.may_be_old(now - when) or self.is_in_a_file(document.directory):
             return False
         stored = self.stored(document)
         found = hash(frozenset(stored.items()))
@@ -176,28 +171,26 @@ class Documents:
         except (OSError, CorruptShardError):  # the stored document is damaged; a write may repair it
             return theirs
 
-    def _is_in_a_file(self, document: Document) -> bool:
-        """Return whether the dataset is one file, whose documents are generated from its header."""
-        name = document.directory.rpartition("/")[2]
-        if not any(f.may_hold(name) for f in formats()):
+    def is_in_a_file(self, directory: str) -> bool:
+        """Return whether the directory shows a dataset that is one file, whose documents are made from its header."""
+        if not any(f.may_hold(directory.rpartition("/")[2]) for f in formats()):
             return False
         with suppress(FileNotFoundError, NotADirectoryError):
-            return not self._base.store.entry(document.directory).directory
+            return not self._base.store.entry(directory).directory
         return False
 
-    def _require_alike(self, path: str, data: bytes) -> None:
-        """Raise OSError (EINVAL) if a document differs from the shown one in more than its compressed size."""
+    def _require_alike(self, document: Document, data: bytes) -> None:
+        """Raise OSError (EINVAL) if a document says something else than the shown one."""
         try:
-            before = json.loads(self.shown(path) or b"")
-            if {**json.loads(data), COMPRESSED: 0} == {**before, COMPRESSED: 0}:
+            if document.form.is_alike(self.shown(document.path) or b"", data):
                 return
         except (ValueError, TypeError, OSError) as e:
-            raise OSError(errno.EINVAL, str(e), path) from e
+            raise OSError(errno.EINVAL, str(e), document.path) from e
         log.warning(
             "%s: the document is refused: the array is one file, whose shape and attributes cannot be changed here",
-            path,
+            document.path,
         )
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), document.path)
 
     def _repeated(self, document: Document, made: bytes | None) -> Iterator[str]:
         """Update documents of parent groups that repeat this document. Yield the directories of those changed.
@@ -267,7 +260,7 @@ class Documents:
     def require_known(self, directory: str, name: str) -> None:
         """Raise OSError (ESTALE) if another program has changed a document since it was read here."""
         document = document_at(directory, name)
-        if document is not None and not self._is_in_a_file(document):
+        if document is not None and not self.is_in_a_file(document.directory):
             self._require_known(document, self.stored(document))
 
     def _require_known(self, document: Document, stored: Mapping[str, bytes]) -> None:
@@ -281,7 +274,7 @@ class Documents:
     def remove(self, directory: str, name: str) -> None:
         """Delete a document. Remember the sharding of its array if `remembers` is set. Raise as `require_known`."""
         document = document_at(directory, name)
-        if document is None or self._is_in_a_file(document):
+        if document is None or self.is_in_a_file(document.directory):
             with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
             return

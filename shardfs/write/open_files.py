@@ -46,7 +46,8 @@ class OpenFiles:
     """The handles of a mount. Thread-safe. `names.lock` guards them."""
 
     def __init__(self, contents: FileContents, backing: Backing) -> None:
-        self._contents, self._writer, self._pending = contents, backing.writer, backing.pending
+        self._contents = contents
+        self._writer, self._pending, self._documents = backing
         self._names, self._files = contents.names, contents.names.files
         self.handles: dict[int, Handle] = {}
         self._next_handle = count(1)
@@ -132,6 +133,9 @@ class OpenFiles:
             )
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
+        elif meaning.kind is NameKind.ORPHAN and self._documents.is_in_a_file(directory):
+            why = "the array is one file, which gets no further chunks"
+            raise OSError(errno.EROFS, why, join(directory, name))
         return meaning
 
     def _require_shown(self, number: int) -> None:

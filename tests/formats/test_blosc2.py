@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from shardfs.formats.blosc2 import BLOSC2
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import CorruptShardError, UnsupportedError
+from shardfs.model.shard_format import Put, ShardChange
+from shardfs.model.write_plan import bytes_of
 from shardfs.shards.byte_layouts.blosc2_frame import Frame, Frames, is_contiguous
 from shardfs.vfs.tree import open_tree
 from tests.data_blosc2 import WRITERS, ZEROS, chunk, frame
@@ -67,7 +69,7 @@ def samples(draw: st.DrawFn) -> Sample:
             table[i] = entry
         return frame(parts, 9, index=chunk(struct.pack(f"<{chunks}q", *table), 8), nbytes=9 * chunks)
 
-    return Sample(Frames(chunks, chunks), st.tuples(st.integers(0, chunks - 1)), lambda _: "", write, st.just(extents))
+    return Sample(Frames(chunks), st.tuples(st.integers(0, chunks - 1)), lambda _: "", write, st.just(extents))
 
 
 class TestSuite(ShardFormatSuite):
@@ -147,10 +149,50 @@ def test_an_index_that_cannot_be(change: dict[str, Any], why: str) -> None:
         Frame(MemoryBlob(frame(CHUNKS, 10, **change)))
 
 
+@given(st.data())
+def test_frames_keep_what_is_not_written(data: st.DataObject) -> None:
+    """Also packed ones, and whatever the order of writes: a model of the chunks decides."""
+    chunks: list[bytes | None] = data.draw(st.lists(st.none() | st.sampled_from(CHUNKS), min_size=1, max_size=6))
+    raw, form = frame(chunks, 10), Frames(len(chunks))
+    for _ in range(data.draw(st.integers(1, 4))):
+        slots = data.draw(st.sets(st.integers(0, len(chunks) - 1)))
+        drops = data.draw(st.sets(st.integers(0, len(chunks) - 1))) - slots
+        puts = {slot: data.draw(st.sampled_from(CHUNKS)) for slot in slots}
+        pack = data.draw(st.booleans())
+        change = ShardChange({(0, slot): Put(new) for slot, new in puts.items()}, {(0, slot) for slot in drops}, pack)
+        plan = form.rewrite(0, MemoryBlob(raw), change)
+        assert plan is not None
+        raw = bytes_of(plan, MemoryBlob(raw))
+        chunks = [puts.get(i, None if i in drops else old) for i, old in enumerate(chunks)]
+        assert _chunks(raw) == chunks
+        usage = form.usage(0, MemoryBlob(raw))
+        assert usage.size == len(raw)
+        assert not (pack and not puts and usage.dead)
+
+
+@pytest.mark.parametrize("new", [b"", b"no chunk", chunk(b"too short"), CHUNKS[0] + b"more", CHUNKS[0][:-1]])
+def test_what_is_no_chunk_of_the_frame_is_not_written(new: bytes) -> None:
+    with pytest.raises(UnsupportedError, match="chunk 1"):
+        Frames(2).rewrite(0, MemoryBlob(frame(CHUNKS[:2], 10)), ShardChange({(0, 1): Put(new)}))
+    with pytest.raises(UnsupportedError, match="only a program of Blosc2"):
+        Frames(2).rewrite(0, None, ShardChange({(0, 1): Put(CHUNKS[0])}))
+
+
+def test_the_index_that_a_program_writes_must_say_the_same() -> None:
+    shown = Frame(MemoryBlob(frame(CHUNKS, 10))).sparse()
+    zeros = Frame(MemoryBlob(frame([CHUNKS[0], None, *CHUNKS[2:]], 10))).sparse()
+    other = Frame(MemoryBlob(frame(CHUNKS[:4], 10))).sparse()
+    assert BLOSC2.is_alike(shown, shown)
+    assert BLOSC2.is_alike(shown, zeros)
+    assert BLOSC2.is_alike(shown, shown[:0x10] + bytes(8) + shown[0x18:]), "not complete yet"
+    for wrong in (other, b"", shown[:20], shown.replace(b"\x23", b"\x24"), shown[:0x32] + b"\x01" + shown[0x33:]):
+        assert not BLOSC2.is_alike(shown, wrong)
+
+
 def test_a_chunk_that_cannot_be_found_is_dead() -> None:
     spoilt = CHUNKS[2][:12] + (2**24).to_bytes(4, "little") + CHUNKS[2][16:]
     data = frame([*CHUNKS[:2], spoilt, *CHUNKS[3:]], 10)
-    usage = Frames(5, 5).usage(0, MemoryBlob(data))
+    usage = Frames(5).usage(0, MemoryBlob(data))
     assert (usage.live, usage.dead) == (4 * len(spoilt), len(spoilt))
     assert usage.size == usage.index + usage.live + usage.dead == len(data)
 

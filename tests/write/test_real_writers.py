@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shardfs.jobs.shared_work import JobSource, verify
-from tests import data_bcolz, data_n5, data_precomputed_ids, handmade
+from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, handmade
 from tests.clients import read_n5, read_tensorstore, read_zarr3
 from tests.conftest import _run, client_python, run_client
 from tests.write.mounts import writable
@@ -203,6 +203,15 @@ def test_bcolz(source: Path, tmp_path: Path) -> None:
         assert np.load(out).tobytes() == expected[name].tobytes()
     found = b"".join(_superchunk(source / f"super/data/__{i}__.bin") for i in range(1, 5))
     assert found == expected["super"].tobytes()
+
+
+def test_blosc2(source: Path, tmp_path: Path) -> None:
+    """In place: chunks that grow, and one that becomes zeros."""
+    python, out = client_python("blosc2"), tmp_path / "read.npy"
+    data_blosc2.WRITERS["ramp.b2nd"](source / "ramp.b2nd", True)
+    expected = through(source, tmp_path, "through_blosc2", python=python)
+    run_client("read_blosc2", source / "ramp.b2nd", out, python=python)
+    same(np.load(out), expected["ramp.b2nd"], "ramp.b2nd")
 
 
 def _superchunk(path: Path) -> bytes:

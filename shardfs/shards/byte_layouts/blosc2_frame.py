@@ -16,6 +16,7 @@ from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.grid import ceil_div
 from shardfs.model.shard_format import Usage
+from shardfs.model.write_plan import bytes_of, joined, pieces_of, size_of
 from shardfs.shards.byte_layouts.single_page import (
     BLOSC_HEADER,
     MAX_BLOSC_CHUNKS,
@@ -27,6 +28,8 @@ from shardfs.shards.byte_layouts.single_page import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.shard_format import Leads, ShardChange, ShardIndex
     from shardfs.model.values import Sizes
@@ -34,11 +37,14 @@ if TYPE_CHECKING:
 MAGIC = b"b2frame\0"
 HEAD = 16 << 10
 LEAST_HEADER, LEAST_TRAILER = 0x57, 35
-FRAME_LENGTH, FRAME_TYPE, META = 0x10, 0x1A, 0x57
+FRAME_LENGTH, FRAME_TYPE, CHUNK_BYTES, META = 0x10, 0x1A, 0x27, 0x57
 FIELDS = struct.Struct(">ixQ6xqxqxi6xi")
 """Six numbers of the header from position 0x0B on; the bytes between them are their types and flags."""
 
 CONTIGUOUS, SPARSE = 0, 1
+ZEROS = -(2**63) + 2**56
+"""The offset of a chunk that is full of zeros and has no bytes."""
+
 CHUNK_HEADER = 32
 MAX_TRAILER = 16 << 20
 
@@ -139,6 +145,43 @@ class Frame:
         struct.pack_into(">Q", head, FRAME_LENGTH, len(head) + len(table) + len(self.trailer))
         return bytes(head) + table + self.trailer
 
+    # ---- rewriting ----
+
+    def kept(self) -> tuple[Sizes, Plan]:
+        """Return the offsets, and the plan of the bytes behind the header: all remain, also the table and trailer.
+
+        New chunks follow, so that a reader with the old table still finds the old chunks.
+        """
+        return self.offsets.copy(), [ByteRange(self.header.length, self.header.frame_length)]
+
+    def packed(self, changed: Sequence[int]) -> tuple[Sizes, Plan]:
+        """Return the offsets and the plan of the chunks that remain, without the bytes between them.
+
+        Raise ValueError if one of them cannot be found.
+        """
+        offsets, index = self.offsets.copy(), self.index()
+        left = np.flatnonzero(~np.isin(index.all_slots(), np.array(changed, np.uint64)))
+        extents = [index.extent_at(i) for i in left.tolist()]
+        sizes = np.array([size for _, size in extents], np.int64)
+        offsets[index.all_slots()[left].astype(np.intp)] = np.cumsum(sizes) - sizes
+        return offsets, [ByteRange(start, start + size) for start, size in extents]
+
+    def require_fit(self, slot: int, chunk: bytes) -> None:
+        """Raise UnsupportedError, with the reason, unless the bytes may be the chunk in this slot."""
+        header, decoded = self.header, int.from_bytes(chunk[4:8], "little")
+        if len(chunk) < CHUNK_HEADER or blosc_size(chunk[:BLOSC_HEADER]) != len(chunk):
+            raise UnsupportedError(f"the {len(chunk)} bytes for chunk {slot} are no Blosc2 chunk")
+        wanted = min(header.chunk_bytes, header.nbytes - slot * header.chunk_bytes)
+        if decoded != wanted:
+            raise UnsupportedError(f"chunk {slot} would have {decoded} bytes when decoded, and should have {wanted}")
+
+    def head_of(self, chunks: int, table: int) -> bytes:
+        """Return the header of a frame with this many bytes of chunks and of their table."""
+        head = bytearray(self.head)
+        struct.pack_into(">Q", head, FRAME_LENGTH, len(head) + chunks + table + len(self.trailer))
+        struct.pack_into(">q", head, CHUNK_BYTES, chunks)
+        return bytes(head)
+
     def metalayer(self, name: bytes) -> bytes | None:
         """Return the content of a fixed metalayer; None if there is none of this name."""
         head = self.head
@@ -157,6 +200,37 @@ class Frame:
         return None
 
 
+def is_same_sparse(shown: bytes, new: bytes) -> bool:
+    """Return whether two index files of sparse frames differ at most in sizes, and in chunks that are zeros in `new`.
+
+    True also for a file that is not complete yet: c-blosc2 writes table, header and trailer one after the other, and
+    closes the file in between.
+    """
+    try:
+        (head, offsets, trailer), (new_head, new_offsets, new_trailer) = map(_sparse_parts, (shown, new))
+        if len(new) != FIELDS.unpack_from(new, 0x0B)[1] and head == new_head:
+            return True
+    except (ValueError, struct.error):
+        return False
+    if (head, len(offsets)) != (new_head, len(new_offsets)):
+        return False
+    alike = (new_offsets == offsets) | (new_offsets == ZEROS) | (new_offsets == np.arange(len(offsets)))
+    # A table of another size reaches into the old trailer, or ends before it, until the new trailer is written.
+    return bool(alike.all()) and (new_trailer.endswith(trailer) or trailer.endswith(new_trailer))
+
+
+def _sparse_parts(data: bytes) -> tuple[bytes, Sizes, bytes]:
+    """Return the header without sizes of stored bytes, the numbers of the chunks' files, and the trailer."""
+    length, frame_length, nbytes, _, _, _ = FIELDS.unpack_from(data, 0x0B)
+    head, end = bytearray(data[:length]), data[length:frame_length]
+    for start in (FRAME_LENGTH, CHUNK_BYTES):
+        head[start : start + 8] = bytes(8)
+    size = max(blosc_size(end[:BLOSC_HEADER]), 0) if nbytes else 0
+    if int.from_bytes(end[4:8], "little") > 8 * MAX_BLOSC_CHUNKS:
+        raise ValueError("its index is too large")
+    return bytes(head), np.frombuffer(blosc2_index(end[:size]) if size else b"", "<i8"), end[size:]
+
+
 def _stored(data: bytes) -> bytes:
     """Return an uncompressed Blosc2 chunk of 8-byte items: an extended header, flag 2, no filters."""
     n = len(data)
@@ -164,16 +238,39 @@ def _stored(data: bytes) -> bytes:
 
 
 class Frames(Numbered):
-    """A `ShardFormat`: all chunks in one file, a contiguous frame."""
+    """A `ShardFormat`: all chunks in one file, a contiguous frame.
 
-    unwritable = "contiguous frames of Blosc2 are shown only"
+    Args:
+        even: whether all chunks but the last have the same decoded size.
+    """
+
+    def __init__(self, chunks: int, *, even: bool = True) -> None:
+        super().__init__(chunks, max(chunks, 1))
+        self.unwritable = "" if even else "frames of Blosc2 whose chunks differ in size are shown only"
 
     def walk(self, blob: Blob) -> ShardIndex:
         return Frame(blob).index()
 
     def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
-        """Raise UnsupportedError: contiguous frames are read-only."""
-        raise UnsupportedError(self.unwritable)
+        """Plan the frame after a change. A dropped chunk is then full of zeros, and takes no bytes.
+
+        Raise UnsupportedError without an old frame, because its header describes the array, and for a chunk that has
+        another decoded size than the frame's chunks.
+        """
+        if old is None:
+            raise UnsupportedError("only a program of Blosc2 can make a frame, whose header describes the array")
+        frame = Frame(old)
+        changed = [slot for _, slot in (*change.puts, *change.drops)]
+        offsets, plan = frame.packed(changed) if change.pack else frame.kept()
+        offsets[[slot for _, slot in change.drops]] = ZEROS
+        end = size_of(plan)
+        for (_, slot), put in sorted(change.puts.items()):
+            frame.require_fit(slot, bytes_of(put.data, old))
+            offsets[slot] = end
+            plan += pieces_of(put.data)
+            end += size_of(put.data)
+        table = _stored(offsets.astype("<i8").tobytes()) if len(offsets) else b""
+        return joined([frame.head_of(end, len(table)), *plan, table, frame.trailer])
 
     def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
         frame = Frame(old)
