@@ -18,7 +18,7 @@ from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
-from shardfs.formats.zarr_values import CODEC_PARAMETERS
+from shardfs.formats.zarr_values import CODEC_PARAMETERS, STRING, VLEN_UTF8
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import UnsupportedError
@@ -95,7 +95,7 @@ class _Zarr3Array(PlacedArray):
             "zarr_format": 3,
             "node_type": "array",
             "shape": array.shape,
-            "data_type": zarr_values.name_of(array.data_type),
+            "data_type": zarr_values.written_type(array.data_type),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": _fill_value(array),
@@ -108,12 +108,16 @@ class _Zarr3Array(PlacedArray):
 def shown_encoding(array: Array) -> ChunkEncoding:
     """The encoding of Zarr v3 with the fewest conversions. Raise UnsupportedError for an unsupported data type."""
     stored, dtype = array.encoding, np.dtype(array.data_type)
-    if dtype.name not in zarr_values.NUMBERS:
+    codecs = _with_gzip(stored.codecs)
+    passes = all(c.name in CODEC_PARAMETERS for c in codecs) and (not array.is_cropped or can_store(codecs))
+    if array.data_type == STRING:
+        if stored.serializer.name != VLEN_UTF8 or stored.codecs != codecs or not passes:
+            raise UnsupportedError("strings are shown only as they are stored, and Zarr v3 lacks these codecs")
+        return ChunkEncoding(STRING, stored.order, serializer=stored.serializer, codecs=codecs)
+    if dtype.name not in zarr_values.NUMBERS and dtype.kind not in "US":
         raise UnsupportedError(f"data type {dtype.name} is none of Zarr v3")
     if stored.serializer != BYTES:
         return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))
-    codecs = _with_gzip(stored.codecs)
-    passes = all(c.name in CODEC_PARAMETERS for c in codecs) and (not array.is_cropped or can_store(codecs))
     return ChunkEncoding(stored.data_type, stored.order, codecs=codecs if passes else ())
 
 
@@ -130,6 +134,8 @@ def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
     chain: list[dict[str, Any]] = []
     if encoding.order != tuple(range(len(encoding.order))):
         chain.append({"name": "transpose", "configuration": {"order": encoding.order}})
+    if encoding.serializer != BYTES:
+        return [*chain, {"name": encoding.serializer.name}, *map(_codec, encoding.codecs)]
     dtype = np.dtype(encoding.data_type)
     endian = {"endian": "big" if dtype.str[0] == ">" else "little"} if dtype.itemsize > 1 else {}
     chain.append({"name": "bytes", "configuration": endian} if endian else {"name": "bytes"})

@@ -6,6 +6,7 @@ https://zarr-specs.readthedocs.io/en/latest/v3/data-types/index.html and .../v3/
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,6 +22,9 @@ NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
            "float16", "float32", "float64", "complex64", "complex128", "bool")  # fmt: skip
 STRING = "|O"
 """The data type of variable-length strings, in numpy's notation."""
+
+VLEN_UTF8 = "vlen-utf8"
+"""The codec that makes bytes of variable-length strings."""
 
 FIXED_LENGTH = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1)}
 """zarr-python's data types of fixed-length strings: numpy's kind, and the bytes per character."""
@@ -49,6 +53,14 @@ CODEC_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
 Only encoding uses the parameters, but readers need all of them.
 """
 
+COMPRESSORS = {"gzip": "gzip", "zstd": "zstd", "blosc": "numcodecs.blosc"} | {
+    name: f"numcodecs.{name}" for name in ("zlib", "bz2", "lzma", "lz4")
+}
+"""The Zarr v3 names of the compressors of numcodecs, which Zarr v2 and the draft of 2022 use."""
+
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""The attribute with xarray's names of axes, in versions of Zarr without `dimension_names`."""
+
 Named = tuple[str, "Mapping[str, Any]"]
 
 
@@ -60,6 +72,21 @@ def axis_names(names: Any, rank: int, kind: type | UnionType = str) -> tuple[Any
     if not isinstance(names, list) or not names or len(names) != rank or not all(isinstance(n, kind) for n in names):
         return None
     return tuple(names)
+
+
+def split_dimensions(attributes: Mapping[str, Any], rank: int) -> tuple[tuple[str, ...] | None, Mapping[str, Any]]:
+    """The names of all axes in the attribute `DIMENSIONS`, and the attributes without it if it is valid."""
+    names = axis_names(attributes.get(DIMENSIONS), rank)
+    if names is not None or (not rank and attributes.get(DIMENSIONS) == []):
+        attributes = {name: value for name, value in attributes.items() if name != DIMENSIONS}
+    return names, attributes
+
+
+def number_type(name: Any) -> np.dtype[Any]:
+    """The type of numbers with this name in numpy, such as <u2, i1, bool. Raise one of `UNFIT` for other types."""
+    if not isinstance(name, str) or re.fullmatch(r"bool|[<>|]?[biufc][0-9]{1,2}", name) is None:
+        raise ValueError(f"data type {name!r:.80} is no number type")
+    return np.dtype(name)  # raises TypeError
 
 
 def numpy_type(data_type: Any) -> str:
@@ -75,6 +102,17 @@ def numpy_type(data_type: Any) -> str:
         if type(length) is int and 0 < length <= MAX_LENGTH and length % width == 0:
             return np.dtype(f"{kind}{length // width}").str
     raise ValueError(f"data type {name!r:.80} is none that layouts know")
+
+
+def written_type(data_type: str) -> Any:
+    """The data type of Zarr v3 for a type in numpy's notation: the inverse of `numpy_type`."""
+    if data_type == STRING:
+        return "string"
+    dtype = np.dtype(data_type)
+    names = {kind: name for name, (kind, _) in FIXED_LENGTH.items()}
+    if dtype.kind not in names:
+        return dtype.name
+    return {"name": names[dtype.kind], "configuration": {"length_bytes": dtype.itemsize}}
 
 
 def name_of(data_type: str) -> str:
@@ -187,3 +225,13 @@ def _normal(name: str, configuration: Mapping[str, Any]) -> Codec:
         name = SHUFFLES[shuffle] if type(shuffle) is int and 0 <= shuffle < len(SHUFFLES) else "shuffle"
         return Codec("blosc", {**configuration, "shuffle": name})
     return Codec(ALIASES.get(name, name), configuration)
+
+
+def of_numcodecs(name: str, configuration: Mapping[str, Any], item: int) -> Named:
+    """The Zarr v3 codec of a compressor of numcodecs. Raise ValueError if shardfs does not know the compressor.
+
+    `item` is the number of bytes of an element, which numcodecs gets from the array.
+    """
+    if name not in COMPRESSORS:
+        raise ValueError(f"compressor or filter {name!r:.200} is unknown")
+    return COMPRESSORS[name], {**configuration, "typesize": item} if name == "blosc" else configuration

@@ -462,7 +462,7 @@ def test_a_source_without_shards_says_what_is_in_it(source: str, tmp_path: Path)
     zarr.create_array(str(tmp_path / "new/b"), shape=(4,), chunks=(2,), dtype="u1")
     for name, told in (
         ("empty", "(looked for Zarr v3, precomputed, N5, bcolz, Blosc2).\n"),
-        ("old", "Found: an unsharded Zarr v2 array at a; its chunks are plain files already"),
+        ("old", "Found: an unsharded Zarr v2 array at a; --layout zarr3|n5"),
         ("new", "Found: an unsharded Zarr v3 array at b; --layout zarr2|n5"),
     ):
         done = shardfs("info", str(tmp_path / name))

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from shardfs.codecs import decoders, transcode
 from shardfs.formats.layouts import CODECS
-from shardfs.formats.zarr2 import compressor, shown_encoding
+from shardfs.formats.zarr2.view import shown_encoding
+from shardfs.formats.zarr2.words import compressor
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
 from shardfs.model.errors import NotADatasetError, UnsupportedError
@@ -537,14 +538,6 @@ def test_zarr_v2_that_is_stored_stays(tmp_path: Path) -> None:
     }
     assert {n: d for n, d in shown.items() if n.startswith("old") and not n.endswith(".zmetadata")} == stored
     assert json.loads(shown[".zmetadata"])["metadata"]["old.zarr/x/.zarray"]["shape"] == [4]
-
-
-@pytest.mark.parametrize("layout", ["zarr3", "n5", "precomputed", "bcolz"])
-def test_zarr_v2_that_is_stored_is_refused_in_other_layouts(layout: str, tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "old", shape=(4,), chunks=(2,), dtype="uint8", zarr_format=2)
-    Written(np.ones(4, "uint8"), (2,), [{"name": "bytes"}]).write(tmp_path / "new")
-    with pytest.raises(UnsupportedError, match=f"^old: cannot be shown as {layout}: zarr2 is shown in its own layout"):
-        open_tree(str(tmp_path), layout=layout)
 
 
 def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from shardfs.formats.registry import formats, views
+from shardfs.formats.registry import formats, sources, views
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import CorruptShardError, NotADatasetError, UnsupportedError
 from shardfs.vfs import chunk_trees
@@ -145,7 +145,7 @@ def test_every_registered_system_is_among_them(planted: Mapping[str, Planted]) -
 def test_the_documentation_has_a_row_for_each_format_and_layout() -> None:
     text = (Path(__file__).parents[2] / "docs/layouts.md").read_text()
     rows = [tuple(line.split(" | ")[:2]) for line in text.splitlines() if line.startswith("| ")]
-    names = [name for f in formats() for name in f.dataset_formats]
+    names = [name for f in sources() for name in f.dataset_formats]
     assert [row for row in rows if row[0][2:] in names] == [(f"| {name}", view) for name in names for view in views()]
 
 

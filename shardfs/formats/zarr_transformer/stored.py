@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import integers, listed, parse_json, print_json, require_rank, shown_document
 from shardfs.formats.zarr_arrays import (
@@ -253,14 +251,6 @@ def _describe(depth: int) -> str:
 
 # ---- what other layouts need to know ----
 
-COMPRESSORS = {"gzip": "gzip", "zstd": "zstd", "blosc": "numcodecs.blosc"} | {
-    name: f"numcodecs.{name}" for name in ("zlib", "bz2", "lzma", "lz4")
-}
-"""The Zarr v3 names of compressors, by the names in their URLs. They are codecs of numcodecs, with its parameters."""
-
-DIMENSIONS = "_ARRAY_DIMENSIONS"
-"""The attribute with xarray's names of axes."""
-
 
 def _unsharded(doc: Mapping[str, Any]) -> Collection:
     """The collection of an unsharded array. Raise one of `UNFIT`, with the reason, if the array is not understood."""
@@ -268,7 +258,7 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
         raise ValueError("a storage transformer may change chunks, and shardfs does not know it")
     rank = len(integers(doc["shape"], "shape", 0))
     chunk, separator = chunk_grid(doc["chunk_grid"], rank)
-    dtype, layout = _numpy_type(doc["data_type"]), doc.get("chunk_memory_layout", "C")
+    dtype, layout = zarr_values.number_type(_data_type(doc["data_type"])), doc.get("chunk_memory_layout", "C")
     if layout not in ("C", "F"):
         raise ValueError(f"chunk_memory_layout should be C or F, not {layout!r:.80}")
     chain: list[zarr_values.Named] = [
@@ -277,32 +267,19 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
     ]
     if (compressor := doc.get("compressor")) is not None:
         chain.append(_compressor(compressor, dtype.itemsize))
-    attributes = object_member(doc, "attributes")
-    names = zarr_values.axis_names(attributes.get(DIMENSIONS), rank)
-    if names is not None or (not rank and attributes.get(DIMENSIONS) == []):
-        attributes = {name: value for name, value in attributes.items() if name != DIMENSIONS}
+    names, attributes = zarr_values.split_dimensions(object_member(doc, "attributes"), rank)
     array = described_array(doc, chunk, dtype.newbyteorder("=").str, chain, names, attributes)
     # An array without axes has one chunk, named c0 as in an array with one axis.
     keys = ChunkKeys("c", separator, "", rank or 1)
     return unsharded_array(FORMAT, array, keys, _codecs(doc), _data_type(doc["data_type"]))
 
 
-def _numpy_type(value: Any) -> np.dtype[Any]:
-    """The numpy type of a number type, whose name is numpy's, such as <u2, i1, bool. Complex types are an extension."""
-    name = _data_type(value)
-    if re.fullmatch(r"bool|[<>|]?[biufc][0-9]{1,2}", name) is None:
-        raise ValueError(f"data type {name!r:.80} is no number type")
-    return np.dtype(name)  # raises TypeError, one of `UNFIT`
-
-
 def _compressor(value: Any, item: int) -> tuple[str, Mapping[str, Any]]:
     *_, kind, _ = str(value["codec"]).split("/")
-    if kind not in COMPRESSORS:
-        raise ValueError(f"compressor {value['codec']!r:.200} is unknown")
     configuration = value.get("configuration", {})
     if not isinstance(configuration, dict):
         raise ValueError(f"{kind}: configuration should be an object, not {configuration!r:.80}")
-    return COMPRESSORS[kind], {**configuration, "typesize": item} if kind == "blosc" else configuration
+    return zarr_values.of_numcodecs(kind, configuration, item)
 
 
 # ---- members ----

@@ -1,0 +1,45 @@
+"""Zarr v2: the format, whose arrays only layouts convert, and the layout `zarr2`.
+
+https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardfs.formats.format import Format
+from shardfs.formats.layouts import levels_below
+from shardfs.formats.zarr2.stored import open_node
+from shardfs.formats.zarr2.view import CONSOLIDATION, group_documents, shown_as_zarr2
+from shardfs.formats.zarr2.words import ARRAY, DOCUMENTS, FORMAT, GROUP
+from shardfs.model.dataset import Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Zarr2(Format):
+    """The format and the layout `zarr2`."""
+
+    name = FORMAT
+    renames = False
+    dataset_formats = (FORMAT,)
+    documents = DOCUMENTS
+
+    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
+        own = {name: raw for name, raw in documents.items() if name in self.documents}
+        return open_node(path, own) if ARRAY in own or GROUP in own else None
+
+    def children(self, dataset: Dataset) -> Sequence[str]:
+        return levels_below(dataset) if dataset.format != self.name else ()
+
+    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+        if dataset is None:
+            return Dataset(FORMAT, documents=group_documents(None), consolidation=CONSOLIDATION)
+        if dataset.format == self.name:
+            return dataset if dataset.closed else replace(dataset, consolidation=CONSOLIDATION)
+        return shown_as_zarr2(dataset, children)
+
+
+ZARR2 = Zarr2()
