@@ -29,7 +29,7 @@ class Gunzip:
         known: returns the decompressed sizes of chunks (n, d), if the encoding fixes these sizes.
     """
 
-    name = "gzip"
+    name, unwritable = "gzip", None
 
     def __init__(self, known: Callable[[U64], U64] | None = None) -> None:
         self._known = known
@@ -47,15 +47,12 @@ class Gunzip:
             raise ValueError(f"{size} bytes expected after decompression, {len(data)} found")
         return data
 
-    def require(self, coords: Coords, shown: bytes) -> None:
+    def store(self, coords: Coords, shown: bytes) -> bytes:
         size = self._size(coords)
         if size not in (None, len(shown)):
             raise ValueError(f"should have {size} bytes, not {len(shown)}")
         if len(shown) > MAX_DECODED:
             raise ValueError(f"has {len(shown)} bytes; the limit is {MAX_DECODED}")
-
-    def store(self, coords: Coords, shown: bytes) -> bytes:
-        self.require(coords, shown)
         return _to_gzip(shown, {"level": PRECOMPUTED_LEVEL})
 
 

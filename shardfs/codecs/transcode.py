@@ -236,6 +236,8 @@ class Transcoder:
             _require_decodable(array)
             self._shown.require_small()
 
+    unwritable = "layouts other than native are read-only: use layout=native to write"
+
     @property
     def name(self) -> str:
         return "reframed" if self._passes else "decoded"
@@ -271,9 +273,6 @@ class Transcoder:
         if len(shown) != listed >= 0:  # programs may already have seen the listed size
             raise ValueError(f"{len(stored)} stored bytes cannot be a chunk of {shape} {self._array.data_type}")
         return shown
-
-    def require(self, coords: Coords, shown: bytes) -> None:
-        self.store(coords, shown)
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
         raise UnsupportedError("layouts other than native are read-only: use layout=native to write")

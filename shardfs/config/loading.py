@@ -205,5 +205,3 @@ def check(options: Options) -> None:
         raise OptionError("create has no effect without rw: add rw, or remove create")
     if options.offline and options.rw:
         raise OptionError("offline sends no request, so nothing can be written: remove rw or offline")
-    if options.rw and options.layout != "native":
-        raise OptionError(f"the layout {options.layout} is read-only: remove rw, or use layout=native")

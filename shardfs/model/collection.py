@@ -72,20 +72,20 @@ class Transform(Protocol):
     def name(self) -> str:
         """The name that `locate` prints."""
 
+    @property
+    def unwritable(self) -> str | None:
+        """Why `store` cannot be used; None if it can."""
+
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
         """Shown sizes of chunks (n, d) with these stored sizes; -1 where the chunk must be read for that."""
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         """The shown bytes. Raise ValueError, with the reason, if `stored` cannot be this chunk."""
 
-    def require(self, coords: Coords, shown: bytes) -> None:
-        """Raise the errors of `store`, without encoding if possible."""
-
     def store(self, coords: Coords, shown: bytes) -> bytes:
-        """Bytes that `show` turns into `shown`.
+        """The bytes to store for `shown`. `show` turns them into the same elements.
 
-        Raise ValueError, with the reason, if `shown` cannot be this chunk; UnsupportedError if this transform cannot
-        write chunks.
+        Raise ValueError, with the reason, if `shown` cannot be this chunk.
         """
 
 
@@ -136,6 +136,10 @@ class Lead(NamedTuple):
 
     size: Callable[[bytes], int]
     transform: Transform | None = None
+
+    def shown(self, stored: bytes) -> bytes:
+        """The shown bytes of a chunk."""
+        return stored if self.transform is None else bytes(self.transform.show((), stored))
 
 
 class Pair(NamedTuple):

@@ -1,4 +1,4 @@
-"""Plans of shards with changed chunks, through nested shards, codecs around shards, and transforms of chunks.
+"""Plans of shards with changed chunks, through nested shards and codecs around shards.
 
 Nothing here writes. From an old shard only indices are read, and chunks that may already have the new bytes. If codecs
 surround the shard, all of it is read.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from shardfs.codecs import encoders
-from shardfs.codecs.transcode import Transcoder
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import CorruptShardError, UnfitChunkError
 from shardfs.model.grid import unravel, unravel_many
@@ -47,8 +46,9 @@ NO_PLACE = "no shard has a place for it"
 
 def unwritable(collection: Collection) -> str | None:
     """Return why chunks of the collection cannot be written; None if they can."""
-    if collection.filler is not None or isinstance(collection.transform, Transcoder):
-        return "other layouts than the stored one are shown only"
+    transform = collection.transform if collection.lead is None else collection.lead.transform
+    if transform is not None and transform.unwritable is not None:
+        return transform.unwritable
     for layer in collection.layers:
         if layer.format.unwritable:
             return layer.format.unwritable
@@ -157,8 +157,8 @@ def plan(
 
     Args:
         old: the stored shard; None if there is none.
-        puts: shown bytes of innermost chunks by coordinates. All of them belong to this shard, like `drops`. If a chunk
-            is two files, a file in neither `puts` nor `drops` keeps its bytes.
+        puts: stored bytes of innermost chunks by coordinates. All belong to this shard, like `drops`. If a chunk is two
+            files, a file in neither `puts` nor `drops` keeps its bytes.
         pack: omit dead bytes. Readers that have cached the old index will read wrong bytes.
         forward: copy chunks where an index would need negative differences (`ShardFormat.rewrite`).
         unfit: receives the chunks that cannot be written, with reasons; they keep their old bytes. If None, the first
@@ -290,14 +290,12 @@ class _ShardRewriting:
         """Determine the new bytes of one chunk. Raise UnfitChunkError."""
         if coords not in self._homes:
             raise UnfitChunkError(coords, NO_PLACE)
-        home, transform = self._homes[coords][0][0], self._collection.transform
+        home = self._homes[coords][0][0]
         if home != self._shard:
             raise UnfitChunkError(coords, f"belongs in shard {home}, not {self._shard}")
         put = puts.get(coords)
         if self._lead is not None:
             put = self._with_lead(self._lead, coords, puts, drops)
-        elif put is not None and transform is not None:
-            put = Put(_fit(coords, transform.store, coords, bytes_of(put.data)))
         if put is not None:
             self._puts[coords] = put
 
@@ -351,7 +349,7 @@ class _ShardRewriting:
         ((_, extent),) = self._found(0, self._shard, self._stored, [first]).values()
         old = None if extent is None or {first, second} <= changed else _fit(first, self._old_fragments, lead, extent)
         if first in puts:
-            shown = bytes_of(puts[first].data)
+            shown = _fit(first, lead.shown, bytes_of(puts[first].data))
         elif first in drops or old is None:
             if second in puts or (second not in drops and old is not None and old.lead):
                 raise UnfitChunkError(second, "its size is in the file beside it, which is missing: write both files")
@@ -370,12 +368,12 @@ class _ShardRewriting:
             )
         if first not in puts and old is not None:
             return Put([ByteRange(old.extent[0], sum(old.extent))], before)
-        return Put(shown if lead.transform is None else _fit(first, lead.transform.store, first, shown), before)
+        return Put(puts[first].data, before)
 
     def _old_fragments(self, lead: Lead, extent: Extent) -> _OldFragments:
         """Read an old chunk to find the size of its lead. Raise ValueError, with the reason."""
         stored = bytes_of([ByteRange(extent[0], sum(extent))], self._stored)
-        shown = stored if lead.transform is None else bytes(lead.transform.show((), stored))
+        shown = lead.shown(stored)
         size = lead.size(shown)
         if size > extent[0]:
             raise ValueError(f"{size} bytes expected before a chunk that begins at {extent[0]}")

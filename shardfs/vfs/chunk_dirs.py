@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardfs.codecs.decoders import decompressed
 from shardfs.model.attributes import Attributes
 from shardfs.model.grid import IdNames, NestedNames, unravel
 from shardfs.model.kinds import COMPRESSIONS, NameKind, is_scratch
@@ -20,7 +21,7 @@ from shardfs.vfs.shown_chunks import ShownChunks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardfs.model.collection import Collection
+    from shardfs.model.collection import Collection, Transform
     from shardfs.model.listing import EntryRow
     from shardfs.model.shard_format import Placement
     from shardfs.model.values import U64, Coords
@@ -54,6 +55,24 @@ class Target(NamedTuple):
     tree: ChunkDirs
     coords: Coords
     suffix: str = ""
+
+    @property
+    def transform(self) -> Transform | None:
+        """The transform between the stored and the shown bytes of the chunk; None if they are equal."""
+        return self.tree.collection.transform_of(self.coords)
+
+    @property
+    def is_verbatim(self) -> bool:
+        """Whether the bytes of the file are stored unchanged."""
+        return not self.suffix and self.tree.collection.transform_of(self.coords) is None
+
+    def store(self, data: bytes) -> bytes:
+        """Return the bytes to store for the bytes of the file.
+
+        Raise ValueError, with the reason, if they cannot be this chunk.
+        """
+        data = decompressed(data, self.suffix) if self.suffix else data
+        return data if self.transform is None else self.transform.store(self.coords, data)
 
 
 class NameMeaning(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from shardfs.model.blobs import ByteRange
 from shardfs.storage.cache import ByteLRU, WindowCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Coords, Sizes
@@ -37,7 +38,11 @@ class ShownChunks:
 
     def __init__(self, path: str, collection: Collection, chunks: ChunkStore, cache: ByteLRU, mtime_ns: int) -> None:
         self.path, self._chunks, self._mtime_ns = path, chunks, mtime_ns
-        self._transform, self.filler = collection.transform, collection.filler
+        self._transform, self.filler, self._transform_of = (
+            collection.transform,
+            collection.filler,
+            collection.transform_of,
+        )
         self._raw = collection.transform is None
         self._cache, self._windows = cache, WindowCache(cache)
 
@@ -61,7 +66,7 @@ class ShownChunks:
         return Attributes(number, False, self._size(number, coords, size), mtime_ns)
 
     def _size(self, number: int, coords: Coords, stored: int) -> int:
-        known = self.sizes(np.array([coords], np.uint64), np.array([stored], np.int64)).item()
+        known = -1 if stored < 0 else self.shown_size(coords, stored)
         return len(self._transformed(number, coords)) if known < 0 else known
 
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
@@ -100,6 +105,27 @@ class ShownChunks:
     def _transformed(self, number: int, coords: Coords) -> bytes | memoryview:
         key = number, "shown"
         return self._cache.peek(key) or self._cache.get(key, partial(self._load, coords))
+
+    def show(self, key: object, coords: Coords, read: Callable[[], bytes]) -> bytes | memoryview:
+        """Return the shown bytes of a chunk that `read` returns from another place than a shard, and cache them.
+
+        `key` stands for these bytes. Raise ValueError, with the reason, if they cannot be this chunk.
+        """
+
+        def load() -> tuple[bytes | memoryview, int, float]:
+            transform, stored = self._transform_of(coords), read()
+            self._cache.waiting()
+            shown = stored if transform is None else transform.show(coords, stored)
+            return shown, len(shown), math.inf
+
+        return self._cache.peek(key) or self._cache.get(key, load)
+
+    def shown_size(self, coords: Coords, stored: int) -> int:
+        """Return the shown size of a chunk of `stored` bytes; -1 if it must be decoded to learn its size."""
+        transform = self._transform_of(coords)
+        if transform is None:
+            return stored
+        return transform.sizes(np.array([coords], np.uint64), np.array([stored], np.int64)).item()
 
     def _load(self, coords: Coords) -> tuple[bytes | memoryview, int, float]:
         def show(stored: bytes) -> bytes | memoryview:

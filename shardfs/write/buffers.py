@@ -47,6 +47,7 @@ class Buffer:
     def __init__(self, budget: Budget, most: int, data: bytes = b"") -> None:
         self._budget, self._most = budget, most
         self._memory, self._fd, self._size = bytearray(), -1, 0
+        self.edition = 0  # increases with each change
         if data:
             self.write(0, data)
 
@@ -70,6 +71,7 @@ class Buffer:
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write `data` at `offset`. A gap before `offset` is filled with zeros."""
+        self.edition += 1
         end = offset + len(data)
         if end > self.size:
             self._grow(end)
@@ -89,6 +91,7 @@ class Buffer:
 
     def truncate(self, size: int) -> None:
         """Shorten the file, or extend it with zeros."""
+        self.edition += 1
         if size > self.size:
             self._grow(size)
         if self._fd >= 0:

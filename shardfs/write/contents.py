@@ -68,7 +68,10 @@ class FileContents:
             return self._attributes_on_disk(file, self.local)
         if file.twin is not None and file.buffer is None:
             return self.attributes(file.twin)._replace(number=file.number, size=len(self.plain_bytes(file)))
-        return Attributes(file.number, False, file.size(), file.mtime_ns, None, file.mode)
+        size = file.size()
+        if size < 0 and file.version is not None:
+            size = file.known_size = len(self._shown(file.version, file.target))
+        return Attributes(file.number, False, size, file.mtime_ns, None, file.mode)
 
     def _attributes_on_disk(self, file: WritableFile, local: Writer) -> Attributes:
         with self.names.lock:
@@ -100,6 +103,8 @@ class FileContents:
             return memoryview(file.frozen)[offset : offset + size]
         if version is not None and version.data is not None:
             try:
+                if version.stored:
+                    return memoryview(self._shown(version, target))[offset : offset + size]
                 return self.pending.read(version.data, offset, size)
             except OSError as e:
                 if e.errno != errno.ESTALE:
@@ -120,6 +125,17 @@ class FileContents:
         # Look up by path: the tree may have forgotten the kernel's inode number.
         base = self.names.base
         return base.read(base.resolve(file.path).number, offset, size)
+
+    def _shown(self, version: Version, target: Target | None) -> bytes | memoryview:
+        """Return the shown bytes of a version whose stored bytes are in the journal."""
+        data = version.data
+        if target is None or data is None:
+            raise OSError(errno.EIO, "no metadata describes this chunk any more, so its bytes cannot be shown")
+        try:
+            key, size = ("pending", version.lsn), data.size
+            return target.tree.shown.show(key, target.coords, lambda: self.pending.read(data, 0, size))
+        except ValueError as e:
+            raise OSError(errno.EIO, f"cannot be a chunk of this array: {e}", target.tree.path) from e
 
     def new_buffer(self, file: WritableFile) -> Buffer:
         """Return an empty buffer for a file that is about to be written."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
+from shardfs.write.encoding import stored_bytes
 from shardfs.write.files import join, shown_mode
 from shardfs.write.name_kind import is_document
 from shardfs.write.names import JOURNALED
@@ -151,14 +152,15 @@ class Entries:
         found = self._overlay.attributes(number)
         data = bytes(self._overlay.read(number, 0, max(found.size, 1)))
         self._pending.make_room(len(data))
+        stored = stored_bytes(meaning.target, data)
         file = self._files.unnamed(meaning.kind, meaning.target)
-        file.mode, file.mtime_ns = found.mode, time.time_ns()
+        file.mode, file.mtime_ns, file.known_size = found.mode, time.time_ns(), -1
         if meaning.kind not in JOURNALED:
             self._saving.write_through(file, path, data)
             self._saving.copy_status(file, path)
         with self._names.lock:
             if meaning.kind in JOURNALED:
-                self._saving.put(file, path, data)
+                self._saving.put(file, path, data if stored is None else stored, stored=stored is not None)
             self._files.name(file, directory, name)
             self._contents.supersede(file)
         if found.mode and meaning.kind is NameKind.PLAIN:

@@ -81,13 +81,16 @@ class WritableFile:
         return (self.buffer, self.path) if self.dirty and self.buffer is not None and self.path is not None else None
 
     def size(self) -> int:
-        """Return the size in bytes, without a look at the source; `known_size` if nothing newer is known."""
+        """Return the size in bytes, without a look at the source; `known_size` if nothing newer is known.
+
+        -1 for a chunk in the journal that must be decoded to learn its size.
+        """
         if self.buffer is not None:
             return self.buffer.size
         if self.frozen is not None:
             return len(self.frozen)
         if self.version is not None and self.version.data is not None:
-            return self.version.data.size
+            return self.known_size if self.version.stored else self.version.data.size
         return os.fstat(self.fd).st_size if self.fd >= 0 else self.known_size
 
     def drop_buffer(self) -> None:

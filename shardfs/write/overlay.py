@@ -58,7 +58,7 @@ class Overlay:
                 continue
             kind = meaning.kind if meaning.kind in JOURNALED else NameKind.ORPHAN
             file = self._files.new(parent, name, kind, meaning.target)
-            file.version, file.mode, file.mtime_ns = version, version.mode, version.mtime_ns
+            file.version, file.mode, file.mtime_ns, file.known_size = version, version.mode, version.mtime_ns, -1
             self._contents.supersede(file)
             self._pending.retarget(path, meaning.target)
             self.make_parents(parent)

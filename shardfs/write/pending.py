@@ -4,6 +4,7 @@ Only this module knows the meaning of records. Both the live mount and recovery 
 `Pending.apply` in LSN order. Meta of each kind (paths are relative to the mount, as the mount shows them):
 
     PUT       path, mtime_ns, mode, scratch, base: a new version of a file; the data are the whole file.
+              stored: the data are the bytes that a shard stores, not those that the mount shows (also in MOVE).
               conflict: like `why` of CONFLICT. document: the file is a metadata document; if the user decides the
               conflict for the local version, the document is written to the source directly
     DEL       path, base: the file was removed
@@ -46,6 +47,7 @@ class Version(NamedTuple):
     `conflict` is why the version cannot be published; "" if it can. `lsn` is that of the record that gave the path this
     version. `records` are the LSNs of all records that a replay needs to compute this version. `is_document` marks a
     metadata document in conflict: another program has changed the document in the source, which the mount shows.
+    `stored`: `data` are the bytes that a shard stores, not those that the mount shows.
     """
 
     lsn: int
@@ -57,6 +59,7 @@ class Version(NamedTuple):
     conflict: str
     records: tuple[int, ...]
     is_document: bool
+    stored: bool
 
 
 class Pending:
@@ -123,7 +126,7 @@ class Pending:
         version = Version(
             record.lsn, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
             meta.get("mode", 0), bool(meta.get("scratch")), str(meta.get("conflict", "")), (record.lsn,),
-            bool(meta.get("document")),
+            bool(meta.get("document")), bool(meta.get("stored")),
         )  # fmt: skip
         self._set(path, version)
 
@@ -143,13 +146,14 @@ class Pending:
             lsn, record.data or (old.data if old else None), self._base(path, meta),
             meta.get("mtime_ns", old.mtime_ns if old else 0), meta.get("mode", old.mode if old else 0),
             bool(meta.get("scratch")), "", records, bool(meta.get("document")),
+            old.stored if old and record.data is None else bool(meta.get("stored")),
         )  # fmt: skip
         self._set(path, version)
         if source and source != path:
             tombstone = None
             if meta.get("gone"):
                 base = old.base if old else UNKNOWN
-                tombstone = Version(lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False)
+                tombstone = Version(lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False, False)
             self._set(source, tombstone)
 
     def _version(self, lsn: int) -> Version | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from shardfs.codecs.decoders import decompressed
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of
@@ -132,22 +131,28 @@ class PublishPlan(NamedTuple):
 
 def plan_change(
     shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, earlier: Sequence[Mapping[str, Any]],
-    settings: Publishing, content: Callable[[Target, Position], Bytes], *, may_replace: bool = False,
+    settings: Publishing, content: Callable[[Target, Version], Bytes], *, may_replace: bool = False,
 ) -> PublishPlan:  # fmt: skip
     """Return how to publish chunks, given the present shard object `old`.
 
     Args:
         taken: the chunks to publish, by path.
         earlier: extents by path from earlier attempts that a crash or an error interrupted. They may be in the shard.
-        content: returns the bytes of a chunk.
+        content: returns the bytes to store for a chunk. Raises ValueError, with the reason, if they do not fit.
         may_replace: write the shard anew, without its old bytes, if all its chunks are changed. The caller has noted
             the version of the shard, which must be unchanged.
     """
     conflicts = _conflicts(shard, taken, old, earlier, settings)
     left = {path: known for path, known in taken.items() if path not in conflicts}
-    puts = {t.coords: Put(content(t, version.data)) for t, version in left.values() if version.data is not None}
-    drops = {target.coords for target, version in left.values() if version.data is None} - puts.keys()
     collection, forward, refused = shard.tree.collection, settings.u64 == "nowrap", dict[Any, str]()
+    puts = dict[Any, Put]()
+    for target, version in left.values():
+        try:
+            if version.data is not None:
+                puts[target.coords] = Put(content(target, version))
+        except ValueError as e:
+            refused[target.coords] = str(e)
+    drops = {target.coords for target, version in left.values() if version.data is None} - puts.keys()
     anew = may_replace and _is_replaced(shard, old, puts.keys() | drops)
     packed = not anew and _packs(shard, old, settings.compact)
     kept = None if anew else old
@@ -229,6 +234,11 @@ def _crc_of(shard: DirtyShard, blob: Blob | None, entry: tuple[int, int] | None)
     return crc32c_of(blob, *entry)
 
 
+def _is_copied(target: Target, version: Version) -> bool:
+    """Return whether the shard gets the bytes of the version unchanged."""
+    return version.stored or target.is_verbatim
+
+
 class Job:
     """One attempt to publish the chunks `taken` of a shard.
 
@@ -281,9 +291,11 @@ class Job:
         self.extents = dict.fromkeys(self.change.done)
         return self.change.plan
 
-    def _content(self, target: Target, data: Position) -> Bytes:
+    def _content(self, target: Target, version: Version) -> Bytes:
+        """Return the bytes to store: those of the journal, unless it got them before it was known what they are."""
+        data = cast("Position", version.data)
         part = self._pinned.enter_context(self._backlog.journal.using(data))
-        return decompressed(self._backlog.journal.read(data), target.suffix) if target.suffix else part
+        return part if _is_copied(target, version) else target.store(self._backlog.journal.read(data))
 
     def check(self, new: Blob) -> None:
         """Verify the new object by reading its index, and note the extents of the published chunks.
@@ -295,7 +307,7 @@ class Job:
         entries = rewriting.entries(collection, new, [target.coords for target, _ in done.values()])
         for (path, (target, version)), entry in zip(done.items(), entries, strict=True):
             crc = _crc_of(self._shard, new, entry)
-            plain = crc is not None and target.tree.collection.transform_of(target.coords) is None and not target.suffix
+            plain = crc is not None and _is_copied(target, version)
             # The entry of a lead is that of the next chunk.
             plain &= collection.lead is None or target.coords[-1] == 0
             wrong = plain and version.data is not None and version.data.crc != crc

@@ -9,16 +9,18 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
+from shardfs.write.encoding import encode, stored_bytes
 from shardfs.write.files import join, split, stale
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
     from shardfs.model.blobs import Bytes
-    from shardfs.vfs.chunk_dirs import NameMeaning
+    from shardfs.vfs.chunk_dirs import NameMeaning, Target
     from shardfs.write.buffers import Buffer
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
+    from shardfs.write.encoding import Encoded
     from shardfs.write.entries import Entries
     from shardfs.write.files import WritableFile
     from shardfs.write.links import Links
@@ -90,7 +92,8 @@ class Renames:
         carried = _carried(file, meaning)
         if carried is None and (file.version is None or file.dirty):
             return False
-        return self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
+        verbatim = file.target is None or file.target.is_verbatim
+        return verbatim and self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
 
     def _prepare(self, found: Attributes, file: WritableFile | None, meaning: NameMeaning) -> None:
         """Save the data of a file before its rename, and make room in the journal.
@@ -100,7 +103,8 @@ class Renames:
         carried = file is not None and _carried(file, meaning) is not None
         if file is not None and file.kind in JOURNALED and not carried:
             self._saving.settle(file)
-        if meaning.kind in JOURNALED and (file is None or file.version is None or carried):
+        moves = file is not None and file.version is not None and _keeps_bytes(file.target, meaning.target)
+        if meaning.kind in JOURNALED and (carried or not moves):
             self._pending.make_room(found.size)
 
     def _rename_file(
@@ -148,8 +152,10 @@ class Renames:
         carried = _carried(file, meaning)
         if was in JOURNALED and carried is None:
             self._saving.settle(file)
-        held = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
-        whole = None if held else self._contents.whole(file)
+        moves = file.version is not None and meaning.kind in JOURNALED and _keeps_bytes(had, meaning.target)
+        whole = None if carried is not None or moves else self._contents.whole(file)
+        encoded = None if carried is None else encode(meaning.target, carried)
+        converted = None if whole is None else stored_bytes(meaning.target, whole)
         self._pending.look(new, meaning.target)
         if was is NameKind.DOCUMENT:
             self._documents.require_known(source, os.fsdecode(old_name))
@@ -159,7 +165,7 @@ class Renames:
             stored = self._pending.is_stored(old, had)
             self._contents.part_from_twin(file)
             if meaning.kind in JOURNALED:
-                self._move_version(file, old, new, meaning, whole, stored=stored)
+                self._move_version(file, old, new, meaning, whole, converted, encoded, stored=stored)
                 stored = self._pending.holds(old)  # a tombstone
             elif was in JOURNALED and (stored or self._pending.holds(old)):
                 self._pending.drop(old, had if stored else None)
@@ -181,19 +187,24 @@ class Renames:
             self._base.changed(old)
 
     def _move_version(
-        self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None, *, stored: bool
-    ) -> None:
+        self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None,
+        converted: bytes | None, encoded: Encoded | None, *, stored: bool,
+    ) -> None:  # fmt: skip
         """Move the pending version of a file to its new name, or add one with all its bytes. The caller holds the lock.
 
+        `converted` are the stored bytes of `whole`, and `encoded` those of the buffer, if the mount shows others.
         `stored`: the shard of the old name has the chunk, which is deleted.
         """
         had, carried = file.target, _carried(file, meaning)
+        if carried is not None and (encoded is None or not encoded.is_of(meaning.target, carried)):
+            encoded = encode(meaning.target, carried)
         data: Bytes | None = whole if carried is None else carried.content()
+        converted = encoded.stored if encoded is not None else converted
         if data is None and file.version is None and had is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
         file.version = self._pending.move(
-            old, new, meaning.target, had if stored else None, data, file.mtime_ns, file.mode,
-            scratch=meaning.kind is NameKind.SCRATCH, had=had,
+            old, new, meaning.target, had if stored else None, data if converted is None else converted,
+            file.mtime_ns, file.mode, scratch=meaning.kind is NameKind.SCRATCH, had=had, stored=converted is not None,
         )  # fmt: skip
         file.dirty = file.dirty and carried is None
 
@@ -235,6 +246,11 @@ class Renames:
                 self._documents.seen.forget(path)
                 self._base.changed(path)
         self._descriptions.describe_anew(new)
+
+
+def _keeps_bytes(old: Target | None, new: Target | None) -> bool:
+    """Return whether the stored bytes of a file stay the same when it is renamed from one chunk to another."""
+    return (old is None or old.is_verbatim) and (new is None or new.is_verbatim)
 
 
 def _carried(file: WritableFile, meaning: NameMeaning) -> Buffer | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind
+from shardfs.write.encoding import encode
 from shardfs.write.files import split
 from shardfs.write.name_kind import is_document
 from shardfs.write.names import JOURNALED
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Bytes
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
+    from shardfs.write.encoding import Encoded
     from shardfs.write.files import WritableFile
     from shardfs.write.open_files import Backing
     from shardfs.write.pending import Version
@@ -46,14 +48,14 @@ class Saving:
         unsaved = file.unsaved()
         if unsaved is None:
             return
+        encoded = None
         if file.kind in JOURNALED:
-            if file.target is not None:
-                self._pending.require_valid(file.target, unsaved[0])
-            self._pending.make_room(unsaved[0].size)
+            encoded = encode(file.target, unsaved[0])
+            self._pending.make_room(unsaved[0].size if encoded is None else len(encoded.stored))
         with self._names.gate.shared():  # keeps the shard in place until the record is written
             if file.kind in JOURNALED:
                 self._pending.look(unsaved[1], file.target)
-            rest = self._save_to_journal(file)
+            rest = self._save_to_journal(file, encoded)
         if rest is None:
             return
         try:
@@ -62,7 +64,7 @@ class Saving:
             file.dirty = True
             raise
 
-    def _save_to_journal(self, file: WritableFile) -> tuple[str, bytes] | None:
+    def _save_to_journal(self, file: WritableFile, encoded: Encoded | None) -> tuple[str, bytes] | None:
         """Write a dirty file to the journal. Return path and bytes instead if its kind is not journaled."""
         with self._names.lock:
             unsaved = file.unsaved()
@@ -72,15 +74,31 @@ class Saving:
             if file.kind not in JOURNALED:
                 file.dirty = False
                 return path, buffer.read(0, buffer.size)
-            self.put(file, path, buffer.content())
+            if encoded is not None and not encoded.is_of(file.target, buffer):
+                encoded = encode(file.target, buffer)  # another thread has written meanwhile
+            if encoded is None:
+                self.put(file, path, buffer.content())
+            else:
+                self.put(file, path, encoded.stored, stored=True)
+                self.show_encoded(file, encoded)
             file.dirty, file.frozen = False, None
             self._contents.supersede(file)
             return None
 
-    def put(self, file: WritableFile, path: str, data: Bytes) -> None:
+    def put(self, file: WritableFile, path: str, data: Bytes, *, stored: bool = False) -> None:
         """Write a new version of a file to the journal. The caller holds the lock."""
         scratch = file.kind is NameKind.SCRATCH
-        file.version = self._pending.put(path, data, file.target, file.mtime_ns, file.mode, scratch=scratch)
+        when, mode = file.mtime_ns, file.mode
+        file.version = self._pending.put(path, data, file.target, when, mode, scratch=scratch, stored=stored)
+
+    def show_encoded(self, file: WritableFile, encoded: Encoded) -> None:
+        """Show the bytes of a chunk as they will be shown once it is in its shard. The caller holds the lock."""
+        shown, buffer = encoded.shown, encoded.buffer
+        file.known_size = len(shown)
+        if buffer.size != len(shown) or buffer.read(0, buffer.size) != shown:
+            buffer.truncate(0)
+            buffer.write(0, shown)
+            self._names.hooks.invalidate_content(file.number)
 
     def write_through(self, file: WritableFile, path: str, data: bytes) -> None:
         """Write a document, or a file of a remote store, to the store."""
@@ -193,8 +211,9 @@ class Saving:
                 self._names.hooks.drop_content(self._base.lookup(number, name).number)
 
     def _file_published(self, file: WritableFile, version: Version) -> None:
-        if file.target is None or not file.target.suffix:
-            file.known_size = version.data.size if version.data is not None else 0
+        if file.target is None or file.target.is_verbatim or version.stored:
+            if not version.stored:
+                file.known_size = version.data.size if version.data is not None else 0
             file.version = None
             if file.is_settled:
                 self._unname(self._files.settle(file))

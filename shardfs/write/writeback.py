@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from shardfs.codecs.decoders import decompressed
 from shardfs.shards import rewriting
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import Begun
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Bytes
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import Target
-    from shardfs.write.buffers import Buffer
     from shardfs.write.journal import Journal
     from shardfs.write.pending import Base, Version
 
@@ -120,10 +118,16 @@ class WriteBuffer:
         return target.tree.shards.entry(target.coords) is not None
 
     def put(
-        self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False
-    ) -> Version:
-        """Add a new version of a whole file. When this returns, the version survives a crash of this process."""
-        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
+        self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False,
+        stored: bool = False,
+    ) -> Version:  # fmt: skip
+        """Add a new version of a whole file. When this returns, the version survives a crash of this process.
+
+        `stored`: `data` are the bytes that the shard is to have, and the mount shows others.
+        """
+        meta: dict[str, Any] = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
+        if stored:
+            meta["stored"] = True
         with self._based(path, target) as base:
             self._add(RecordKind.PUT, {**meta, "base": base}, data)
             self.refused.forget(path)
@@ -151,7 +155,7 @@ class WriteBuffer:
 
     def move(
         self, old: str, new: str, target: Target | None, gone: Target | None, data: Bytes | None, mtime_ns: int,
-        mode: int, *, scratch: bool = False, had: Target | None = None,
+        mode: int, *, scratch: bool = False, had: Target | None = None, stored: bool = False,
     ) -> Version:  # fmt: skip
         """Rename a file and return its version.
 
@@ -161,6 +165,7 @@ class WriteBuffer:
             data: the whole file, if no version is pending for the old name.
             had: the chunk of the old name, if a version was pending. Its bytes are read from the shard if the version
                 was published after the caller looked.
+            stored: as for `put`.
         """
         with self._based(new, target) as base:
             version = self._pending.versions.get(old)
@@ -168,7 +173,7 @@ class WriteBuffer:
                 gone, tree = had, had.tree
                 data = bytes(tree.read_chunk(had.coords, 0, EVERYTHING))
             meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base}
-            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
+            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, **({"stored": True} if stored else {})}
             if data is None and version is not None:
                 meta["lsn"] = version.lsn
             self._add(RecordKind.MOVE, meta, data)
@@ -246,22 +251,12 @@ class WriteBuffer:
 
         The caller then need not call `waiting`, because switching to another thread would cost as much.
         """
-        plain = target is None or (not target.suffix and target.tree.collection.transform_of(target.coords) is None)
-        return plain and size <= QUICK_BYTES and not self._slow and self.settings.close == "journal"
-
-    def require_valid(self, target: Target, buffer: Buffer) -> None:
-        """Raise OSError (EINVAL) if the bytes are no valid chunk of the array."""
-        transform = target.tree.collection.transform_of(target.coords)
-        if not buffer.size or (transform is None and not target.suffix):
-            return
-        data = buffer.read(0, buffer.size)
-        try:
-            data = decompressed(data, target.suffix) if target.suffix else data
-            if transform is not None:
-                transform.require(target.coords, data)
-        except ValueError as e:
-            log.warning("%s: chunk %s is refused: %s", target.tree.path or "/", target.coords, e)
-            raise OSError(errno.EINVAL, str(e)) from e
+        return (
+            (target is None or target.is_verbatim)
+            and size <= QUICK_BYTES
+            and not self._slow
+            and self.settings.close == "journal"
+        )
 
     def sync(self) -> None:
         """Sync the journal. When this returns, all pending versions survive a power failure."""

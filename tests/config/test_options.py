@@ -191,12 +191,10 @@ def test_the_last_layer_says_whether_a_mount_is_writable() -> None:
     assert merged(loading.from_profile("ro", True), from_flags({"rw": True})).rw
 
 
-@pytest.mark.parametrize(
-    ("words", "told"), [("create=zarr3", "create has no effect without rw"), ("writable,layout=n5", "is read-only")]
-)
-def test_what_only_makes_sense_together_is_asked_for_together(words: str, told: str) -> None:
-    with pytest.raises(OptionError, match=told):
-        loading.check(merged(from_mount_options([words])))
+def test_what_only_makes_sense_together_is_asked_for_together() -> None:
+    with pytest.raises(OptionError, match="create has no effect without rw"):
+        loading.check(merged(from_mount_options(["create=zarr3"])))
+    loading.check(merged(from_mount_options(["writable,layout=n5"])))
 
 
 def test_storage_options_keep_their_names_and_make_objects() -> None:

@@ -95,7 +95,9 @@ class Shards:
         """Publish all changes, shard by shard, and check what is said of them."""
         homes: dict[int, tuple[dict[Coords, Put], set[Coords]]] = {}
         for c, data in puts.items():
-            homes.setdefault(rewriting.shard_of(self._collection, c), ({}, set()))[0][c] = Put(data)
+            transform = self._collection.transform_of(c)
+            stored = data if transform is None else transform.store(c, data)
+            homes.setdefault(rewriting.shard_of(self._collection, c), ({}, set()))[0][c] = Put(stored)
         for c in drops:
             homes.setdefault(rewriting.shard_of(self._collection, c), ({}, set()))[1].add(c)
         for shard, (changed, gone) in homes.items():

@@ -39,7 +39,7 @@ HEAD, TAIL = b"__", b".blp"
 class BlpHeader:
     """The `Transform` that adds bcolz's 16-byte header to each chunk: magic, version 1, and the number 1 of chunks."""
 
-    name = "bcolz header"
+    name, unwritable = "bcolz header", None
     head = b"blpk\x01\0\0\0" + (1).to_bytes(8, "little")
 
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
@@ -49,9 +49,6 @@ class BlpHeader:
         if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
             raise ValueError(f"not a whole Blosc chunk: {len(stored)} bytes are not the size in its header")
         return self.head + stored
-
-    def require(self, coords: Coords, shown: bytes) -> None:
-        self.store(coords, shown)
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
         if not shown.startswith(self.head[:4]):

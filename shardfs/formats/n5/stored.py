@@ -220,6 +220,10 @@ class PlainBlocks:
     swap: int = 1
 
     @property
+    def unwritable(self) -> None:
+        return None
+
+    @property
     def name(self) -> str:
         return "+".join((["headerless"] if self.header else []) + (["crc32c"] if self.checksum else []))
 
@@ -237,9 +241,6 @@ class PlainBlocks:
         if self.swap > 1:
             payload = np.frombuffer(payload, f"<u{self.swap}").astype(f">u{self.swap}").tobytes()
         return self.header + payload
-
-    def require(self, coords: Coords, shown: bytes) -> None:
-        self.store(coords, shown)
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
         start = n5_blocks.parse_header(shown).size

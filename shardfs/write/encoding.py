@@ -1,0 +1,69 @@
+"""The stored bytes of chunks that the mount shows with other bytes. They are made once, when a file is closed."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardfs.vfs.chunk_dirs import Target
+    from shardfs.write.buffers import Buffer
+
+log = logging.getLogger(__name__)
+
+
+class Encoded(NamedTuple):
+    """The stored bytes of a chunk, made from one state of a file's buffer.
+
+    `shown` are the bytes that the mount shows for them. They may differ from the written ones: in padding at the edge
+    of the array, or in how they are compressed.
+    """
+
+    stored: bytes
+    shown: bytes | memoryview
+    target: Target
+    buffer: Buffer
+    edition: int
+
+    def is_of(self, target: Target | None, buffer: Buffer) -> bool:
+        """Return whether these are the bytes of this chunk with the present contents of the buffer."""
+        return self.target == target and self.buffer is buffer and self.edition == buffer.edition
+
+
+def encode(target: Target | None, buffer: Buffer) -> Encoded | None:
+    """Return the stored bytes of a chunk; None if the journal gets the bytes of the file.
+
+    That is so for files that are stored unchanged or are no chunks yet, for empty files, and for chunks that a client
+    has compressed. Takes as long as the codecs, so no lock should be held. Raise OSError (EINVAL) if the bytes are no
+    valid chunk of the array.
+    """
+    if target is None or target.is_verbatim or not buffer.size:
+        return None
+    edition = buffer.edition
+    with _refusing(target):
+        stored = target.store(buffer.read(0, buffer.size))
+        if target.suffix or target.transform is None:
+            return None
+        return Encoded(stored, target.transform.show(target.coords, stored), target, buffer, edition)
+
+
+def stored_bytes(target: Target | None, data: bytes) -> bytes | None:
+    """Return the stored bytes of a whole file, as `encode` does."""
+    if target is None or target.suffix or target.transform is None or not data:
+        return None
+    with _refusing(target):
+        return target.transform.store(target.coords, data)
+
+
+@contextmanager
+def _refusing(target: Target) -> Iterator[None]:
+    """Turn a ValueError into an OSError (EINVAL), and log it: some programs ignore errors of `close`."""
+    try:
+        yield
+    except ValueError as e:
+        log.warning("%s: chunk %s is refused: %s", target.tree.path or "/", target.coords, e)
+        raise OSError(errno.EINVAL, str(e)) from e
