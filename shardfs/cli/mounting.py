@@ -143,11 +143,11 @@ def _looked_for_journal(source: str, found: Options) -> Options:
     """
     from shardfs.write.recover import LOOK_S, unpublished
 
-    shown = found.layout == "native"
-    waiting_data = unpublished(absolute(source), found.journal, shown=shown)
+    waiting_data = unpublished(absolute(source), found.journal, found.shown_as)
     if waiting_data is None:
         return found
-    warn(f"{public_name(source)}: {waiting_data}")
+    words, shown = waiting_data
+    warn(f"{public_name(source)}: {words}")
     return replace(found, index_ttl=min(found.index_ttl, LOOK_S)) if shown else found
 
 
@@ -171,10 +171,11 @@ def _opened(
     from shardfs.write.recover import LOOK_S, unpublished
     from shardfs.write.unpublished import with_unpublished
 
-    if found.layout == "native" and found.index_ttl <= LOOK_S:
-        return with_unpublished(tree, path, found.journal, look_s=found.index_ttl, waiting=waiting), None
+    if found.index_ttl <= LOOK_S:
+        layout = found.shown_as
+        return with_unpublished(tree, path, found.journal, layout, look_s=found.index_ttl, waiting=waiting), None
     if (waiting_data := unpublished(path, found.journal)) is not None:
-        log.warning("%s: %s", public_name(source), waiting_data)
+        log.warning("%s: %s", public_name(source), waiting_data[0])
     return tree, None
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs.cli.printing import human_bytes, waiting, write_json
 from shardfs.cli.sources import Given, absolute, is_source, opened, opening, source_options
-from shardfs.config import parsers
+from shardfs.config import loading, parsers
 from shardfs.model.errors import ShardfsError, message
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ def _list(left: Left, *, as_json: bool) -> None:
         for entry in left.entries:
             write_json({"type": "file", **entry._asdict()})
         return
-    click.echo(f"{left.source}: {_summary(left)}; {human_bytes(left.nbytes)} in {left.directory}")
+    layout = f", written with -o {left.layout}" if left.layout else ""
+    click.echo(f"{left.source}: {_summary(left)}{layout}; {human_bytes(left.nbytes)} in {left.directory}")
     for entry in left.entries:
         why = f"  ({entry.why})" if entry.why else ""
         click.echo(f"  {entry.state:<8} {human_bytes(entry.size):>10}  {entry.path}{why}")
@@ -181,15 +183,18 @@ def _apply(source: str, directory: Path, found: Options) -> int:
 
     # If the argument is a directory with a journal, the journal names the source.
     is_journal = os.path.realpath(source) == os.path.realpath(directory)
-    source = work.look(directory).source if is_journal else absolute(source)
+    left = work.look(directory)
+    source = left.source if is_journal else absolute(source)
+    words = loading.from_mount_options([left.layout or "layout=native"])
+    found = replace(found, **{"chunk_codec": None, **words})
     tree = opened(source, found)
     with opening(source), waiting("publishing") as show_progress:
         writable = open_writable(tree, source, found, directory=directory)
         show_progress(f"{len(writable.left())} files")
-        left = writable.close(found.stall)
-    for path in sorted(left):
+        kept = writable.close(found.stall)
+    for path in sorted(kept):
         click.echo(f"shardfs: {path}: is not published", err=True)
-    return NOT_PUBLISHED if left else 0
+    return NOT_PUBLISHED if kept else 0
 
 
 def _salvage(directory: Path) -> int:

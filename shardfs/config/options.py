@@ -277,6 +277,13 @@ class Options:
     bare_rw: bool = False
     """Whether `-o` contained the bare word `rw`, which mount(8) adds automatically."""
 
+    @property
+    def shown_as(self) -> str:
+        """The options that decide what files are shown, as the words of `-o`; "" for the native layout."""
+        if self.layout == "native":
+            return ""
+        return f"layout={self.layout}" + (f",chunk_codec={self.chunk_codec}" if self.chunk_codec is not None else "")
+
 
 def settings() -> Iterator[Setting]:
     """The table in the order of the fields, without those that only have special syntax in `-o`."""

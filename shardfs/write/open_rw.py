@@ -144,6 +144,7 @@ def open_writable(
             dirty_bytes=found.dirty_limit,
             cas_none=found.cas == "none",
             replace_links=found.linked_shards == "replace",
+            layout=found.shown_as,
             waiting=waiting,
         )
     except BaseException:

@@ -5,6 +5,7 @@ Only this module knows the meaning of records. Both the live mount and recovery 
 
     PUT       path, mtime_ns, mode, scratch, base: a new version of a file; the data are the whole file.
               stored: the data are the bytes that a shard stores, not those that the mount shows (also in MOVE).
+              layout: the layout of the mount, as options; absent for the native layout (also in DEL and MOVE).
               conflict: like `why` of CONFLICT. document: the file is a metadata document; if the user decides the
               conflict for the local version, the document is written to the source directly
     DEL       path, base: the file was removed
@@ -47,7 +48,8 @@ class Version(NamedTuple):
     `conflict` is why the version cannot be published; "" if it can. `lsn` is that of the record that gave the path this
     version. `records` are the LSNs of all records that a replay needs to compute this version. `is_document` marks a
     metadata document in conflict: another program has changed the document in the source, which the mount shows.
-    `stored`: `data` are the bytes that a shard stores, not those that the mount shows.
+    `stored`: `data` are the bytes that a shard stores, not those that the mount shows. `layout` is the one in which the
+    path is a name of this file; "" is the native layout.
     """
 
     lsn: int
@@ -60,6 +62,7 @@ class Version(NamedTuple):
     records: tuple[int, ...]
     is_document: bool
     stored: bool
+    layout: str
 
 
 class Pending:
@@ -91,6 +94,14 @@ class Pending:
     def losses(self) -> list[str]:
         """Return a message for each path whose content is lost because its moved version is missing."""
         return [f"the file that was renamed to {path} is lost: the journal has no data for it" for path in self.lost]
+
+    @property
+    def layout(self) -> str | None:
+        """The layout of the versions, as options; "" for the native one, and None without versions.
+
+        Temporary files of programs have no layout: their names mean nothing to the next mount.
+        """
+        return next((version.layout for version in self.versions.values() if not version.scratch), None)
 
     # -------------------------------------------------------------------------------------- versions and records
 
@@ -126,7 +137,7 @@ class Pending:
         version = Version(
             record.lsn, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
             meta.get("mode", 0), bool(meta.get("scratch")), str(meta.get("conflict", "")), (record.lsn,),
-            bool(meta.get("document")), bool(meta.get("stored")),
+            bool(meta.get("document")), bool(meta.get("stored")), str(meta.get("layout", "")),
         )  # fmt: skip
         self._set(path, version)
 
@@ -146,14 +157,16 @@ class Pending:
             lsn, record.data or (old.data if old else None), self._base(path, meta),
             meta.get("mtime_ns", old.mtime_ns if old else 0), meta.get("mode", old.mode if old else 0),
             bool(meta.get("scratch")), "", records, bool(meta.get("document")),
-            old.stored if old and record.data is None else bool(meta.get("stored")),
+            old.stored if old and record.data is None else bool(meta.get("stored")), str(meta.get("layout", "")),
         )  # fmt: skip
         self._set(path, version)
         if source and source != path:
             tombstone = None
             if meta.get("gone"):
                 base = old.base if old else UNKNOWN
-                tombstone = Version(lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False, False)
+                tombstone = Version(
+                    lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False, False, version.layout
+                )
             self._set(source, tombstone)
 
     def _version(self, lsn: int) -> Version | None:

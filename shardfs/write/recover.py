@@ -59,12 +59,14 @@ class PendingFile(NamedTuple):
 class Left(NamedTuple):
     """The content of a journal.
 
-    `source` has no credentials. `owner` describes the process that holds the lock (see `source_locks.describe`); None
+    `source` has no credentials. `layout` are the mount options under which the entries have their names; "" is the
+    native layout. `owner` describes the process that holds the lock (see `source_locks.describe`); None
     if no process does. `unfinished` are the shards whose publishing was interrupted.
     """
 
     directory: Path
     source: str
+    layout: str
     owner: dict[str, Any] | None
     entries: list[PendingFile]
     unfinished: list[str]
@@ -110,27 +112,30 @@ def find(source: str, base: str | Path | None = None) -> Path:
     raise FileNotFoundError(errno.ENOENT, "there is no journal of this source or in this directory", source)
 
 
-def unpublished(source: str, base: str | Path | None = None, *, shown: bool = False) -> str | None:
+def unpublished(source: str, base: str | Path | None = None, layout: str | None = None) -> tuple[str, bool] | None:
     """Return a warning for the user of a read-only mount that the source has unpublished writes, or None.
 
-    `shown`: the mount shows the unpublished writes. None if nothing is unpublished, or another process has the lock and
-    publishes.
+    Also return whether the mount shows these writes, which needs the layout with which they were written. None if
+    nothing is unpublished, or another process has the lock and publishes.
+
+    Args:
+        layout: that of the mount (`Options.shown_as`); None if it does not show unpublished writes.
     """
     directory = directory_for(source, base)
     try:
         if not _is_journal(directory) or is_locked(str(directory / LOCK)):
             return None
-        if shown:
+        if layout is not None:
             own_directory(directory)  # a journal that other users can change is not shown
         left = look(directory)
     except FileNotFoundError:  # a mount has just published all writes and removed the journal
         return None
     except (OSError, UnsupportedError) as e:
-        return unreadable_words(e)
-    count = len(left.waiting)
+        return unreadable_words(e), False
+    count, shown = len(left.waiting), left.layout == layout
     if not count and not left.problems:
         return None
-    return unpublished_words(count, shown=shown, damaged=bool(left.problems))
+    return unpublished_words(count, shown=shown, damaged=bool(left.problems)), shown
 
 
 def unpublished_words(count: int, *, shown: bool, damaged: bool) -> str:
@@ -173,7 +178,17 @@ def look(directory: str | Path) -> Left:
         unfinished = [str(meta.get("key", "")) for meta in pending.begun.values()]
         nbytes = sum(file.end for file in peek.files.values())
         problems, damaged = peek.problems + pending.losses(), [*peek.damaged_paths, *pending.lost]
-        return Left(peek.directory, peek.source, peek.owner, entries, unfinished, problems, damaged, nbytes)
+        return Left(
+            peek.directory,
+            peek.source,
+            pending.layout or "",
+            peek.owner,
+            entries,
+            unfinished,
+            problems,
+            damaged,
+            nbytes,
+        )
 
 
 def look_if_there(directory: str | Path) -> Left | None:

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
-from shardfs.write.encoding import encode, stored_bytes
+from shardfs.write.encoding import encode
 from shardfs.write.files import join, split, stale
 from shardfs.write.names import JOURNALED
 
@@ -92,8 +92,9 @@ class Renames:
         carried = _carried(file, meaning)
         if carried is None and (file.version is None or file.dirty):
             return False
-        verbatim = file.target is None or file.target.is_verbatim
-        return verbatim and self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
+        if not _keeps_bytes(file.target, meaning.target):
+            return False
+        return self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
 
     def _prepare(self, found: Attributes, file: WritableFile | None, meaning: NameMeaning) -> None:
         """Save the data of a file before its rename, and make room in the journal.
@@ -152,10 +153,10 @@ class Renames:
         carried = _carried(file, meaning)
         if was in JOURNALED and carried is None:
             self._saving.settle(file)
-        moves = file.version is not None and meaning.kind in JOURNALED and _keeps_bytes(had, meaning.target)
-        whole = None if carried is not None or moves else self._contents.whole(file)
-        encoded = None if carried is None else encode(meaning.target, carried)
-        converted = None if whole is None else stored_bytes(meaning.target, whole)
+        converts = meaning.kind in JOURNALED and not _keeps_bytes(had, meaning.target)
+        encoded = encode(meaning.target, carried or self._contents.load(file)) if converts else None
+        held = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
+        whole = None if held or converts else self._contents.whole(file)
         self._pending.look(new, meaning.target)
         if was is NameKind.DOCUMENT:
             self._documents.require_known(source, os.fsdecode(old_name))
@@ -165,7 +166,7 @@ class Renames:
             stored = self._pending.is_stored(old, had)
             self._contents.part_from_twin(file)
             if meaning.kind in JOURNALED:
-                self._move_version(file, old, new, meaning, whole, converted, encoded, stored=stored)
+                self._move_version(file, old, new, meaning, whole, encoded, stored=stored)
                 stored = self._pending.holds(old)  # a tombstone
             elif was in JOURNALED and (stored or self._pending.holds(old)):
                 self._pending.drop(old, had if stored else None)
@@ -188,25 +189,30 @@ class Renames:
 
     def _move_version(
         self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None,
-        converted: bytes | None, encoded: Encoded | None, *, stored: bool,
+        encoded: Encoded | None, *, stored: bool,
     ) -> None:  # fmt: skip
         """Move the pending version of a file to its new name, or add one with all its bytes. The caller holds the lock.
 
-        `converted` are the stored bytes of `whole`, and `encoded` those of the buffer, if the mount shows others.
-        `stored`: the shard of the old name has the chunk, which is deleted.
+        `encoded` are the stored bytes, if the mount shows others. `stored`: the shard of the old name has the chunk,
+        which is deleted.
         """
-        had, carried = file.target, _carried(file, meaning)
-        if carried is not None and (encoded is None or not encoded.is_of(meaning.target, carried)):
-            encoded = encode(meaning.target, carried)
-        data: Bytes | None = whole if carried is None else carried.content()
-        converted = encoded.stored if encoded is not None else converted
+        had, carried, converts = file.target, _carried(file, meaning), not _keeps_bytes(file.target, meaning.target)
+        if converts:
+            carried = carried or self._contents.load(file)
+            if encoded is not None and not encoded.is_of(meaning.target, carried):
+                encoded = encode(meaning.target, carried)  # another thread has written or saved the file meanwhile
+        data: Bytes | None = whole if carried is None else carried.content() if encoded is None else encoded.stored
         if data is None and file.version is None and had is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
         file.version = self._pending.move(
-            old, new, meaning.target, had if stored else None, data if converted is None else converted,
-            file.mtime_ns, file.mode, scratch=meaning.kind is NameKind.SCRATCH, had=had, stored=converted is not None,
+            old, new, meaning.target, had if stored else None, data, file.mtime_ns, file.mode,
+            scratch=meaning.kind is NameKind.SCRATCH, had=had, stored=encoded is not None,
         )  # fmt: skip
         file.dirty = file.dirty and carried is None
+        if encoded is not None:
+            self._saving.show_encoded(file, encoded)
+        if converts and not file.writers:
+            file.drop_buffer()
 
     def _write_through(self, file: WritableFile, new: str, data: bytes, meaning: NameMeaning) -> None:
         before = file.kind
@@ -249,8 +255,8 @@ class Renames:
 
 
 def _keeps_bytes(old: Target | None, new: Target | None) -> bool:
-    """Return whether the stored bytes of a file stay the same when it is renamed from one chunk to another."""
-    return (old is None or old.is_verbatim) and (new is None or new.is_verbatim)
+    """Return whether the journal's bytes of a file stay the same when it is renamed."""
+    return not any(target is not None and target.is_encoded for target in (old, new))
 
 
 def _carried(file: WritableFile, meaning: NameMeaning) -> Buffer | None:

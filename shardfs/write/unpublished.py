@@ -54,7 +54,7 @@ class UnpublishedWrites:
         self._peek: Reading | None = peek
         self._directory = peek.directory
         pending = Pending(peek.recovered)
-        self.problems = peek.problems + pending.losses()
+        self.problems, self.layout = peek.problems + pending.losses(), pending.layout or ""
         shown = ((p, v) for p, v in pending.versions.items() if not (v.scratch or v.is_document))
         self._versions = dict(shown)
 
@@ -177,13 +177,14 @@ class Unpublished:
 
 
 def with_unpublished(
-    tree: Tree, source: str, base: str | Path | None = None, *, look_s: float = LOOK_S,
+    tree: Tree, source: str, base: str | Path | None = None, layout: str = "", *, look_s: float = LOOK_S,
     waiting: Callable[[], None] = nothing,
 ) -> Tree | Unpublished:  # fmt: skip
     """Return the tree of a source with the unpublished writes of its journal.
 
-    Return `tree` itself if there are none, or another process has locked the journal. Problems of the journal are
-    logged, not raised. `base` is the directory of all journals, as in `directory_for`.
+    Return `tree` itself if there are none, or another process has locked the journal, or they were written with another
+    layout than that of the tree. Problems of the journal are logged, not raised. `base` is the directory of all
+    journals, as in `directory_for`.
     """
     directory = directory_for(source, base)
     try:
@@ -195,11 +196,11 @@ def with_unpublished(
         if peek.owner is not None:
             return tree
         held = UnpublishedWrites(peek)
-        count = len(held.versions())
+        count, shown = len(held.versions()), held.layout == layout
         if count or held.problems:
-            warning = unpublished_words(count, shown=True, damaged=bool(held.problems))
+            warning = unpublished_words(count, shown=shown, damaged=bool(held.problems))
             log.warning("%s: %s", public_name(source), "; ".join([warning, *held.problems]))
-        if not count:
+        if not count or not shown:
             return tree
         return Unpublished(tree, held, lambda: _state(directory), was, look_s=look_s, waiting=waiting)
     except FileNotFoundError:  # a mount has just published all writes and removed the journal

@@ -59,15 +59,20 @@ class WriteBuffer:
         writer: writes to the store.
         settings: when and how shards are published.
         waiting: called before a thread waits.
+        layout: the options that say how the mount shows the source (`Options.shown_as`).
+
+    Raise OSError (EBUSY) if the journal has versions of a mount with another layout.
     """
 
     def __init__(
         self, journal: Journal, writer: Writer, settings: Publishing | None = None,
-        waiting: Callable[[], None] = nothing,
+        waiting: Callable[[], None] = nothing, layout: str = "",
     ) -> None:  # fmt: skip
         self.settings = settings or Publishing()
         self._journal, self._writer, self._waiting = journal, writer, waiting
+        self._noted = {"layout": layout} if layout else {}
         self.backlog = Backlog(journal)
+        _require_layout(self.backlog, layout)
         self._pending, self._lock = self.backlog.pending, self.backlog.changed
         self.shards = DirtyShards(self.backlog, self.settings)
         self.failures = Failures()
@@ -189,7 +194,7 @@ class WriteBuffer:
 
     def _add(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> None:
         began = time.monotonic()
-        record = self.backlog.add(kind, meta, data)
+        record = self.backlog.add(kind, {**meta, **self._noted} if self._noted else meta, data)
         self._slow = time.monotonic() - began > QUICK_S
         if record.data is not None:
             self._written_bytes += record.data.size
@@ -369,3 +374,12 @@ class WriteBuffer:
         self._writer.close()  # the lock in the store names the journal, which may be removed now
         self._journal.close(clean=not left)
         return left
+
+
+def _require_layout(backlog: Backlog, layout: str) -> None:
+    """Raise OSError (EBUSY) if versions in a journal have names of another layout."""
+    known = backlog.pending.layout
+    if known not in (None, layout):
+        other = f"-o {known}" if known else "the native layout"
+        text = f"files that were written with {other} are not published: use it again, or run shardfs recover --apply"
+        raise OSError(errno.EBUSY, text)

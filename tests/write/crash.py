@@ -31,7 +31,7 @@ from tests.write.history import History, Log
 from tests.write.oracle import Oracle
 from tests.write.powerloss import SYNCS, Recorder, walk_states
 from tests.write.scenarios import SCENARIOS, Files, Scenario, Session
-from tests.write.targets import TARGETS, Target, token_in
+from tests.write.targets import LAYOUTS, TARGETS, Target, token_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -448,9 +448,9 @@ def run(how: str, target: str, engine: str, scenarios: list[str], stride: int, s
     end = time.monotonic() + seconds
     with workplace() as top, Oracle() as oracle:
         for name in scenarios:
-            if SCENARIOS[name].documents and ENGINES[engine].level != "closed":
+            if SCENARIOS[name].documents and (ENGINES[engine].level != "closed" or target in LAYOUTS):
                 continue
-            trial = PowerTrial(TARGETS[target], SCENARIOS[name], ENGINES[engine], top, oracle)
+            trial = PowerTrial({**TARGETS, **LAYOUTS}[target], SCENARIOS[name], ENGINES[engine], top, oracle)
             if time.monotonic() > end:
                 outcome.wrong.append(f"no time left for {name}")
                 break
@@ -469,7 +469,7 @@ def run(how: str, target: str, engine: str, scenarios: list[str], stride: int, s
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("how", choices=["kill", "fail", "power", "sync"])
-    parser.add_argument("target", choices=sorted(TARGETS))
+    parser.add_argument("target", choices=sorted({**TARGETS, **LAYOUTS}))
     parser.add_argument("engine", choices=sorted(ENGINES))
     parser.add_argument("scenarios", nargs="*")
     parser.add_argument(

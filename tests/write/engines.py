@@ -114,7 +114,8 @@ class BareFiles:
             if data is None:
                 drops.add(coords)
             else:
-                puts[coords] = Put(data)
+                transform = self._collection.transform_of(coords)
+                puts[coords] = Put(data if transform is None else transform.store(coords, data))
         for shard, (puts, drops) in shards.items():
             self._publish(shard, puts, drops)
         self._pending.clear()
@@ -156,10 +157,11 @@ class Whole:
 
     @contextmanager
     def open(self, target: Target, root: Path, journal: Path) -> Iterator[TreeFiles]:
-        base = open_tree(str(root))
+        base = open_tree(str(root), layout=target.layout)
+        layout = "" if target.layout == "native" else f"layout={target.layout}"
         # Small, so that segments come and go.
         held = Journal.open(journal, str(root), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
-        tree = open_write_tree(base, held, publishing=self._publishing)
+        tree = open_write_tree(base, held, publishing=self._publishing, layout=layout)
         files = TreeFiles(tree, held)
         try:
             yield files

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.datasets import ROOT
 from tests.write.history import History
-from tests.write.targets import TARGETS, Target, token_in
+from tests.write.targets import LAYOUTS, TARGETS, Target, token_in
 from tests.write.tokens import token_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def judge(target: Target, root: Path, history: History, level: str | None, reade
 
 
 def _answer(command: Mapping[str, Any]) -> list[str]:
-    target = TARGETS[command["target"]]
+    target = {**TARGETS, **LAYOUTS}[command["target"]]
     history = History({int(n): int(t) for n, t in command["initial"]}, len(target.chunks) + 1)
     log = Path(command["log"])
     history.read(log.read_text().splitlines() if log.exists() else [])

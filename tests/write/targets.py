@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class Target:
         create: writes the document alone.
         fill: writes an array natively; chunks of zeros are left out.
         readers: read all of it natively; zeros where there is no chunk. The first one is the quickest.
+        layout: of the mount, on which `key` and `encode` are those of the layout.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Target:
     create: Callable[[Path], None]
     fill: Callable[[Path, Array], None]
     readers: Mapping[str, Callable[[Path], Array]] = field(repr=False)
+    layout: str = "native"
 
     @property
     def described_as(self) -> int:
@@ -328,6 +330,26 @@ TARGETS: dict[str, Target] = {
         _n5("n5_start", "start"),
     )
 }
+
+
+def _as_n5(array: Array) -> bytes:
+    return data_n5.header(array.shape[::-1]) + array.astype(">u4").tobytes()
+
+
+_BIG: Json = {"name": "bytes", "configuration": {"endian": "big"}}
+
+LAYOUTS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        replace(TARGETS["zarr_zstd"], name="zstd_as_zarr2", layout="zarr2", key=data_n5.key),
+        replace(
+            _zarr("big_as_n5", lambda chunk: [_sharding(chunk, [_BIG])], _as_n5),
+            layout="n5",
+            key=lambda c: data_n5.key(c[::-1]),
+        ),
+    )
+}
+"""Arrays that are written through other layouts: chunks pass unchanged, get a header, or are decoded."""
 
 
 def described(document: bytes, target: Target, token: int) -> bytes:

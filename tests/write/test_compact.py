@@ -77,9 +77,7 @@ def waste(path: Path) -> int:
         for shard, coords in first.items():
             data = found.chunks.read(coords)
             assert data is not None
-            transform = collection.transform
-            shown = bytes(data if transform is None else transform.show(coords, data))
-            for changed in (shown[::-1], shown):
+            for changed in (data[::-1], data):
                 make = partial(_with, collection, shard, {coords: Put(changed)})
                 writer.update(outermost.source.key(shard), make)
             n += 1

@@ -90,7 +90,7 @@ def test_readers_are_told_of_what_is_not_published(tmp_path: Path, monkeypatch: 
     kill(journal)
     told = recover.unpublished(SOURCE)
     assert told is not None
-    assert told.startswith("1 files were written")
+    assert told[0].startswith("1 files were written")
     recover.discard(directory_for(SOURCE))
     assert recover.unpublished(SOURCE) is None
 
