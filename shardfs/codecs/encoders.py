@@ -29,7 +29,8 @@ class Gunzip:
         known: returns the decompressed sizes of chunks (n, d), if the encoding fixes these sizes.
     """
 
-    name, unwritable = "gzip", None
+    name = "gzip"
+    unwritable = None
 
     def __init__(self, known: Callable[[U64], U64] | None = None) -> None:
         self._known = known
@@ -96,7 +97,7 @@ def _to_gzip(data: bytes, configuration: Mapping[str, Any]) -> bytes:
 def _to_zstd(data: bytes, configuration: Mapping[str, Any]) -> bytes:
     from numcodecs.zstd import Zstd
 
-    return bytes(Zstd(configuration.get("level", 0)).encode(data))
+    return bytes(Zstd(configuration.get("level", 0), bool(configuration.get("checksum"))).encode(data))
 
 
 BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
@@ -152,8 +153,7 @@ class _StoredEncoder(NamedTuple):
 
 def _gzip_member(data: bytes, deflated: Sequence[bytes | memoryview]) -> bytes:
     """A gzip member without name or time, of an unknown operating system (RFC 1952)."""
-    sums = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-    return b"".join([b"\x1f\x8b\x08\0\0\0\0\0\0\xff", *deflated, sums])
+    return b"".join([b"\x1f\x8b\x08\0\0\0\0\0\0\xff", *deflated, _gzip_sums(data)])
 
 
 def gzip_of_zlib(stream: bytes, most: int | None = None) -> bytes:
@@ -166,6 +166,27 @@ def gzip_of_zlib(stream: bytes, most: int | None = None) -> bytes:
     if stream[-4:] != zlib.adler32(data).to_bytes(4, "big"):
         raise ValueError("other bytes follow the zlib stream")
     return _gzip_member(data, [memoryview(stream)[2:-4]])  # RFC 1950
+
+
+def zlib_of_gzip(member: bytes, most: int | None = None) -> bytes | None:
+    """Wrap the deflated data of a gzip member as zlib, without compressing them.
+
+    None if the bytes are not exactly one undamaged member, without a name or comment, of at most `most` decoded bytes.
+    """
+    if not member.startswith(b"\x1f\x8b\x08\0"):
+        return None
+    inflater = zlib.decompressobj(-15)  # no wrapper
+    try:
+        data = inflater.decompress(member[10:], (MAX_DECODED if most is None else most) + 1)
+    except zlib.error:
+        return None
+    if inflater.unused_data != _gzip_sums(data):
+        return None
+    return b"".join([b"\x78\x01", memoryview(member)[10:-8], struct.pack(">I", zlib.adler32(data))])
+
+
+def _gzip_sums(data: bytes) -> bytes:
+    return struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
 
 
 def _blocks(sizes: Sizes, block: int) -> Sizes:

@@ -1,4 +1,4 @@
-"""Decoders for the voxel encodings of precomputed volumes: from bytes to elements. Pure.
+"""The voxel encodings of precomputed volumes: from bytes to elements, and back if the encoding is lossless. Pure.
 
 Sources: https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/volume.md, and cloud-volume for
 encodings that this page lacks. Optional libraries do the work (the extras `images` and `codecs`). Before a library
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardfs.codecs.sandbox import SANDBOX, Crash
+from shardfs.codecs.zlib_streams import MAX_DECODED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,9 +61,10 @@ class ImageShape(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """A decoder and what it supports.
+    """A decoder, an encoder, and what they support.
 
     Args:
+        encode: makes a chunk of elements (c, z, y, x); None if the encoding is lossy.
         types: supported element types, in numpy's notation without byte order.
         channels: supported numbers of channels.
         module: the module that decodes.
@@ -70,6 +73,7 @@ class Encoding(NamedTuple):
     """
 
     decode: Callable[[Any, bytes, ImageShape], Elements]
+    encode: Callable[[Any, Elements, Mapping[str, Any]], bytes] | None
     types: Sequence[str]
     channels: Sequence[int]
     module: str
@@ -81,7 +85,7 @@ def encoding_of(name: str, dtype: npt.DTypeLike, channels: int) -> Encoding | No
     """The decoder for chunks of this encoding; None if shardfs does not know the encoding."""
     if name == "png" and np.dtype(dtype).itemsize > 1 and channels > 1:
         # Pillow would truncate such elements to 8 bits.
-        return Encoding(_png_deep, ("u2",), tuple(MODES), "imagecodecs", "imagecodecs")
+        return Encoding(_png_deep, _to_png_deep, ("u2",), tuple(MODES), "imagecodecs", "imagecodecs")
     return ENCODINGS.get(name)
 
 
@@ -112,6 +116,23 @@ def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configur
     except Crash as e:
         raise ValueError(f"{name}: {encoding.package} crashes on it ({e})") from None
     return elements
+
+
+def is_lossy(name: str) -> bool:
+    """Whether decoding does not return exactly the encoded elements, so that `encode` refuses."""
+    return name in ENCODINGS and ENCODINGS[name].encode is None
+
+
+def encode(name: str, elements: Elements, configuration: Mapping[str, Any]) -> bytes:
+    """Encode a chunk of shape (c, z, y, x) or (z, y, x). Raise ValueError, with the reason, if that fails."""
+    encoding = encoding_of(name, elements.dtype, _channels(elements.shape))
+    if encoding is None or encoding.encode is None:
+        raise ValueError(f"encoding {name!r:.80} is lossy or unknown")
+    try:
+        library = importlib.import_module(encoding.module)
+        return bytes(encoding.encode(library, elements.reshape(-1, *elements.shape[-3:]), configuration))
+    except Exception as e:  # each library raises its own exception
+        raise ValueError(f"{name}: {type(e).__name__}: {e}") from e
 
 
 def _channels(shape: Coords) -> int:
@@ -162,6 +183,22 @@ def _png_deep(imagecodecs: Any, data: bytes, chunk: ImageShape) -> Elements:
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))  # IHDR is the first PNG chunk
     chunk.require((width * height,), (chunk.voxels,))
     return _of_pixels(imagecodecs.png_decode(data), chunk)
+
+
+def _pixels(elements: Elements) -> Elements:
+    """A picture of (height, width, channels), in which the planes of z are one below the other."""
+    channels, z, y, x = elements.shape
+    return np.ascontiguousarray(elements.reshape(channels, -1).T).reshape(z * y, x, channels)
+
+
+def _to_png(pillow: Any, elements: Elements, _: Mapping[str, Any]) -> bytes:
+    pixels, out = _pixels(elements), io.BytesIO()
+    pillow.fromarray(pixels[..., 0] if len(elements) == 1 else pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def _to_png_deep(imagecodecs: Any, elements: Elements, _: Mapping[str, Any]) -> bytes:
+    return bytes(imagecodecs.png_encode(_pixels(elements)))
 
 
 def _jxl(imagecodecs: Any, data: bytes, chunk: ImageShape) -> Elements:
@@ -296,6 +333,49 @@ class _Blocks:
             )
 
 
+def _to_compressed_segmentation(_: Any, elements: Elements, configuration: Mapping[str, Any]) -> bytes:
+    block = tuple(configuration["block_size"])[::-1]
+    if math.prod(block) > MAX_BLOCK:
+        raise ValueError(f"a block size of {block[::-1]} is more than the limit of {MAX_BLOCK} voxels")
+    channels = [_segmented(channel, block) for channel in elements]
+    starts = np.cumsum([len(channels), *map(len, channels[:-1])]).astype("<u4")
+    return b"".join(part.tobytes() for part in (starts, *channels))
+
+
+def _segmented(channel: Elements, block: Coords) -> npt.NDArray[np.uint32]:
+    """The words of one channel; see `_Blocks`. Blocks with the same values share a table."""
+    corners = list(itertools.product(*(range(0, n, b) for n, b in zip(channel.shape, block, strict=True))))
+    head = np.zeros((len(corners), 2), "<u4")
+    words, end, tables = [head.reshape(-1)], head.size, dict[bytes, int]()
+    for i, (z, y, x) in enumerate(corners):
+        inside = channel[z : z + block[0], y : y + block[1], x : x + block[2]]
+        values, index = np.unique(inside, return_inverse=True)
+        bits = next(b for b in (0, 1, 2, 4, 8, 16, 32) if len(values) <= 1 << b)
+        table = values.astype(values.dtype.newbyteorder("<")).tobytes()
+        parts = [_packed(index.reshape(inside.shape), block, bits)] if bits else []
+        if table not in tables:
+            tables[table] = end + sum(map(len, parts))
+            parts.append(np.frombuffer(table, "<u4"))
+        if tables[table] >= 1 << 24 or end > MAX_DECODED // 4:
+            raise ValueError("too many different values for a compressed segmentation")
+        head[i] = tables[table] | bits << 24, end
+        words += parts
+        end += sum(map(len, parts))
+    return np.concatenate(words)
+
+
+def _packed(index: npt.NDArray[np.intp], block: Coords, bits: int) -> npt.NDArray[np.uint32]:
+    """The indices of a block, in full also at the edge, with `bits` bits each."""
+    per, voxels = 32 // bits, math.prod(block)
+    full = np.zeros(block, "<u4")
+    full[tuple(map(slice, index.shape))] = index
+    padded = np.zeros(-(-voxels // per) * per, "<u4")
+    padded[:voxels] = full.reshape(-1)
+    shifts = np.arange(per, dtype=np.uint32) * np.uint32(bits)
+    packed: npt.NDArray[np.uint32] = np.bitwise_or.reduce(padded.reshape(-1, per) << shifts, axis=1)
+    return packed
+
+
 def _labels(library: Any, data: bytes, chunk: ImageShape) -> Elements:
     """Decode compresso and crackle."""
     header = library.header(data)
@@ -304,12 +384,21 @@ def _labels(library: Any, data: bytes, chunk: ImageShape) -> Elements:
     return np.asarray(library.decompress(data)).T
 
 
+def _to_labels(library: Any, elements: Elements, _: Mapping[str, Any]) -> bytes:
+    labels = elements[0].T  # Fortran order, as the libraries prefer
+    return bytes(library.compress(labels.view(f"u{labels.itemsize}")))
+
+
 # ---- floating point
 
 
 def _fpzip(fpzip: Any, data: bytes, chunk: ImageShape) -> Elements:
     chunk.require(_fpzip_shape(data), (chunk.x, chunk.y, chunk.z, chunk.channels))
     return np.asarray(fpzip.decompress(_padded(data, chunk), order="F")).T
+
+
+def _to_fpzip(fpzip: Any, elements: Elements, _: Mapping[str, Any]) -> bytes:
+    return bytes(fpzip.compress(elements.T, order="F"))
 
 
 def _kempressed(fpzip: Any, data: bytes, chunk: ImageShape) -> Elements:
@@ -363,12 +452,14 @@ INTEGERS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 ANY, ONE = range(1, 1 << 16), (1,)
 
 ENCODINGS: Mapping[str, Encoding] = {
-    "jpeg": Encoding(_pillow, ("u1",), (1, 3), "PIL.Image", "Pillow"),
-    "png": Encoding(_pillow, ("u1", "u2"), tuple(MODES), "PIL.Image", "Pillow"),
-    "compressed_segmentation": Encoding(_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy"),
-    "jxl": Encoding(_jxl, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs"),
-    "compresso": Encoding(_labels, INTEGERS, ONE, "compresso", "compresso", crashes=True),
-    "crackle": Encoding(_labels, INTEGERS, ONE, "crackle", "crackle-codec", crashes=True),
-    "fpzip": Encoding(_fpzip, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
-    "kempressed": Encoding(_kempressed, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
+    "jpeg": Encoding(_pillow, None, ("u1",), (1, 3), "PIL.Image", "Pillow"),
+    "png": Encoding(_pillow, _to_png, ("u1", "u2"), tuple(MODES), "PIL.Image", "Pillow"),
+    "compressed_segmentation": Encoding(
+        _compressed_segmentation, _to_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy"
+    ),
+    "jxl": Encoding(_jxl, None, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs"),
+    "compresso": Encoding(_labels, _to_labels, INTEGERS, ONE, "compresso", "compresso", crashes=True),
+    "crackle": Encoding(_labels, _to_labels, INTEGERS, ONE, "crackle", "crackle-codec", crashes=True),
+    "fpzip": Encoding(_fpzip, _to_fpzip, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
+    "kempressed": Encoding(_kempressed, None, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
 }

@@ -1,38 +1,32 @@
-"""Turn a stored chunk into the chunk that another layout shows, with as little work as possible.
+"""Turn a stored chunk into the chunk that another layout shows, and back, with as little work as possible.
 
-There are three ways, from cheap to expensive: pass the stored bytes unchanged; keep the payload and change its frame;
-decode, transpose, crop or pad, and serialize again. Decoded chunks are shown uncompressed where a layout permits that.
-Otherwise they get their codec's form for incompressible data, so that their size is known without work.
+There are three ways, from cheap to expensive: pass the bytes unchanged; keep the payload and change its frame; decode,
+transpose, crop or pad, and serialize again. Decoded chunks are shown uncompressed where a layout permits that.
+Otherwise they get their codec's form for incompressible data, so that their size is known without work. Chunks to be
+stored are really compressed.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.codecs import images, n5_blocks
-from shardfs.codecs.decoders import can_decode, decode, decode_into, require_crc32c
-from shardfs.codecs.encoders import can_store, encode, gzip_of_zlib, store, stored_sizes
+from shardfs.codecs.decoders import decode_into
+from shardfs.codecs.encoded_chunks import EncodedChunks, fill_element, without_checks
+from shardfs.codecs.encoders import encode, gzip_of_zlib, zlib_of_gzip
 from shardfs.codecs.zlib_streams import MAX_DECODED
 from shardfs.model.arrays import Codec
 from shardfs.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
+    from collections.abc import Callable, Sequence
 
     from shardfs.model.arrays import Array, ChunkEncoding
     from shardfs.model.collection import Transform
-    from shardfs.model.values import U64, Bool, Coords, Sizes
-
-CRC32C, CHECK_SIZE = "crc32c", 4
-BCOLZ_HEADER = b"blpk" + bytes([1, 0, 0, 0]) + (1).to_bytes(8, "little")
-"""The 16 bytes before the Blosc chunk, which bcolz skips: magic, version, reserved, one chunk."""
+    from shardfs.model.values import U64, Coords, Sizes
 
 ZLIB, REWRAPPED_SIZE = "numcodecs.zlib", 12
 """`REWRAPPED_SIZE` is the difference between the wrappers around deflated data: 18 bytes of gzip, 6 of zlib."""
@@ -43,17 +37,9 @@ def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
 
     Raise UnsupportedError, with the reason, if the chunks must be decoded and shardfs cannot decode them.
     """
-    stored = array.encoding
-    same_around = len(_checks(stored)) == len(_checks(shown)) and stored.frame == shown.frame
-    is_same = _same_payload(array, shown) and same_around and stored.clipped == shown.clipped
-    return None if is_same else Transcoder(array, shown)
-
-
-def without_checks(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
-    """The codecs without the final checksums, which can be cut off without decoding."""
-    while codecs and codecs[-1].name == CRC32C:
-        codecs = codecs[:-1]
-    return tuple(codecs)
+    a, b = array.encoding, shown
+    same_around = _sums(a) == _sums(b) and a.frame == b.frame and a.clipped == b.clipped
+    return None if same_around and _same_payload(array.chunk, a, b) else Transcoder(array, shown)
 
 
 def memory_order(order: Coords, chunk: Coords) -> Coords:
@@ -61,38 +47,31 @@ def memory_order(order: Coords, chunk: Coords) -> Coords:
     return tuple(axis for axis in order if chunk[axis] != 1)
 
 
-def _checks(encoding: ChunkEncoding) -> tuple[Codec, ...]:
-    return encoding.codecs[len(_inner(encoding)) :]
+def _sums(encoding: ChunkEncoding) -> int:
+    return len(encoding.codecs) - len(without_checks(encoding.codecs))
 
 
-def _inner(encoding: ChunkEncoding) -> tuple[Codec, ...]:
-    return without_checks(encoding.codecs)
-
-
-def _same_payload(array: Array, b: ChunkEncoding) -> bool:
-    """Whether the stored bytes of a full chunk are also its bytes in `b`, except for frames and checksums."""
-    a = array.encoding
+def _same_payload(chunk: Coords, a: ChunkEncoding, b: ChunkEncoding) -> bool:
+    """Whether the bytes of a full chunk in `a` are also its bytes in `b`, except for frames and checksums."""
     return (
         _layout_type(a.data_type) == _layout_type(b.data_type)
-        and memory_order(a.order, array.chunk) == memory_order(b.order, array.chunk)
-        and _decoded_alike((a.serializer, *_inner(a)), (b.serializer, *_inner(b)))
+        and memory_order(a.order, chunk) == memory_order(b.order, chunk)
+        and _decoded_alike((a.serializer, *without_checks(a.codecs)), (b.serializer, *without_checks(b.codecs)))
     )
 
 
-def _is_rewrapped(array: Array, b: ChunkEncoding) -> bool:
-    """Whether the only difference is that a full chunk is deflated as zlib when stored and as gzip in `b`."""
-    inner = _inner(array.encoding)
+def _is_rewrapped(chunk: Coords, a: ChunkEncoding, b: ChunkEncoding) -> bool:
+    """Whether the only difference is that a full chunk is deflated as zlib in `a` and as gzip in `b`."""
+    inner = without_checks(a.codecs)
     if not inner or inner[-1].name != ZLIB:
         return False
-    as_gzip = replace(array.encoding, codecs=(*inner[:-1], Codec("gzip")))
-    return _same_payload(replace(array, encoding=as_gzip), b)
+    return _same_payload(chunk, replace(a, codecs=(*inner[:-1], Codec("gzip"))), b)
 
 
-def _differ_in_byte_order(array: Array, b: ChunkEncoding) -> bool:
-    """Whether `b` is uncompressed, and its elements differ from the decoded stored ones at most in byte order."""
-    little = [replace(e, codecs=(), data_type=np.dtype(e.data_type).newbyteorder("<").str) for e in (array.encoding, b)]
-    is_plain = b.serializer.name == "bytes" and not b.codecs
-    return is_plain and _same_payload(replace(array, encoding=little[0]), little[1])
+def _differ_in_byte_order(chunk: Coords, a: ChunkEncoding, b: ChunkEncoding) -> bool:
+    """Whether `b` is uncompressed, and its elements differ from the decoded ones of `a` at most in byte order."""
+    little = [replace(e, codecs=(), data_type=np.dtype(e.data_type).newbyteorder("<").str) for e in (a, b)]
+    return b.serializer.name == "bytes" and not b.codecs and _same_payload(chunk, *little)
 
 
 SELF_DESCRIBING = frozenset(
@@ -114,236 +93,101 @@ def _layout_type(data_type: str) -> str:
     return np.dtype(data_type).str.replace("b", "u")
 
 
-def _header_size(frame: str, rank: int) -> int:
-    return {"none": 0, "n5": 4 + 4 * rank, "bcolz": len(BCOLZ_HEADER)}[frame]
-
-
-class _ShownChunks:
-    """The chunks of an array in the encoding that is shown: shapes, sizes, and serialization of elements.
-
-    `coords` are positions in the collection's chunk grid; cells are positions in the order of the array's axes.
+class _Conversion:
+    """One direction: from the chunks of an array in one encoding to its chunks in another.
 
     Args:
-        compress: really compress chunks; else their sizes are known without making them.
+        rewrap: changes only the wrapper of a payload, given its decoded size if known; returns None if that is
+            impossible. Given if payloads then pass.
     """
 
-    def __init__(self, array: Array, encoding: ChunkEncoding, *, compress: bool = False) -> None:
-        self.array, self.encoding = array, encoding
-        self.rank = len(array.shape)
-        self.header_size = _header_size(encoding.frame, self.rank)
-        self.checks = _checks(encoding)
-        self.is_plain = encoding.serializer.name == "bytes" and not _inner(encoding)
-        self.stores = not compress and encoding.serializer.name == "bytes" and can_store(encoding.codecs)
-        self._dtype = np.dtype(encoding.data_type)
-        self._chunk, self._shape = np.array(array.chunk, np.uint64), np.array(array.shape, np.uint64)
+    def __init__(
+        self,
+        source: EncodedChunks,
+        target: EncodedChunks,
+        rewrap: Callable[[bytes, int | None], bytes | None] | None = None,
+    ) -> None:
+        self._source, self._target, self._rewrap = source, target, rewrap
+        chunk, a, b = source.array.chunk, source.encoding, target.encoding
+        self.passes = rewrap is not None or _same_payload(chunk, a, b)
+        # The header of an N5 block has its shape, which may be any.
+        self.changes_edges = a.clipped != b.clipped or a.frame == "n5" or source.may_be_full
+        self._swaps_bytes = not self.passes and _differ_in_byte_order(chunk, a, b)
+        has_edges = any(s % c for s, c in zip(source.array.shape, chunk, strict=True))
+        self.decodes = not self.passes or (self.changes_edges and has_edges)
 
-    @property
-    def is_small(self) -> bool:
-        """Whether a chunk is within the limit for decoding in memory."""
-        return math.prod(self.shape((0,) * self.rank)) * self._dtype.itemsize <= MAX_DECODED
+    def convert(self, cell: Coords, data: bytes) -> bytes | memoryview:
+        """The chunk in the other encoding. Raise ValueError, with the reason, if `data` cannot be this chunk."""
+        source, target = self._source, self._target
+        start, shape = source.begin(cell, data)
+        if shape == target.shape(cell) and self.passes and not self._is_always_made(cell):
+            payload: bytes | memoryview | None = source.payload(data, start)
+            if self._rewrap is not None and payload is not None:
+                payload = self._rewrap(bytes(payload), source.decoded_size(shape))
+            if payload is not None:
+                return target.framed(shape, payload)
+        if shape == target.shape(cell) and self._swaps_bytes:
+            return self._swapped(data[start:], shape)
+        return target.made_of(cell, source.elements(data[start:], shape))
 
-    def require_small(self) -> None:
-        """Raise UnsupportedError if chunks are too large to be decoded in memory."""
-        if not self.is_small:
-            largest = self.shape((0,) * self.rank)
-            raise UnsupportedError(f"chunks of {largest} must be decoded; the limit is {MAX_DECODED} bytes")
+    def _swapped(self, payload: bytes, shape: Coords) -> memoryview:
+        """Decode and change the byte order in place: touching memory for the first time is slow."""
+        buffer, room = self._target.room(shape)
+        decode_into(self._source.encoding.codecs, payload, room.data)
+        a, b = self._source.dtype, self._target.dtype
+        if a.byteorder != b.byteorder and a.itemsize > 1:
+            room.view(b)[...] = room.view(a)  # in place, and faster than `byteswap`
+        return buffer
 
-    def cell(self, coords: Coords) -> Coords:
-        return tuple(0 if a is None else coords[a] for a in self.array.grid_axes)
-
-    def cells(self, coords: U64) -> U64:
-        out = np.zeros((len(coords), self.rank), np.uint64)
-        for i, axis in enumerate(self.array.grid_axes):
-            if axis is not None:
-                out[:, i] = coords[:, axis]
-        return out
-
-    def clipped_shape(self, cell: Coords) -> Coords:
-        a = self.array
-        return tuple(min((c + 1) * n, s) - c * n for c, n, s in zip(cell, a.chunk, a.shape, strict=True))
-
-    def shape(self, cell: Coords) -> Coords:
-        return self.clipped_shape(cell) if self.encoding.clipped else self.array.chunk
-
-    def are_whole(self, cells: U64) -> Bool:
-        """Which chunks have all their elements inside the array, so that clipping does not change them."""
-        return np.asarray(((cells + np.uint64(1)) * self._chunk <= self._shape).all(axis=1))
-
-    def sizes(self, cells: U64) -> Sizes:
-        """Sizes of newly serialized chunks, by arithmetic; -1 if they are compressed."""
-        if not self.is_plain and not self.stores:
-            return np.full(len(cells), -1, np.int64)
-        starts = cells * self._chunk
-        extents = np.minimum(starts + self._chunk, self._shape) - starts
-        if not self.encoding.clipped:
-            extents[:] = self._chunk
-        nbytes = extents.prod(axis=1, dtype=np.uint64).astype(np.int64) * self._dtype.itemsize
-        return np.asarray(stored_sizes(self.encoding.codecs, nbytes) + self.header_size)
-
-    def made_of(self, cell: Coords, elements: npt.NDArray[Any]) -> bytes | memoryview:
-        """The shown bytes of a chunk with these elements, cropped or padded with the fill value as needed."""
-        encoding, wanted = self.encoding, self.shape(cell)
-        buffer, room = self.room(wanted)
-        # One copy transposes, changes byte order, and places elements behind the header: chunks are large.
-        memory = room.view(self._dtype).reshape(tuple(wanted[a] for a in encoding.order))
-        out = memory.transpose(np.argsort(encoding.order)) if wanted else memory
-        if elements.shape == wanted:
-            out[...] = elements
-        else:
-            out[...] = fill_element(self.array.fill_value, self._dtype)
-            common = tuple(slice(0, min(a, b)) for a, b in zip(elements.shape, wanted, strict=True))
-            out[common] = elements[common]
-        if self.is_plain and not self.checks:
-            return buffer
-        put = store if self.stores else encode
-        return self._header(wanted) + put(encoding.codecs, memory.tobytes())
-
-    def room(self, shape: Coords) -> tuple[memoryview, npt.NDArray[np.uint8]]:
-        """Memory for a chunk of this shape, with its header filled in, and the part of it for the elements."""
-        header, nbytes = self._header(shape), math.prod(shape) * self._dtype.itemsize
-        if nbytes > MAX_DECODED:  # only found now, because any N5 block may be smaller than a full one
-            raise ValueError(f"a chunk of {shape} must be decoded; the limit is {MAX_DECODED} bytes")
-        buffer = np.empty(len(header) + nbytes, np.uint8)
-        buffer[: len(header)] = np.frombuffer(header, np.uint8)
-        return buffer.data.toreadonly(), buffer[len(header) :]
-
-    def framed(self, shape: Coords, payload: bytes) -> bytes:
-        return self._header(shape) + payload
-
-    def _header(self, shape: Coords) -> bytes:
-        if self.encoding.frame == "n5":
-            return n5_blocks.header_of(shape[::-1])
-        return BCOLZ_HEADER if self.encoding.frame == "bcolz" else b""
+    def _is_always_made(self, cell: Coords) -> bool:
+        """Whether a chunk at the edge is always serialized again, so that its size does not depend on its bytes."""
+        target = self._target
+        ends_with_array = target.clipped_shape(cell) != target.array.chunk
+        return self.changes_edges and ends_with_array and target.stores and not target.is_plain
 
 
 class Transcoder:
     """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded."""
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
-        self._stored, self._shown = array.encoding, _ShownChunks(array, shown)
-        self._array = array
-        self._rewraps = _is_rewrapped(array, shown)
-        self._passes = self._rewraps or _same_payload(array, shown)
-        self._checks = _checks(self._stored)
-        self._overhead = CHECK_SIZE * len(self._checks) + _header_size(self._stored.frame, self._shown.rank)
-        # An N5 block at the edge may have any shape; its header has the shape. A Blosc chunk there may be full even so.
-        self._may_be_full = self._stored.clipped and [c.name for c in _inner(self._stored)] == ["blosc"]
-        self._changes_edges = self._stored.clipped != shown.clipped or self._stored.frame == "n5" or self._may_be_full
-        self._swaps_bytes = not self._passes and _differ_in_byte_order(array, shown)
-        if not self._passes or (
-            self._changes_edges and any(s % c for s, c in zip(array.shape, array.chunk, strict=True))
-        ):
-            _require_decodable(array)
+        self._stored, self._shown = EncodedChunks(array, array.encoding, compress=True), EncodedChunks(array, shown)
+        self._rewraps = _is_rewrapped(array.chunk, array.encoding, shown)
+        self._showing = _Conversion(self._stored, self._shown, gzip_of_zlib if self._rewraps else None)
+        self._storing = _Conversion(self._shown, self._stored, zlib_of_gzip if self._rewraps else None)
+        if self._showing.decodes:
+            if why := self._stored.undecodable():
+                raise UnsupportedError(why)
             self._shown.require_small()
-
-    unwritable = "layouts other than native are read-only: use layout=native to write"
+        needed = self._storing.decodes
+        self.unwritable = (self._shown.undecodable() or self._stored.unencodable()) if needed else None
 
     @property
     def name(self) -> str:
-        return "reframed" if self._passes else "decoded"
+        return "reframed" if self._showing.passes else "decoded"
 
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
         cells = self._shown.cells(coords)
         made = self._shown.sizes(cells)
-        if not self._passes or self._shown.is_plain:
+        if not self._showing.passes or self._shown.is_plain:
             return made
-        passed = stored - self._overhead + self._shown.header_size + CHECK_SIZE * len(self._shown.checks)
-        passed += REWRAPPED_SIZE * self._rewraps
-        passed = np.where(stored < self._overhead, -1, passed)
-        return np.where(self._shown.are_whole(cells), passed, made) if self._changes_edges else passed
+        passed = stored - self._stored.overhead + self._shown.overhead + REWRAPPED_SIZE * self._rewraps
+        passed = np.where(stored < self._stored.overhead, -1, passed)
+        return np.where(self._shown.are_whole(cells), passed, made) if self._showing.changes_edges else passed
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
-        cell = self._shown.cell(coords)
-        start, shape = self._begin(cell, stored)
-        shown: bytes | memoryview
-        if self._swaps_bytes and shape == self._shown.shape(cell):
-            shown = self._swapped(stored[start:], shape)
-        elif not self._passes or shape != self._shown.shape(cell) or self._is_always_made(cell):
-            shown = self._shown.made_of(cell, self._elements(stored[start:], shape))
-        elif not (self._rewraps or self._shown.checks or self._shown.header_size):
-            shown = memoryview(stored)[start:]  # no copy, as chunks are large
-            for _ in self._checks:
-                require_crc32c(shown)
-                shown = shown[:-CHECK_SIZE]
-        else:
-            payload = decode(self._checks, stored[start:])
-            payload = gzip_of_zlib(payload, self._decoded_size(shape)) if self._rewraps else payload
-            shown = self._shown.framed(shape, encode(self._shown.checks, payload))
+        shown = self._showing.convert(self._shown.cell(coords), stored)
         listed = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
         if len(shown) != listed >= 0:  # programs may already have seen the listed size
-            raise ValueError(f"{len(stored)} stored bytes cannot be a chunk of {shape} {self._array.data_type}")
+            wanted = f"{self._stored.array.chunk} {self._stored.array.data_type}"
+            raise ValueError(f"{len(stored)} stored bytes cannot be a chunk of {wanted}")
         return shown
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
-        raise UnsupportedError("layouts other than native are read-only: use layout=native to write")
-
-    def _swapped(self, payload: bytes, shape: Coords) -> memoryview:
-        """Decode and change the byte order in place: touching memory for the first time is slow."""
-        buffer, room = self._shown.room(shape)
-        decode_into(self._stored.codecs, payload, room.data)
-        stored, shown = np.dtype(self._stored.data_type), np.dtype(self._shown.encoding.data_type)
-        if stored.byteorder != shown.byteorder and stored.itemsize > 1:
-            room.view(shown)[...] = room.view(stored)  # in place, and faster than `byteswap`
-        return buffer
-
-    def _decoded_size(self, shape: Coords) -> int | None:
-        """Bytes of an uncompressed chunk, if one codec makes the stored chunk of it; else None."""
-        size = math.prod(shape) * np.dtype(self._stored.data_type).itemsize
-        return size if len(_inner(self._stored)) == 1 and self._stored.serializer.name == "bytes" else None
-
-    def _is_always_made(self, cell: Coords) -> bool:
-        """Whether a chunk at the edge is always serialized again, so that its size does not depend on its bytes."""
-        ends_with_array = self._shown.clipped_shape(cell) != self._array.chunk
-        return self._changes_edges and ends_with_array and self._shown.stores and not self._shown.is_plain
-
-    def _begin(self, cell: Coords, stored: bytes) -> tuple[int, Coords]:
-        """The position of the payload, and the shape of the elements in it."""
-        if self._stored.frame == "n5":
-            return self._n5_begin(stored)
-        if self._stored.frame == "bcolz" and not stored.startswith(BCOLZ_HEADER[:4]):
-            raise ValueError(f"a bcolz chunk begins with {BCOLZ_HEADER[:4].hex()}, found {stored[:4].hex()}")
-        start, whole = _header_size(self._stored.frame, self._shown.rank), self._array.chunk
-        nbytes = math.prod(whole) * np.dtype(self._stored.data_type).itemsize
-        is_whole = self._may_be_full and int.from_bytes(stored[start + 4 : start + 8], "little") == nbytes
-        return start, self._shown.clipped_shape(cell) if self._stored.clipped and not is_whole else whole
-
-    def _n5_begin(self, stored: bytes) -> tuple[int, Coords]:
-        header = n5_blocks.parse_header(stored)
-        header.require_within(self._array.chunk[::-1])
-        if header.elements != math.prod(header.shape):
-            raise ValueError("an N5 block of variable length cannot be shown in another layout")
-        return header.size, header.shape[::-1]
-
-    def _elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
-        """The decoded elements, axes in the array's order."""
-        stored, dtype = self._stored, np.dtype(self._stored.data_type)
-        memory, size = tuple(shape[a] for a in stored.order), math.prod(shape) * dtype.itemsize
-        if stored.serializer.name == "bytes":
-            data = decode(stored.codecs, payload, size)
-            if len(data) != size:
-                raise ValueError(f"{size} bytes expected for a chunk of {memory} {dtype}, {len(data)} found")
-            elements = np.frombuffer(data, dtype).reshape(memory)
-        else:
-            name, configuration = stored.serializer.name.removeprefix(images.PREFIX), stored.serializer.configuration
-            elements = images.decode(name, decode(stored.codecs, payload), memory, dtype, configuration)
-        return elements.transpose(np.argsort(stored.order)) if memory else elements
-
-
-def fill_element(value: Any, dtype: npt.DTypeLike) -> Any:
-    """Convert a fill value of metadata: a number, bool, [re, im], string, "NaN", "Infinity" or "-Infinity"."""
-    kind = np.dtype(dtype).kind
-    if kind in "US":
-        return np.array(base64.b64decode(value) if kind == "S" else value, dtype)[()]
-    if isinstance(value, list | tuple):
-        value = complex(*(fill_element(part, np.float64) for part in value))
-    if isinstance(value, str):
-        value = float({"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(value, value))
-    return np.array(0 if value is None else value).astype(dtype)[()]
-
-
-def is_filled(value: Any, dtype: npt.DTypeLike) -> bool:
-    """Whether an element of this value has non-zero bytes; -0.0 has. Layouts without fill values imply zero bytes."""
-    return any(fill_element(value, dtype).tobytes())
+        if self.unwritable is not None:
+            raise UnsupportedError(self.unwritable)
+        cell = self._shown.cell(coords)
+        self._shown.require_valid(cell, shown)
+        return bytes(self._storing.convert(cell, shown))
 
 
 class FillValue:
@@ -356,7 +200,7 @@ class FillValue:
     """
 
     def __init__(self, array: Array, shown: ChunkEncoding, *, lazy: bool = False) -> None:
-        self._shown = _ShownChunks(array, shown, compress=True)  # cheap, as chunks of one shape are compressed once
+        self._shown = EncodedChunks(array, shown, compress=True)  # cheap, as chunks of one shape are compressed once
         if not lazy:
             self._shown.require_small()
         try:
@@ -401,17 +245,3 @@ def _strings(count: int, string: bytes) -> bytes:
     if count * (len(string) + 4) > MAX_DECODED:
         raise UnsupportedError(f"a chunk of {count} strings is too large to make; the limit is {MAX_DECODED} bytes")
     return count.to_bytes(4, "little") + count * (len(string).to_bytes(4, "little") + string)
-
-
-def _require_decodable(array: Array) -> None:
-    """Raise UnsupportedError, with the reason, if shardfs cannot decode the array's chunks. Does not look at data."""
-    encoding, name = array.encoding, array.encoding.serializer.name
-    for codec in encoding.codecs:
-        if not can_decode(codec):
-            inner = f" of {codec.configuration['cname']!r:.80}" if "cname" in codec.configuration else ""
-            raise UnsupportedError(f"codec {codec.name!r}{inner} must be undone, and is unknown")
-    if name != "bytes" and not name.startswith(images.PREFIX):
-        raise UnsupportedError(f"codec {name!r:.80} must be undone, and is unknown")
-    channels = array.shape[0] if len(array.shape) == images.RANK else 1
-    if name != "bytes" and (why := images.lacking(name.removeprefix(images.PREFIX), array.data_type, channels)):
-        raise UnsupportedError(why)

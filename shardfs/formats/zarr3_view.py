@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardfs.codecs.encoded_chunks import without_checks
 from shardfs.codecs.encoders import can_store
-from shardfs.codecs.transcode import ZLIB, without_checks
+from shardfs.codecs.transcode import ZLIB
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset

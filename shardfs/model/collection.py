@@ -72,20 +72,20 @@ class Transform(Protocol):
     def name(self) -> str:
         """The name that `locate` prints."""
 
-    @property
-    def unwritable(self) -> str | None:
-        """Why `store` cannot be used; None if it can."""
-
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
         """Shown sizes of chunks (n, d) with these stored sizes; -1 where the chunk must be read for that."""
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         """The shown bytes. Raise ValueError, with the reason, if `stored` cannot be this chunk."""
 
-    def store(self, coords: Coords, shown: bytes) -> bytes:
-        """The bytes to store for `shown`. `show` turns them into the same elements.
+    @property
+    def unwritable(self) -> str | None:
+        """Why `store` cannot make stored chunks, such as a lossy encoding; None if it can."""
 
-        Raise ValueError, with the reason, if `shown` cannot be this chunk.
+    def store(self, coords: Coords, shown: bytes) -> bytes:
+        """Bytes that `show` turns into a chunk with the same elements.
+
+        Raise ValueError, with the reason, if `shown` cannot be this chunk; UnsupportedError if `unwritable`.
         """
 
 

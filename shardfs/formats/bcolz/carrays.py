@@ -39,7 +39,8 @@ HEAD, TAIL = b"__", b".blp"
 class BlpHeader:
     """The `Transform` that adds bcolz's 16-byte header to each chunk: magic, version 1, and the number 1 of chunks."""
 
-    name, unwritable = "bcolz header", None
+    name = "bcolz header"
+    unwritable = None
     head = b"blpk\x01\0\0\0" + (1).to_bytes(8, "little")
 
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:

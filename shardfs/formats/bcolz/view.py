@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.codecs.transcode import FillValue, memory_order, without_checks
+from shardfs.codecs.encoded_chunks import without_checks
+from shardfs.codecs.transcode import FillValue, memory_order
 from shardfs.formats import zarr_values
 from shardfs.formats.bcolz.carrays import ATTRS, HEAD, TAIL, Carray, Compression, carray_documents, json_line
 from shardfs.formats.documents import print_strict

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
@@ -218,10 +218,7 @@ class PlainBlocks:
     header: bytes = b""
     nbytes: int | None = None
     swap: int = 1
-
-    @property
-    def unwritable(self) -> None:
-        return None
+    unwritable: ClassVar[None] = None
 
     @property
     def name(self) -> str:

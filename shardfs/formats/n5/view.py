@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shardfs.codecs.transcode import FillValue, is_filled, memory_order, without_checks
+from shardfs.codecs.encoded_chunks import is_filled, without_checks
+from shardfs.codecs.transcode import FillValue, memory_order
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, from_above, join, laid_out, shown

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardfs.codecs.transcode import FillValue, is_filled
+from shardfs.codecs.encoded_chunks import is_filled
+from shardfs.codecs.transcode import FillValue
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import array_of, from_above, images_of, join, laid_out, require_described, shown

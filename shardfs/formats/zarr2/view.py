@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardfs.codecs.encoded_chunks import without_checks
 from shardfs.codecs.encoders import can_store
-from shardfs.codecs.transcode import FillValue, memory_order, without_checks
+from shardfs.codecs.transcode import FillValue, memory_order
 from shardfs.formats import ome
 from shardfs.formats.documents import parse_json, print_json, print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, shown, with_offset

@@ -1,0 +1,287 @@
+"""Chunks that clients write in the shown encoding, turned into stored ones. The model of chunks is the client."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import zlib
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.codecs import encoded_chunks
+from shardfs.codecs.transcode import Transcoder, transcoder
+from shardfs.model.arrays import Array, ChunkEncoding, Codec
+from shardfs.model.errors import UnsupportedError
+from tests.codecs.chunk_model import (
+    PACK,
+    Case,
+    alike,
+    array,
+    block,
+    cases,
+    coords_of,
+    fill_of,
+    laid_out,
+    plain,
+    streamed_zstd,
+    taken_in,
+)
+
+if TYPE_CHECKING:
+    from tests.codecs.chunk_model import Elements
+
+GZIP, ZSTD, BLOSC, CRC = (plain(codecs=(Codec(name),)) for name in ("gzip", "zstd", "blosc", "crc32c"))
+
+
+def inside(found: Elements, like: Elements) -> Elements:
+    """The part of a chunk that is inside the array."""
+    return found[tuple(slice(0, n) for n in like.shape)]
+
+
+def stored_by(transform: Any, coords: Any, shown: bytes) -> bytes:
+    return shown if transform is None else bytes(transform.store(coords, shown))
+
+
+def written(case: Case, cell: Any, draw: st.DataObject) -> bytes:
+    """What a client of the layout writes: N5 and Blosc permit full chunks at the edge."""
+    may_be_full = case.shown.frame == "n5" or [c.name for c in case.shown.codecs] == ["blosc"]
+    clipped = case.shown.clipped and not (may_be_full and draw.draw(st.booleans()))
+    if case.shown.frame == "n5" and not clipped:
+        clipped = draw.draw(st.booleans())
+    return laid_out(case.data[case.box(cell)] if clipped else case.padded(cell, 3), case.shown)
+
+
+@given(cases(), st.data())
+def test_every_encoding_written_as_every_other(case: Case, draw: st.DataObject) -> None:
+    transform = transcoder(case.array, case.shown)
+    cell = draw.draw(st.sampled_from(case.cells()))
+    coords, part = coords_of(case.array, cell), case.data[case.box(cell)]
+    if transform is None:
+        return
+    stored = transform.store(coords, written(case, cell, draw))
+    encoding = case.array.encoding
+    shape = part.shape if encoding.clipped else case.array.chunk
+    found = taken_in(stored, encoding, shape)
+    assert alike(inside(found, part), part)
+    shown = bytes(transform.show(coords, stored))
+    listed = transform.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
+    assert listed in (-1, len(shown))
+    again = taken_in(shown, case.shown, part.shape if case.shown.clipped else case.array.chunk)
+    assert alike(inside(again, part), part)
+
+
+@given(cases(), st.data())
+def test_a_clipped_chunk_is_padded_with_the_fill_value(case: Case, draw: st.DataObject) -> None:
+    case.array = replace(case.array, encoding=replace(case.array.encoding, clipped=False))
+    case.shown = replace(case.shown, clipped=True)
+    cell = draw.draw(st.sampled_from(case.cells()))
+    part = case.data[case.box(cell)]
+    stored = stored_by(transcoder(case.array, case.shown), coords_of(case.array, cell), laid_out(part, case.shown))
+    found = taken_in(stored, case.array.encoding, case.array.chunk)
+    assert alike(found, case.padded(cell, fill_of(case.array.fill_value)))
+
+
+@given(cases(), st.data())
+def test_what_is_shown_can_be_written_back(case: Case, draw: st.DataObject) -> None:
+    transform = transcoder(case.array, case.shown)
+    if transform is None:
+        return
+    cell = draw.draw(st.sampled_from(case.cells()))
+    coords = coords_of(case.array, cell)
+    shown = bytes(transform.show(coords, case.stored(cell)))
+    assert bytes(transform.show(coords, transform.store(coords, shown))) == shown
+
+
+@given(cases(), st.data())
+def test_damage_is_refused_or_gives_a_chunk_of_the_right_size(case: Case, draw: st.DataObject) -> None:
+    transform = transcoder(case.array, case.shown)
+    if transform is None:
+        return
+    cell = draw.draw(st.sampled_from(case.cells()))
+    damaged = bytearray(written(case, cell, draw))
+    for _ in range(draw.draw(st.integers(0, 3))):
+        damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
+    del damaged[draw.draw(st.integers(0, len(damaged))) :]
+    coords = coords_of(case.array, cell)
+    with suppress(ValueError):
+        stored = transform.store(coords, bytes(damaged))
+        if transform.name == "decoded" or not case.shown.codecs:
+            transform.show(coords, stored)
+
+
+# ---- single properties
+
+
+@pytest.mark.parametrize("shown", [plain(), GZIP, ZSTD, BLOSC, plain(clipped=True, frame="n5")])
+@pytest.mark.parametrize("codecs", [(), ("zstd",), ("gzip", "crc32c")])
+def test_bytes_that_cannot_be_a_chunk_are_refused(shown: ChunkEncoding, codecs: tuple[str, ...]) -> None:
+    stored = plain(codecs=tuple(map(Codec, codecs)), clipped=True, frame="bcolz")
+    transform = Transcoder(array(stored), shown)
+    good = laid_out(block(), shown)
+    transform.store((0, 0), good)
+    wrong = [b"", b"x", good[1:], laid_out(block((1, 4)), shown), laid_out(block((3, 4)), shown)]
+    wrong += (
+        [] if shown == ZSTD else [good[:-1]]
+    )  # a frame has its size at the beginning; native layouts look no further
+    for bad in wrong if shown == plain() else [*wrong, bytes(len(good))]:
+        with pytest.raises(ValueError, match=r"\w"):
+            transform.store((0, 0), bad)
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd", "blosc"])
+def test_a_payload_that_passes_is_not_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not one that is too large, or of too few bytes: its header has the decoded size."""
+    codec = Codec(name)
+    transform = Transcoder(array(plain(codecs=(codec, Codec("crc32c")))), plain(codecs=(codec,), frame="bcolz"))
+    assert transform.unwritable is None
+    packed = laid_out(block(), plain(codecs=(codec,), frame="bcolz"))
+    monkeypatch.setattr(encoded_chunks, "decode", None)
+    assert transform.store((0, 0), packed) == PACK["crc32c"](packed[16:])
+
+
+@pytest.mark.parametrize("parts", [(8, 8), (0, 16), (16, 0), (4, 4, 8)])
+@pytest.mark.parametrize("stored", ["gzip", "numcodecs.zlib"])
+def test_gzip_of_several_members(stored: str, parts: tuple[int, ...]) -> None:
+    transform = Transcoder(array(plain(codecs=(Codec(stored), Codec("crc32c")))), GZIP)
+    data, members, at = block().tobytes(), [], 0
+    for n in parts:
+        members.append(gzip.compress(data[at : at + n]))
+        at += n
+    kept = transform.store((0, 0), b"".join(members))
+    assert gzip.decompress(transform.show((0, 0), kept)) == data
+    with pytest.raises(ValueError, match=r"16|beyond"):
+        transform.store((0, 0), b"".join(members) + gzip.compress(b"more"))
+    with pytest.raises(ValueError, match="16"):
+        transform.store(
+            (0, 0), members[-1] if len(members[-1]) > 20 and parts[-1] not in (0, 16) else gzip.compress(b"")
+        )
+
+
+def test_gzip_is_stored_as_zlib_without_being_compressed_again() -> None:
+    transform = Transcoder(array(plain(codecs=(Codec("numcodecs.zlib", {"level": 1}),))), GZIP)
+    data = block().tobytes()
+    packed, named = gzip.compress(data, 9), io.BytesIO()
+    kept = transform.store((0, 0), packed)
+    assert kept[2:-4] == packed[10:-8]
+    assert zlib.decompress(kept) == data
+    with gzip.GzipFile("name", "wb", fileobj=named) as file:
+        file.write(data)
+    assert zlib.decompress(transform.store((0, 0), named.getvalue())) == data
+    for damaged in (packed[:-1], packed[:-8] + bytes(8), packed + b"x", packed[:12] + b"\xff" * 4 + packed[16:]):
+        with pytest.raises(ValueError, match=r"gzip|decoding|too early"):
+            transform.store((0, 0), damaged)
+
+
+def test_zstd_frames_without_a_size() -> None:
+    transform = Transcoder(array(plain(codecs=(Codec("zstd"), Codec("crc32c")))), ZSTD)
+    data = block().tobytes()
+    assert transform.store((0, 0), streamed_zstd(data)) == PACK["crc32c"](streamed_zstd(data))
+    for wrong in (data[1:], data + b"x"):
+        with pytest.raises(ValueError, match=r"zstd|expected"):
+            transform.store((0, 0), streamed_zstd(wrong))
+
+
+def test_a_shown_checksum_is_verified() -> None:
+    transform = Transcoder(array(plain()), CRC)
+    good = laid_out(block(), CRC)
+    assert transform.store((0, 0), good) == good[:-4]
+    with pytest.raises(ValueError, match="crc32c"):
+        transform.store((0, 0), bytes(4) + good[4:])
+
+
+@pytest.mark.parametrize("stored", [plain(), plain(clipped=True), ZSTD, plain(">u2", clipped=True, frame="n5")])
+def test_blocks_of_n5_at_the_edge_may_be_full_or_clipped_but_no_smaller(stored: ChunkEncoding) -> None:
+    """The array of 5 x 4 has one row in its last chunk."""
+    shown = plain(">u2", clipped=True, frame="n5")
+    transform = transcoder(array(stored), shown) or Transcoder(array(stored), shown)
+    row = block((1, 4))
+    for data in (row, np.pad(row, ((0, 1), (0, 0)), constant_values=9)):
+        kept = transform.store((2, 0), laid_out(data, shown))
+        if stored.clipped or stored.codecs:
+            assert bytes(transform.show((2, 0), kept)) == laid_out(row, shown) or stored.frame == "n5"
+    for small in (block((1, 3)), block((0, 4))):
+        with pytest.raises(ValueError, match="too small"):
+            transform.store((2, 0), laid_out(small, shown))
+    with pytest.raises(ValueError, match="too small"):
+        transform.store((0, 0), laid_out(row, shown))
+
+
+def test_what_cannot_be_encoded_has_a_reason() -> None:
+    for codec in (Codec("n5.lz4"), Codec("numcodecs.zlib")):
+        transform = Transcoder(array(plain(codecs=(codec,))), plain(">u2"))
+        if codec.name == "n5.lz4":
+            assert "n5.lz4" in str(transform.unwritable)
+            with pytest.raises(UnsupportedError, match=r"n5\.lz4"):
+                transform.store((0, 0), laid_out(block(), plain(">u2")))
+        else:
+            assert transform.unwritable is None
+    passing = Transcoder(
+        array(plain(codecs=(Codec("example.pack"), Codec("crc32c")))), plain(codecs=(Codec("example.pack"),))
+    )
+    assert passing.unwritable is None
+    assert passing.store((0, 0), b"anything") == PACK["crc32c"](b"anything")
+
+
+def test_strings_pass() -> None:
+    strings = ChunkEncoding("|O", (0,), serializer=Codec("vlen-utf8"), codecs=(Codec("zstd"),))
+    one = Array((3,), (2,), "|O", replace(strings, codecs=(Codec("zstd"), Codec("crc32c"))), (0,), "")
+    transform = Transcoder(one, strings)
+    assert transform.unwritable is None
+    chunk = PACK["zstd"](b"\2\0\0\0\1\0\0\0a\1\0\0\0b")
+    assert transform.show((0,), transform.store((0,), chunk)) == chunk
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd", "blosc", "numcodecs.zlib", "numcodecs.bz2", "numcodecs.lz4"])
+def test_a_small_chunk_that_grows(name: str) -> None:
+    transform = Transcoder(array(plain(">u2")), plain(codecs=(Codec(name),)))
+    with pytest.raises(ValueError, match=r"grows beyond 16|chunk of 16|frame of 16|too large"):
+        transform.store((0, 0), PACK[name](bytes(1 << 20)))
+
+
+# ---- images: the real decoder reads what is stored
+
+
+def image(serializer: str, data_type: str, shape: tuple[int, ...], **configuration: Any) -> Array:
+    encoding = ChunkEncoding(
+        data_type, tuple(range(len(shape))), clipped=True, serializer=Codec(f"precomputed.{serializer}", configuration)
+    )
+    chunk = tuple(max(1, n - 1) for n in shape[-3:])
+    return Array(shape, (*shape[:-3], *chunk), data_type, encoding, tuple(range(len(shape))))
+
+
+@pytest.mark.parametrize(
+    ("serializer", "data_type", "channels"),
+    [("png", t, c) for t in ("|u1", "<u2") for c in (0, 1, 2, 3, 4)]
+    + [(s, t, 0) for s in ("compresso", "crackle") for t in ("|u1", "<u4", "<u8", "<i4")]
+    + [("compressed_segmentation", t, c) for t in ("<u4", "<u8") for c in (0, 1, 2)]
+    + [("fpzip", "<f4", c) for c in (0, 1, 3)],
+)
+def test_lossless_images_are_encoded(serializer: str, data_type: str, channels: int) -> None:
+    one = image(serializer, data_type, (*([channels] if channels else []), 5, 7, 9), block_size=[4, 3, 2])
+    rank = len(one.shape)
+    shown = ChunkEncoding(np.dtype(data_type).newbyteorder(">").str, tuple(range(rank))[::-1])
+    transform = Transcoder(one, shown)
+    assert transform.unwritable is None
+    values = (np.arange(math.prod(one.chunk)) ** 2 % 251).astype(data_type).reshape(one.chunk)
+    for data in (values, values // 50, values * 0):
+        for corner in (0, 1):
+            coords = (0,) * (rank - 3) + (corner,) * 3
+            kept = transform.store(coords, laid_out(data, shown))
+            z, y, x = ((4, 6, 8), (1, 1, 1))[corner]
+            part = data[..., :z, :y, :x]
+            found = taken_in(bytes(transform.show(coords, kept)), shown, one.chunk)
+            assert np.array_equal(inside(found, part), part)
+
+
+@pytest.mark.parametrize(("serializer", "data_type"), [("jpeg", "|u1"), ("jxl", "|u1"), ("kempressed", "<f4")])
+def test_lossy_images_are_not(serializer: str, data_type: str) -> None:
+    one = image(serializer, data_type, (1, 5, 7, 9))
+    transform = Transcoder(one, ChunkEncoding(data_type, (0, 1, 2, 3)))
+    assert transform.unwritable == f"chunks cannot be written: encoding {serializer!r} is lossy"
