@@ -115,8 +115,10 @@ def alike(a: Any, b: Any) -> bool:
 def differences(old: Any, new: Any) -> dict[Path, Any]:
     """The values with which `changed` turns the document `old` into the document `new`.
 
-    Differing lists are replaced as a whole.
+    Lists of different lengths are replaced as a whole.
     """
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if alike(old, new) else {(): new}
     out: dict[Path, Any] = {(name,): REMOVED for name in old if name not in new}
@@ -137,6 +139,30 @@ def merged(base: bytes, ours: bytes, theirs: bytes) -> tuple[bytes, list[Path]]:
         return changed(ours, differences(doc, wanted)), overlaps
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def rebased(base: bytes, new: bytes, theirs: bytes) -> bytes:
+    """The text of `theirs` with the changes from `base` to `new`, which replace differing values in `theirs`.
+
+    Raise ValueError if one of the documents is not JSON.
+    """
+    try:
+        doc = json.loads(theirs)
+        return changed(theirs, differences(doc, _rebased(json.loads(base), json.loads(new), doc)))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _rebased(base: Any, new: Any, theirs: Any) -> Any:
+    if alike(base, new):
+        return theirs
+    versions = base, new, theirs
+    if all(isinstance(v, dict) for v in versions):
+        values = ((n, _rebased(*(v.get(n, REMOVED) for v in versions))) for n in {**theirs, **new})
+        return {name: value for name, value in values if value is not REMOVED}
+    if all(isinstance(v, list) and len(v) == len(new) for v in versions):
+        return [_rebased(*items) for items in zip(*versions, strict=True)]
+    return new
 
 
 def _merged(base: Any, ours: Any, theirs: Any, at: Path, overlaps: list[Path]) -> Any:

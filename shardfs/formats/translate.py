@@ -1,0 +1,216 @@
+"""Translates documents that clients write in a layout to documents of the source's format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shardfs.formats.documents import intelligible, print_json, print_strict
+from shardfs.formats.format import Format
+from shardfs.formats.json_text import REMOVED, alike, rebased
+from shardfs.formats.layouts import join
+from shardfs.formats.zarr_values import CODEC_PARAMETERS
+from shardfs.model.arrays import Codec
+from shardfs.model.errors import CorruptShardError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shardfs.formats.create_rules import Rule
+    from shardfs.formats.format import View
+    from shardfs.model.arrays import Array
+    from shardfs.model.dataset import Dataset
+
+Documents: TypeAlias = Mapping[str, bytes]
+"""Documents by their path below the directory of a dataset."""
+
+Show: TypeAlias = Callable[[Documents], Documents]
+"""Returns the documents that the layout shows for stored documents."""
+
+
+# ---- one direction ----
+
+
+def translated(layout: Format, view: View, path: str, documents: Documents) -> dict[str, bytes]:
+    """The documents of `view`'s format, without shards, that describe what the layout's documents describe.
+
+    `documents` are all documents of the layout for the dataset in directory `path`. Raise ValueError, with the reason,
+    if they describe no dataset, or one that the other format cannot express.
+    """
+    try:
+        dataset = _dataset(layout, path, documents)
+        if dataset is None:
+            raise ValueError("documents that describe a dataset are missing")
+        below = ((at, _opened(layout, path, at, documents)) for at in view.children(dataset))
+        return dict(view.show(path, dataset, {at: found for at, found in below if found is not None}).documents)
+    except CorruptShardError as e:
+        raise ValueError(f"{e.key}: {e.why}") from e
+    except UnsupportedError as e:
+        raise ValueError(f"{view.name} cannot express it: {e}") from e
+
+
+def _dataset(layout: Format, path: str, documents: Documents) -> Dataset | None:
+    """The dataset of the directory itself, with the image that the attributes of its levels describe."""
+    dataset = _opened(layout, path, "", documents)
+    if dataset is None or dataset.levels is None:
+        return dataset
+    image = dataset.levels.image(dict(_levels(layout, path, dataset.levels.paths(), documents)))
+    return dataset if image is None else replace(dataset, multiscales=(*dataset.multiscales, image))
+
+
+def _levels(layout: Format, path: str, names: Iterable[str], documents: Documents) -> Iterator[tuple[str, Array]]:
+    for name in names:
+        found = _opened(layout, path, name, documents)
+        stored = (*found.collections, *found.unsharded) if found is not None else ()
+        if len(stored) != 1 or stored[0].array is None:
+            return
+        yield name, stored[0].array
+
+
+def _opened(layout: Format, path: str, at: str, documents: Documents) -> Dataset | None:
+    """The dataset in the directory `at` below `path`; None if there is none."""
+    own = {name: documents[join(at, name)] for name in layout.documents if join(at, name) in documents}
+    return layout.open(join(path, at), own) if own else None
+
+
+# ---- both directions ----
+
+
+@dataclass(frozen=True)
+class Translation(Format):
+    """The documents of one dataset of the source, as a layout shows them, for clients that write them.
+
+    Paths of documents are relative to the dataset's directory.
+
+    Args:
+        layout: the format that parses the layout's documents.
+        source: the format of the stored documents.
+        view: prints documents of the source's format.
+        homes: the directory that has the stored document of each directory with a document of the layout, if the
+            layout shows the dataset in another directory. The directories of the dataset itself are "".
+        show: returns the documents that the layout shows for stored documents.
+    """
+
+    layout: Format
+    source: Format
+    view: View
+    homes: Mapping[str, str]
+    show: Show
+
+    @property
+    def dataset_formats(self) -> Sequence[str]:
+        return self.source.dataset_formats
+
+    def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
+        return [join(home, document) for home in self.homes.values() if home for document in self.source.documents]
+
+    def described_by(self, path: str, name: str) -> str:
+        return join(path, self._split(name)[0])
+
+    def shown(self, path: str, stored: Documents, name: str) -> bytes | None:
+        try:
+            return self.show(stored).get(name)
+        except (CorruptShardError, UnsupportedError):
+            return None
+
+    def edit(self, path: str, stored: Documents, name: str, new: bytes, rule: Rule | None = None) -> dict[str, bytes]:
+        """The documents of the source to store when a client replaces the shown document `name` by `new`.
+
+        Only what the client changed is changed in the source, and all other bytes of the source's documents stay. Raise
+        ValueError, with the members of `name` and the reason, if the source cannot express a change, or if a change
+        contradicts stored chunks.
+        """
+        before = self.show(stored)
+        members = _changed(before.get(name), new)
+        if not members:
+            return {}
+        try:
+            made = self._made(path, stored, before, {**before, name: new})
+            again = self.show({**stored, **made})
+        except (UnsupportedError, ValueError) as e:
+            raise ValueError(f"{name}: {', '.join(members)}: {e}") from e
+        self._require_kept(path, name, new, again)
+        return made
+
+    def _made(self, path: str, stored: Documents, before: Documents, after: Documents) -> dict[str, bytes]:
+        """The documents to store: those of the source, with the changes in the translation."""
+        base = translated(self.layout, self.view, path, before)
+        made: dict[str, bytes] = {}
+        for name, raw in translated(self.layout, self.view, path, after).items():
+            if raw == (old := base.get(name, b"{}")):
+                continue
+            at, document = _split(name, self.source.documents)
+            home = self.homes.get(at, at)
+            now = {n: r for n in self.source.documents if (r := {**stored, **made}.get(join(home, n))) is not None}
+            theirs = self.source.shown(join(path, home), now, document)
+            wanted = raw if theirs is None else rebased(old, raw, theirs)
+            edited = self.source.edit(join(path, home), now, document, wanted)
+            made |= {join(home, n): r for n, r in edited.items()}
+        return made
+
+    def _require_kept(self, path: str, name: str, new: bytes, again: Documents) -> None:
+        """Raise ValueError, with the members, unless the written document `name` comes back in `again`.
+
+        A member may come back in another form that describes the same dataset.
+        """
+        written, shown = _members(new), _members(again.get(name))
+        at, _ = self._split(name)
+        wanted = self._description(path, at, again)
+        lost = [
+            m
+            for m in _changed(new, again.get(name))
+            if (m not in shown and written[m] is not None)
+            or self._description(path, at, {**again, name: _with(shown, m, written)}) != wanted
+        ]
+        if lost:
+            formats = self.source.dataset_formats[0]
+            raise ValueError(f"{name}: {', '.join(lost)}: the source's format {formats} cannot express this value")
+
+    def _split(self, name: str) -> tuple[str, str]:
+        return _split(name, self.layout.documents)
+
+    def _description(self, path: str, at: str, documents: Documents) -> Any:
+        """What the documents of one directory say, in a form that is equal for equal meanings."""
+        try:
+            dataset = _opened(self.layout, path, at, documents)
+        except CorruptShardError:
+            return None
+        if dataset is None:
+            return None
+        stored = (*dataset.collections, *dataset.unsharded)
+        arrays = [(c.path, c.layers[0].format.key(0), c.array and _plain(c.array)) for c in stored]
+        attributes = [print_strict(c.array.attributes) for c in stored if c.array is not None]
+        return arrays, attributes, print_strict(dataset.attributes or {}), dataset.multiscales, dataset.problems
+
+
+def _split(name: str, documents: Sequence[str]) -> tuple[str, str]:
+    """The directory of a document, and its name there, which may contain slashes."""
+    own = next((d for d in documents if name == d or name.endswith(f"/{d}")), name.rpartition("/")[2])
+    return name.removesuffix(own).rstrip("/"), own
+
+
+def _plain(array: Array) -> Array:
+    """The array without attributes, and with all parameters of its codecs."""
+    codecs = tuple(
+        Codec(c.name, {**CODEC_PARAMETERS.get(c.name, {}), **c.configuration}) for c in array.encoding.codecs
+    )
+    return replace(array, attributes={}, encoding=replace(array.encoding, codecs=codecs))
+
+
+def _members(raw: bytes | None) -> dict[str, Any]:
+    """The members of a document. A document that is no JSON object counts as one member."""
+    doc = intelligible("", raw)
+    return doc if doc is not None else {} if raw is None else {"the document": raw.decode(errors="replace")}
+
+
+def _changed(old: bytes | None, new: bytes | None) -> list[str]:
+    """The members that differ."""
+    a, b = _members(old), _members(new)
+    return [name for name in {**a, **b} if not alike(a.get(name, REMOVED), b.get(name, REMOVED))]
+
+
+def _with(shown: Mapping[str, Any], member: str, written: Mapping[str, Any]) -> bytes:
+    """The shown document with one member as in the written one."""
+    rest = {name: value for name, value in shown.items() if name != member}
+    return print_json(rest if member not in written else {**rest, member: written[member]})
