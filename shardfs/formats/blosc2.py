@@ -6,7 +6,7 @@ https://github.com/Blosc/c-blosc2: README_CFRAME_FORMAT.rst, README_SFRAME_FORMA
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardfs.codecs.checks import Chain
 from shardfs.formats.format import Format
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardfs.formats.create_rules import Rule
+    from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob
     from shardfs.model.values import Coords
 
@@ -60,8 +61,8 @@ class Blosc2(Format):
     def describes(self, name: str) -> bool:
         return name == INDEX
 
-    def is_alike(self, shown: bytes, new: bytes) -> bool:
-        return is_same_sparse(shown, new)
+    def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
+        return {} if is_same_sparse(shown, new) else {("header, index or trailer",): new}
 
     def edit(
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None

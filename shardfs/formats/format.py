@@ -6,14 +6,17 @@ detection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import json
+from typing import TYPE_CHECKING, Any, Protocol
 
+from shardfs.formats import json_text
 from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardfs.formats.create_rules import Rule, Sharding
+    from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob
     from shardfs.model.dataset import Dataset
 
@@ -101,12 +104,12 @@ class Format(Protocol):
             raise ValueError(f"{name}: documents of this format cannot be changed through a mount; change the source")
         return {name: self.edits.edited(name, stored.get(name), new, rule)}
 
-    def is_alike(self, shown: bytes, new: bytes) -> bool:
-        """Whether the document `new` of a dataset that is one file says the same as `shown`, apart from stored sizes.
+    def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
+        """What a generated document `new` says other than `shown`, apart from stored sizes: values by their paths.
 
-        May raise ValueError for bytes that are no such document.
+        Raise ValueError for bytes that are no such document.
         """
-        return shown == new
+        return json_text.differences(json.loads(shown), json.loads(new))
 
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
         """The sharding to keep when these documents are deleted, for a later `shard`; None if they have no sharding."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,9 +16,9 @@ from shardfs.model.arrays import Codec
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from shardfs.formats.create_rules import Rule
+    from shardfs.formats.create_rules import Rule, Sharding
     from shardfs.formats.format import View
     from shardfs.model.arrays import Array
     from shardfs.model.dataset import Dataset
@@ -85,25 +86,29 @@ class Translation(Format):
 
     Args:
         layout: the format that parses the layout's documents.
-        source: the format of the stored documents.
-        view: prints documents of the source's format.
-        homes: the directory that has the stored document of each directory with a document of the layout, if the
-            layout shows the dataset in another directory. The directories of the dataset itself are "".
+        source: the format of the stored documents; `layout` itself in a directory that has none.
+        view: prints documents of the source's format; None if no layout is of this format.
+        homes: the directories whose stored documents describe the arrays, by the directories that show these arrays.
+        below: directories whose stored documents `show` needs, too.
         show: returns the documents that the layout shows for stored documents.
     """
 
     layout: Format
     source: Format
-    view: View
+    view: View | None
     homes: Mapping[str, str]
+    below: Sequence[str]
     show: Show
 
     @property
     def dataset_formats(self) -> Sequence[str]:
         return self.source.dataset_formats
 
+    def describes(self, name: str) -> bool:
+        return self.source is not self.layout and name in self.layout.documents
+
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
-        return [join(home, document) for home in self.homes.values() if home for document in self.source.documents]
+        return [join(at, document) for at in self.below for document in self.source.documents]
 
     def described_by(self, path: str, name: str) -> str:
         return join(path, self._split(name)[0])
@@ -133,15 +138,48 @@ class Translation(Format):
         self._require_kept(path, name, new, again)
         return made
 
+    def sources_of(self, path: str, stored: Documents, name: str) -> list[str] | None:
+        """The stored documents to delete when a client deletes the shown document `name`.
+
+        None if the dataset still exists without the document; the client then removes all its members. Raise
+        ValueError, with the reason, if these stored documents describe other datasets, too.
+        """
+        before = self.show(stored)
+        if name not in before:
+            return []
+        at, _ = self._split(name)
+        home, rest = self._home(at), {n: raw for n, raw in before.items() if n != name}
+        with suppress(CorruptShardError):
+            if _opened(self.layout, path, at, rest) is not None:
+                return None
+        described = {self._split(n)[0] for n in before}
+        alone = all(self._home(other) != home for other in described - {at})
+        if not alone or any(self._home(other) != home for other in self.homes.keys() - described):
+            raise ValueError("the source's document describes other datasets, too; delete the dataset in the source")
+        return [f for n in self.source.documents if (f := join(home, n)) in stored]
+
+    def sharding(self, stored: Documents) -> Sharding | None:
+        return self.source.sharding({n: raw for n, raw in stored.items() if n in self.source.documents})
+
+    def is_copy(self, name: str) -> bool:
+        """Whether the layout generates this document from documents below."""
+        return self._split(name)[1] not in self.layout.documents
+
+    def stored_name(self, below: str) -> tuple[str, str]:
+        """The directory of a stored document, and its name there."""
+        return _split(below, self.source.documents)
+
     def _made(self, path: str, stored: Documents, before: Documents, after: Documents) -> dict[str, bytes]:
         """The documents to store: those of the source, with the changes in the translation."""
+        if self.view is None:
+            raise ValueError("documents of this source cannot be changed in this layout; change the source")
         base = translated(self.layout, self.view, path, before)
         made: dict[str, bytes] = {}
         for name, raw in translated(self.layout, self.view, path, after).items():
             if raw == (old := base.get(name, b"{}")):
                 continue
-            at, document = _split(name, self.source.documents)
-            home = self.homes.get(at, at)
+            at, document = self.stored_name(name)
+            home = self._home(at)
             now = {n: r for n in self.source.documents if (r := {**stored, **made}.get(join(home, n))) is not None}
             theirs = self.source.shown(join(path, home), now, document)
             wanted = raw if theirs is None else rebased(old, raw, theirs)
@@ -166,6 +204,10 @@ class Translation(Format):
         if lost:
             formats = self.source.dataset_formats[0]
             raise ValueError(f"{name}: {', '.join(lost)}: the source's format {formats} cannot express this value")
+
+    def _home(self, at: str) -> str:
+        """The directory with the stored document of what the layout shows in directory `at`."""
+        return self.homes.get(at, at if at in self.below else "")
 
     def _split(self, name: str) -> tuple[str, str]:
         return _split(name, self.layout.documents)

@@ -95,7 +95,7 @@ class StoreDirectories:
         path = directory.child_path(name)
         known = self._nodes.known(path)
         data: bytes | None
-        if isinstance(known, DocumentNode) and (is_consolidated or not anew):
+        if isinstance(known, DocumentNode) and known.data and (is_consolidated or not anew):
             data = known.data
         elif consolidation is not None and is_consolidated:
             data = self._consolidated(directory, consolidation)

@@ -6,6 +6,7 @@ sharded collection a `ChunkDirs` tree with inode numbers.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections import deque
@@ -15,15 +16,16 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.registry import formats, sources, views
+from shardfs.formats.translate import Translation
 from shardfs.model.arrays import Multiscale
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
 from shardfs.vfs.chunk_trees import ChunkTrees
-from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
+from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited, is_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardfs.formats.format import Format
     from shardfs.model.arrays import Array
@@ -96,9 +98,12 @@ class Datasets:
         self.damage = KnownDamage(index_cache)
         self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)
         self.problems: dict[Problem, None] = {}
+        self._instead: Mapping[str, dict[str, bytes]] = {}  # documents taken for the stored ones, by directory
 
     def documents(self, path: str) -> dict[str, bytes]:
         """Return the stored metadata documents of a directory by name."""
+        if path in self._instead:
+            return self._instead[path]
         return self.store.documents(path, self.document_names, MAX_DOCUMENT_BYTES)
 
     def open(self, directory: DirectoryNode) -> Content:
@@ -128,6 +133,40 @@ class Datasets:
         if dataset is None and (directory.inherited.below or self.view is None or not self._leads_on(directory)):
             return None  # a parent directory already provides the content of this one, or there is no content
         return self._viewed(directory, dataset)
+
+    def translation(self, directory: DirectoryNode) -> Translation | None:
+        """Return how the documents that the view shows for a directory become documents of the source.
+
+        None if the view shows the stored documents unchanged.
+        """
+        dataset = self._stored_dataset(directory.inside, directory.inherited)
+        if self.view is None or (dataset is not None and dataset.format == self.view.name):
+            return None
+        own = () if dataset is None else (*dataset.collections, *dataset.unsharded)
+        below = () if dataset is None else tuple(self.view.children(self._situated(directory, dataset)))
+
+        def show(stored: Mapping[str, bytes]) -> Mapping[str, bytes]:
+            found = self._with_documents(directory.inside, below, stored)._described(directory)
+            return {} if found is None else found.documents
+
+        viewed = self.open(directory).dataset
+        homes = {}
+        for c in () if viewed is None else viewed.collections:
+            levels = (level for level in below if is_in(c.stored_at, level))
+            homes[c.path] = "" if any(c.stored_at == o.stored_at for o in own) else next(levels, "")
+        layout = next(f for f in self.formats if self.view.name in f.dataset_formats)
+        source = layout if dataset is None else next(f for f in self.formats if dataset.format in f.dataset_formats)
+        return Translation(layout, source, views().get(dataset.format if dataset else ""), homes, below, show)
+
+    def _with_documents(self, path: str, below: Iterable[str], stored: Mapping[str, bytes]) -> Datasets:
+        """Return these datasets as if a directory and those `below` had the stored documents, by relative path."""
+        trial = copy.copy(self)
+        trial.problems, trial._skips = {}, False
+        names = self.document_names
+        trial._instead = {
+            _joined(path, at): {n: stored[f] for n in names if (f := _joined(at, n)) in stored} for at in ("", *below)
+        }
+        return trial
 
     def plain_array(self, path: str) -> tuple[str, list[str]] | None:
         """Return the format of a directory's unsharded array and the layouts that can show it; None if absent."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from shardfs.vfs.inodes import ROOT, TABLE_END, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.model.arrays import Multiscale
     from shardfs.model.collection import ChunkNames, Collection
@@ -124,6 +124,13 @@ class Content:
         if self.dataset is not None and (self.dataset.hidden_entirely or name in self.dataset.hidden):
             return True
         return any(_leads_to_shard(format, name) for format in self.shards)
+
+    def shows(self, name: str) -> bool:
+        """Return whether the dataset has a document at this path below the directory, stored or generated."""
+        dataset = self.dataset
+        if dataset is None:
+            return False
+        return name in dataset.documents or (dataset.consolidation is not None and dataset.consolidation.name == name)
 
     @property
     def is_sharded(self) -> bool:
@@ -265,6 +272,14 @@ class NodeTable:
         """Return the known nodes of a directory and everything below, parents first."""
         found = [n for n in (*self._kept.values(), *list(self._recent.values())) if is_in(n.path, path)]
         return sorted(found, key=lambda n: n.path.count("/") if n.path else -1)
+
+    def above(self, path: str) -> Iterator[DirectoryNode]:
+        """Yield the known directories at a path and above."""
+        parts = path.split("/") if path else []
+        for end in range(len(parts) + 1):
+            node = self.root if end == 0 else self.known("/".join(parts[:end]))
+            if isinstance(node, DirectoryNode):
+                yield node
 
     def remember(self, number: int) -> None:
         """Count one more reference from the kernel or a handle to an inode number, until `forget`."""

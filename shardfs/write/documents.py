@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES, parse_written
-from shardfs.formats.json_text import merged
+from shardfs.formats.json_text import REMOVED, merged
 from shardfs.formats.registry import formats
+from shardfs.formats.translate import Translation
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError
 from shardfs.write.files import join
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
+
+NOTHING = b"{}"
+"""A document without members."""
 
 MAX_COMPARED = 65_536
 """Maximum number of documents with a remembered result of the last comparison against the source."""
@@ -50,10 +54,11 @@ class Overlap(OSError):
 class Written(NamedTuple):
     """Result of writing a document.
 
-    `shown` is the document as the mount now shows it; `changed` are the directories with a new description.
+    `shown` is the document as the mount now shows it, None if the tree generates it; `changed` are the directories with
+    a new description.
     """
 
-    shown: bytes
+    shown: bytes | None
     changed: set[str]
 
 
@@ -79,7 +84,7 @@ class Documents:
 
     def described_by(self, directory: str, name: str) -> str:
         """Return the directory that a document describes; it may differ from the document's own directory."""
-        document = document_at(directory, name)
+        document = document_at(self._base, directory, name)
         return directory if document is None else document.form.described_by(document.directory, document.name)
 
     def stored(self, document: Document, data: bytes = b"") -> Mapping[str, bytes]:
@@ -99,25 +104,29 @@ class Documents:
         Raise Overlap if both programs have changed the same member. Raise OSError (EINVAL), with the reason in the log,
         if the document contradicts the stored data. In both cases nothing is changed.
         """
-        document = document_at(directory, name)
+        document = document_at(self._base, directory, name)
         if document is None:
             return None
-        if self.is_in_a_file(document.directory):
+        if self._is_generated(document):
             self._require_alike(document, data)
-            return Written(data, set())
+            return Written(None if document.is_copy else data, set())
         try:
             edit = _Edit(self, document, data, decided=decided)
             self._put(edit)
         except ValueError as e:
             log.warning("%s: the document is refused, and the old one stays: %s", document.path, e)
             raise OSError(errno.EINVAL, str(e), document.path) from e
-        self.seen.wrote(document.path, edit.base, data)
+        form, directory, name = document
+        stored, translates = {**edit.stored, **edit.made}, isinstance(form, Translation)
+        self.seen.wrote(document.path, edit.base, (form.shown(directory, stored, name) or data) if translates else data)
         if not _has_members(edit.shown):
             return Written(edit.shown, set())
         self.expected.forget(document)
-        form, directory, name = document
-        repeated = self._repeated(document, edit.made.get(name))
-        return Written(edit.shown, {directory, form.described_by(directory, name), *repeated})
+        repeated = {
+            above for below, raw in edit.made.items() for above in self._repeated(document.stored_at(below), raw)
+        }
+        shown = None if translates else edit.shown
+        return Written(shown, {directory, form.described_by(directory, name), *repeated})
 
     def _put(self, edit: _Edit) -> None:
         """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""
@@ -136,11 +145,11 @@ class Documents:
 
         Each version is reported once. A remote store is queried at most every `index_ttl` seconds.
         """
-        document, now = document_at(directory, name), time.monotonic()
+        document, now = document_at(self._base, directory, name), time.monotonic()
         if document is None:
             return False
         known, when = self._compared.get(document.path, (0, -math.inf))
-        if not self._base.may_be_old(now - when) or self.is_in_a_file(document.directory):
+        if not self._base.may_be_old(now - when) or self._is_generated(document):
             return False
         stored = self.stored(document)
         found = hash(frozenset(stored.items()))
@@ -171,6 +180,10 @@ class Documents:
         except (OSError, CorruptShardError):  # the stored document is damaged; a write may repair it
             return theirs
 
+    def _is_generated(self, document: Document) -> bool:
+        """Return whether no stored document has the contents: the dataset is one file, or the document a copy."""
+        return document.is_copy or self.is_in_a_file(document.directory)
+
     def is_in_a_file(self, directory: str) -> bool:
         """Return whether the directory shows a dataset that is one file, whose documents are made from its header."""
         if not any(f.may_hold(directory.rpartition("/")[2]) for f in formats()):
@@ -180,26 +193,29 @@ class Documents:
         return False
 
     def _require_alike(self, document: Document, data: bytes) -> None:
-        """Raise OSError (EINVAL) if a document says something else than the shown one."""
-        try:
-            if document.form.is_alike(self.shown(document.path) or b"", data):
-                return
-        except (ValueError, TypeError, OSError) as e:
-            raise OSError(errno.EINVAL, str(e), document.path) from e
-        log.warning(
-            "%s: the document is refused: the array is one file, whose shape and attributes cannot be changed here",
-            document.path,
-        )
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), document.path)
+        """Raise OSError (EINVAL) if a document says something else than the shown one.
 
-    def _repeated(self, document: Document, made: bytes | None) -> Iterator[str]:
+        A consolidated document may lack documents.
+        """
+        path = document.path
+        try:
+            changes = document.form.differences(self.shown(path) or b"", data)
+        except (ValueError, RecursionError, OSError) as e:
+            raise OSError(errno.EINVAL, str(e), path) from e
+        lacks = (at for at, value in changes.items() if document.is_copy and value is REMOVED and len(at) <= 2)
+        if members := sorted(".".join(map(str, at)) for at in changes.keys() - {*lacks}):
+            why = f"the mount generates the document, so {', '.join(members)} cannot be changed here"
+            log.warning("%s: the document is refused: %s", path, why)
+            raise OSError(errno.EINVAL, why, path)
+
+    def _repeated(self, document: Document, made: bytes) -> Iterator[str]:
         """Update documents of parent groups that repeat this document. Yield the directories of those changed.
 
         Such a group may have repeated the document before the array was sharded.
         """
         form, directory, name = document
         above = directory
-        while above and made is not None:
+        while above:
             above = above.rpartition("/")[0]
             below = join(directory.removeprefix(above).lstrip("/"), name)
             raw = self._base.stored_documents(above).get(name)
@@ -259,8 +275,8 @@ class Documents:
 
     def require_known(self, directory: str, name: str) -> None:
         """Raise OSError (ESTALE) if another program has changed a document since it was read here."""
-        document = document_at(directory, name)
-        if document is not None and not self.is_in_a_file(document.directory):
+        document = document_at(self._base, directory, name)
+        if document is not None and not self._is_generated(document):
             self._require_known(document, self.stored(document))
 
     def _require_known(self, document: Document, stored: Mapping[str, bytes]) -> None:
@@ -273,10 +289,13 @@ class Documents:
 
     def remove(self, directory: str, name: str) -> None:
         """Delete a document. Remember the sharding of its array if `remembers` is set. Raise as `require_known`."""
-        document = document_at(directory, name)
-        if document is None or self.is_in_a_file(document.directory):
+        document = document_at(self._base, directory, name)
+        if document is None or self._is_generated(document):
             with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
+            return
+        if isinstance(document.form, Translation):
+            self._remove_shown(document, document.form)
             return
 
         def delete(old: Blob | None) -> None:
@@ -284,9 +303,26 @@ class Documents:
             stored |= {} if old is None else {document.name: _whole(old)}
             self._require_known(document, stored)
             if document.name in stored:
-                self.expected.remember(document, stored[document.name])
+                self.expected.remember(document, {document.name: stored[document.name]})
 
         self._writer.update(document.path, delete)
+        self.seen.note(document.path, None)
+
+    def _remove_shown(self, document: Document, form: Translation) -> None:
+        """Delete the stored documents of what a layout shows, or remove from them what the document has."""
+        stored = self.stored(document)
+        self._require_known(document, stored)
+        try:
+            gone = form.sources_of(document.directory, stored, document.name)
+        except ValueError as e:
+            log.warning("%s: the document is not removed: %s", document.path, e)
+            raise PermissionError(errno.EPERM, str(e), document.path) from e
+        if gone is None:
+            self.write(document.directory, document.name, NOTHING)
+            return
+        self.expected.remember(document, stored)
+        for below in gone:
+            self._writer.update(join(document.directory, below), lambda _: None)
         self.seen.note(document.path, None)
 
     def removed(self, path: str) -> None:

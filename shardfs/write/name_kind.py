@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.formats.create_rules import Rule, Sharding
-from shardfs.formats.registry import format_of, formats
+from shardfs.formats.registry import format_of, formats, sources
+from shardfs.formats.translate import Translation
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind, is_scratch
 from shardfs.write.files import join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shardfs.formats.create_rules import Rules
     from shardfs.formats.format import Format
@@ -36,7 +38,7 @@ MAX_ABOVE = 8
 
 def is_document(name: str) -> bool:
     """Return whether a file with this name may describe the contents of its directory."""
-    return any(f.describes(name) or name in f.documents for f in formats())
+    return any(f.describes(name) or name in f.documents for f in sources())
 
 
 class Document(NamedTuple):
@@ -50,9 +52,29 @@ class Document(NamedTuple):
     def path(self) -> str:
         return join(self.directory, self.name)
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether a layout generates the document from others."""
+        return isinstance(self.form, Translation) and self.form.is_copy(self.name)
 
-def document_at(directory: str, name: str) -> Document | None:
+    def stored_at(self, below: str) -> Document:
+        """Return the document that the source has at this path below the directory."""
+        if not isinstance(self.form, Translation):
+            return self._replace(name=below)
+        at, name = self.form.stored_name(below)
+        return Document(self.form.source, join(self.directory, at), name)
+
+
+def document_at(base: Tree, directory: str, name: str) -> Document | None:
     """Return the document that a file with this name is; None for other files."""
+    if base.datasets.view is not None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            shown = base.shown_by(join(directory, name))
+            if shown is None:
+                return None
+            path, below, translation = shown
+            if translation is not None:
+                return Document(translation, path, below)
     above, _, last = directory.rpartition("/")
     for path, below in ((directory, name), (above, join(last, name))):
         known = next((f for f in formats() if f.describes(below)), None)
@@ -75,7 +97,7 @@ class ExpectedDatasets:
 
     def kind(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
-        if name.endswith(ALWAYS) and document_at(directory, name) is not None:
+        if name.endswith(ALWAYS) and document_at(self._base, directory, name) is not None:
             return NameKind.DOCUMENT
         if _TO_COME.match(name) and is_scratch(name):
             return NameKind.SCRATCH
@@ -132,9 +154,9 @@ class ExpectedDatasets:
         except (OSError, CorruptShardError):
             return False
 
-    def remember(self, document: Document, data: bytes) -> None:
-        """Keep the sharding of a dataset whose document is deleted."""
-        sharding = document.form.sharding({document.name: data}) if self._remembers else None
+    def remember(self, document: Document, stored: Mapping[str, bytes]) -> None:
+        """Keep the sharding of a dataset whose stored document is deleted."""
+        sharding = document.form.sharding(stored) if self._remembers else None
         directory = document.directory
         if sharding is not None:
             before = self._deleted.get(directory)

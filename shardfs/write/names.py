@@ -109,6 +109,10 @@ class Names:
     def renew(self, path: str) -> list[str]:
         """Look up a directory anew, after a change of its documents. Return the paths of its collections."""
         found = self.base.renew(path)
+        if self.base.datasets.view is not None:  # the kernel caches documents of which other documents were written
+            for document in self.base.generated(path):
+                directory, _, name = document.rpartition("/")
+                self.invalidate(directory, os.fsencode(name))
         self._paths.clear()
         self._base_numbers.clear()
         return found

@@ -81,9 +81,9 @@ def test_a_view_shows_changed_names_over_the_source(names: Names) -> None:
         view.resolve(path)
 
 
-def test_a_document_is_known_by_its_name() -> None:
-    found = document_at("group/array", "zarr.json")
+def test_a_document_is_known_by_its_name(names: Names) -> None:
+    found = document_at(names.base, "group/array", "zarr.json")
     assert found is not None
     assert (found.form, found.directory, found.path) == (ZARR3, "group/array", "group/array/zarr.json")
     assert is_document("zarr.json")
-    assert document_at("group", "notes.txt") is None
+    assert document_at(names.base, "group", "notes.txt") is None

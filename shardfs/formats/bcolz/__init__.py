@@ -5,10 +5,9 @@ Both show arrays as the directories that bcolz 1.x writes, with a file for each 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardfs.formats.bcolz import edits
 from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attributes_of, open_carray
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardfs.formats.create_rules import Rule
+    from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob
 
 COMPRESSED = "cbytes"
@@ -79,8 +79,8 @@ class Bcolz(Format):
     ) -> Mapping[str, bytes]:
         return edits.edited(self.open(path, stored), stored, name, new)
 
-    def is_alike(self, shown: bytes, new: bytes) -> bool:
-        return {**json.loads(new), COMPRESSED: 0} == {**json.loads(shown), COMPRESSED: 0}
+    def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
+        return {at: value for at, value in super().differences(shown, new).items() if at != (COMPRESSED,)}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None
