@@ -15,13 +15,14 @@ from shardfs.model.kinds import NameKind, is_scratch
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.store import DirEntry
 from shardfs.vfs.chunk_dirs import NameMeaning, not_a_chunk
-from shardfs.vfs.inodes import number_of
+from shardfs.vfs.inodes import TABLE_END, number_of
 from shardfs.vfs.nodes import ChunkNode, CollectionAt, Content, DirectoryNode, DocumentNode, Node, NodeTable, is_in
 from shardfs.vfs.stored_files import listed_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from shardfs.formats.translate import Translation
     from shardfs.model.dataset import Rewriter
     from shardfs.model.values import Coords
     from shardfs.storage.cache import ByteLRU
@@ -204,6 +205,46 @@ class StoreDirectories:
         if content.hides(text) or chunks.is_shard(text):
             return NameMeaning(NameKind.HIDDEN)
         return not_a_chunk(text, chunks.root is None and chunks.reserved(0, text))
+
+    # ---- documents that clients write ----
+
+    def shown_by(self, path: str) -> tuple[str, str, Translation | None] | None:
+        """Return what shows the document at a path: a directory, the document's path below it, and the translation.
+
+        This is the topmost directory whose dataset has the document. If none has, it is the document's own directory,
+        provided that documents describe it. None if the document would be the first one of its dataset. Raise
+        FileNotFoundError or NotADirectoryError if there is no such directory.
+        """
+        *above, name = path.split("/")
+        node = self.root
+        for i in range(len(above) + 1):
+            content, below = self._datasets.open(node), "/".join((*above[i:], name))
+            if content.shows(below):
+                return "/".join(above[:i]), below, self._datasets.translation(node)
+            if i < len(above):
+                number = self.lookup(node, os.fsencode(above[i])).number
+                if number >= TABLE_END:
+                    return None
+                node = self._nodes.directory(number)
+        translation = self._datasets.translation(node)
+        described = content.dataset is not None and (translation is None or translation.describes(name))
+        return ("/".join(above), name, translation) if described else None
+
+    def generated(self, path: str) -> Iterator[str]:
+        """Yield the paths of generated documents, as far as known, that depend on the documents in a directory.
+
+        Copies of documents are generated again when they are opened next.
+        """
+        for node in self._nodes.below(path):
+            if isinstance(node, DocumentNode):
+                yield node.path
+        for directory in self._nodes.above(path):
+            dataset = directory.content.dataset if directory.content is not None else None
+            if dataset is not None and dataset.consolidation is not None:
+                known = self._nodes.known(directory.child_path(dataset.consolidation.name))
+                if isinstance(known, DocumentNode):
+                    known.data = b""
+                    yield known.path
 
     def is_implied(self, number: int, name: str) -> bool:
         """Return whether a directory is shown only because documents name it.

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardfs.config.options import Options
-    from shardfs.formats.translate import Translation
     from shardfs.model.collection import Located
     from shardfs.model.dataset import Problem
     from shardfs.model.listing import EntryRow
@@ -77,6 +76,7 @@ class Tree:
         self._foreign = ForeignFiles(self._files, self.datasets, index_cache, index_ttl_s)
         self.directories = StoreDirectories(self._nodes, self._files, self.datasets, index_cache, index_ttl_s)
         self.collections = self.directories.collections
+        self.shown_by, self.generated = self.directories.shown_by, self.directories.generated
         self.stored_documents = self.datasets.documents
         self.survey = Survey(self.directories, self._files, self.datasets)
 
@@ -294,28 +294,6 @@ class Tree:
 
     # ---- for the writable tree over this one ----
 
-    def shown_by(self, path: str) -> tuple[str, str, Translation | None] | None:
-        """Return what shows the document at a path: a directory, the document's path below it, and the translation.
-
-        This is the topmost directory whose dataset has the document. If none has, it is the document's own directory,
-        provided that documents describe it. None if the document would be the first one of its dataset. Raise
-        FileNotFoundError or NotADirectoryError if there is no such directory.
-        """
-        *above, name = path.split("/")
-        number = ROOT
-        for i in range(len(above) + 1):
-            if number >= TABLE_END:
-                return None
-            node = self._nodes.directory(number)
-            content, below = self.datasets.open(node), "/".join((*above[i:], name))
-            if content.shows(below):
-                return "/".join(above[:i]), below, self.datasets.translation(node)
-            if i < len(above):
-                number = self.lookup(number, os.fsencode(above[i])).number
-        translation = self.datasets.translation(node)
-        described = content.dataset is not None and (translation is None or translation.describes(name))
-        return ("/".join(above), name, translation) if described else None
-
     def classify_name(self, directory: int, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory, whether the file exists or not."""
         if directory >= TABLE_END:
@@ -376,22 +354,6 @@ class Tree:
                 if node.number != ROOT:
                     self.directories.renew(self._nodes.directory(self.resolve(parent).number), node, name)
         return forgotten
-
-    def generated(self, path: str) -> Iterator[str]:
-        """Yield the paths of generated documents, as far as known, that depend on the documents in a directory.
-
-        Copies of documents are generated again when they are opened next.
-        """
-        for node in self._nodes.below(path):
-            if isinstance(node, DocumentNode):
-                yield node.path
-        for directory in self._nodes.above(path):
-            dataset = directory.content.dataset if directory.content is not None else None
-            if dataset is not None and dataset.consolidation is not None:
-                known = self._nodes.known(directory.child_path(dataset.consolidation.name))
-                if isinstance(known, DocumentNode):
-                    known.data = b""
-                    yield known.path
 
     def changed(self, path: str) -> None:
         """Invalidate caches after a file or directory was created, removed or written in the store."""
