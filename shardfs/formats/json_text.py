@@ -5,6 +5,7 @@ Numbers keep their digits, members keep their order, and the document keeps the 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from json.decoder import JSONDecodeError
@@ -160,8 +161,9 @@ def _rebased(base: Any, new: Any, theirs: Any) -> Any:
     if all(isinstance(v, dict) for v in versions):
         values = ((n, _rebased(*(v.get(n, REMOVED) for v in versions))) for n in {**theirs, **new})
         return {name: value for name, value in values if value is not REMOVED}
-    if all(isinstance(v, list) and len(v) == len(new) for v in versions):
-        return [_rebased(*items) for items in zip(*versions, strict=True)]
+    if all(isinstance(v, list) for v in versions) and len(base) == len(new) <= len(theirs):
+        items = itertools.zip_longest(*versions, fillvalue=REMOVED)
+        return [_rebased(*item) for item in items]
     return new
 
 

@@ -43,8 +43,13 @@ def translated(layout: Format, view: View, path: str, documents: Documents) -> d
         dataset = _dataset(layout, path, documents)
         if dataset is None:
             raise ValueError("documents that describe a dataset are missing")
-        below = ((at, _opened(layout, path, at, documents)) for at in view.children(dataset))
-        return dict(view.show(path, dataset, {at: found for at, found in below if found is not None}).documents)
+        levels = {at: found for at in view.children(dataset) if (found := _opened(layout, path, at, documents))}
+        made = dict(view.show(path, dataset, levels).documents)
+        for at in {_split(name, layout.documents)[0] for name in documents} - {""}:
+            below = None if view.renames and at in levels else _opened(layout, path, at, documents)
+            shown = view.show(join(path, at), below, {}).documents if below is not None else {}
+            made = {join(at, name): raw for name, raw in shown.items()} | made
+        return made
     except CorruptShardError as e:
         raise ValueError(f"{e.key}: {e.why}") from e
     except UnsupportedError as e:
@@ -135,7 +140,7 @@ class Translation(Format):
             again = self.show({**stored, **made})
         except (UnsupportedError, ValueError) as e:
             raise ValueError(f"{name}: {', '.join(members)}: {e}") from e
-        self._require_kept(path, name, new, again)
+        self._require_kept(path, name, new, before, again)
         return made
 
     def sources_of(self, path: str, stored: Documents, name: str) -> list[str] | None:
@@ -187,23 +192,28 @@ class Translation(Format):
             made |= {join(home, n): r for n, r in edited.items()}
         return made
 
-    def _require_kept(self, path: str, name: str, new: bytes, again: Documents) -> None:
+    def _require_kept(self, path: str, name: str, new: bytes, before: Documents, again: Documents) -> None:
         """Raise ValueError, with the members, unless the written document `name` comes back in `again`.
 
-        A member may come back in another form that describes the same dataset.
+        A member may come back in another form that describes the same dataset, and members may be added that were not
+        in `before`.
         """
-        written, shown = _members(new), _members(again.get(name))
+        shown = _members(again.get(name))
+        written = _with_additions(_members(new), _members(before.get(name)), shown)
         at, _ = self._split(name)
         wanted = self._description(path, at, again)
         lost = [
             m
-            for m in _changed(new, again.get(name))
-            if (m not in shown and written[m] is not None)
-            or self._description(path, at, {**again, name: _with(shown, m, written)}) != wanted
+            for m in {**written, **shown}
+            if not alike(written.get(m, REMOVED), shown.get(m, REMOVED))
+            and (
+                (m not in shown and written[m] is not None)
+                or self._description(path, at, {**again, name: _with(shown, m, written)}) != wanted
+            )
         ]
         if lost:
-            formats = self.source.dataset_formats[0]
-            raise ValueError(f"{name}: {', '.join(lost)}: the source's format {formats} cannot express this value")
+            form = self.source.dataset_formats[0]
+            raise ValueError(f"{name}: {', '.join(lost)}: the source, which is {form}, cannot express this value")
 
     def _home(self, at: str) -> str:
         """The directory with the stored document of what the layout shows in directory `at`."""
@@ -250,6 +260,15 @@ def _changed(old: bytes | None, new: bytes | None) -> list[str]:
     """The members that differ."""
     a, b = _members(old), _members(new)
     return [name for name in {**a, **b} if not alike(a.get(name, REMOVED), b.get(name, REMOVED))]
+
+
+def _with_additions(written: Any, before: Any, shown: Any) -> Any:
+    """The written document, with the members that only the shown one has."""
+    if not (isinstance(written, dict) and isinstance(shown, dict)):
+        return written
+    old = before if isinstance(before, dict) else {}
+    kept = {name: _with_additions(value, old.get(name), shown.get(name)) for name, value in written.items()}
+    return {name: value for name, value in shown.items() if name not in old} | kept
 
 
 def _with(shown: Mapping[str, Any], member: str, written: Mapping[str, Any]) -> bytes:

@@ -117,15 +117,14 @@ class Documents:
             log.warning("%s: the document is refused, and the old one stays: %s", document.path, e)
             raise OSError(errno.EINVAL, str(e), document.path) from e
         form, directory, name = document
-        stored, translates = {**edit.stored, **edit.made}, isinstance(form, Translation)
-        self.seen.wrote(document.path, edit.base, (form.shown(directory, stored, name) or data) if translates else data)
+        self.seen.wrote(document.path, edit.base, data)
         if not _has_members(edit.shown):
             return Written(edit.shown, set())
         self.expected.forget(document)
         repeated = {
             above for below, raw in edit.made.items() for above in self._repeated(document.stored_at(below), raw)
         }
-        shown = None if translates else edit.shown
+        shown = None if isinstance(form, Translation) else edit.shown
         return Written(shown, {directory, form.described_by(directory, name), *repeated})
 
     def _put(self, edit: _Edit) -> None:
