@@ -144,7 +144,7 @@ class Blocks:
             _require(elements * self._itemsize, len(data), "found after decoding")
 
 
-def require_made_of(codecs: Sequence[Codec], data: bytes, nbytes: int) -> None:
+def require_made_of(codecs: Sequence[Codec], data: memoryview, nbytes: int) -> None:
     """Raise ValueError, with the reason, unless at most one codec can have made `data` of `nbytes` bytes.
 
     Data are decoded only if they have no size at the expected place: several gzip members, and streamed zstd frames.
@@ -152,10 +152,10 @@ def require_made_of(codecs: Sequence[Codec], data: bytes, nbytes: int) -> None:
     if not codecs:
         _require(nbytes, len(data), "found")
     elif codecs[0].name in _LAST:
-        size = _LAST[codecs[0].name](len(data), data[: HEADS[codecs[0].name]])
+        size = _LAST[codecs[0].name](len(data), bytes(data[: HEADS[codecs[0].name]]))
         size = int.from_bytes(data[-4:], "little") if codecs[0].name == "gzip" else size
         if size != nbytes:
-            _require(nbytes, len(decoders.decode(codecs, data, nbytes)), "found after decoding")
+            _require(nbytes, len(decoders.decode(codecs, bytes(data), nbytes)), "found after decoding")
 
 
 def _require(wanted: int, size: int, where: str) -> None:

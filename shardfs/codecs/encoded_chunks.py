@@ -147,7 +147,7 @@ class EncodedChunks:
         if any(n < m for n, m in zip(shape, inside, strict=True)):
             raise ValueError(f"a chunk of {shape} is too small: the array has {inside} elements there")
         if (nbytes := self.decoded_size(shape)) is not None:
-            checks.require_made_of(self.codecs, bytes(self.payload(data, start)), nbytes)
+            checks.require_made_of(self.codecs, self.payload(data, start), nbytes)
 
     def elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
         """The decoded elements, axes in the array's order."""

@@ -109,10 +109,11 @@ class _Conversion:
     ) -> None:
         self._source, self._target, self._rewrap = source, target, rewrap
         chunk, a, b = source.array.chunk, source.encoding, target.encoding
-        self.passes = rewrap is not None or _same_payload(chunk, a, b)
+        self._makes_bools = target.dtype.kind == "b" != source.dtype.kind
+        self.passes = not self._makes_bools and (rewrap is not None or _same_payload(chunk, a, b))
         # The header of an N5 block has its shape, which may be any.
         self.changes_edges = a.clipped != b.clipped or a.frame == "n5" or source.may_be_full
-        self._swaps_bytes = not self.passes and _differ_in_byte_order(chunk, a, b)
+        self._swaps_bytes = not self.passes and not self._makes_bools and _differ_in_byte_order(chunk, a, b)
         has_edges = any(s % c for s, c in zip(source.array.shape, chunk, strict=True))
         self.decodes = not self.passes or (self.changes_edges and has_edges)
 
@@ -128,7 +129,10 @@ class _Conversion:
                 return target.framed(shape, payload)
         if shape == target.shape(cell) and self._swaps_bytes:
             return self._swapped(data[start:], shape)
-        return target.made_of(cell, source.elements(data[start:], shape))
+        elements = source.elements(data[start:], shape)
+        if self._makes_bools and elements.max(initial=0) > 1:
+            raise ValueError("an element of an array of bools should be 0 or 1")
+        return target.made_of(cell, elements)
 
     def _swapped(self, payload: bytes, shape: Coords) -> memoryview:
         """Decode and change the byte order in place: touching memory for the first time is slow."""

@@ -37,7 +37,10 @@ def _decode(name: str, data: bytes, like: Data, configuration: Any = None) -> Da
 
 
 def _by_tensorstore(path: Path, data: Data, encoding: str, **scale: Any) -> tuple[bytes, Data]:
-    """The only chunk of a volume of this (c, z, y, x), and what tensorstore reads of it."""
+    """The only chunk of a volume of this (c, z, y, x), and what tensorstore reads of it.
+
+    Where the encoding is lossless, tensorstore reads the same from a chunk that shardfs encodes.
+    """
     spec = {
         "driver": "neuroglancer_precomputed",
         "kvstore": {"driver": "file", "path": f"{path}/"},
@@ -53,7 +56,12 @@ def _by_tensorstore(path: Path, data: Data, encoding: str, **scale: Any) -> tupl
     store = ts.open(spec, create=True).result()
     store.write(data.T).result()
     (chunk,) = (file for file in path.rglob("*-*_*-*_*-*"))
-    return chunk.read_bytes(), np.asarray(store.read().result()).T
+    written, read = chunk.read_bytes(), np.asarray(store.read().result()).T
+    if not images.is_lossy(encoding):
+        block = scale.get("compressed_segmentation_block_size")
+        chunk.write_bytes(images.encode(encoding, data, {"block_size": block}))
+        np.testing.assert_array_equal(np.asarray(store.read().result()).T, read)
+    return written, read
 
 
 def _smooth(shape: Sequence[int], dtype: str) -> Data:
@@ -113,11 +121,14 @@ def test_labels_of_compresso_and_crackle() -> None:
         labels = _LABELS.astype(dtype)
         assert np.array_equal(_decode("compresso", compresso.compress(np.asfortranarray(labels.T)), labels), labels)
         assert np.array_equal(_decode("crackle", crackle.compress(np.asfortranarray(labels.T)), labels), labels)
+        assert np.array_equal(compresso.decompress(images.encode("compresso", labels, {})), labels.T)
+        assert np.array_equal(crackle.decompress(images.encode("crackle", labels, {})), labels.T)
 
 
 def test_fpzip_and_kempressed() -> None:
     data = fpzip.compress(np.asfortranarray(_FLOATS.T), order="F")
     np.testing.assert_array_equal(_decode("fpzip", data, _FLOATS), _FLOATS)
+    assert images.encode("fpzip", _FLOATS, {}) == data
     swapped = np.asfortranarray(2 + np.swapaxes(_FLOATS.T, 2, 3))
     data = fpzip.compress(swapped, order="F")
     expected = np.swapaxes(fpzip.decompress(data, order="F"), 3, 2) - 2.0
@@ -239,6 +250,8 @@ def test_pictures_of_any_size_are_refused(size: tuple[int, int]) -> None:
 def test_blocks_of_any_size_are_refused(block: list[int]) -> None:
     with pytest.raises(ValueError, match="more than the limit of"):
         images.decode("compressed_segmentation", bytes(64), (4, 4, 4), np.dtype("uint32"), {"block_size": block})
+    with pytest.raises(ValueError, match="more than the limit of"):
+        images.encode("compressed_segmentation", np.zeros((4, 4, 4), "uint32"), {"block_size": block})
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,30 @@ def test_what_cannot_be_encoded_has_a_reason() -> None:
     assert passing.store((0, 0), b"anything") == PACK["crc32c"](b"anything")
 
 
+@pytest.mark.parametrize("codecs", [(), ("zstd",)])
+@pytest.mark.parametrize("frame", ["none", "n5"])
+def test_numbers_are_stored_as_bools_only_if_they_are_bools(codecs: tuple[str, ...], frame: Any) -> None:
+    """N5 and precomputed volumes have no bools."""
+    around = tuple(map(Codec, codecs))
+    transform = Transcoder(array(plain("|b1", codecs=around)), plain("|u1", codecs=around, frame=frame))
+    data = block(data_type="|u1")
+    kept = transform.store((0, 0), laid_out(data % 2, plain("|u1", codecs=around, frame=frame)))
+    assert np.array_equal(taken_in(kept, plain("|b1", codecs=around), (2, 4)), (data % 2).astype(bool))
+    with pytest.raises(ValueError, match="0 or 1"):
+        transform.store((0, 0), laid_out(data, plain("|u1", codecs=around, frame=frame)))
+
+
+@pytest.mark.parametrize(("stored", "shown", "fill"), [("<U3", ">U3", "ab"), ("|S3", "|S3", "YWI=")])
+def test_strings_of_fixed_length(stored: str, shown: str, fill: str) -> None:
+    one = Array((3,), (2,), stored, plain(stored, 1, codecs=(Codec("zstd"),)), (0,), fill)
+    transform = Transcoder(one, plain(shown, 1, clipped=True))
+    for cell, names in ((0, ["x", "yyy"]), (1, ["z"])):
+        chunk = np.array(names, shown).tobytes()
+        kept = transform.store((cell,), chunk)
+        assert transform.show((cell,), kept) == chunk
+    assert taken_in(kept, one.encoding, (2,)).tolist() == np.array(["z", "ab"], stored).tolist()
+
+
 def test_strings_pass() -> None:
     strings = ChunkEncoding("|O", (0,), serializer=Codec("vlen-utf8"), codecs=(Codec("zstd"),))
     one = Array((3,), (2,), "|O", replace(strings, codecs=(Codec("zstd"), Codec("crc32c"))), (0,), "")
