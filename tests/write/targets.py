@@ -336,6 +336,7 @@ def _as_n5(array: Array) -> bytes:
     return data_n5.header(array.shape[::-1]) + array.astype(">u4").tobytes()
 
 
+_TURNED: Json = {"name": "transpose", "configuration": {"order": [1, 0]}}
 _BIG: Json = {"name": "bytes", "configuration": {"endian": "big"}}
 
 LAYOUTS: dict[str, Target] = {
@@ -344,6 +345,11 @@ LAYOUTS: dict[str, Target] = {
         replace(TARGETS["zarr_zstd"], name="zstd_as_zarr2", layout="zarr2", key=data_n5.key),
         replace(
             _zarr("big_as_n5", lambda chunk: [_sharding(chunk, [_BIG])], _as_n5),
+            layout="n5",
+            key=lambda c: data_n5.key(c[::-1]),
+        ),
+        replace(
+            _zarr("turned_as_n5", lambda chunk: [_sharding(chunk, [_TURNED, LITTLE, ZSTD])], _as_n5),
             layout="n5",
             key=lambda c: data_n5.key(c[::-1]),
         ),
