@@ -141,6 +141,8 @@ def _looked_for_journal(source: str, found: Options) -> Options:
 
     Returns the options, with a shorter `index_ttl` if the mount can show the unpublished data.
     """
+    if not _has_journal(source, found):
+        return found
     from shardfs.write.recover import LOOK_S, unpublished
 
     waiting_data = unpublished(absolute(source), found.journal, found.shown_as)
@@ -149,6 +151,13 @@ def _looked_for_journal(source: str, found: Options) -> Options:
     words, shown = waiting_data
     warn(f"{public_name(source)}: {words}")
     return replace(found, index_ttl=min(found.index_ttl, LOOK_S)) if shown else found
+
+
+def _has_journal(source: str, found: Options) -> bool:
+    """Return whether the source may have a journal. Without one, the modules of journals need not be imported."""
+    from shardfs.storage.source_locks import journal_directory
+
+    return journal_directory(absolute(source), found.journal).is_dir()
 
 
 def _opened(
@@ -168,6 +177,8 @@ def _opened(
 
         writable = open_writable(tree, path, found, mountpoint=os.path.realpath(mountpoint), waiting=waiting)
         return writable, writable
+    if not _has_journal(source, found):
+        return tree, None
     from shardfs.write.recover import LOOK_S, unpublished
     from shardfs.write.unpublished import with_unpublished
 

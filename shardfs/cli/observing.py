@@ -72,10 +72,10 @@ def _writing(mount: Mount) -> Mapping[str, Any]:
 
 def _status_of_source(source: str, *, wait: bool, as_json: bool, given: Given) -> int:
     """Print the unpublished files in the journal of a source and the process that publishes them."""
+    from shardfs.storage.source_locks import journal_directory
     from shardfs.write import recover
-    from shardfs.write.journal import directory_for
 
-    directory = directory_for(absolute(source), given.options().journal)
+    directory = journal_directory(absolute(source), given.options().journal)
     left = recover.look_if_there(directory)
     if left is None and not is_source(source):
         if not as_json:

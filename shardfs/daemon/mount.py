@@ -128,6 +128,7 @@ def mount(
         return _serve_in_foreground(arguments, ready)
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.freeze()  # else the end of this process would search all imported modules for garbage
     receive, send = os.pipe()
     # Block Ctrl-C until `_await_daemon` can kill the child.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -229,16 +230,17 @@ def _serve(
     arguments: MountArguments, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None
 ) -> int:
     """Open the source, mount it, answer requests until the unmount, publish; return the exit code."""
+    _prepare_process()  # before the imports, which are faster without garbage collection
     from shardfs.daemon.status import Status
     from shardfs.fuse.access import AccessLog
     from shardfs.fuse.control import Control
     from shardfs.fuse.libfuse import Session
     from shardfs.fuse.server import Server
 
-    _prepare_process()
     server = Server(arguments.fuse, AccessLog.open(arguments.access_log) if arguments.access_log else None)
     scraping = _listening(arguments.metrics_addr)
     tree, writing = arguments.open_tree(server.waiting)
+    gc.freeze()
     mount_options = [*arguments.fuse.options(), f"fsname={arguments.shown}", "subtype=shardfs"]
     session = Session(mount_options, arguments.fuse.limits())
     signals = _Signals()  # before the mount: a signal after it would leave a mount without a daemon
@@ -379,7 +381,6 @@ def _prepare_process() -> None:
     # Each look-up allocates an object that lives for a while. By default the collector runs after a few hundred
     # look-ups. These runs take 4 % of the time of a request and free nothing.
     gc.set_threshold(50_000, 20, 100)
-    gc.freeze()
     _keep_memory()
 
 

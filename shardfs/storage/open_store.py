@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from typing import TYPE_CHECKING, Any, cast
-
-import fsspec
-from fsspec.core import url_to_fs
+from typing import TYPE_CHECKING, Any
 
 from shardfs.model.errors import message
 from shardfs.model.redact import is_path, public_name
@@ -49,7 +46,7 @@ def open_store(
     Raise FileNotFoundError if a local path does not exist.
     """
     first, separator, _ = source.partition("://" if "://" in source else "::")
-    if is_path(source) or (separator == "::" and first not in fsspec.available_protocols()):
+    if is_path(source) or (separator == "::" and not _is_protocol(first)):
         return _open_local(source, waiting, follow_symlinks=follow_symlinks)
     patience = patience or RetryPolicy()
     if offline and "::" in source:
@@ -57,7 +54,7 @@ def open_store(
         raise OSError(errno.EHOSTUNREACH, why, public_name(source))
     options = _with_connections(source, storage_options or {}, connections) if prefetch else storage_options or {}
     fs, path = _file_system(source, options, patience)
-    if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+    if fs is None:
         return _open_local(path, waiting, follow_symlinks=follow_symlinks)
     store = _store_of(fs, path, waiting, patience, prefetch, connections)
     if not cache_dir and not offline:
@@ -65,11 +62,25 @@ def open_store(
     return _with_cache(store, cache_dir or "auto", cache_size, source, storage_options or {}, waiting, offline=offline)
 
 
+def _is_protocol(word: str) -> bool:
+    import fsspec
+
+    return word in fsspec.available_protocols()
+
+
 def _file_system(source: str, options: Mapping[str, Any], patience: RetryPolicy) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it."""
+    """Return fsspec's file system of a URL, None if it is that of the local disk, and the path in it."""
+    from shardfs.storage.late_http import late_http
+
+    if (late := late_http(source, options)) is not None:
+        return late, source
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
+
     try:
         # Some file systems send requests when they are created, for instance to read the directory of an archive.
-        return cast("tuple[Any, str]", patience.run("open", lambda: url_to_fs(source, **options)))
+        fs, path = patience.run("open", lambda: url_to_fs(source, **options))
+        return None if isinstance(fs, LocalFileSystem) else fs, path
     except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
         raise ValueError(str(e)) from e
     except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"

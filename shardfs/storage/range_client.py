@@ -6,15 +6,16 @@ obstore cannot. `RangeClient` raises `UnsuitedError` for those.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import errno
 import logging
 import os
 import re
 import threading
+from concurrent.futures import wait
 from contextlib import contextmanager
 from datetime import UTC, timedelta
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 
 from shardfs.model.blobs import Suffix
 from shardfs.model.errors import StaleShardError
-from shardfs.storage.retry import BOUND, bounded, is_transient, timeout_error
+from shardfs.storage.retry import BOUND, DaemonThreads, StoreTimeout, bounded, is_transient, timeout_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,12 +59,19 @@ END_S = 2.0
 _under_way: set[object] = set()
 """One object for each request that obstore works on."""
 
+ENDED = 0
+
 _runtime_pid: int | None = None
-"""The process that started the threads of obstore. Its children have none of them, so they use fsspec."""
+"""The process that started the threads of obstore. Its children have none of them, so they use fsspec.
+
+`ENDED` when the program ends.
+"""
 
 
 class UnsuitedError(Exception):
-    """obstore cannot answer the request; fsspec's file system may."""
+    """obstore cannot answer the request; fsspec's file system may. `status`: the HTTP status, if there is one."""
+
+    status: int | None = None
 
 
 class ServerError(ConnectionError):
@@ -90,27 +98,30 @@ def range_client(fs: Any, root: str, timeout_s: float) -> RangeClient | None:
     Connects at the first request.
     """
     protocol = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-    found = next((_CLIENTS[name] for name in protocol if name in _CLIENTS), None)
-    if found is None:
+    name = next((name for name in protocol if name in _CLIENTS), None)
+    if name is None:
         return None
-    connect, known, inner = found
-    given = fs.storage_options
+    if (obstacle := obstacle_to(name, fs.storage_options)) is not None:
+        log.info("%s: fsspec reads all bytes, because obstore %s", root, obstacle)
+        return None
+    return RangeClient(fs, root, _CLIENTS[name][0], timeout_s)
+
+
+def obstacle_to(protocol: str, given: Mapping[str, Any]) -> str | None:
+    """Return why obstore cannot read from a file system with the options `given`; None if nothing speaks against it."""
+    _, known, inner = _CLIENTS[protocol]
     unknown = [name for name in given if name not in known]
     unknown += [f"{name}.{key}" for name in inner for key in (given.get(name) or ()) if key not in inner[name]]
     if unknown:
-        log.info("%s: fsspec reads all bytes, because obstore does not know the option %s", root, unknown[0])
-        return None
-    if find_spec("obstore") is None:
-        log.info("%s: fsspec reads all bytes, because obstore is not installed", root)
-        return None
-    return RangeClient(fs, root, connect, timeout_s)
+        return f"does not know the option {unknown[0]}"
+    return "is not installed" if find_spec("obstore") is None else None
 
 
 class RangeClient:
     """Reads byte ranges of one store. Thread-safe."""
 
     def __init__(self, fs: Any, root: str, connect: Callable[..., tuple[str, Any]], timeout_s: float) -> None:
-        self.loop, self._fs, self._root = fs.loop, fs, root
+        self._fs, self._root, self._threads = fs, root, DaemonThreads()
         self._connect, self._timeout_s = connect, timeout_s
         self._lock = threading.Lock()
         self._prefix = ""
@@ -122,6 +133,8 @@ class RangeClient:
 
         The first call connects, in the process that will send the requests: obstore does not survive a fork.
         """
+        if _runtime_pid == ENDED and threading.current_thread().daemon:
+            threading.Event().wait()  # the interpreter is about to stop this thread; fsspec could not be imported now
         if self._usable and self._store is None:
             self._open()
         return self._usable and _runtime_pid == os.getpid() and PLAIN.fullmatch(self._key(path)) is not None
@@ -159,18 +172,17 @@ class RangeClient:
             result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, bytes(result.bytes()))
 
-    async def get_many(
-        self, path: str, requests: Sequence[ByteRequest], tag: str | None
-    ) -> list[Answer | BaseException]:
-        """Return the answers of `get`, or its errors, for requests that are sent at the same time."""
-        return await asyncio.gather(*(self._get(path, r, tag) for r in requests), return_exceptions=True)
+    def get_many(self, calls: Sequence[tuple[str, ByteRequest, str | None]]) -> list[Answer | BaseException]:
+        """Return the answers of `get`, or its errors, for requests that are sent at the same time.
 
-    async def _get(self, path: str, request: ByteRequest, tag: str | None) -> Answer:
-        import obstore
-
-        with self._asking(path, tag):
-            result = await obstore.get_async(self._store, self._key(path), options=self._options(request, tag))
-            return self._answer(result, bytes(await result.bytes_async()))
+        `calls`: the arguments of `get`. Raise StoreTimeout if no request was answered in time.
+        """
+        futures = [self._threads.submit(partial(self.get, *call)) for call in calls]
+        wait(futures)
+        answers = [future.exception() or future.result() for future in futures]
+        if all(isinstance(answer, StoreTimeout) for answer in answers):
+            raise timeout_error(self._timeout_s)
+        return answers
 
     @contextmanager
     def _asking(self, path: str, tag: str | None) -> Iterator[None]:
@@ -215,18 +227,18 @@ class RangeClient:
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if failure is not None and failure[1] == "Timeout":
             return timeout_error(self._timeout_s)
-        known = ServerError(errno.EIO, text, path)
-        known.status = int(status[1]) if status is not None else None
+        known, unsuited = ServerError(errno.EIO, text, path), UnsuitedError(text)
+        known.status = unsuited.status = int(status[1]) if status is not None else None
         # A connection that never succeeded may need a proxy or a certificate that only the other client knows.
         lost = failure is not None and (self._proven or failure[1] == "Interrupted")
-        return known if lost or (known.status is not None and is_transient(known)) else UnsuitedError(text)
+        return known if lost or (known.status is not None and is_transient(known)) else unsuited
 
 
 def _end() -> None:
     """Let requests end before the interpreter does: an answer that reaches it later crashes the process."""
     global _runtime_pid
     if _runtime_pid == os.getpid():
-        _runtime_pid = 0  # from now on, `suits` returns False
+        _runtime_pid = ENDED
         end = monotonic() + END_S
         while _under_way and monotonic() < end:
             sleep(0.005)
@@ -237,18 +249,17 @@ def _end() -> None:
 
 def _http(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, Any]:
     """Return the prefix of all URLs of a web server, and obstore's store for it."""
-    from urllib.request import getproxies
-
     from obstore.store import HTTPStore
 
     parts = urlsplit(root)
     if "@" in parts.netloc:
         raise UnsuitedError("the URL contains a password")
-    if getproxies():
+    if any(name.lower().endswith("_proxy") and value for name, value in os.environ.items()):
         raise UnsuitedError("the environment names proxies, which fsspec does not use for web servers")
-    headers = {**fs.client_kwargs.get("headers", {}), **fs.kwargs.get("headers", {})}
+    given = fs.storage_options
+    headers = {**(given.get("client_kwargs") or {}).get("headers", {}), **given.get("headers", {})}
     client["default_headers"] = {**headers, "Accept-Encoding": "identity"}
-    _verify(client, fs.kwargs.get("ssl", True))
+    _verify(client, given.get("ssl", True))
     url = f"{parts.scheme}://{parts.netloc}"
     return f"{url}/", HTTPStore(url, client_options=client, retry_config=retry)  # type: ignore[arg-type]
 
@@ -291,6 +302,8 @@ def _gcs(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, A
 
     def provide() -> Any:
         headers: dict[str, str] = {}
+        import asyncio
+
         # gcsfs may refresh the token, with blocking calls.
         _wait_for(asyncio.to_thread(found.apply, headers), fs.loop, seconds)
         name = next(name for name in headers if name.lower() == "authorization")
@@ -317,6 +330,8 @@ def _credentials(found: Any, loop: Any, seconds: float) -> Callable[[], Any]:
 
 
 def _wait_for(coroutine: Any, loop: Any, seconds: float) -> Any:
+    import asyncio
+
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result(seconds)
 
 

@@ -151,7 +151,8 @@ class FsspecStore:
         try:
             if len(requests) == 1:
                 return [self.patience.run("read", ranges.get, path, requests[0], tag)]
-            return [answer_or_raise(a) for a in self.patience.run("read", ranges.get_many, path, requests, tag)]
+            found = self.patience.run("read", ranges.get_many, [(path, request, tag) for request in requests])
+            return [answer_or_raise(a) for a in found]
         except UnsuitedError as e:
             answers = self._ask_for(path, requests, tag)
             if any(answer.data for answer in answers):

@@ -7,7 +7,6 @@ known to end within the time-out is called directly.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import inspect
 import os
@@ -69,7 +68,7 @@ class RetryPolicy:
     def __init__(self, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
         self.timeout_s, self.retries = timeout_s, retries
         self.counters = StoreCounters()
-        self._threads = _Threads()
+        self._threads = DaemonThreads()
         self._silent = False
         self._probing = threading.Lock()
         self._thread = threading.local()
@@ -160,11 +159,13 @@ class RetryPolicy:
         coroutine = getattr(method, "__wrapped__", method)
         loop = getattr(getattr(coroutine, "__self__", None), "loop", None)
         if loop is not None and inspect.iscoroutinefunction(coroutine):
+            import asyncio
+
             return asyncio.run_coroutine_threadsafe(coroutine(*args, **kwargs), loop)
         return self._threads.submit(lambda: method(*args, **kwargs))
 
 
-class _Threads:
+class DaemonThreads:
     """A pool of daemon threads. Unlike the standard library's executor, it does not delay the program's exit."""
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""Canonical names of sources, and the owner records in journal locks, source locks and lease objects."""
+"""Canonical names of sources, the directories of their journals, and the owner records in locks and lease objects."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import socket
@@ -29,6 +30,22 @@ def canonical(source: str) -> str:
         host, slash, path = rest.partition("/")
         return f"{protocol}://{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}".rstrip("/")
     return os.path.realpath(rest if separator else source)
+
+
+def source_id(source: str) -> bytes:
+    """Return a 16-byte hash of the source's canonical name."""
+    return hashlib.blake2b(os.fsencode(canonical(source)), digest_size=16).digest()
+
+
+def state_directory() -> Path:
+    """Return the default directory of journals: `$XDG_STATE_HOME/shardfs`, or `~/.local/state/shardfs`."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    return Path(given if os.path.isabs(given) else os.path.expanduser("~/.local/state"), "shardfs")
+
+
+def journal_directory(source: str, base: str | Path | None = None) -> Path:
+    """Return the directory of a source's journal below `base` (default: `state_directory()`). It need not exist."""
+    return (state_directory() if base is None else Path(base)) / source_id(source).hex()
 
 
 def names(source: str) -> list[str]:

@@ -6,7 +6,6 @@ byte ranges are honoured, whether a name is a directory, and what a directory co
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import errno
 import itertools
@@ -14,13 +13,12 @@ import logging
 import os
 import re
 from contextlib import asynccontextmanager, suppress
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote
 
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.storage.blob_views import absolute
-from shardfs.storage.range_client import Answer, replaced
+from shardfs.storage.range_client import Answer, UnsuitedError, replaced
 from shardfs.storage.remote import FsspecStore, answer_or_raise, range_header, stat_of_info, store_errors
 from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
 
@@ -73,16 +71,26 @@ class WebStore(FsspecStore):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.loop = self.fs.loop
         self._lists = False
         self._ignored = False  # whether the server ignored the byte range of a document
         self._missing_page: Page | None = None  # the page that the server sends in place of 404 Not Found
+
+    @property
+    def loop(self) -> Any:
+        """The event loop of the requests of this class. The first use imports aiohttp."""
+        return self.fs.loop
 
     def path(self, key: str) -> str:
         """The URL of a key, in which `?` and `#` do not end the path."""
         return super().path(quote(key, errors="surrogateescape"))
 
     # ---- the store's methods ----
+
+    def reopen(self, key: str) -> None:
+        """Do nothing: no listing is cached."""
+
+    def reopen_below(self, key: str) -> None:
+        """Do nothing: no listing is cached."""
 
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
@@ -106,6 +114,8 @@ class WebStore(FsspecStore):
         return [answer_or_raise(a) for a in self._each("read", self._part, [(path, r, tag) for r in requests])]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
+        if (simple := self._simple_documents(paths, limit)) is not None:
+            return simple
         got = self._each("documents", self._document, [(path, limit) for path in paths])
         documents = [found for found in got if isinstance(found, _Document)]
         pages = [found.page for found in documents if found.page is not None]
@@ -124,6 +134,28 @@ class WebStore(FsspecStore):
                 why = "the web server sends an HTML page instead of a metadata document or 404 Not Found"
                 out.append(OSError(errno.EIO, f"{why}; look at the URL in a browser: must you log in?", url))
         return out
+
+    def _simple_documents(self, paths: Sequence[str], limit: int) -> list[bytes | Exception] | None:
+        """Return what `_ask_for_documents` returns, through obstore; None if obstore cannot tell.
+
+        That is so if an answer may be a page, or has not the byte range, or if no request of obstore has succeeded yet.
+        """
+        ranges = self._ranges
+        if self._missing_page is not None or ranges is None or not all(ranges.suits(path) for path in paths):
+            return None
+        calls = [(path, ByteRange(0, limit + 1), None) for path in paths]
+        answers = self.patience.run("documents", ranges.get_many, calls)
+        succeeded = any(isinstance(answer, Answer) for answer in answers)
+        out: list[bytes | Exception] = []
+        for url, answer in zip(paths, answers, strict=True):
+            if isinstance(answer, UnsuitedError):
+                if not succeeded or answer.status not in (401, 403, 404, 410):
+                    return None
+                denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), url)
+                out.append(denied if answer.status in (401, 403) else _missing(url))
+            else:
+                out.append(answer.data if isinstance(answer, Answer) else answer)
+        return None if any(_looks_like_a_page(data) for data in out if isinstance(data, bytes)) else out
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         self._waiting()
@@ -168,6 +200,8 @@ class WebStore(FsspecStore):
         return cast("list[Any]", self.patience.run(kind, self._gathered, method, calls))
 
     async def _gathered(self, method: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        import asyncio
+
         return await asyncio.gather(*(method(*call) for call in calls), return_exceptions=True)
 
     @asynccontextmanager
@@ -280,13 +314,15 @@ class WebStore(FsspecStore):
 
     async def _listing(self, url: str) -> dict[str, bool]:
         """Return the names in a directory, in the server's order, each with whether it is a directory."""
+        from shardfs.storage.html_links import PageLinks, names_in
+
         async with self._asked("GET", url) as answer:
             answer.raise_for_status()
-            links, decoder = _Links(), codecs.getincrementaldecoder("utf-8")("surrogateescape")
+            links, decoder = PageLinks(), codecs.getincrementaldecoder("utf-8")("surrogateescape")
             if _is_html(answer):
                 async for piece in answer.content.iter_any():
                     links.feed(decoder.decode(piece))
-            return _names_in(links.found, str(answer.url))
+            return names_in(links.found, str(answer.url))
 
 
 # ---- answers ----
@@ -349,8 +385,11 @@ async def _body(answer: Any, skip: int, size: int) -> bytes:
 
 async def _document_of(answer: Any, limit: int) -> _Document:
     data = await _body(answer, 0, limit + 1)
-    is_page = _is_html(answer) and data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<")
-    return _Document(data, _page_of(answer) if is_page else None)
+    return _Document(data, _page_of(answer) if _is_html(answer) and _looks_like_a_page(data) else None)
+
+
+def _looks_like_a_page(data: bytes) -> bool:
+    return data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<")
 
 
 def _is_html(answer: Any) -> bool:
@@ -370,34 +409,3 @@ def _info_of(url: str, answer: Any) -> dict[str, Any]:
     # Listings are HTML or generated for each request, so servers send no validators with them.
     page, identity = _is_html(answer) or not validators, _page_of(answer)
     return {"name": url, "type": "file", "size": _total(answer), "page": page, "identity": identity, **validators}
-
-
-class _Links(HTMLParser):
-    """Collects the link targets of an HTML page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.found += [value for name, value in attrs if name == "href" and value]
-
-
-def _names_in(links: Iterable[str], url: str) -> dict[str, bool]:
-    """Return the names directly below `url` to which links of the page lead, each with whether it ends with a slash."""
-    here = urlsplit(url.rstrip("/") + "/")
-    above = [unquote(part, errors="surrogateescape") for part in here.path.split("/")[:-1]]
-    names: dict[str, bool] = {}
-    for link in links:
-        try:
-            target = urlsplit(urljoin(here.geturl(), link.replace(";", "%3B")))  # otherwise a `;` at the end is lost
-        except ValueError:  # an invalid URL
-            continue
-        if target.query or target.fragment or target.netloc != here.netloc:
-            continue  # such as a link that sorts the listing
-        parts = target.path.removesuffix("/").split("/")
-        *parents, name = (unquote(part, errors="surrogateescape") for part in parts)
-        if parents == above and name not in ("", ".", "..") and "/" not in name and "\0" not in name:
-            names[name] = names.get(name, False) or target.path.endswith("/")
-    return names

@@ -17,7 +17,8 @@ from shardfs.formats import create_rules
 from shardfs.model.errors import BusyError, message
 from shardfs.storage.cache import nothing
 from shardfs.storage.mount_table import FS_TYPE, mount_type
-from shardfs.write.journal import Journal, directory_for
+from shardfs.storage.source_locks import journal_directory
+from shardfs.write.journal import Journal
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
 
@@ -66,7 +67,7 @@ def open_journal(
     Raise BusyError if another process writes to the source, or OSError if the directory is unsuitable. Both are raised
     before anything is changed.
     """
-    directory = directory or directory_for(source, found.journal)
+    directory = directory or journal_directory(source, found.journal)
     limit = found.journal_limit or _half_of_free(directory)
     soon, end = time.monotonic() + LOOKED_AFTER_S, time.monotonic() + ENDING_S
     while True:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.errors import UnsupportedError, message
 from shardfs.storage import syscalls
-from shardfs.storage.source_locks import LOCK
+from shardfs.storage.source_locks import LOCK, journal_directory, state_directory
 from shardfs.write.failures import is_below
-from shardfs.write.journal import Journal, RecordKind, directory_for, state_directory
+from shardfs.write.journal import Journal, RecordKind
 from shardfs.write.journal.places import DISCARDED, LOST, Lock, is_locked, own_directory
 from shardfs.write.journal.scanning import NAME
 from shardfs.write.pending import Backlog, Pending, Version
@@ -35,7 +35,7 @@ MAINTENANCE_BYTES = 1 << 40
 """Size limit of a journal that is opened for maintenance: large enough for any existing journal."""
 
 OURS = re.compile(r"[0-9a-f]{32}")
-"""Matches the directory names that `directory_for` returns."""
+"""Matches the directory names that `journal_directory` returns."""
 
 LOOK_S = 5.0
 """Seconds between two checks whether another process has begun to publish a journal that a read-only mount shows."""
@@ -106,7 +106,7 @@ def find(source: str, base: str | Path | None = None) -> Path:
 
     Raise FileNotFoundError if there is no journal.
     """
-    for path in (Path(source), directory_for(source, base)):
+    for path in (Path(source), journal_directory(source, base)):
         if "://" not in str(path) and _is_journal(path):
             return path
     raise FileNotFoundError(errno.ENOENT, "there is no journal of this source or in this directory", source)
@@ -121,7 +121,7 @@ def unpublished(source: str, base: str | Path | None = None, layout: str | None 
     Args:
         layout: that of the mount (`Options.shown_as`); None if it does not show unpublished writes.
     """
-    directory = directory_for(source, base)
+    directory = journal_directory(source, base)
     try:
         if not _is_journal(directory) or is_locked(str(directory / LOCK)):
             return None

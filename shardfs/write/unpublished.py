@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from shardfs.model.errors import ShardfsError
 from shardfs.model.redact import public_name
 from shardfs.storage.cache import nothing
-from shardfs.storage.source_locks import LOCK
+from shardfs.storage.source_locks import LOCK, journal_directory
 from shardfs.vfs.nodes import is_in
 from shardfs.write.buffers import Budget
 from shardfs.write.contents import FileContents
 from shardfs.write.directories import Directories
-from shardfs.write.journal import Journal, directory_for
+from shardfs.write.journal import Journal
 from shardfs.write.journal.places import own_directory
 from shardfs.write.names import Names
 from shardfs.write.overlay import Overlay
@@ -184,9 +184,9 @@ def with_unpublished(
 
     Return `tree` itself if there are none, or another process has locked the journal, or they were written with another
     layout than that of the tree. Problems of the journal are logged, not raised. `base` is the directory of all
-    journals, as in `directory_for`.
+    journals, as in `journal_directory`.
     """
-    directory = directory_for(source, base)
+    directory = journal_directory(source, base)
     try:
         was = _state(directory)
         if was is None:

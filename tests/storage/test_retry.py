@@ -259,7 +259,7 @@ def test_a_client_that_blocks_is_left_alone_and_the_threads_are_bounded(monkeypa
 
 
 def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
-    threads, taken, go = retry._Threads(), threading.Event(), threading.Event()
+    threads, taken, go = retry.DaemonThreads(), threading.Event(), threading.Event()
 
     class Jobs(queue.SimpleQueue[Any]):
         """The first call is slow to come out."""

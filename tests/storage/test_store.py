@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.byte_ranges import coalesce
 from shardfs.model.errors import message
-from shardfs.storage import local, web
+from shardfs.storage import html_links, local
 from shardfs.storage.blob_views import BytesBlob, PairBlob, SliceBlob
 from shardfs.storage.local import LocalStore
 from shardfs.storage.open_store import open_store
@@ -288,10 +288,10 @@ LISTINGS = {
 
 @pytest.mark.parametrize("page", LISTINGS)
 def test_names_in_a_listing(page: str) -> None:
-    links = web._Links()
+    links = html_links.PageLinks()
     links.feed(page)
     for url in ("http://h:1/x/", "http://h:1/x"):
-        assert web._names_in(links.found, url) == LISTINGS[page]
+        assert html_links.names_in(links.found, url) == LISTINGS[page]
 
 
 def test_http_asks_one_range_for_neighbours(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from shardfs.jobs.verify import ShardVerifier
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
+from shardfs.storage.source_locks import journal_directory
 from shardfs.storage.writers import open_writer
 from shardfs.vfs.tree import Tree, open_tree
-from shardfs.write.journal import Journal, RecordKind, directory_for
+from shardfs.write.journal import Journal, RecordKind
 from tests.conftest import read_with
 from tests.datasets import same
 from tests.mount.programs import copy_tree, shardfs
@@ -55,7 +56,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def journal(state: Path, tmp_path: Path) -> Iterator[Journal]:
     source = str(tmp_path / "x")
-    made = Journal.open(directory_for(source), source, limit_bytes=64 << 20, commit_s=0)
+    made = Journal.open(journal_directory(source), source, limit_bytes=64 << 20, commit_s=0)
     yield made
     made.close(clean=True)
 
@@ -170,7 +171,7 @@ def test_damage_is_told_and_left(dataset: Get, tmp_path: Path) -> None:
 
 def test_nobody_else_may_write_meanwhile(dataset: Get, tmp_path: Path) -> None:
     path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
-    made = Journal.open(directory_for(str(path)), str(path), limit_bytes=64 << 20)
+    made = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20)
     try:
         done = shardfs("compact", path)
         assert (done.returncode, f"already mounted rw by pid {os.getpid()}" in done.stderr) == (4, True)
@@ -186,7 +187,7 @@ def test_a_crash_in_between_is_cleared_away(dataset: Get, tmp_path: Path, monkey
     path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
     waste(path)
     work = works(path)[0]
-    made = Journal.open(directory_for(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
+    made = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
     packer = Packer(open_writer(opened(path).store), made)
 
     class Killed(BaseException):

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from shardfs.model.errors import BusyError, exit_code
-from shardfs.storage.source_locks import SOURCE_LOCK, canonical, describe
-from shardfs.write.journal import Journal, directory_for
-from shardfs.write.journal.places import Lock, file_system, lock_source, source_id
+from shardfs.storage.source_locks import SOURCE_LOCK, canonical, describe, journal_directory, source_id
+from shardfs.write.journal import Journal
+from shardfs.write.journal.places import Lock, file_system, lock_source
 from tests.datasets import ROOT
 from tests.write.journals import SOURCE, content, kill, open_journal, put
 
@@ -233,9 +233,9 @@ def test_one_source_has_one_directory(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "link").symlink_to("data")
     names = [f"{tmp_path}/data", f"{tmp_path}/data/", f"file://{tmp_path}/data", f"{tmp_path}/link", "data"]
     monkeypatch.chdir(tmp_path)
-    assert {directory_for(name) for name in names} == {tmp_path / "state" / "shardfs" / source_id("data").hex()}
+    assert {journal_directory(name) for name in names} == {tmp_path / "state" / "shardfs" / source_id("data").hex()}
     assert canonical("s3://key:secret@bucket/a/b/?x=1") == "s3://bucket/a/b"
-    assert directory_for("s3://bucket/a") != directory_for("s3://bucket/b")
-    assert directory_for("data", tmp_path / "x").parent == tmp_path / "x"
+    assert journal_directory("s3://bucket/a") != journal_directory("s3://bucket/b")
+    assert journal_directory("data", tmp_path / "x").parent == tmp_path / "x"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")  # as the specification says: to be ignored
-    assert directory_for("data").is_relative_to(Path.home())
+    assert journal_directory("data").is_relative_to(Path.home())

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardfs.model.errors import BusyError
-from shardfs.storage.source_locks import names
-from shardfs.write.journal import Journal, directory_for, overlaps
+from shardfs.storage.source_locks import journal_directory, names
+from shardfs.write.journal import Journal, overlaps
 from tests.conftest import MountFailed, mount_entry
 from tests.datasets import ROOT
 from tests.mount.programs import attempt, copy_tree, shardfs
@@ -128,7 +128,9 @@ def test_of_two_that_start_together_one_is_mounted(top: Path, tmp_path: Path, at
 
 
 def opened(source: str | Path, base: Path) -> Journal:
-    return Journal.open(directory_for(str(source), base), str(source), limit_bytes=1 << 20, mountpoint=f"/{base.name}")
+    return Journal.open(
+        journal_directory(str(source), base), str(source), limit_bytes=1 << 20, mountpoint=f"/{base.name}"
+    )
 
 
 @pytest.mark.parametrize(

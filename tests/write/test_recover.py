@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.model.errors import BusyError
+from shardfs.storage.source_locks import journal_directory
 from shardfs.write import recover
-from shardfs.write.journal import Journal, RecordKind, directory_for
+from shardfs.write.journal import Journal, RecordKind
 from shardfs.write.pending import Backlog, Pending
 from tests.write.journals import SOURCE, kill, open_journal, put
 
@@ -72,10 +73,10 @@ def test_journals_are_found_by_source_and_by_themselves(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert recover.journals() == []
-    journal = open_journal(directory_for(SOURCE))
+    journal = open_journal(journal_directory(SOURCE))
     put(journal, "a")
     kill(journal)
-    assert recover.journals() == [directory_for(SOURCE)] == [recover.find(SOURCE)]
+    assert recover.journals() == [journal_directory(SOURCE)] == [recover.find(SOURCE)]
     assert recover.find(str(directory)) == directory
     with pytest.raises(FileNotFoundError, match="no journal"):
         recover.find("memory://other")
@@ -84,14 +85,14 @@ def test_journals_are_found_by_source_and_by_themselves(
 def test_readers_are_told_of_what_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert recover.unpublished(SOURCE) is None
-    journal = open_journal(directory_for(SOURCE))
+    journal = open_journal(journal_directory(SOURCE))
     put(journal, "a")
     assert recover.unpublished(SOURCE) is None  # a mount sees to it
     kill(journal)
     told = recover.unpublished(SOURCE)
     assert told is not None
     assert told[0].startswith("1 files were written")
-    recover.discard(directory_for(SOURCE))
+    recover.discard(journal_directory(SOURCE))
     assert recover.unpublished(SOURCE) is None
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardfs.write.journal import Journal, RecordKind, directory_for
+from shardfs.storage.source_locks import journal_directory
+from shardfs.write.journal import Journal, RecordKind
 from tests.conftest import read_with
 from tests.mount.programs import copy_tree, shardfs
 from tests.write.journals import make_newer
@@ -35,7 +36,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def source(dataset: Get, tmp_path: Path) -> Path:
     """With a chunk written, one deleted, and an orphan, as a daemon leaves them that was killed."""
     path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
-    journal = Journal.open(directory_for(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
+    journal = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
     meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": "?"}
     journal.append(RecordKind.PUT, {"path": "c/0/0", **meta}, CHUNK)
     journal.append(RecordKind.PUT, {"path": "c/99", **meta}, b"orphan")
@@ -131,7 +132,7 @@ def test_only_what_needs_a_decision_is_listed(source: Path, state: Path) -> None
 
 @pytest.mark.interop
 def test_when_all_is_published_or_given_up_the_journal_is_gone(source: Path, state: Path) -> None:
-    journal = Journal.open(directory_for(str(source)), str(source), limit_bytes=64 << 20, commit_s=0)
+    journal = Journal.open(journal_directory(str(source)), str(source), limit_bytes=64 << 20, commit_s=0)
     lsn = next(record.lsn for record in journal.recovered if record.meta["path"] == "c/99")
     journal.append(RecordKind.CONFLICT, {"path": "c/99", "lsn": lsn, "why": "somebody"})
     journal.close(clean=False)
@@ -149,7 +150,7 @@ def test_when_all_is_published_or_given_up_the_journal_is_gone(source: Path, sta
 @pytest.mark.interop
 @pytest.mark.parametrize(("word", "value"), [("--ours", 7), ("--theirs", 1)])
 def test_conflicts_are_decided(word: str, value: int, dataset: Get, source: Path) -> None:
-    journal = Journal.open(directory_for(str(source)), str(source), limit_bytes=64 << 20, commit_s=0)
+    journal = Journal.open(journal_directory(str(source)), str(source), limit_bytes=64 << 20, commit_s=0)
     lsn = next(record.lsn for record in journal.recovered if record.meta["path"] == "c/0/0")
     journal.append(RecordKind.CONFLICT, {"path": "c/0/0", "lsn": lsn, "why": "somebody"})
     journal.close(clean=False)
@@ -176,7 +177,7 @@ def test_damage_is_told_and_put_aside_when_asked(source: Path, state: Path) -> N
 
 
 def test_a_mount_has_it(source: Path) -> None:
-    journal = Journal.open(directory_for(str(source)), str(source), limit_bytes=64 << 20)
+    journal = Journal.open(journal_directory(str(source)), str(source), limit_bytes=64 << 20)
     try:
         for words in (["--apply"], ["--salvage"], ["--discard", "--yes"], ["--ours", "c/0/0"]):
             done = shardfs("recover", source, *words)

@@ -17,10 +17,10 @@ import pytest
 
 from shardfs.config.options import Options
 from shardfs.storage import syscalls
+from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from shardfs.write import recover, unpublished
-from shardfs.write.journal import directory_for
 from shardfs.write.open_rw import open_writable
 from shardfs.write.unpublished import Unpublished, with_unpublished
 from tests import handmade
@@ -49,7 +49,7 @@ class Place:
     def __init__(self, target: Target, top: Path) -> None:
         self.target, self.store, self.journals = target, top / "store", top / "journals"
         self.store.mkdir()
-        self.journal = directory_for(str(self.store), self.journals)
+        self.journal = journal_directory(str(self.store), self.journals)
         self.journal.mkdir(mode=0o700, parents=True)
         target.create(self.store)
         target.fill(self.store, target.array({n: OLD + n for n in range(0, len(target.chunks), 2)}))

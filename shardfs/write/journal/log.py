@@ -109,12 +109,12 @@ class Journal:
                 contents.locks += places.lock_source(source, mountpoint)
                 overlaps.refuse(source)
             waiting()
-            reading = read(directory, None if source is None else places.source_id(source), write=True)
+            reading = read(directory, None if source is None else source_locks.source_id(source), write=True)
             places.purge(directory)
             reading.problems[:0] = warnings
             segment = min(segment_bytes, max(limit_bytes // 8, 64 << 10))
             limits = _Limits(limit_bytes, min(reserve_bytes, limit_bytes // 4), segment, commit_s)
-            known = reading.identity() if source is None else (places.source_id(source), public_name(source))
+            known = reading.identity() if source is None else (source_locks.source_id(source), public_name(source))
             journal = cls(contents, known, reading, limits)
             journal._appender.adopt(contents.adopt(reading))
         except BaseException:
@@ -137,7 +137,7 @@ class Journal:
         directory = Path(directory)
         lock = str(directory / source_locks.LOCK)
         owner = source_locks.read_owner(lock) if places.is_locked(lock) else None
-        reading = read(directory, None if source is None else places.source_id(source), write=False)
+        reading = read(directory, None if source is None else source_locks.source_id(source), write=False)
         reading.owner = owner
         return reading
 

@@ -1,9 +1,8 @@
-"""Directories and lock files of journals: default paths, checks of a directory, and the lock of the writer."""
+"""Directories and lock files of journals: checks of a directory, and the lock of the writer."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -42,22 +41,6 @@ FAR = frozenset(
     }
 )  # fmt: skip
 """File systems that no journal may use: another host (or another program) decides whether fdatasync and locks work."""
-
-
-def source_id(source: str) -> bytes:
-    """Return a 16-byte hash of the source's canonical name."""
-    return hashlib.blake2b(os.fsencode(canonical(source)), digest_size=16).digest()
-
-
-def state_directory() -> Path:
-    """Return the default directory of journals: `$XDG_STATE_HOME/shardfs`, or `~/.local/state/shardfs`."""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    return Path(given if os.path.isabs(given) else os.path.expanduser("~/.local/state"), "shardfs")
-
-
-def directory_for(source: str, base: str | Path | None = None) -> Path:
-    """Return the directory of a source's journal below `base` (default: `state_directory()`). It need not exist."""
-    return (state_directory() if base is None else Path(base)) / source_id(source).hex()
 
 
 def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
