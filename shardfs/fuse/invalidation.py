@@ -1,4 +1,4 @@
-"""What a writable mount caches in the server and in the kernel, and how changes invalidate it."""
+"""What the server and the kernel cache, and how changes invalidate it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
+from shardfs.fuse import protocol
+from shardfs.model.errors import StaleShardError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from shardfs.model.attributes import Attributes
+    from shardfs.model.values import U64
 
 log = logging.getLogger("shardfs.fuse")
 
 CAPACITY = 512
 """At most so many attributes are kept between LOOKUP and READ. A full cache is cleared."""
+
+MAX_RESIZED = 1 << 16
+"""At most so many files are remembered as resized. Beyond, only their attributes are invalidated."""
 
 
 class AttributeCache:
@@ -80,3 +89,36 @@ class Notices:
             if failure.errno != errno.ENOENT:  # ENOENT: the kernel does not cache it
                 log.error("cannot invalidate a file or name in the kernel's caches: %s", failure)
         return True
+
+
+class ResizedFiles:
+    """The files of a read-only mount of which the kernel may know a wrong size. Thread-safe.
+
+    The kernel cuts what it reads at the size that it knows. So after another program has made a file longer or shorter,
+    reading it fails until the kernel has asked for its attributes again.
+
+    Attributes:
+        numbers: these files, at most `MAX_RESIZED`.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.send: Callable[[bytes], object] = bool
+
+    def note(self, numbers: U64) -> None:
+        """Have the kernel ask for the attributes of these files again. To be called before their bytes are sent."""
+        if len(self.numbers) + len(numbers) > MAX_RESIZED:
+            self.numbers.clear()
+        self.numbers.update(numbers[:MAX_RESIZED].tolist())
+        for number in numbers.tolist():
+            self.send(protocol.invalidate_attributes(number))
+
+    def told(self, numbers: Iterable[int]) -> None:
+        """Note that the kernel gets the present attributes of these files."""
+        self.numbers.difference_update(numbers)
+
+    def require_known(self, number: int) -> None:
+        """Raise StaleShardError if the kernel may know a wrong size of this file."""
+        if number in self.numbers:
+            self.send(protocol.invalidate_attributes(number))
+            raise StaleShardError(f"file {number}: has another size since its shard was replaced; open it again")

@@ -15,7 +15,7 @@ from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 
 if TYPE_CHECKING:
     from shardfs.fuse.device import Device, Handler
-    from shardfs.fuse.invalidation import AttributeCache
+    from shardfs.fuse.invalidation import AttributeCache, ResizedFiles
     from shardfs.model.attributes import Attributes
     from shardfs.model.file_tree import FileTree
 
@@ -32,9 +32,15 @@ class NodeRequests:
     """
 
     def __init__(
-        self, tree: FileTree, recent: dict[int, Attributes], device: Device, control_replies: control.ControlReplies
+        self,
+        tree: FileTree,
+        recent: dict[int, Attributes],
+        resized: ResizedFiles,
+        device: Device,
+        control_replies: control.ControlReplies,
     ) -> None:
-        self._tree, self._recent, self._device, self._control = tree, recent, device, control_replies
+        self._tree, self._recent, self._resized = tree, recent, resized
+        self._device, self._control = device, control_replies
 
     def handlers(self) -> dict[int, Handler]:
         return {protocol.LOOKUP: self._lookup_handler(), protocol.GETATTR: self._getattr}
@@ -55,7 +61,7 @@ class NodeRequests:
         recent, entry, is_control_name = self._recent, encoder.entry, control.is_control_name
         lookup, remember, forget = self._tree.lookup, self._tree.remember, self._tree.forget
         begin, errors, absent = protocol.BODY, self._device.tally.errors, (protocol.LOOKUP, errno.ENOENT)
-        around_control = frozenset((ROOT, control.DIRECTORY))
+        around_control, resized = frozenset((ROOT, control.DIRECTORY)), self._resized.numbers
 
         def answer(unique: int, parent: int, size: int) -> None:
             try:
@@ -63,6 +69,9 @@ class NodeRequests:
                     self._control.send_entry(unique, parent, bytes(request[begin : size - 1]))
                     return
                 found = lookup(parent, bytes(request[begin : size - 1]))
+                if resized and found.number in resized:
+                    resized.discard(found.number)
+                    found = lookup(parent, bytes(request[begin : size - 1]))
             except FileNotFoundError:
                 errors[absent] += 1
                 send(encoder.absent(unique))
@@ -84,6 +93,7 @@ class NodeRequests:
         if number >= control.DIRECTORY:
             self._control.send_attributes(unique, number)
             return
+        self._resized.numbers.discard(number)  # before: another thread may find a newer version meanwhile
         _, directory, size, mtime_ns, _, _ = self.attributes(number)
         self._device.send(self._device.encoder.attributes(unique, number, directory, size, mtime_ns))
 

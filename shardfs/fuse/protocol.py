@@ -175,6 +175,11 @@ def invalidate_content(number: int) -> bytes:
     return _INVALID_INODE.pack(_INVALID_INODE.size, _NOTIFY_INODE, 0, number, 0, 0)
 
 
+def invalidate_attributes(number: int) -> bytes:
+    """A message that invalidates a file's attributes. Sending it never blocks."""
+    return _INVALID_INODE.pack(_INVALID_INODE.size, _NOTIFY_INODE, 0, number, -1, 0)
+
+
 def xattr_size(unique: int, size: int) -> bytes:
     """A reply to GETXATTR and LISTXATTR of a client that asks for the size it must allocate."""
     return _XATTR_SIZE_OUT.pack(_XATTR_SIZE_OUT.size, 0, unique, size)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.fuse.device import Device, Handler
+    from shardfs.fuse.invalidation import ResizedFiles
     from shardfs.model.attributes import Attributes, Extent
     from shardfs.model.file_tree import FileTree
 
@@ -36,10 +37,12 @@ class ReadRequests:
         files: control.Control,
         recent: dict[int, Attributes],
         attributes: Callable[[int], Attributes],
+        resized: ResizedFiles,
         device: Device,
         waiting: Callable[[], None],
     ) -> None:
-        self._tree, self._files, self._recent, self._attributes = tree, files, recent, attributes
+        self._tree, self._files, self._recent, self._resized = tree, files, recent, resized
+        self._get_attributes = attributes
         self._device, self._tally, self._waiting = device, device.tally, waiting
         # A reply's header is right before its data, so that one write sends both. The data begins on a page.
         self._outbox = memoryview(mmap.mmap(-1, _PAGE + protocol.MAX_TRANSFER))
@@ -47,7 +50,7 @@ class ReadRequests:
     def handler(self) -> Handler:
         """The handler of READ. A closure: attribute look-ups would cost as much as some of its work."""
         request, outbox, send = self._device.request, self._outbox, self._device.send
-        recent, attributes = self._recent, self._attributes
+        recent, attributes = self._recent, self._attributes_now
         arguments, header, begin = protocol.READ_IN.unpack_from, protocol.HEADER_OUT.pack_into, protocol.BODY
         head = _PAGE - protocol.HEADER_SIZE
         preadv, nowait, sent = os.preadv, os.RWF_NOWAIT, 0
@@ -82,8 +85,14 @@ class ReadRequests:
         """Reply with bytes from the tree: the file is not simply a part of a local file."""
         source = self._tree if number < control.DIRECTORY else self._files
         data = source.read(number, offset, size)
+        self._resized.require_known(number)
         self._tally.nbytes += len(data)
         self._device.send_data(unique, data)
+
+    def _attributes_now(self, number: int) -> Attributes:
+        found = self._get_attributes(number)
+        self._resized.require_known(number)
+        return found
 
     def _read_slowly(self, extent: Extent, data: memoryview, offset: int) -> bool:
         """Read from a disk or a file server while another thread leads; False if the file is shorter by now."""
@@ -92,6 +101,6 @@ class ReadRequests:
 
     def open(self, unique: int, number: int, _size: int) -> None:
         """Reply to OPEN: large files bypass the page cache."""
-        found = self._recent.get(number) or self._attributes(number)
+        found = self._recent.get(number) or self._get_attributes(number)
         direct = found.size > DIRECT_IO_OVER
         self._device.send(protocol.opened(unique, protocol.OPEN_DIRECT_IO if direct else protocol.OPEN_KEEP_CACHE))

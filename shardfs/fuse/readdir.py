@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from shardfs.fuse.device import Device, Handler
-    from shardfs.fuse.invalidation import AttributeCache
+    from shardfs.fuse.invalidation import AttributeCache, ResizedFiles
     from shardfs.model.file_tree import FileTree, Listable
     from shardfs.model.listing import Batch
     from shardfs.model.values import U64, Bool
@@ -42,8 +42,8 @@ class Listings:
     directory is scanned again from there.
     """
 
-    def __init__(self, encoder: protocol.Encoder) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: protocol.Encoder, resized: ResizedFiles) -> None:
+        self._encoder, self._resized = encoder, resized
         self._streams: OrderedDict[tuple[int, int, bool], RecordStream | OnePage] = OrderedDict()
 
     def page(self, tree: Listable, number: int, offset: int, size: int, *, plus: bool) -> Page:
@@ -51,7 +51,7 @@ class Listings:
         # `pop`: no other thread uses the stream meanwhile.
         stream = self._streams.pop((number, offset, plus), None)
         if stream is None:
-            stream = _stream(self._encoder, tree, number, offset, size, plus=plus)
+            stream = _stream(self._encoder, tree, number, offset, size, plus=plus, resized=self._resized)
         page, counted, offset = stream.take(size)
         if page:
             self._streams[number, offset, plus] = stream
@@ -82,6 +82,7 @@ class RecordStream:
         cache: given on a writable mount. When its stamp changes, the attributes in the batches may be outdated. From
             then on, entries are sent as names only. Otherwise the kernel would replace new sizes by old ones and would
             find names again that it has just removed.
+        resized: given on a read-only mount; is told which attributes the kernel gets.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class RecordStream:
         *,
         plus: bool,
         cache: AttributeCache | None = None,
+        resized: ResizedFiles | None = None,
     ) -> None:
         self._encoder, self._plus = encoder, plus
         self._batches = (batch for batch in batches if len(batch.names))
@@ -104,6 +106,7 @@ class RecordStream:
         self._records_sent, self._bytes_sent = 0, 0
         self._offset = max(offset, DOTS)
         self._has_counted_nodes = False
+        self._resized = resized
         self._cache, self._first_stamp = cache, cache.stamp if cache is not None else 0
 
     def seek(self, offset: int) -> bool:
@@ -156,6 +159,8 @@ class RecordStream:
         self._offsets = batch.cookies + np.uint64(DOTS)
         self._body, self._ends = self._encoder.records(batch, self._nodes, self._offsets, plus=self._plus)
         self._records_sent = self._bytes_sent = 0
+        if self._resized is not None and self._resized.numbers:
+            self._resized.told(self._nodes.tolist())
         return True
 
 
@@ -168,12 +173,15 @@ def _stream(
     *,
     plus: bool,
     cache: AttributeCache | None = None,
+    resized: ResizedFiles | None = None,
 ) -> RecordStream | OnePage:
     """The records of a directory from position `offset`, of which the first page may have `size` bytes."""
     entries = tree.small_listing(number, size // protocol.SHORT_RECORD - DOTS) if plus and not offset else None
     if entries is None:
         batches = tree.scan(number, max(offset - DOTS, 0))
-        return RecordStream(encoder, batches, number, offset, plus=plus, cache=cache)
+        return RecordStream(encoder, batches, number, offset, plus=plus, cache=cache, resized=resized)
+    if resized is not None and resized.numbers:
+        resized.told(child for _, child, *_ in entries)
     return OnePage(encoder.few_entries(number, entries), entries[-1][-1] + DOTS if entries else DOTS)
 
 

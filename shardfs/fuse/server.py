@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from shardfs.fuse import control, libfuse, protocol
 from shardfs.fuse.access import RecordingDevice
 from shardfs.fuse.device import Device
-from shardfs.fuse.invalidation import AttributeCache, Notices
+from shardfs.fuse.invalidation import AttributeCache, Notices, ResizedFiles
 from shardfs.fuse.leadership import TIMED, ErrorLog, Leadership, RequestLoop
 from shardfs.fuse.node_requests import NodeRequests, WritableNodeRequests, XattrRequests, forget_handlers
 from shardfs.fuse.read_requests import ReadRequests
@@ -60,7 +60,8 @@ class Server:
         self.waiting, self.load = self._leadership.waiting, self._leadership.load
         # Of a read-only mount
         self._recent: dict[int, Attributes] = {}
-        self._listings = Listings(settings.encoder())
+        self._resized = ResizedFiles()
+        self._listings = Listings(settings.encoder(), self._resized)
         # Of a writable mount
         self._cache = AttributeCache()
         self._directories: dict[int, OpenDirectory] = {}
@@ -72,8 +73,11 @@ class Server:
         The tree must be a `WritableTree` if the settings say `rw`.
         """
         self._tree, self._fd = tree, session.fd
+        notices = Notices(session.fd)
         if self._settings.rw:
-            _connect(cast("WritableTree", tree), self._cache, Notices(session.fd))
+            _connect(cast("WritableTree", tree), self._cache, notices)
+        else:
+            self._resized.send, tree.hooks.resized = notices.send, self._resized.note
         if self._settings.poll_us:
             os.set_blocking(session.fd, False)
         self._leadership.start(self._make_loop, on_end)
@@ -119,8 +123,8 @@ class Server:
 
     def _read_only(self, device: Device) -> dict[int, Handler]:
         tree, files, done = self._tree, self.control, _refusal(device, 0)
-        nodes = NodeRequests(tree, self._recent, device, self._control_replies(device))
-        reads = ReadRequests(tree, files, self._recent, nodes.attributes, device, self.waiting)
+        nodes = NodeRequests(tree, self._recent, self._resized, device, self._control_replies(device))
+        reads = ReadRequests(tree, files, self._recent, nodes.attributes, self._resized, device, self.waiting)
         handlers: dict[int, Handler] = {
             **nodes.handlers(),
             **forget_handlers(tree, files, device.request, end=TABLE_END),
@@ -143,12 +147,13 @@ class Server:
         # COPY_FILE_RANGE and TMPFILE get ENOSYS: the kernel returns EOPNOTSUPP to clients and does not ask again.
         tree, files, cache, waiting = cast("WritableTree", self._tree), self.control, self._cache, self.waiting
         nodes = WritableNodeRequests(tree, cache, device, self._control_replies(device))
+        reads = ReadRequests(tree, files, cache.entries, nodes.attributes, self._resized, device, waiting)
         directories = WritableDirRequests(tree, files, cache, self._directories, self._directory_handles, device)
         return {
             **nodes.handlers(),
             **forget_handlers(tree, files, device.request, end=control.DIRECTORY),
             **directories.handlers(),
-            protocol.READ: ReadRequests(tree, files, cache.entries, nodes.attributes, device, waiting).handler(),
+            protocol.READ: reads.handler(),
             **WriteRequests(tree, cache, device, nodes, waiting).handlers(),
             **NameRequests(tree, cache, device, nodes).handlers(),
         }

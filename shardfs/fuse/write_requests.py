@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shardfs.fuse.invalidation import AttributeCache
     from shardfs.fuse.node_requests import WritableNodeRequests
     from shardfs.model.attributes import Attributes
-    from shardfs.model.file_tree import KernelHooks
 
 PERMISSIONS = 0o1777
 """Mode bits that clients may set: not set-user-id and set-group-id."""
@@ -50,9 +49,6 @@ class WritableTree(FileTree, Protocol):
 
     The tree itself releases the handles that are open when the mount ends: the kernel sends no more requests then.
     """
-
-    hooks: KernelHooks
-    """The server sets the attributes of this object."""
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
         """Open a file, and make it if it does not exist; its attributes and a handle. `flags`: those of open(2)."""

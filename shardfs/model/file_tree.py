@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.attributes import Attributes
     from shardfs.model.listing import Batch, EntryRow
+    from shardfs.model.values import U64
 
 
 class Listable(Protocol):
@@ -32,6 +33,9 @@ class FileTree(Listable, Protocol):
     Numbers are below `control.DIRECTORY`. The kernel's references to numbers below `inodes.TABLE_END` and from
     `inodes.CREATED` on are counted with `remember`. `forget` is called for all numbers.
     """
+
+    hooks: KernelHooks
+    """The server sets the attributes of this object."""
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
         """The entry `name` of the directory `parent`. Raise FileNotFoundError if there is none."""
@@ -62,9 +66,11 @@ class FileTree(Listable, Protocol):
 
 @dataclass
 class KernelHooks:
-    """What the server sets on a writable tree, for the tree to call. Nothing happens without a server.
+    """What the server sets on a tree, for the tree to call. Nothing happens without a server.
 
     Attributes:
+        resized: to be called with the numbers of files that another program may have made longer or shorter, before any
+            of their new bytes are returned. Set on a read-only tree; the others are set on a writable tree.
         invalidate: to be called when a name in a directory has changed without a request.
         invalidate_content: to be called when bytes or attributes of a file have changed without a request. Neither this
             nor `invalidate` blocks; both may be called anywhere.
@@ -73,6 +79,7 @@ class KernelHooks:
         shows_links: the tree shows symbolic links as links (`Attributes.mode`), not as their targets.
     """
 
+    resized: Callable[[U64], None] = lambda numbers: None
     invalidate: Callable[[int, bytes], None] = lambda parent, name: None
     invalidate_content: Callable[[int], None] = lambda number: None
     drop_content: Callable[[int], None] = lambda number: None

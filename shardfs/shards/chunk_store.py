@@ -66,12 +66,17 @@ class ChunkStore:
     Args:
         index: finds the chunks in the shards of this layer.
         outer: the layer whose chunks are the shards of this layer; None for the outermost layer.
+
+    Attributes:
+        on_resize: called, before any thread sees a new version of a shard, with the coordinates of chunks that may have
+            another size in it, and with the largest sizes that they may have had.
     """
 
     def __init__(self, index: ShardIndices, outer: ChunkStore | None = None) -> None:
-        self.index, self.outer = index, outer
-        self.format, self.source = index.format, index.source
+        self.index, self.outer, self.format, self.source = index, outer, index.format, index.source
         self.at = index.at  # the hot path: `locate` for a caller that has already computed the chunk's placement
+        self.on_resize: Callable[[U64, Sizes], None] = lambda coords, sizes: None
+        self.index.on_reload = partial(_report_resized, self)
         self._ahead: CollectionReadAhead | None = None
 
     files = 1  # the number of files that a chunk is shown as
@@ -405,6 +410,16 @@ class ChunkStore:
         """Return the coordinates of entries at these positions in a page, without entries that readers cannot reach."""
         coords, valid = self.format.coords(shard, number, index.all_slots()[at])
         return [tuple(c) for c in coords[valid].tolist()]
+
+
+def _report_resized(chunks: ChunkStore, shard: int, number: int, before: Index, after: Index) -> None:
+    """Call `on_resize` for the chunks of a page that was read again."""
+    slots = before.arrays().all_slots()
+    sizes = _sizes_of(before, slots)
+    changed = sizes != _sizes_of(after, slots)
+    coords, valid = chunks.format.coords(shard, number, slots[changed])
+    if valid.any():
+        chunks.on_resize(coords[valid], sizes[changed][valid])
 
 
 def _unknown_chunk(slot: int) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardfs.model.collection import Collection, Layer, Lead, ShardSource
+    from shardfs.model.shard_format import Index
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
@@ -49,6 +50,7 @@ class LeadChunks(ChunkStore):
 
     def __init__(self, lead: Lead, index: ShardIndices) -> None:
         super().__init__(index)
+        index.on_reload = self._report_all
         self._lead, format = lead, index.format
         root = format.root_request(format.blocks - 1)
         self._floor = 0 if root is None else root.stop  # the end of the index's root, before which no chunk can be
@@ -121,6 +123,13 @@ class LeadChunks(ChunkStore):
     def forget(self, coords: Coords) -> None:
         super().forget(coords)
         self.index.drop("lead", coords[0])
+
+    def _report_all(self, shard: int, number: int, before: Index, after: Index) -> None:
+        """Report both files of all chunks of the page: only a chunk contains the size of its second file."""
+        coords, valid = self.format.coords(shard, number, before.arrays().all_slots())
+        coords = np.repeat(coords[valid], 2, axis=0)
+        coords[1::2, -1] = 1
+        self.on_resize(coords, np.full(len(coords), MAX_STORED))
 
     def _damage_of(self, coords: Coords, why: str) -> CorruptShardError:
         shard, _, slot = self.format.place(coords)

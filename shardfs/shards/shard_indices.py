@@ -75,6 +75,11 @@ class _Damaged(NamedTuple):
     error: CorruptShardError
 
 
+def _entries(page: object) -> Index:
+    """Return the entries of a cached page; none of an absent or damaged one."""
+    return page.index if type(page) is IndexPage else ShardIndex.empty()
+
+
 ABSENT = object()
 """The cached page of a shard that is empty or does not exist."""
 
@@ -94,6 +99,10 @@ class ShardIndices:
         path: the path of the collection, for messages.
         ttl_s: seconds for which a page, or the absence of a shard, stays cached.
         pool: loads pages of remote shards before a listing needs them.
+
+    Attributes:
+        on_reload: called with a shard, a page, and the page's entries before and now, if a page is read again. No
+            thread sees the new page earlier.
     """
 
     def __init__(
@@ -108,6 +117,7 @@ class ShardIndices:
         self.path, self.format, self.source, self.ttl_s = path, format, source, ttl_s
         self._cache, self._id = cache, next(_ids)
         self._room = cache.limit // PART
+        self.on_reload: Callable[[int, int, Index, Index], None] = lambda shard, number, before, after: None
         self.pool = pool if ttl_s >= LEAST_TTL_S and self._room >= PAGE_BYTES else None
 
     # ---- lookups ----
@@ -147,7 +157,7 @@ class ShardIndices:
                 return blob
         except (FileNotFoundError, ValueError):  # removed or undecodable; the page must be read again
             pass
-        self._cache.drop((self._id, shard, number))
+        self._cache.expire((self._id, shard, number))
         return None
 
     def page(self, shard: int, number: int) -> IndexPage | None:
@@ -280,9 +290,9 @@ class ShardIndices:
     def forget(self, shard: int, number: int) -> None:
         """Drop everything cached for a page of a shard, so that the next lookup reads the current shard."""
         self._forget_shard(shard, number)
-        # The page is dropped last. A thread that began to read it earlier has the old shard open, and its version check
+        # The page expires last. A thread that began to read it earlier has the old shard open, and its version check
         # fails.
-        self._cache.drop((self._id, shard, number))
+        self._cache.expire((self._id, shard, number))
 
     def forget_all(self) -> None:
         """Drop everything that is cached."""
@@ -299,15 +309,19 @@ class ShardIndices:
     def _load(self, shard: int, number: int) -> tuple[object, int, float]:
         if self.ttl_s != math.inf:
             self._forget_shard(shard, number)  # page, root and modification time must have the same version
+        page: object
         try:
-            page = self._twice_if_replaced(shard, number, lambda: self._read_page(shard, number))
+            page = self._twice_if_replaced(shard, number, lambda: self._read_page(shard, number)) or ABSENT
         except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
-            return _Damaged(self._unreadable(shard, e)), 1000, DAMAGE_TTL_S
+            page = _Damaged(self._unreadable(shard, e))
         except (FileNotFoundError, NotADirectoryError):
-            page = None
+            page = ABSENT
         except (ValueError, UnsupportedError) as e:
-            return _Damaged(self._damage(shard, str(e))), 1000, DAMAGE_TTL_S
-        return (ABSENT, 0, self.ttl_s) if page is None else (page, page.index.nbytes, self.ttl_s)
+            page = _Damaged(self._damage(shard, str(e)))
+        former, index = self._cache.former((self._id, shard, number)), _entries(page)
+        if type(former) is IndexPage:
+            self.on_reload(shard, number, former.index, index)
+        return (page, 1000, DAMAGE_TTL_S) if type(page) is _Damaged else (page, index.nbytes, self.ttl_s)
 
     def _damage(self, shard: int, why: str) -> CorruptShardError:
         error = CorruptShardError(self.path, self.source.key(shard), why)

@@ -84,6 +84,11 @@ class ByteLRU:
         entry = self._entries.get(key)
         return -math.inf if entry is None else entry.expires
 
+    def former(self, key: Hashable) -> Any:
+        """Return the value even if it has expired; None if it is not cached."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
     def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:
         """Return the value, loading it if needed.
 
@@ -167,6 +172,14 @@ class ByteLRU:
         """Evict the value. The result of a load in progress is not cached, and later calls do not wait for it."""
         with self._lock:
             self._drop(key)
+            self._flights.pop(key, None)
+
+    def expire(self, key: Hashable) -> None:
+        """Like `drop`, but until the value is loaded again, `former` returns it."""
+        with self._lock:
+            old = self._entries.get(key)
+            if old is not None:
+                self._entries[key] = old._replace(expires=-math.inf)
             self._flights.pop(key, None)
 
 

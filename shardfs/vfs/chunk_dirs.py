@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.model.collection import Collection, Transform
+    from shardfs.model.file_tree import KernelHooks
     from shardfs.model.listing import EntryRow
     from shardfs.model.shard_format import Placement
-    from shardfs.model.values import U64, Coords
+    from shardfs.model.values import U64, Coords, Sizes
     from shardfs.shards.chunk_store import ChunkStore
     from shardfs.storage.cache import ByteLRU
 
@@ -342,6 +343,13 @@ class ChunkDirs:
             tree.shards.invalidate(inside, moved=moved)
             for c in inside if tree.shown.is_cached else ():
                 tree.shown.invalidate(tree.numbers.of_chunk(tree.path, c))
+
+    def resized(self, hooks: KernelHooks, coords: U64, sizes: Sizes) -> None:
+        """Invalidate the bytes of chunks of at most these sizes, and what the kernel knows, after they were resized."""
+        numbers = self.numbers.of_chunks(self.path, coords)
+        for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True) if self.shown.is_cached else ():
+            self.shown.invalidate(number, size)
+        hooks.resized(numbers)
 
     def formers(self) -> Iterator[ChunkDirs]:
         """Yield the trees of earlier shapes of the array, latest first."""

@@ -6,9 +6,11 @@ import errno
 import threading
 from bisect import bisect_right
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import CorruptShardError
+from shardfs.model.file_tree import KernelHooks
 from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
@@ -32,6 +34,7 @@ class ChunkTrees:
 
     def __init__(self, store: Store, index_cache: ByteLRU, chunk_cache: ByteLRU, ttl_s: float) -> None:
         self._store, self._index_cache, self._chunk_cache, self._ttl = store, index_cache, chunk_cache, ttl_s
+        self.hooks = KernelHooks()
         self._lock = threading.Lock()
         self._trees: list[ChunkDirs] = []
         self._firsts: list[int] = []  # the first inode number of each tree
@@ -67,6 +70,7 @@ class ChunkTrees:
                 why = f"a grid of {numbers.count} chunks is beyond any real array"
                 raise CorruptShardError(path, "its metadata", why)
             tree = ChunkDirs(shown, collection, chunks, self._chunk_cache, numbers, mtime_ns, self._ttl, stored=path)
+            chunks.on_resize = partial(tree.resized, self.hooks)
             if former is not None and _is_reshaped(former.collection, collection):
                 tree.former = former
             self._next_first += numbers.count

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardfs.model.grid import SMALL_IDS, IdNames, ravel, unravel
+from shardfs.model.grid import SMALL_IDS, IdNames, ravel_many, unravel
 
 if TYPE_CHECKING:
     from shardfs.model.collection import ChunkNames
@@ -101,7 +101,12 @@ class ChunkNumbers:
 
     def of_chunk(self, path: str, coords: Coords) -> int:
         """Return the inode number of a chunk of the collection at `path`."""
-        cell = np.array([coords], np.uint64)
-        if isinstance(self.names, IdNames) and coords[0] >= SMALL_IDS:
-            return int(numbers_of_ids(path, cell)[0])
-        return self.first + self.directories + ravel(self.names.values(cell)[0].tolist(), self.dims)
+        return int(self.of_chunks(path, np.array([coords], np.uint64))[0])
+
+    def of_chunks(self, path: str, coords: U64) -> U64:
+        """Return the inode numbers of chunks (n, d) of the collection at `path`."""
+        numbers = ravel_many(self.names.values(coords), self.dims) + np.uint64(self.first + self.directories)
+        if isinstance(self.names, IdNames):
+            large = coords[:, 0] >= SMALL_IDS
+            numbers[large] = numbers_of_ids(path, coords[large])
+        return numbers

@@ -159,10 +159,13 @@ class ShownChunks:
         """Whether bytes of chunks are cached, so that a new version needs `invalidate`."""
         return not (self._raw and self._chunks.is_local)
 
-    def invalidate(self, number: int) -> None:
-        """Drop the cached bytes of a chunk. Call this after the pages, from which these bytes are computed."""
+    def invalidate(self, number: int, size: int = MAX_STORED) -> None:
+        """Drop the cached bytes of a chunk of at most `size` stored bytes.
+
+        Call this after the pages, from which these bytes are computed.
+        """
         self._cache.drop((number, "shown"))
-        self._windows.invalidate(number, MAX_STORED)
+        self._windows.invalidate(number, size)
 
     def _missing(self, coords: Coords) -> FileNotFoundError:
         return FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")

@@ -69,7 +69,7 @@ class Tree:
         self.store, self._index_cache, self._chunk_cache, self._ttl = store, *caches
         self.patience: retry.RetryPolicy | None = getattr(store, "patience", None)
         self.datasets = Datasets(store, *caches, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
-        self._chunks_of = self.datasets.trees.owner
+        self._chunks_of, self.hooks = self.datasets.trees.owner, self.datasets.trees.hooks
         self._nodes = NodeTable()
         self.remember, self.forget = self._nodes.remember, self._nodes.forget
         self._files = StoredFiles(self._nodes, self.datasets, *caches)

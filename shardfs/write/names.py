@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from shardfs.model.errors import CorruptShardError
-from shardfs.model.file_tree import KernelHooks
 from shardfs.model.kinds import OWN, NameKind, is_scratch
 from shardfs.storage.cache import nothing
 from shardfs.vfs.chunk_dirs import NameMeaning
@@ -49,7 +48,7 @@ class Names:
 
     def __init__(self, base: Tree, documents: Documents | None, waiting: Callable[[], None] = nothing) -> None:
         self.base, self.documents, self.waiting = base, documents, waiting
-        self.hooks, self.files = KernelHooks(), Files()
+        self.hooks, self.files = base.hooks, Files()
         self.lock, self._rename_lock, self.gate = threading.RLock(), threading.RLock(), RWLock(waiting)
         self.numbers: dict[str, int] = {}
         self.modes: dict[int, int] = {}

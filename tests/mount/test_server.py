@@ -24,6 +24,7 @@ from shardfs.fuse.server import Server
 from shardfs.fuse.settings import FuseSettings
 from shardfs.model.attributes import Attributes, Extent
 from shardfs.model.errors import CorruptShardError
+from shardfs.model.file_tree import KernelHooks
 from shardfs.model.listing import Batch
 from shardfs.model.listing import EntryRow as SmallEntry
 from shardfs.storage.cache import ByteLRU
@@ -55,6 +56,7 @@ class FakeTree:
         self.known: dict[bytes, Attributes] = {b"zarr.json": Attributes(DOCUMENT, False, 5, MTIME_NS)}
         self.lookups = {DOCUMENT: 0}
         self.data = b"hello"
+        self.hooks = KernelHooks()
         self.small: list[SmallEntry] | None = None
         self.scans: list[int] = []
         self.by_name_from = 1 << 62
@@ -286,6 +288,33 @@ def test_bytes_that_are_gone_from_the_file_are_asked_of_the_tree(kernel: Kernel,
     assert kernel.read(CHUNK, 0, 4096) == Reply(2, errno.EIO, b"")
     kernel.tree.read = lambda number, offset, size: b"new" * 100
     assert kernel.read(CHUNK, 0, 4096).body == b"new" * 100
+
+
+def test_a_resized_file_is_not_read_before_the_kernel_has_asked_for_its_size(kernel: Kernel) -> None:
+    def invalid(number: int) -> Reply:
+        return Reply(0, -2, struct.pack("=Qqq", number, -1, 0))  # notification 2: an inode; -1: but none of its pages
+
+    def read(number: int, offset: int, size: int) -> bytes:
+        kernel.tree.hooks.resized(np.array(resized, np.uint64))
+        return b"new"
+
+    kernel.tree.known |= {b"c": Attributes(CHUNK, False, 3, 0), b"d": Attributes(CHUNK + 1, False, 3, 0)}
+    kernel.tree.read, resized = read, [CHUNK, CHUNK + 1]
+    unique = kernel.send(protocol.READ, CHUNK, read_body(0, 4096))
+    replies = [kernel.receive() for _ in range(4)]
+    assert replies == [invalid(CHUNK), invalid(CHUNK + 1), invalid(CHUNK), Reply(unique, errno.ESTALE, b"")]
+    resized.clear()
+    assert kernel.read(DOCUMENT, 0, 4096).body == b"new"
+    unique = kernel.send(protocol.READ, CHUNK, read_body(0, 4096))
+    assert [kernel.receive(), kernel.receive()] == [invalid(CHUNK), Reply(unique, errno.ESTALE, b"")]
+    assert kernel.ask(protocol.GETATTR, CHUNK).error == 0
+    assert kernel.read(CHUNK, 0, 4096).body == b"new"
+    for tell in (lambda: kernel.lookup(b"d"), lambda: listed(kernel)):
+        kernel.tree.hooks.resized(np.array([CHUNK + 1], np.uint64))
+        assert kernel.receive() == invalid(CHUNK + 1)
+        kernel.tree.names, kernel.tree.numbers, kernel.tree.sizes = [b"d"], [CHUNK + 1], [3]
+        tell()
+        assert kernel.read(CHUNK + 1, 0, 4096).body == b"new"
 
 
 def test_what_is_kept_between_lookup_and_read_is_bounded(kernel: Kernel) -> None:

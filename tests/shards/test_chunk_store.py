@@ -8,6 +8,7 @@ import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,6 +76,30 @@ def test_a_shard_replaced_by_rename_is_read_on_as_it_was(array: Path) -> None:
     assert _get(tree, "c/0/0") == OLD[0]
     _write(array, NEW)
     assert [_get(tree, f"c/{i}/{j}") for i in (0, 1) for j in (0, 1)] == OLD
+
+
+@pytest.mark.parametrize("how", ["expired", "closed"])
+def test_chunks_of_another_size_are_reported_before_they_are_shown(array: Path, how: str) -> None:
+    tree = _tree(array, ttl=0.0 if how == "expired" else math.inf)
+    numbers = [tree.resolve(f"c/{i}/{j}").number for i in (0, 1) for j in (0, 1)]
+    reports: list[list[int]] = []
+    tree.hooks.resized = lambda resized: reports.append(resized.tolist())
+
+    def read_after(chunks: list[bytes | None]) -> list[int]:
+        _write(array, chunks)
+        if how == "closed":
+            tree.store.reopen("c/0/0")
+        reports.clear()
+        with suppress(FileNotFoundError):
+            _get(tree, "c/1/1")
+        return sorted({number for report in reports for number in report})
+
+    assert read_after([*OLD[::-1]]) == []
+    assert read_after([OLD[0], b"longer", b"", OLD[3]]) == numbers[1:3]
+    assert read_after([OLD[0], b"longer", None, OLD[3]]) == numbers[2:3]
+    assert read_after([None, *OLD[1:]]) == numbers[:2]
+    assert read_after([None] * 4) == numbers[1:]
+    assert read_after([*NEW]) == []
 
 
 def test_a_shard_that_shrank_is_looked_up_again_and_read_once_more(array: Path) -> None:
