@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic as clock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -132,7 +132,9 @@ class RetryPolicy:
                 self._silent = False
             pause = min(FIRST_PAUSE_S * 3**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
             parts = [failure] if failure else result if isinstance(result, list) else ()
-            transient = any(isinstance(part, BaseException) and is_transient(part) for part in parts)
+            transient = [part for part in parts if isinstance(part, BaseException) and is_transient(part)]
+            asked = max(map(_retry_after, transient), default=0.0)
+            pause = max(pause, min(asked, end - clock() - BOUND * self.timeout_s))
             last = end - BOUND * self.timeout_s if hasattr(method, "bounded") else end - pause
             if not transient or number == retries or clock() >= last:
                 break
@@ -249,6 +251,27 @@ def _error_code(error: BaseException) -> str | None:
     response = getattr(error.__cause__ or error, "response", None)
     details = response.get("Error") if isinstance(response, Mapping) else None
     return details.get("Code") if isinstance(details, Mapping) else None
+
+
+def _retry_after(error: BaseException) -> float:
+    """Return the seconds that the server asks to wait, in an exception of aiohttp or botocore; 0 if unknown.
+
+    The header Retry-After has seconds or a date (RFC 9110, section 10.2.3).
+    """
+    cause = error.__cause__ or error
+    response = getattr(cause, "response", None)
+    if isinstance(response, Mapping):
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+    else:
+        headers = getattr(cause, "headers", None)
+    value = headers.get("retry-after", "") if isinstance(headers, Mapping) else ""
+    if not value or value.isdecimal():
+        return float(value or 0)
+    from email.utils import parsedate_to_datetime  # this import is slow
+
+    with suppress(ValueError):
+        return parsedate_to_datetime(value).timestamp() - time.time()
+    return 0.0
 
 
 def http_status(error: BaseException) -> int | None:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -21,10 +22,12 @@ from shardfs.storage import retry
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
+from tests.mount.distant import serving
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
 
 class Reply(Exception):
@@ -170,6 +173,36 @@ def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
         RetryPolicy(60, 4).run("read", Failing(*[ConnectionResetError()] * 9))
     assert all(0.05 * 3**n <= pause <= 0.1 * 3**n for n, pause in enumerate(pauses))
     assert len(pauses) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7), ("0", 0), ("600", 50), (formatdate(time.time() + 40, usegmt=True), 20), ("soon", 0), ("", 0)],
+)
+def test_the_server_says_how_long_to_wait(value: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    answer = boto("SlowDown", 503)
+    answer.response["ResponseMetadata"]["HTTPHeaders"] = {"retry-after": value}  # type: ignore[attr-defined]
+    busy = OSError(errno.EBUSY, "as s3fs says")
+    busy.__cause__ = answer
+    for error in (Reply(status=429, headers={"retry-after": value}), answer, busy):
+        RetryPolicy(60, 4).run("read", Failing(error))
+        RetryPolicy(60, 4).run("read", lambda replies=[[error, b""], [b""]]: replies.pop(0))
+    assert len(pauses) == 6
+    assert all(seconds <= pause <= max(2 * seconds, 1) for pause in pauses)
+    assert all(pause <= 2 * 60 - retry.BOUND * 60 for pause in pauses)  # an attempt still fits in
+
+
+def test_a_web_server_says_how_long_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    (tmp_path / "x").write_bytes(b"data")
+    with serving(tmp_path, 0) as served:
+        served.fail({"kind": "status", "status": 429, "headers": {"Retry-After": "9"}, "times": 1})
+        assert not open_store(served.url).entry("x").directory
+    assert 9 in pauses
 
 
 # ---- what never returns
