@@ -11,6 +11,10 @@ The comparison is a loop of numcodecs that decodes the same chunks on the same C
 so that the cache is full, as after long use; the loop decodes into memory that it has used before. One run uses the
 default options, one `direct_io`. Goal: at least 0.7 times the throughput. With several CPUs, as many threads read
 through the mount; they are compared with one loop, and, without a goal, with as many loops.
+
+Writing: the same stored chunks are written to all files of a writable mount, in the layouts `native` and `zarr2`, and
+published. Goal: at most 1.15 times the time. Chunks written through `n5` must be encoded: `Transcoder.store` is
+compared with a loop of numcodecs that encodes the same chunks. Goal: at least 0.7 times the throughput.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import json
 import os
 import shutil
 import statistics
+import struct
 import sys
 import tempfile
 import threading
@@ -43,7 +48,7 @@ BEFORE = CACHE // CHUNK_BYTES + 1  # chunks read first: loads libraries, fills t
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 ZSTD = {"name": "zstd", "configuration": {"level": 3, "checksum": False}}
 CRC = {"name": "crc32c"}
-MOST, LEAST = 1.1, 0.7
+MOST, MOST_WRITING, LEAST = 1.1, 1.15, 0.7
 
 
 class Row(NamedTuple):
@@ -130,6 +135,34 @@ def through_mount(source: Path, mountpoint: Path, layout: str, threads: int, wor
         mount.close()
 
 
+def written(source: Path, mountpoint: Path, layout: str, chunks: Sequence[bytes]) -> float:
+    """Seconds until chunks are written, and all are published."""
+    mountpoint.mkdir(exist_ok=True)
+    words = f"journal={mountpoint.parent / 'journal'},chunk_cache={CACHE}"
+    command = [sys.executable, "-m", "shardfs", "mount", "--rw", "--layout", layout, "-o", words]
+    probe = {"native": "zarr.json", "zarr2": ".zarray"}[layout]
+    mount = Mount([*command, str(source), str(mountpoint)], mountpoint, probe, stays=False)
+    try:
+        began = time.perf_counter()
+        for name, chunk in zip(names(layout), chunks, strict=True):
+            (mountpoint / name).write_bytes(chunk)
+        os.setxattr(mountpoint, "user.shardfs.flush", b"60")
+        return time.perf_counter() - began
+    finally:
+        mount.close()
+
+
+def n5_transform() -> Any:
+    """The transform to the layout n5 of the stored array."""
+    from shardfs.codecs.transcode import Transcoder
+    from shardfs.model.arrays import Array, ChunkEncoding, Codec
+
+    axes = tuple(range(3))
+    stored = ChunkEncoding("<u2", axes, codecs=(Codec("zstd", ZSTD["configuration"]),))
+    array = Array((SIDE,) * 3, (CHUNK,) * 3, "<u2", stored, axes)
+    return Transcoder(array, ChunkEncoding(">u2", axes, clipped=True, frame="n5"))
+
+
 class Bench:
     def __init__(self, work: Path, repetitions: int) -> None:
         self.work, self.repetitions = work, repetitions
@@ -193,6 +226,32 @@ class Bench:
         rates = (f"{statistics.median(found) / 1e6:.0f} MB/s" for found in (alone, shown))
         print("    numcodecs in a loop {}, mount {}".format(*rates))
 
+    def writing(self, name: str, source: Path, chunks: Sequence[bytes]) -> None:
+        native, shown = self.turns(
+            lambda: written(source, self.work / "mnt", "native", chunks),
+            lambda: written(source, self.work / "mnt", "zarr2", chunks),
+        )
+        self.put(name, [b / a for a, b in zip(native, shown, strict=True)], most=MOST_WRITING)
+
+    def storing(self, name: str, image: Any, cpu: int) -> None:
+        from numcodecs.zstd import Zstd
+
+        codec, transform = Zstd(ZSTD["configuration"]["level"]), n5_transform()
+        corners = [tuple(slice(CHUNK * i, CHUNK * (i + 1)) for i in cell) for cell in GRID[:: CHUNK // 12]]
+        blocks = [image[corner].copy() for corner in corners]
+        header = struct.pack(">HH3I", 0, 3, CHUNK, CHUNK, CHUNK)
+        shown = [header + block.astype(">u2").tobytes() for block in blocks]
+
+        def loop() -> float:
+            return timed(lambda block: len(codec.encode(block)), blocks, 1)[0]
+
+        def store() -> float:
+            return timed(lambda chunk: len(transform.store((0, 0, 0), chunk)), shown, 1)[0]
+
+        with on_cpus({cpu}):
+            alone, stored = self.turns(loop, store)
+        self.put(name, [a / b for a, b in zip(alone, stored, strict=True)], least=LEAST)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,6 +277,8 @@ def main() -> None:
         for n, words in itertools.product(dict.fromkeys((1, len(cpus))), ("ro", "direct_io")):
             name = f"throughput of n5 from zstd / a loop, {n} CPU, {words}"
             bench.changing(name, shards, chunks, set(cpus[:n]), words)
+        bench.writing("time to write zarr2 / native, bytes stored as they are", shards, chunks)
+        bench.storing("throughput of storing n5 as zstd / a loop", data, cpus[0])
     finally:
         shutil.rmtree(work, ignore_errors=given.work is None)
     if given.json:

@@ -144,7 +144,7 @@ class Blocks:
             _require(elements * self._itemsize, len(data), "found after decoding")
 
 
-def require_made_of(codecs: Sequence[Codec], data: memoryview, nbytes: int) -> None:
+def require_made_of(codecs: Sequence[Codec], data: bytes | memoryview, nbytes: int) -> None:
     """Raise ValueError, with the reason, unless at most one codec can have made `data` of `nbytes` bytes.
 
     Data are decoded only if they have no size at the expected place: several gzip members, and streamed zstd frames.

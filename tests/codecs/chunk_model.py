@@ -188,3 +188,20 @@ def array(encoding: ChunkEncoding, shape: Coords = (5, 4), chunk: Coords = (2, 4
 
 def block(shape: Coords = (2, 4), data_type: str = "<u2") -> npt.NDArray[Any]:
     return np.arange(math.prod(shape)).astype(data_type).reshape(shape)
+
+
+# ---- clients
+
+
+def inside(found: Elements, like: Elements) -> Elements:
+    """The part of a chunk that is inside the array."""
+    return found[tuple(slice(0, n) for n in like.shape)]
+
+
+def written(case: Case, cell: Any, draw: st.DataObject) -> bytes:
+    """What a client of the layout writes: N5 and Blosc permit full chunks at the edge."""
+    may_be_full = case.shown.frame == "n5" or [c.name for c in case.shown.codecs] == ["blosc"]
+    clipped = case.shown.clipped and not (may_be_full and draw.draw(st.booleans()))
+    if case.shown.frame == "n5" and not clipped:
+        clipped = draw.draw(st.booleans())
+    return laid_out(case.data[case.box(cell)] if clipped else case.padded(cell, 3), case.shown)
