@@ -2,7 +2,8 @@
 
 A read-only mount shows every directory that could hold chunks, by arithmetic. Programs that copy or delete trees need
 directories that can be created and removed, and a new array has no directories yet. A writable mount therefore keeps
-one bit for each directory, but only in collections that were empty at first or where a directory was removed.
+one bit for each directory, but only in collections that were empty at first or where a directory was removed. If chunks
+are shown that are not stored, all directories are shown at first.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Directories:
         """Return the bits of a collection; None if all its directories are shown."""
         size = (tree.directories + 7) // 8
         if tree.first not in self._bits:
-            small = tree.directories <= MAX_DIRECTORIES
-            self._bits[tree.first] = bytearray(size) if small and tree.shards.is_empty() else None
+            hides = tree.directories <= MAX_DIRECTORIES and tree.shown.filler is None and tree.shards.is_empty()
+            self._bits[tree.first] = bytearray(size) if hides else None
             if tree.root is not None and self._showed_root(tree.former):
                 self._set(tree, tree.root)
         if change and self._bits[tree.first] is None and tree.directories <= MAX_DIRECTORIES:

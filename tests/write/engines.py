@@ -161,7 +161,11 @@ class Whole:
         layout = "" if target.layout == "native" else f"layout={target.layout}"
         # Small, so that segments come and go.
         held = Journal.open(journal, str(root), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
-        tree = open_write_tree(base, held, publishing=self._publishing, layout=layout)
+        try:
+            tree = open_write_tree(base, held, publishing=self._publishing, layout=layout)
+        except BaseException:
+            held.close(clean=False)
+            raise
         files = TreeFiles(tree, held)
         try:
             yield files

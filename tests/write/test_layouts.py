@@ -1,0 +1,329 @@
+"""Chunks that are written through a layout: what is shown after a close is what the shard will have."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shardfs.vfs.tree import open_tree
+from shardfs.write import recover
+from shardfs.write.journal import Journal, RecordKind, directory_for
+from shardfs.write.publishing import Publishing
+from shardfs.write.tree import open_write_tree
+from tests import data_n5, handmade
+from tests.mount.programs import shardfs
+from tests.write.engines import TreeFiles, Whole
+from tests.write.targets import LAYOUTS, Target, read_tensorstore, write_tensorstore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+OLD, NEW = 100, 200
+
+
+class Place:
+    """An array of which every second chunk is there, and its journal."""
+
+    def __init__(self, target: Target, top: Path) -> None:
+        self.target, self.store, self.journal = target, top / "store", top / "journal"
+        self.store.mkdir()
+        self.journal.mkdir(mode=0o700)
+        target.create(self.store)
+        self.held = {n: OLD + n for n in range(0, len(target.chunks), 2)}
+        target.fill(self.store, target.array(self.held))
+
+    def mount(self) -> AbstractContextManager[TreeFiles]:
+        return Whole().open(self.target, self.store, self.journal)
+
+    def natively(self) -> None:
+        """The array has the tokens that it should have."""
+        read = next(iter(self.target.readers.values()))
+        np.testing.assert_array_equal(read(self.store), self.target.array(self.held))
+
+    def put(self, files: TreeFiles, *numbers: int) -> None:
+        for n in numbers:
+            self.held[n] = NEW + n
+            files.write(self.target.path(n), self.target.shown(NEW + n))
+
+    def shown(self, files: TreeFiles) -> None:
+        """Every chunk is read as it was written, with its size."""
+        for n, token in self.held.items():
+            path, data = self.target.path(n), self.target.shown(token)
+            assert files.read(path) == data, path
+            assert files.tree.resolve(path).size == len(data)
+
+
+@pytest.fixture(params=LAYOUTS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(LAYOUTS[request.param], tmp_path)
+
+
+def test_chunks_arrive_in_the_shards(place: Place) -> None:
+    with place.mount() as files:
+        place.put(files, 0, 1, 5)
+        place.shown(files)
+        files.unlink(place.target.path(2))
+        del place.held[2]
+        files.publish()
+        place.shown(files)
+    place.natively()
+    with place.mount() as files:
+        place.shown(files)
+        assert files.read(place.target.path(2)) is None
+
+
+def test_they_are_shown_again_after_a_kill(place: Place) -> None:
+    with place.mount() as files:
+        place.put(files, 0, 1, 5)
+        files.die()
+    with place.mount() as files:
+        place.shown(files)
+        files.patch(place.target.path(1), 0, place.target.shown(NEW + 7))
+        place.held[1] = NEW + 7
+        files.die()
+    with place.mount() as files:
+        place.shown(files)
+        files.publish()
+        place.shown(files)
+    place.natively()
+
+
+def _closed(files: TreeFiles, path: str, data: bytes) -> str:
+    scratch = f"{path}.0123456789abcdef0123456789abcdef.partial"
+    files.write(scratch, data)
+    return scratch
+
+
+def test_files_become_chunks_when_they_are_renamed_and_chunks_become_others(place: Place) -> None:
+    target = place.target
+    with place.mount() as files:
+        for n in (0, 1):
+            place.held[n] = NEW + n
+        files.rename(_closed(files, target.path(0), target.shown(NEW)), target.path(0))
+        files.write_locked(target.path(1), target.shown(NEW + 1))
+        place.shown(files)
+        files.rename(target.path(0), target.path(3))  # pending
+        files.rename(target.path(2), target.path(5))  # stored
+        files.link(target.path(1), target.path(7))
+        place.held |= {3: place.held.pop(0), 5: place.held.pop(2), 7: place.held[1]}
+        place.shown(files)
+        files.rename(target.path(4), f"{target.path(4)}.partial")
+        assert files.read(f"{target.path(4)}.partial") == target.shown(place.held[4])
+        files.rename(f"{target.path(4)}.partial", target.path(4))
+        files.die()
+    with place.mount() as files:
+        place.shown(files)
+        files.publish()
+        place.shown(files)
+    place.natively()
+
+
+@pytest.mark.parametrize("name", ["big_as_n5", "turned_as_n5"])
+def test_wrong_bytes_are_refused_and_the_old_chunk_stays(name: str, tmp_path: Path) -> None:
+    place = Place(LAYOUTS[name], tmp_path)
+    path, data = place.target.path(0), place.target.shown(NEW)
+    with place.mount() as files:
+        for wrong in (data[:-1], data + b"x", b"x" * len(data)):
+            with pytest.raises(OSError, match=r".+") as caught:
+                files.write(path, wrong)
+            assert caught.value.errno == errno.EINVAL
+            assert files.read(path) == place.target.shown(place.held[0])
+        assert files.tree.state()["refused"] == 1
+        scratch = _closed(files, path, data[:-1])
+        with pytest.raises(OSError, match=r".+") as caught:
+            files.rename(scratch, path)
+        assert caught.value.errno == errno.EINVAL
+        assert files.read(scratch) == data[:-1]
+        files.unlink(scratch)
+        place.shown(files)
+        place.put(files, 0)
+        assert files.tree.state()["refused"] == 0
+        files.publish()
+    place.natively()
+
+
+def test_bytes_in_the_journal_without_a_note_are_those_of_the_file(place: Place) -> None:
+    """They were written before a document said what they are, or by a former shardfs."""
+    meta = {"mtime_ns": 1, "mode": 0o644, "scratch": False, "base": "?", "layout": f"layout={place.target.layout}"}
+    journal = Journal.open(place.journal, str(place.store), limit_bytes=64 << 20, commit_s=0)
+    journal.append(RecordKind.PUT, {"path": place.target.path(0), **meta}, place.target.shown(NEW))
+    journal.append(RecordKind.PUT, {"path": place.target.path(2), **meta}, b"no chunk")
+    journal.close(clean=False)
+    with place.mount() as files:
+        assert files.read(place.target.path(0)) == place.target.shown(NEW)
+        if place.target.name == "zstd_as_zarr2":
+            files.unlink(place.target.path(2))
+            del place.held[2]
+            files.publish()
+        else:
+            with pytest.raises(OSError, match=r"bytes|N5"):
+                files.publish()
+        place.held[0] = NEW
+        assert files.read(place.target.path(0)) == place.target.shown(NEW)
+    place.natively()
+
+
+# ---- layouts and journals ----
+
+
+def test_a_mount_with_another_layout_waits_until_all_is_published(tmp_path: Path) -> None:
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    with place.mount() as files:
+        place.put(files, 0)
+        files.unlink(place.target.path(2))
+        files.die()
+    del place.held[2]
+    assert recover.look(place.journal).layout == "layout=n5"
+    for layout in ("native", "zarr2"):
+        other = Place.__new__(Place)
+        other.__dict__ |= {**place.__dict__, "target": _with_layout(place.target, layout)}
+        with pytest.raises(OSError, match="were written with -o layout=n5 ") as caught, other.mount():
+            pass
+        assert caught.value.errno == errno.EBUSY
+    with place.mount() as files:
+        place.shown(files)
+        files.publish()
+    place.natively()
+    with other.mount():
+        pass
+
+
+def _with_layout(target: Target, layout: str) -> Target:
+    return replace(target, layout=layout)
+
+
+def test_recover_needs_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    place.journal.rmdir()
+    place.journal = directory_for(str(place.store))
+    place.journal.mkdir(mode=0o700, parents=True)
+    with place.mount() as files:
+        place.put(files, 0, 1)
+        files.die()
+    listed = shardfs("recover", place.store, "--json")
+    assert json.loads(listed.stdout.splitlines()[0])["layout"] == "layout=n5"
+    assert shardfs("recover", place.store, "--apply").returncode == 0
+    place.natively()
+
+
+# ---- what is shown is not what was written ----
+
+
+@contextmanager
+def _mounted(store: Path, journals: Path, layout: str) -> Iterator[TreeFiles]:
+    base = open_tree(str(store), layout=layout)
+    journal = Journal.open(journals, str(store), limit_bytes=1 << 22, commit_s=0)
+    never = Publishing(idle_s=1e9, age_s=1e9)
+    files = TreeFiles(open_write_tree(base, journal, publishing=never, layout=f"layout={layout}"), journal)
+    try:
+        yield files
+    finally:
+        files.tree.pending.close(5)
+
+
+class Array:
+    """An array of uint16 in chunks of (4, 4), and its journal."""
+
+    def __init__(
+        self, top: Path, layout: str, shape: tuple[int, int], shard: tuple[int, int] | None, **more: Any
+    ) -> None:
+        self.store, self.layout, self.journal = top / "store", layout, top / "journal"
+        document = handmade.zarr_metadata(shape, shard or (4, 4), (4, 4), data_type="uint16", **more)
+        codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
+        if shard is None:
+            document["codecs"] = codecs
+        else:
+            document["codecs"][0]["configuration"]["codecs"] = codecs
+        handmade.write_json(self.store / "zarr.json", document)
+        self.data = np.arange(1, 1 + shape[0] * shape[1], dtype="<u2").reshape(shape)
+
+    def fill(self) -> None:
+        write_tensorstore("zarr3", self.store, self.data)
+
+    def mount(self) -> AbstractContextManager[TreeFiles]:
+        return _mounted(self.store, self.journal, self.layout)
+
+    def natively(self) -> None:
+        np.testing.assert_array_equal(read_tensorstore("zarr3", self.store), self.data)
+
+
+def test_padding_is_shown_as_it_will_be_in_the_shard(tmp_path: Path) -> None:
+    """Precomputed chunks end with the volume, and Zarr's do not: whatever is in the padding is lost at close."""
+    data = np.arange(1, 31, dtype="<u2").reshape(1, 5, 6)
+    scale: dict[str, Any] = {"key": "8_8_40", "size": [6, 5, 1], "chunk_sizes": [[4, 4, 1]], "voxel_offset": [0, 0, 0]}
+    scale |= {"encoding": "raw", "resolution": [8, 8, 40], "sharding": handmade.sharding(minishard=1, shard=1)}
+    info = {"@type": "neuroglancer_multiscale_volume", "type": "image", "data_type": "uint16", "num_channels": 1}
+    store = tmp_path / "store"
+    handmade.write_json(store / "info", {**info, "scales": [scale]})
+    write_tensorstore("neuroglancer_precomputed", store, data.T[..., None])
+    chunk = np.full((1, 4, 4), 7, "<u2")
+    kept = np.zeros_like(chunk)
+    kept[:, :1, :2] = 7
+    with _mounted(store, tmp_path / "journal", "zarr2") as files:
+        dropped: list[int] = []
+        files.tree.hooks.invalidate_content = dropped.append
+        path = "8_8_40/0/1/1"
+        parent, name = files._parent(path)
+        handle = files.tree.open(files.tree.lookup(parent, name).number, os.O_RDWR)
+        files.tree.write(handle, 0, memoryview(chunk.tobytes()))
+        number = files.tree.resolve(path).number
+        assert files.read(path) == chunk.tobytes()
+        files.tree.flush(handle)
+        assert files.read(path) == kept.tobytes(), "as soon as it is closed, and not only when it is released"
+        assert dropped == [number]
+        files.tree.release(handle)
+        assert files.read(path) == kept.tobytes()
+        files.publish()
+        assert files.read(path) == kept.tobytes()
+    data[:, 4:, 4:] = 7
+    np.testing.assert_array_equal(read_tensorstore("neuroglancer_precomputed", store)[..., 0].T, data)
+
+
+@pytest.mark.parametrize("layout", ["zarr2", "n5"])
+def test_arrays_without_shards_are_written_too(layout: str, tmp_path: Path) -> None:
+    array = Array(tmp_path, layout, (6, 8), None)
+    array.fill()
+    big = array.data.astype(">u2") if layout == "n5" else array.data
+    chunk = np.full((4, 4), 9, big.dtype)
+    with array.mount() as files:
+        path = "1/0" if layout == "n5" else "0/1"
+        header = data_n5.header((4, 4)) if layout == "n5" else b""
+        files.write(path, header + chunk.tobytes())
+        files.unlink("0/0")
+        assert (files.read(path), files.read("0/0")) == (header + chunk.tobytes(), None)
+        files.publish()
+        assert (files.read(path), files.read("0/0")) == (header + chunk.tobytes(), None)
+    array.data[:4, 4:], array.data[:4, :4] = 9, 0
+    array.natively()
+    assert sorted(p.name for p in (array.store / "c/0").iterdir()) == ["1"]
+
+
+def test_a_chunk_that_is_shown_though_it_is_not_stored(tmp_path: Path) -> None:
+    """Removing it has no effect, writing it stores it, and removing it then shows the filled one again."""
+    array = Array(tmp_path, "zarr2", (8, 8), (8, 8), dimension_names=["y", "x"], fill_value=3)
+    array.data[...] = 3
+    filled, chunk = np.full((4, 4), 3, "<u2").tobytes(), np.full((4, 4), 9, "<u2").tobytes()
+    with array.mount() as files:
+        assert files.read("0/0") == filled
+        files.unlink("0/0")
+        assert files.read("0/0") == filled
+        files.write("0/0", chunk)
+        files.patch("0/1", 0, chunk)
+        assert (files.read("0/0"), files.read("0/1")) == (chunk, chunk)
+        files.publish()
+        assert (files.read("0/0"), files.read("0/1")) == (chunk, chunk)
+        files.unlink("0/0")
+        files.publish()
+        assert files.read("0/0") == filled
+    array.data[:4, 4:] = 9
+    array.natively()
