@@ -219,7 +219,7 @@ class Entries:
 
     def remove_directory(self, number: int, path: str) -> None:
         """Remove a directory. Raise OSError (ENOTEMPTY) if it shows entries, or the store has others there."""
-        if any(len(batch.names) for batch in self._overlay.scan(number)):
+        if self._has_entries(number):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._pending.refused.forget_below(path)
         made = self._files.by_number.get(number)
@@ -244,6 +244,15 @@ class Entries:
             self._files.forget_below(path)
         self._documents.removed(path)
         self._names.renew(path)
+
+    def _has_entries(self, number: int) -> bool:
+        """Return whether a directory has entries besides chunks that are shown but not stored: those always exist."""
+        for batch in self._overlay.scan(number):
+            for entry in batch.numbers.tolist():
+                target = None if entry in self._files.by_number else self._base.target_of(entry)
+                if target is None or target.tree.shown.filler is None or target.tree.chunks.locate(target.coords):
+                    return True
+        return False
 
     def _remove_stored(self, path: str) -> None:
         """Remove a directory and its empty subdirectories from the store.

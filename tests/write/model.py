@@ -15,11 +15,13 @@ import shutil
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -36,6 +38,8 @@ from hypothesis.stateful import (
 from shardfs.shards import rewriting
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
+from shardfs.vfs import chunk_trees
+from shardfs.vfs.chunk_dirs import ChunkDirs
 from tests import data_n5
 from tests.write.engines import BareFiles, TreeFiles, Whole
 from tests.write.mounts import WritableMount
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.collection import Collection
+    from shardfs.model.values import U64, Coords, Sizes
 
 TARGET = TARGETS["zarr_end"]
 NUMBERS = [0, 1, 4, 5, 2, 6]  # a whole shard, and half of another one
@@ -315,6 +320,8 @@ class WritingMachine(RuleBasedStateMachine):
     handles = Bundle("handles")
     least_steps: ClassVar[int] = 0
     """Between mounts."""
+    initial: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    """The chunks that are there at first."""
     place: ClassVar[Path | None] = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
 
     def __init__(self) -> None:
@@ -323,15 +330,19 @@ class WritingMachine(RuleBasedStateMachine):
         self.store = self.top / "store"
         self.store.mkdir()
         TARGET.create(self.store)
-        TARGET.fill(self.store, TARGET.array({number: 100 + number for number in (0, 1, 2)}))
-        self.names = {TARGET.path(n): Object(bytearray(d), d) for n, d in stored_chunks(TARGET, self.store).items()}
-        self.stored = stored_chunks(TARGET, self.store)
+        TARGET.fill(self.store, TARGET.array({number: 100 + number for number in self.initial}))
+        self.stored = self.in_shards()
+        self.names = {TARGET.path(n): Object(bytearray(d), d) for n, d in self.stored.items()}
         self.open_handles: list[Handle] = []
         self.asked = self.ask()
         self.mount()
 
     def ask(self) -> Asked:
         return InProcess(self.store, self.top)
+
+    def in_shards(self) -> dict[int, bytes]:
+        """The chunks in the shards, as they are shown."""
+        return stored_chunks(TARGET, self.store)
 
     def mount(self) -> None:
         self.asked.mount()
@@ -471,7 +482,7 @@ class WritingMachine(RuleBasedStateMachine):
             if handle.writes and self.asked.starts_programs:
                 handle.object.kept = bytes(handle.object.data)
         self._published()
-        assert stored_chunks(TARGET, self.store) == self.stored
+        assert self.in_shards() == self.stored
 
     def _published(self) -> None:
         """What is closed is in the shards, but for what is empty."""
@@ -524,7 +535,7 @@ class WritingMachine(RuleBasedStateMachine):
                 data = TARGET.shown(token)
                 self.stored[number], self.names[path] = data, Object(bytearray(data), data)
         self._pack()
-        assert stored_chunks(TARGET, self.store) == self.stored
+        assert self.in_shards() == self.stored
         self.mount()
 
     def _pack(self) -> None:
@@ -601,6 +612,48 @@ class MountedMachine(WritingMachine):
 
     def ask(self) -> Asked:
         return OnMount(self.store, self.top)
+
+
+class Turned:
+    """A `Transform` that stores chunks backwards, with a byte more. Any bytes are a chunk."""
+
+    name, unwritable = "turned", None
+
+    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
+        """Half of the chunks must be decoded for it."""
+        return np.where(coords.sum(axis=1) % 2 == 1, stored - 1, -1)
+
+    def show(self, coords: Coords, stored: bytes) -> bytes:
+        return stored[-2::-1]
+
+    def store(self, coords: Coords, shown: bytes) -> bytes:
+        return shown[::-1] + b"~"
+
+
+class TurnedMachine(WritingMachine):
+    """... whose chunks are not stored as they are shown, as through a layout."""
+
+    initial = ()
+
+    def ask(self) -> Asked:
+        def turned(path: str, collection: Collection, *more: Any, **named: Any) -> ChunkDirs:
+            return ChunkDirs(path, replace(collection, transform=Turned()), *more, **named)
+
+        self._patch = mock.patch.object(chunk_trees, "ChunkDirs", turned)
+        self._patch.start()
+        return super().ask()
+
+    def in_shards(self) -> dict[int, bytes]:
+        return {n: Turned().show((), data) for n, data in super().in_shards().items()}
+
+    def teardown(self) -> None:
+        self._patch.stop()
+        super().teardown()
+
+    @precondition(lambda self: False)
+    @rule()
+    def write_natively(self) -> None:
+        """No program writes such chunks."""
 
 
 def main(arguments: list[str]) -> None:

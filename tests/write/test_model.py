@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TestModel = pytest.mark.slow(pytest.mark.timeout(300 + 100 * times())(model.WritingMachine.TestCase))
 TestModel.settings = model.told(60, 30) if times() == 1 else model.told(100 * times(), 50)
 
+TestTurned = pytest.mark.slow(pytest.mark.timeout(300 + 100 * times())(model.TurnedMachine.TestCase))
+TestTurned.settings = model.told(40, 30) if times() == 1 else model.told(100 * times(), 50)
+
 
 @pytest.mark.fuse
 @pytest.mark.slow
