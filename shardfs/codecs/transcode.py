@@ -193,6 +193,12 @@ class Transcoder:
         self._shown.require_valid(cell, shown)
         return bytes(self._storing.convert(cell, shown))
 
+    def is_exact(self, coords: Coords, shown: bytes) -> bool:
+        cells = self._shown.cells(np.array([coords], np.uint64))
+        keeps_edges = self._shown.encoding.clipped or self._shown.are_whole(cells)[0]
+        is_made = self._shown.is_plain and not self._shown.checks
+        return bool(is_made and keeps_edges and self._shown.sizes(cells)[0] == len(shown))
+
 
 class FillValue:
     """A `model.Filler` that makes chunks full of the array's fill value.

@@ -88,6 +88,9 @@ class Transform(Protocol):
         Raise ValueError, with the reason, if `shown` cannot be this chunk; UnsupportedError if `unwritable`.
         """
 
+    def is_exact(self, coords: Coords, shown: bytes) -> bool:
+        """Whether `show` returns the bytes `shown` again, after `store` has accepted them. False if that is unknown."""
+
 
 class Filler(Protocol):
     """Makes chunks that are not stored, for readers that would misinterpret a missing chunk."""

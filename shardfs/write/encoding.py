@@ -17,14 +17,15 @@ log = logging.getLogger(__name__)
 
 
 class Encoded(NamedTuple):
-    """The stored bytes of a chunk, made from one state of a file's buffer.
+    """The stored bytes of a chunk, made from the bytes `written`, which are one state of a file's buffer.
 
     `shown` are the bytes that the mount shows for them. They may differ from the written ones: in padding at the edge
     of the array, or in how they are compressed.
     """
 
     stored: bytes
-    shown: bytes | memoryview
+    written: bytes
+    shown: bytes
     target: Target
     buffer: Buffer
     edition: int
@@ -43,12 +44,14 @@ def encode(target: Target | None, buffer: Buffer) -> Encoded | None:
     """
     if target is None or target.is_verbatim or not buffer.size:
         return None
-    edition = buffer.edition
+    edition, data = buffer.edition, buffer.read(0, buffer.size)
     with _refusing(target):
-        stored = target.store(buffer.read(0, buffer.size))
-        if target.suffix or target.transform is None:
+        stored, transform = target.store(data), target.transform
+        if target.suffix or transform is None:
             return None
-        return Encoded(stored, target.transform.show(target.coords, stored), target, buffer, edition)
+        exact = transform.is_exact(target.coords, data)
+        shown = data if exact else bytes(transform.show(target.coords, stored))
+        return Encoded(stored, data, shown, target, buffer, edition)
 
 
 def stored_bytes(target: Target | None, data: bytes) -> bytes | None:

@@ -95,7 +95,7 @@ class Saving:
         """Show the bytes of a chunk as they will be shown once it is in its shard. The caller holds the lock."""
         shown, buffer = encoded.shown, encoded.buffer
         file.known_size = len(shown)
-        if buffer.size != len(shown) or buffer.read(0, buffer.size) != shown:
+        if shown != encoded.written:
             buffer.truncate(0)
             buffer.write(0, shown)
             self._names.hooks.invalidate_content(file.number)

@@ -46,10 +46,12 @@ def check_round_trip(case: Case, draw: st.DataObject) -> None:
         return
     cell = draw.draw(st.sampled_from(case.cells()))
     coords, part = coords_of(case.array, cell), case.data[case.box(cell)]
-    stored = transform.store(coords, written(case, cell, draw))
+    data = written(case, cell, draw)
+    stored = transform.store(coords, data)
     found = taken_in(stored, case.array.encoding, part.shape if case.array.encoding.clipped else case.array.chunk)
     assert alike(inside(found, part), part)
     shown = bytes(transform.show(coords, stored))
+    assert shown == data or not transform.is_exact(coords, data)
     listed = transform.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
     assert listed in (-1, len(shown))
     again = taken_in(shown, case.shown, part.shape if case.shown.clipped else case.array.chunk)

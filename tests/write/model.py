@@ -629,6 +629,9 @@ class Turned:
     def store(self, coords: Coords, shown: bytes) -> bytes:
         return shown[::-1] + b"~"
 
+    def is_exact(self, coords: Coords, shown: bytes) -> bool:
+        return len(shown) % 2 == 1
+
 
 class TurnedMachine(WritingMachine):
     """... whose chunks are not stored as they are shown, as through a layout."""
