@@ -49,3 +49,10 @@ def views() -> Mapping[str, View]:
 
     found: Sequence[View] = (ZARR2, ZARR3_VIEW, N5, PRECOMPUTED, BCOLZ)
     return {view.name: view for view in found}
+
+
+def creating_view(format: str) -> View | None:
+    """The view that prints the documents of new datasets of this `Dataset.format`; None if there is none."""
+    from shardfs.formats.zarr3_view import ZARR3_CREATION
+
+    return ZARR3_CREATION if format == ZARR3_CREATION.name else views().get(format)

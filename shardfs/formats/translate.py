@@ -236,6 +236,37 @@ class Translation(Format):
         return arrays, attributes, print_strict(dataset.attributes or {}), dataset.multiscales, dataset.problems
 
 
+@dataclass(frozen=True)
+class Creation(Translation):
+    """The documents of a new dataset that a client creates in a layout, in a directory without a dataset.
+
+    `edit` returns documents of the source's format without shards.
+    """
+
+    def _made(self, path: str, stored: Documents, before: Documents, after: Documents) -> dict[str, bytes]:
+        if self.view is None:
+            raise ValueError("the format of new datasets is unknown; give --create, such as --create zarr3")
+        made = translated(self.layout, self.view, path, after)
+        if not made:
+            raise ValueError(f"the format {self.view.name} has no document for it")
+        return made
+
+    def has_arrays(self, path: str, documents: Documents) -> bool:
+        """Whether documents of the source's format describe an array."""
+        dataset = self.source.open(path, documents)
+        return dataset is not None and bool(dataset.unsharded)
+
+
+def creation(layout: Format, layout_view: View, source: Format, view: View | None, path: str) -> Creation:
+    """The documents of a new dataset in directory `path`. See `Translation` for the other parameters."""
+
+    def show(stored: Documents) -> Documents:
+        is_there = any(_split(name, source.documents)[1] in source.documents for name in stored)
+        return translated(source, layout_view, path, stored) if is_there and source is not layout else {}
+
+    return Creation(layout, source, view, {}, (), show)
+
+
 def _split(name: str, documents: Sequence[str]) -> tuple[str, str]:
     """The directory of a document, and its name there, which may contain slashes."""
     own = next((d for d in documents if name == d or name.endswith(f"/{d}")), name.rpartition("/")[2])

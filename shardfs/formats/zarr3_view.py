@@ -7,18 +7,18 @@ chunks that are cropped at the edge of the array are padded.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardfs.codecs.encoded_chunks import without_checks
-from shardfs.codecs.encoders import can_store
+from shardfs.codecs.encoders import can_encode, can_store
 from shardfs.codecs.transcode import ZLIB
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
-from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
+from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, separator_of, with_groups
 from shardfs.formats.zarr_values import CODEC_PARAMETERS, STRING, VLEN_UTF8
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Dataset
@@ -30,13 +30,22 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Collection
 
 DOCUMENT = "zarr.json"
+NUMCODECS = "numcodecs."
 
 
 class Zarr3View:
-    """The layout `zarr3`."""
+    """The layout `zarr3`.
+
+    Args:
+        creates: print documents of new arrays, which keep all codecs that shardfs can encode, also those outside the
+            specification, and the separator in the names of chunks. They differ from shown ones in nothing else.
+    """
 
     name = "zarr3"
     renames = False
+
+    def __init__(self, *, creates: bool = False) -> None:
+        self._creates = creates
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()
@@ -47,7 +56,10 @@ class Zarr3View:
         if dataset.format == self.name:
             return dataset  # the native layout is this one
         is_array, arrays = arrays_of(dataset)
-        placed = [_Zarr3Array.of(c, at, shown_encoding) for c, at in arrays]
+        encode = created_encoding if self._creates else shown_encoding
+        placed = [_Zarr3Array.of(c, at, encode) for c, at in arrays]
+        if self._creates:
+            placed = [replace(p, separator=separator_of(p.stored.names)) for p in placed]
         if dataset.level_of is not None:  # OME-Zarr 0.5 requires the image's axis names in the levels, too
             axes = tuple(axis.name for axis in dataset.level_of.axes)
             placed = [replace(p, array=replace(p.array, names=axes)) for p in placed]
@@ -80,10 +92,15 @@ def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, 
 # ---- arrays ----
 
 
+@dataclass(frozen=True)
 class _Zarr3Array(PlacedArray):
+    """An array shown as Zarr v3. `separator` is between the numbers in the names of its chunks."""
+
+    separator: str = "/"
+
     def collection(self) -> Collection:
         grid, axes = self.array.grid, self.array.grid_axes
-        names = ChunkKeys("c/", "/", "c", len(grid)).names(grid)
+        names = ChunkKeys(f"c{self.separator}", self.separator, "c", len(grid)).names(grid)
         return shown(self.stored, self.path, self.encoding, names, axes, (c["name"] for c in _chain(self.encoding)))
 
     def documents(self) -> dict[str, bytes]:
@@ -98,7 +115,7 @@ class _Zarr3Array(PlacedArray):
             "shape": array.shape,
             "data_type": zarr_values.written_type(array.data_type),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": self.separator}},
             "fill_value": _fill_value(array),
             "codecs": _chain(self.encoding),
             "attributes": with_offset(array.attributes, array),
@@ -120,6 +137,13 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     if stored.serializer != BYTES:
         return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))
     return ChunkEncoding(stored.data_type, stored.order, codecs=codecs if passes else ())
+
+
+def created_encoding(array: Array) -> ChunkEncoding:
+    """The encoding of a new array for chunks in the encoding of `array`. Raises the errors of `shown_encoding`."""
+    found, codecs = shown_encoding(array), array.encoding.codecs
+    keeps = all(c.name in CODEC_PARAMETERS or (c.name.startswith(NUMCODECS) and can_encode(c)) for c in codecs)
+    return replace(found, codecs=codecs) if keeps and found.serializer == array.encoding.serializer else found
 
 
 def _with_gzip(codecs: tuple[Codec, ...]) -> tuple[Codec, ...]:
@@ -144,7 +168,7 @@ def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
 
 
 def _codec(codec: Codec) -> dict[str, Any]:
-    defaults = CODEC_PARAMETERS[codec.name]
+    defaults = CODEC_PARAMETERS.get(codec.name, codec.configuration)
     configuration = {member: codec.configuration.get(member, default) for member, default in defaults.items()}
     return {"name": codec.name, "configuration": configuration} if configuration else {"name": codec.name}
 
@@ -160,3 +184,4 @@ def _fill_value(array: Array) -> Any:
 
 
 ZARR3_VIEW = Zarr3View()
+ZARR3_CREATION = Zarr3View(creates=True)

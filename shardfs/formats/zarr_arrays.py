@@ -66,6 +66,11 @@ class ChunkKeys:
         return cell_of(key[len(self.head) :], self.separator, self.rank) if key.startswith(self.head) else None
 
 
+def separator_of(names: ChunkNames) -> str:
+    """The text between two numbers in the names of stored chunks, if Zarr has such names; else a slash."""
+    return names.separator.decode() if isinstance(names, FlatNames) else "/"
+
+
 # ---- stored arrays ----
 
 

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.registry import formats, sources, views
@@ -74,7 +74,7 @@ class Datasets:
 
     Args:
         index_cache: holds shard indices and known damage.
-        layout: the name of a view, or `NATIVE`.
+        layout: the name of a view, or `NATIVE`. The attribute `layout` is the format of its documents.
         chunk_codec: the codec in which the view shows chunks; None: the view chooses.
         skip_unsupported: report directories that the view cannot express as problems instead of raising an error.
     """
@@ -93,6 +93,7 @@ class Datasets:
         self.store, self._codec = store, chunk_codec
         self.view = views()[layout] if layout != NATIVE else None
         self.formats = formats() if layout == NATIVE else sources()
+        self.layout = next((f for f in self.formats if layout in f.dataset_formats), None)
         self.document_names = _document_names(self.formats)
         self._skips = skip_unsupported
         self.damage = KnownDamage(index_cache)
@@ -154,7 +155,7 @@ class Datasets:
         for c in () if viewed is None else viewed.collections:
             levels = (level for level in below if is_in(c.stored_at, level))
             homes[c.path] = "" if any(c.stored_at == o.stored_at for o in own) else next(levels, "")
-        layout = next(f for f in self.formats if self.view.name in f.dataset_formats)
+        layout = cast("Format", self.layout)
         source = layout if dataset is None else next(f for f in self.formats if dataset.format in f.dataset_formats)
         return Translation(layout, source, views().get(dataset.format if dataset else ""), homes, below, show)
 

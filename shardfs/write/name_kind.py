@@ -6,9 +6,9 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs.formats.create_rules import Rule, Sharding
-from shardfs.formats.registry import format_of, formats, sources
-from shardfs.formats.translate import Translation
+from shardfs.formats.create_rules import NONE, Rule, Sharding
+from shardfs.formats.registry import creating_view, format_of, formats, sources
+from shardfs.formats.translate import Translation, creation
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind, is_scratch
 from shardfs.write.files import join
@@ -25,7 +25,7 @@ ALWAYS = ".json"
 then write chunks in their place, or contradict another document. A file named `info` is not among them: any program
 may use that name."""
 
-_TO_COME = re.compile(r"\.?(?:zarr|attributes|.+\.array)\.", re.DOTALL)
+_TO_COME = re.compile(r"\.?(?:zarr|zarray|zgroup|zattrs|zmetadata|attributes|.+\.array)\.", re.DOTALL)
 """Prefix of temporary files that their writer renames to a document. Some have names like the lock files of shardfs's
 own writer."""
 
@@ -68,13 +68,15 @@ class Document(NamedTuple):
 def document_at(base: Tree, directory: str, name: str) -> Document | None:
     """Return the document that a file with this name is; None for other files."""
     if base.datasets.view is not None:
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             shown = base.shown_by(join(directory, name))
-            if shown is None:
-                return None
-            path, below, translation = shown
-            if translation is not None:
-                return Document(translation, path, below)
+        except (FileNotFoundError, NotADirectoryError):
+            shown = None
+        if shown is None:
+            return None
+        path, below, translation = shown
+        if translation is not None:
+            return Document(translation, path, below)
     above, _, last = directory.rpartition("/")
     for path, below in ((directory, name), (above, join(last, name))):
         known = next((f for f in formats() if f.describes(below)), None)
@@ -99,6 +101,8 @@ class ExpectedDatasets:
         """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
         if name.endswith(ALWAYS) and document_at(self._base, directory, name) is not None:
             return NameKind.DOCUMENT
+        if self.new_document(directory, name) is not None:
+            return NameKind.DOCUMENT
         if _TO_COME.match(name) and is_scratch(name):
             return NameKind.SCRATCH
         if not self._rules.rules and not self._deleted:
@@ -109,6 +113,38 @@ class ExpectedDatasets:
             return NameKind.ORPHAN
         here = self._is_deleted(directory) or any(r.matches(directory) for r in self._rules.rules)
         return NameKind.SCRATCH if here and is_scratch(name) else NameKind.PLAIN
+
+    def new_document(self, directory: str, name: str) -> Document | None:
+        """Return a document in the mount's layout, in a directory without a dataset; None for other files.
+
+        The source's format is that of the first rule for the directory, otherwise that of the nearest group above.
+        """
+        datasets = self._base.datasets
+        view, layout = datasets.view, datasets.layout
+        if view is None or layout is None or name not in layout.documents or self._base.is_closed(directory):
+            return None
+        format = self._format_of_new(directory)
+        source = next((f for f in datasets.formats if format in f.dataset_formats), layout)
+        if format == NONE or (source is layout and format):
+            return None
+        return Document(creation(layout, view, source, creating_view(format), directory), directory, name)
+
+    def _format_of_new(self, directory: str) -> str:
+        """Return the format of a new dataset, `NONE` to store documents unchanged, or "" if it is unknown."""
+        if directory in self._deleted:
+            return self._deleted[directory].format
+        formats = (rule.format for rule in self._rules.rules if rule.matches(directory))
+        return next(formats, "") or self._format_above(directory)
+
+    def _format_above(self, directory: str) -> str:
+        while directory:
+            directory = directory.rpartition("/")[0]
+            with suppress(OSError, CorruptShardError):
+                documents = self._base.stored_documents(directory)
+                found = (f.open(directory, documents) for f in self._base.datasets.formats)
+                if (dataset := next(filter(None, found), None)) is not None:
+                    return dataset.format
+        return ""
 
     def candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
         """Return the formats and shardings that may apply to a new document."""
@@ -129,7 +165,10 @@ class ExpectedDatasets:
         path, above = join(directory, name), directory
         for _ in range(MAX_ABOVE):
             below = path[len(above) :].lstrip("/")
-            if any(f.chunk_like(below) for f, _ in self._shardings(above)) and not self._is_described(above):
+            likely = self._base.datasets.layout
+            if any((likely or f).chunk_like(below) for f, _ in self._shardings(above)) and not self._is_described(
+                above
+            ):
                 return not self._base.is_closed(above) and not self._is_in_foreign(directory)
             if not above:
                 return False

@@ -5,6 +5,7 @@ https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
+_CHUNK = re.compile(rf"{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
+
+
 class Zarr2(Format):
     """The format and the layout `zarr2`."""
 
@@ -30,6 +35,9 @@ class Zarr2(Format):
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         own = {name: raw for name, raw in documents.items() if name in self.documents}
         return open_node(path, own) if ARRAY in own or GROUP in own else None
+
+    def chunk_like(self, name: str) -> bool:
+        return _CHUNK.fullmatch(name) is not None
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()

@@ -28,12 +28,11 @@ from shardfs.formats.zarr2.words import (
     compressor,
     mark_of,
 )
-from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, with_groups
+from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, separator_of, with_groups
 from shardfs.formats.zarr_values import DIMENSIONS, STRING, VLEN_UTF8
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Consolidation, Dataset
 from shardfs.model.errors import UnsupportedError
-from shardfs.model.grid import FlatNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +92,7 @@ class _Zarr2Array(PlacedArray):
     def collection(self) -> Collection:
         array, axes, codecs = self.array, self.array.grid_axes, (c.name for c in self.encoding.codecs)
         filler = None if self._fill_value == array.fill_value else FillValue(array, self.encoding, lazy=True)
-        names = ChunkKeys("", self._separator, "0", len(array.grid)).names(array.grid)
+        names = ChunkKeys("", separator_of(self.stored.names), "0", len(array.grid)).names(array.grid)
         return shown(self.stored, self.path, self.encoding, names, axes, codecs, filler)
 
     @property
@@ -117,11 +116,6 @@ class _Zarr2Array(PlacedArray):
         mark = mark_of(self.array)
         return own if mark is None and own == "NaN" else mark  # readers treat NaN as missing without a marker, too
 
-    @property
-    def _separator(self) -> str:
-        names = self.stored.names
-        return names.separator.decode() if isinstance(names, FlatNames) else "/"
-
     def documents(self) -> dict[str, bytes]:
         """The documents of the array and of the groups above it, by path."""
         array = {ARRAY: print_json(self._document()), ATTRIBUTES: print_strict(self._attributes())}
@@ -136,7 +130,7 @@ class _Zarr2Array(PlacedArray):
             "dtype": encoding.data_type,
             "order": "C" if encoding.order == tuple(range(len(array.shape))) else "F",
             "fill_value": self._fill_value,
-            "dimension_separator": self._separator,
+            "dimension_separator": separator_of(self.stored.names),
             "filters": None if encoding.serializer == BYTES else [{"id": encoding.serializer.name}],
             "compressor": compressor(encoding.codecs[0]) if encoding.codecs else None,
         }
