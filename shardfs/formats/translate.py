@@ -166,6 +166,11 @@ class Translation(Format):
     def sharding(self, stored: Documents) -> Sharding | None:
         return self.source.sharding({n: raw for n, raw in stored.items() if n in self.source.documents})
 
+    def has_arrays(self, path: str, documents: Documents) -> bool:
+        """Whether documents of the source's format describe an array."""
+        dataset = self.source.open(path, documents)
+        return dataset is not None and bool(dataset.unsharded)
+
     def is_copy(self, name: str) -> bool:
         """Whether the layout generates this document from documents below."""
         return self._split(name)[1] not in self.layout.documents
@@ -184,7 +189,7 @@ class Translation(Format):
             if raw == (old := base.get(name, b"{}")):
                 continue
             at, document = self.stored_name(name)
-            home = self._home(at)
+            home = self._home(at) if name in base or at in self.homes else at
             now = {n: r for n in self.source.documents if (r := {**stored, **made}.get(join(home, n))) is not None}
             theirs = self.source.shown(join(path, home), now, document)
             wanted = raw if theirs is None else rebased(old, raw, theirs)
@@ -250,11 +255,6 @@ class Creation(Translation):
         if not made:
             raise ValueError(f"the format {self.view.name} has no document for it")
         return made
-
-    def has_arrays(self, path: str, documents: Documents) -> bool:
-        """Whether documents of the source's format describe an array."""
-        dataset = self.source.open(path, documents)
-        return dataset is not None and bool(dataset.unsharded)
 
 
 def creation(layout: Format, layout_view: View, source: Format, view: View | None, path: str) -> Creation:

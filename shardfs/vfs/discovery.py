@@ -123,11 +123,14 @@ class Datasets:
 
     def _described(self, directory: DirectoryNode) -> Dataset | None:
         inherited = directory.inherited.below
-        if self.view is None and any(not parts and isinstance(item, CollectionAt) for parts, item in inherited):
+        is_described = any(not parts and isinstance(item, CollectionAt) for parts, item in inherited)
+        if is_described and self.view is None:
             return None  # a parent's documents describe the chunks here, so this directory's would change nothing
         if directory.inherited.closed:
             return None
         dataset = directory.file or self._stored_dataset(directory.inside, directory.inherited)
+        if is_described and dataset is not None and self.view is not None:
+            return Dataset(self.view.name, hidden=dataset.format_names, closed=True)
         if self.view is not None and dataset is not None and dataset.scope is not None:
             directory.move(dataset.scope)
             dataset = self._stored_dataset(directory.inside, directory.inherited)
@@ -164,8 +167,10 @@ class Datasets:
         trial = copy.copy(self)
         trial.problems, trial._skips = {}, False
         names = self.document_names
+        places = {f.removesuffix(n).rstrip("/") for f in stored for n in names if f"/{f}".endswith(f"/{n}")}
         trial._instead = {
-            _joined(path, at): {n: stored[f] for n in names if (f := _joined(at, n)) in stored} for at in ("", *below)
+            _joined(path, at): {n: stored[f] for n in names if (f := _joined(at, n)) in stored}
+            for at in ("", *below, *places)
         }
         return trial
 

@@ -15,7 +15,7 @@ from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES, parse_written
 from shardfs.formats.json_text import REMOVED, merged
 from shardfs.formats.registry import formats
-from shardfs.formats.translate import Creation, Translation
+from shardfs.formats.translate import Translation
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError
 from shardfs.write.files import join
@@ -233,23 +233,27 @@ class Documents:
     def made(self, document: Document, stored: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
         """Return the documents to store for a written one, by path below the directory. Raise ValueError."""
         form, directory, name = document
-        if isinstance(form, Creation):
-            return self._created(document, form, form.edit(directory, stored, name, data))
+        if isinstance(form, Translation):
+            return self._with_shards(document, form, form.edit(directory, stored, name, data), stored)
         if name in stored:
             rules = (r for f, r in self.expected.candidates(directory, name) if f is form and isinstance(r, Rule))
             return form.edit(directory, stored, name, data, next(rules, None))
         return self._sharded(directory, name, data) or form.edit(directory, stored, name, data)
 
-    def _created(self, document: Document, form: Creation, plain: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Return the sharded documents of a dataset that is new in a layout. `plain` are those without shards."""
+    def _with_shards(
+        self, document: Document, form: Translation, edited: Mapping[str, bytes], stored: Mapping[str, bytes]
+    ) -> Mapping[str, bytes]:
+        """Return the documents to store for those that a layout's document becomes: new arrays get shards.
+
+        Raise ValueError if no sharding applies to a new array, because a mount cannot show its chunks in the layout.
+        """
         made: dict[str, bytes] = {}
-        for below, raw in plain.items():
+        for below, raw in edited.items():
             _, directory, name = document.stored_at(below)
-            sharded = self._sharded(directory, name, raw)
-            if sharded is None and form.has_arrays(directory, {name: raw}):
+            sharded = None if below in stored else self._sharded(directory, name, raw)
+            if sharded is None and below not in stored and form.has_arrays(directory, {name: raw}):
                 raise ValueError("in a layout, new arrays must be sharded, and no rule of --create shards this one")
-            at = below.removesuffix(name)
-            made |= {at + n: r for n, r in (sharded or {name: raw}).items()}
+            made |= {below.removesuffix(name) + n: r for n, r in (sharded or {name: raw}).items()}
         return made
 
     def _sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:

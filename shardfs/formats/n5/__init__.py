@@ -44,7 +44,7 @@ class N5Format(Format):
             return open_dataset(path, doc)
         if "n5" not in doc and len(documents) > 1:
             return None  # another format's documents are better evidence than this name
-        attributes = {name: value for name, value in doc.items() if name != "n5"}
+        attributes = {name: value for name, value in doc.items() if name != "n5" or path}
         return Dataset("n5", format_names=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
 
     def chunk_like(self, name: str) -> bool:

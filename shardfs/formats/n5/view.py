@@ -56,7 +56,8 @@ def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Da
     documents = {join(at, DOCUMENT): print_strict(found) for at, found in members.items() if found}
     problems = [problem for array in arrays for problem in array.problems(path)]
     if not is_array:
-        problems += [_hidden_attribute(path, name) for name in dataset.attributes or {} if name in STRUCTURAL]
+        own = (dataset.attributes or {}).items()
+        problems += [_hidden_attribute(path, name) for name, value in own if not _is_of_user(name, value)]
     collections = (array.collection() for array in arrays)
     return laid_out("n5", dataset, collections, documents, problems=problems, hidden=moved)
 
@@ -66,7 +67,7 @@ def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]
 
     OME-Zarr's description of a shown image is removed, because its paths are not s0, s1, ...
     """
-    attributes = {name: value for name, value in (dataset.attributes or {}).items() if name not in STRUCTURAL}
+    attributes = {n: value for n, value in (dataset.attributes or {}).items() if _is_of_user(n, value)}
     if image is None:
         return attributes
     attributes.pop("multiscales", None)
@@ -74,6 +75,11 @@ def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]
         attributes["ome"] = {name: value for name, value in inner.items() if name != "multiscales"}
     own = n5_viewer.group_attributes(image)
     return {**own, **{name: value for name, value in attributes.items() if name not in own}}
+
+
+def _is_of_user(name: str, value: Any) -> bool:
+    """Whether a group of N5 may have this attribute: one of the user, or the version of a container in a container."""
+    return name not in STRUCTURAL or (name == "n5" and isinstance(value, str))
 
 
 def image_of(dataset: Dataset) -> Multiscale | None:

@@ -103,7 +103,7 @@ def _of_image(
     for level in image.levels:
         try:
             collection = stored.get(level.path) or _collection_below(level.path, below.get(level.path))
-            scales.append(_scale(collection, image.axes, level, finest))
+            scales.append(replace(_scale(collection, image.axes, level, finest), home=level.path))
         except UnsupportedError as e:
             raise UnsupportedError(f"{level.path}: {e}") from e
     own = {level.path.split("/")[0] for level in image.levels}
@@ -134,14 +134,17 @@ def _of_array(collection: Collection) -> _Volume:
 
 
 def _volume(scales: Sequence[_ShownScale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
-    """The volume of these scales, with unique keys. `taken` are further names in the source that keys must avoid."""
+    """The volume of these scales, with unique keys. `taken` are further names in the source that keys must avoid.
+
+    A scale may have the name of its own directory, which is hidden.
+    """
     if len({(scale.data_type, scale.channels) for scale in scales}) != 1:
         raise UnsupportedError(
             "the levels of the image differ in data type or number of channels, which precomputed cannot express"
         )
     named: list[_ShownScale] = []
     for scale in sorted(scales, key=lambda s: math.prod(s.resolution)):
-        used = {other.key for other in named} | taken
+        used = {other.key for other in named} | (taken - {scale.home})
         number = next(n for n in itertools.count() if _numbered(scale.key, n) not in used)
         named.append(replace(scale, key=_numbered(scale.key, number)))
     return _Volume(named, segmentation)
@@ -176,7 +179,12 @@ class _Roles(NamedTuple):
 
 @dataclass(frozen=True)
 class _ShownScale:
-    """An array shown as a scale. `resolution` (in nm) and `offset` (in voxels) have x first."""
+    """An array shown as a scale.
+
+    Args:
+        resolution, offset: in nm and in voxels, x first.
+        home: the stored directory of a level of an image.
+    """
 
     key: str
     stored: Collection
@@ -185,6 +193,7 @@ class _ShownScale:
     roles: _Roles
     resolution: tuple[float, ...]
     offset: Coords
+    home: str = ""
 
     @property
     def channels(self) -> int:
