@@ -375,6 +375,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="REGEX", help="rows to measure")
     options = parser.parse_args()
     side = CHUNK * max(round((options.size * 2**18) ** (1 / 3) / CHUNK), 1)
+    os.environ["PYTHONDONTWRITEBYTECODE"] = ""  # installed programs have their bytecode
     with tempfile.TemporaryDirectory() as name, suppress(KeyboardInterrupt):
         bench = Bench(Path(name), options.latency_ms, side)
         bench.write()

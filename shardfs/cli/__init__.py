@@ -194,6 +194,8 @@ def fill_standard_streams() -> None:
 def main() -> NoReturn:
     """Entry point of the program `shardfs`."""
     fill_standard_streams()
+    # At its import, numpy would start a thread for each CPU, for linear algebra, which no code of shardfs uses.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "_SHARDFS_COMPLETE" in os.environ:
         from shardfs.cli.completing import register
 

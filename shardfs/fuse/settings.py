@@ -1,12 +1,17 @@
-"""How a mount behaves towards the kernel and its users."""
+"""How a mount behaves towards the kernel and its users.
+
+`shardfs mount` makes the settings; only its daemon needs the modules of this room, which import numpy.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shardfs.fuse import libfuse, protocol
+if TYPE_CHECKING:
+    from shardfs.fuse import libfuse, protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,9 @@ class FuseSettings:
 
     def encoder(self, *, remembered: bool = True) -> protocol.Encoder:
         """An encoder of replies for one thread. The kernel does not cache the replies if `remembered` is False."""
-        return protocol.Encoder(
+        from shardfs.fuse.protocol import Encoder
+
+        return Encoder(
             file_mode=stat.S_IFREG | self.file_mode & ~self.umask,
             dir_mode=stat.S_IFDIR | self.dir_mode & ~self.umask,
             uid=os.getuid() if self.uid is None else self.uid,
@@ -66,4 +73,6 @@ class FuseSettings:
 
     def limits(self) -> libfuse.KernelLimits:
         """The limits to negotiate. Readahead is a background request; the kernel's default limit for these is low."""
-        return libfuse.KernelLimits(self.max_read, self.max_readahead, max(64, 2 * self.threads))
+        from shardfs.fuse.libfuse import KernelLimits
+
+        return KernelLimits(self.max_read, self.max_readahead, max(64, 2 * self.threads))

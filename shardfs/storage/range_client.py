@@ -118,7 +118,7 @@ def obstacle_to(protocol: str, given: Mapping[str, Any]) -> str | None:
 
 
 class RangeClient:
-    """Reads byte ranges of one store. Thread-safe."""
+    """Reads byte ranges of one store. Thread-safe. `proven`: a request has succeeded."""
 
     def __init__(self, fs: Any, root: str, connect: Callable[..., tuple[str, Any]], timeout_s: float) -> None:
         self._fs, self._root, self._threads = fs, root, DaemonThreads()
@@ -126,7 +126,7 @@ class RangeClient:
         self._lock = threading.Lock()
         self._prefix = ""
         self._store: Any = None
-        self._usable, self._proven = True, False
+        self._usable, self.proven = True, False
 
     def suits(self, path: str) -> bool:
         """Return whether obstore may be asked for an object; its path is that in fsspec's file system.
@@ -180,7 +180,7 @@ class RangeClient:
         futures = [self._threads.submit(partial(self.get, *call)) for call in calls]
         wait(futures)
         answers = [future.exception() or future.result() for future in futures]
-        if all(isinstance(answer, StoreTimeout) for answer in answers):
+        if answers and all(isinstance(answer, StoreTimeout) for answer in answers):
             raise timeout_error(self._timeout_s)
         return answers
 
@@ -209,7 +209,7 @@ class RangeClient:
         kind, encoding = result.attributes.get("Content-Type", ""), result.attributes.get("Content-Encoding", "")
         if self._prefix.startswith("http") and ("html" in kind or encoding not in ("", "identity")):
             raise UnsuitedError(f"the answer has the type {kind!r} and the encoding {encoding!r}")
-        self._proven = True
+        self.proven = True
         meta = result.meta
         info = {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}
         return Answer(data, info | ({"generation": meta["version"]} if self._connect is _gcs else {}))
@@ -223,14 +223,14 @@ class RangeClient:
         missing = isinstance(error, FileNotFoundError)
         if type(error).__name__ == "PreconditionError" or (missing and tag is not None):
             return replaced(path)
-        if missing and (self._proven or "<Code>NoSuchKey</Code>" in text):  # S3 says so; a bucket may be missing, too
+        if missing and (self.proven or "<Code>NoSuchKey</Code>" in text):  # S3 says so; a bucket may be missing, too
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if failure is not None and failure[1] == "Timeout":
             return timeout_error(self._timeout_s)
         known, unsuited = ServerError(errno.EIO, text, path), UnsuitedError(text)
         known.status = unsuited.status = int(status[1]) if status is not None else None
         # A connection that never succeeded may need a proxy or a certificate that only the other client knows.
-        lost = failure is not None and (self._proven or failure[1] == "Interrupted")
+        lost = failure is not None and (self.proven or failure[1] == "Interrupted")
         return known if lost or (known.status is not None and is_transient(known)) else unsuited
 
 

@@ -145,11 +145,10 @@ class WebStore(FsspecStore):
             return None
         calls = [(path, ByteRange(0, limit + 1), None) for path in paths]
         answers = self.patience.run("documents", ranges.get_many, calls)
-        succeeded = any(isinstance(answer, Answer) for answer in answers)
         out: list[bytes | Exception] = []
         for url, answer in zip(paths, answers, strict=True):
             if isinstance(answer, UnsuitedError):
-                if not succeeded or answer.status not in (401, 403, 404, 410):
+                if not ranges.proven or answer.status not in (401, 403, 404, 410):
                     return None
                 denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), url)
                 out.append(denied if answer.status in (401, 403) else _missing(url))
