@@ -190,7 +190,7 @@ def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any, **__: Any) -> bytes:
         raise AssertionError("a chunk is decoded")
 
-    monkeypatch.setattr("shardfs.codecs.transcode.decode", fail)
+    monkeypatch.setattr("shardfs.codecs.encoded_chunks.decode", fail)
     sizes = dict(_sizes(tree, ROOT))
     assert len(sizes) == 2 * (13 + 3)
     assert min(sizes.values()) > 0

@@ -503,7 +503,7 @@ def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any, **__: Any) -> bytes:
         raise AssertionError("a chunk is decoded")
 
-    monkeypatch.setattr("shardfs.codecs.transcode.decode", fail)
+    monkeypatch.setattr("shardfs.codecs.encoded_chunks.decode", fail)
     sizes = dict(_sizes(tree, ROOT))
     assert len(sizes) == 2 * 9 + 3
     assert min(sizes.values()) > 0
@@ -526,7 +526,7 @@ def test_a_block_of_fill_value_is_made_once(tmp_path: Path, monkeypatch: pytest.
         made.append(len(data))
         return encode(chain, data)
 
-    monkeypatch.setattr("shardfs.codecs.transcode.encode", counted)
+    monkeypatch.setattr("shardfs.codecs.encoded_chunks.encode", counted)
     assert len(walk(_n5(tmp_path))) == 102
     assert made.count(32) == 1
 

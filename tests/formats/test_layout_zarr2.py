@@ -15,7 +15,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs.codecs import decoders, transcode
+from shardfs.codecs import decoders, encoded_chunks
 from shardfs.formats.layouts import CODECS
 from shardfs.formats.zarr2.view import shown_encoding
 from shardfs.formats.zarr2.words import compressor
@@ -558,7 +558,7 @@ def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return decode(*given)
 
         monkeypatch.setitem(decoders.DECODERS, name, counted)
-    monkeypatch.setattr(transcode, "require_crc32c", lambda data: undone.append("crc32c"))
+    monkeypatch.setattr(encoded_chunks, "require_crc32c", lambda data: undone.append("crc32c"))
     fs = ShardFileSystem(str(tmp_path), "zarr2", skip_instance_cache=True)
     for path, told in fs.find("", detail=True).items():
         sizes[path] = told["size"]

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs.formats import zarr2, zarr3_view
+from shardfs.formats import zarr3_view
 from shardfs.formats.bcolz import view as bcolz
 from shardfs.formats.n5 import view as n5
+from shardfs.formats.zarr2 import view as zarr2
 from shardfs.model.arrays import Array, ChunkEncoding
 from shardfs.model.errors import UnsupportedError
 from tests.codecs.chunk_model import Case, cases

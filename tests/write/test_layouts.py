@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover
-from shardfs.write.journal import Journal, RecordKind, directory_for
+from shardfs.write.journal import Journal, RecordKind
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
 from tests import data_n5, handmade
@@ -205,7 +206,7 @@ def test_recover_needs_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     place = Place(LAYOUTS["turned_as_n5"], tmp_path)
     place.journal.rmdir()
-    place.journal = directory_for(str(place.store))
+    place.journal = journal_directory(str(place.store))
     place.journal.mkdir(mode=0o700, parents=True)
     with place.mount() as files:
         place.put(files, 0, 1)
