@@ -54,6 +54,34 @@ def tensorstore(path: str) -> None:
     raise AssertionError("a sharded array was created through the mount")
 
 
+def zarr2(path: str) -> None:
+    """The same as `zarr3` by zarr-python 2.18, and arrays in every form that Zarr v2 has of its own."""
+    import numcodecs
+    import zarr as library
+
+    zarr: Any = library  # of version 2
+    group = zarr.open_group(path, mode="a")
+    new = group.create_dataset("new/x", shape=DATA.shape, chunks=(10, 10), dtype="uint16")
+    new[:] = DATA
+    new.attrs.update({"_ARRAY_DIMENSIONS": ["y", "x"], "unit": "nm"})
+    old = zarr.open_array(f"{path}/old", mode="r+")
+    old.attrs["k"] = 1
+    old.append(np.ones((20, 90), "uint16"))
+    old.resize(100, 100)
+    old[90:] = 7
+    group.create_dataset("anew", shape=DATA.shape, chunks=(10, 10), dtype="uint16", overwrite=True)[:] = DATA + 1
+    for name, codec in (("zlib", numcodecs.Zlib(1)), ("lz4", numcodecs.LZ4()), ("raw", None)):
+        made = group.create_dataset(
+            f"forms/{name}", shape=DATA.shape, chunks=(30, 20), dtype=">f4", compressor=codec, order="F",
+            dimension_separator="/", fill_value=np.nan,
+        )  # fmt: skip
+        made[:50] = DATA[:50]
+    group["forms"].create_dataset("text", data=DATA[0].astype("U5"), chunks=(20,))
+    zarr.consolidate_metadata(path)
+    assert dict(zarr.open_consolidated(path)["old"].attrs) == {"k": 1}
+    np.testing.assert_array_equal(group["forms/lz4"][:50], DATA[:50])
+
+
 def z5py(path: str) -> None:
     import z5py
 
@@ -86,20 +114,25 @@ def draft(path: str) -> None:
     made[70:] = 5
 
 
-def cloudvolume(path: str) -> None:
+def plainvolume(path: str) -> None:
+    """The same as `cloudvolume`, in files without a suffix."""
+    cloudvolume(path, compress=False)
+
+
+def cloudvolume(path: str, *, compress: bool = True) -> None:
     from cloudvolume import CloudVolume
 
     info = CloudVolume.create_new_info(
         num_channels=1, layer_type="image", data_type="uint16", encoding="raw", resolution=[1, 1, 1],
         voxel_offset=[0, 0, 0], chunk_size=[10, 10, 1], volume_size=[*DATA.shape, 1],
     )  # fmt: skip
-    volume = CloudVolume(f"file://{path}/v", info=info, progress=False)
+    volume = CloudVolume(f"file://{path}/v", info=info, progress=False, compress=compress)
     volume.commit_info()
     volume.commit_provenance()
     volume[:] = DATA[:, :, None, None]
     volume.add_scale((2, 2, 1))
     volume.commit_info()
-    coarse = CloudVolume(f"file://{path}/v", mip=1, progress=False)
+    coarse = CloudVolume(f"file://{path}/v", mip=1, progress=False, compress=compress)
     coarse[:] = DATA[::2, ::2, None, None]
     np.testing.assert_array_equal(volume[:][..., 0, 0], DATA)
 
@@ -120,6 +153,5 @@ def skeletons(path: str) -> None:
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (zarr3, tensorstore, z5py, n5store, draft, cloudvolume, skeletons)}[sys.argv[1]](
-        sys.argv[2]
-    )
+    tools = (zarr3, tensorstore, zarr2, z5py, n5store, draft, cloudvolume, plainvolume, skeletons)
+    {f.__name__: f for f in tools}[sys.argv[1]](sys.argv[2])

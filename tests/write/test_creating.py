@@ -28,7 +28,14 @@ spec = {"driver": "n5", "kvstore": {"driver": "file", "path": sys.argv[1]}}
 print(ts.open(spec).result().read().result().sum(dtype="u8"))
 """
 
-PYTHONS = {"n5store": "zarr2", "draft": "zarr2", "cloudvolume": "cv", "skeletons": "cv"}
+PYTHONS = {
+    "zarr2": "zarr2",
+    "n5store": "zarr2",
+    "draft": "zarr2",
+    "cloudvolume": "cv",
+    "plainvolume": "cv",
+    "skeletons": "cv",
+}
 
 
 def create(mount: WritableMount, tool: str) -> None:
