@@ -194,7 +194,7 @@ class Translation(Format):
             theirs = self.source.shown(join(path, home), now, document)
             wanted = raw if theirs is None else rebased(old, raw, theirs)
             edited = self.source.edit(join(path, home), now, document, wanted)
-            made |= {join(home, n): r for n, r in edited.items()}
+            made |= {join(home, n): _in_text_of(now.get(n), r) for n, r in edited.items()}
         return made
 
     def _require_kept(self, path: str, name: str, new: bytes, before: Documents, again: Documents) -> None:
@@ -279,6 +279,13 @@ def _plain(array: Array) -> Array:
         Codec(c.name, {**CODEC_PARAMETERS.get(c.name, {}), **c.configuration}) for c in array.encoding.codecs
     )
     return replace(array, attributes={}, encoding=replace(array.encoding, codecs=codecs))
+
+
+def _in_text_of(old: bytes | None, new: bytes) -> bytes:
+    """The document `new`, with the text of `old` where both have equal values."""
+    with suppress(ValueError):  # bcolz also has YAML
+        return new if old is None else rebased(old, new, old)
+    return new
 
 
 def _members(raw: bytes | None) -> dict[str, Any]:

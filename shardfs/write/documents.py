@@ -395,9 +395,10 @@ class _Edit:
         except ValueError:
             return [()]
         if not overlaps:
-            log.warning(
-                "%s: another program has changed the document, too; the changes of both are kept", self.document.path
-            )
+            # A layout may show a document in another form than it was written here.
+            level = logging.INFO if isinstance(self.document.form, Translation) else logging.WARNING
+            why = "another program has changed the document, too; the changes of both are kept"
+            log.log(level, "%s: %s", self.document.path, why)
         return overlaps
 
     def _require_wins(self, overlaps: Sequence[Path]) -> None:

@@ -1,0 +1,217 @@
+"""Documents that clients write in a layout, and what becomes of the source's documents."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.formats.bcolz import BCOLZ_SOURCE
+from shardfs.formats.n5 import N5
+from shardfs.formats.precomputed import PRECOMPUTED
+from shardfs.formats.registry import views
+from shardfs.formats.translate import Translation
+from shardfs.formats.zarr2 import ZARR2
+from shardfs.formats.zarr3 import ZARR3
+from tests.data_n5 import Index, attributes, sharding
+from tests.datasets import BLOSC, CRC, GZIP, LITTLE
+from tests.handmade import zarr_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardfs.formats.format import Format
+
+    Documents = Mapping[str, bytes]
+
+LAYOUTS: Mapping[str, Format] = {
+    "zarr2": ZARR2,
+    "zarr3": ZARR3,
+    "n5": N5,
+    "precomputed": PRECOMPUTED,
+    "bcolz": BCOLZ_SOURCE,
+}
+
+
+def translation(layout: str, source: Format) -> Translation:
+    """Of an array in a directory of its own, without anything above or below it."""
+
+    def show(stored: Documents) -> Documents:
+        dataset = source.open("a", stored)
+        assert dataset is not None
+        return views()[layout].show("a", dataset, {}).documents
+
+    return Translation(LAYOUTS[layout], source, views()[source.dataset_formats[0]], {}, (), show)
+
+
+def zarr3(**members: Any) -> bytes:
+    shape, shard, inner = members.pop("shape", (8, 6)), members.pop("shard", (4, 6)), members.pop("inner", (2, 3))
+    codecs = members.pop("codecs", [LITTLE, GZIP, CRC])
+    made = zarr_metadata(shape, shard, inner, codecs=codecs, data_type=members.pop("data_type", "uint16"), **members)
+    return json.dumps(made).encode()
+
+
+def n5(**members: Any) -> bytes:
+    codecs = [sharding((3, 2), [{"name": "n5bytes"}, {"name": "gzip", "configuration": {"level": 5}}], Index())]
+    return json.dumps(attributes((8, 6), (6, 4), "uint16", codecs=codecs, **members)).encode()
+
+
+SOURCES: Mapping[str, tuple[Format, str]] = {"zarr3": (ZARR3, "zarr.json"), "n5": (N5, "attributes.json")}
+WHERE: Mapping[str, tuple[str, str, str]] = {
+    "zarr2": (".zarray", "shape", ".zattrs"),
+    "zarr3": ("zarr.json", "shape", "zarr.json"),
+    "n5": ("attributes.json", "dimensions", "attributes.json"),
+}
+"""By layout: the document of the shape, its member, and the document of the user's attributes."""
+
+PAIRS = [("zarr2", "zarr3"), ("n5", "zarr3"), ("zarr2", "n5"), ("zarr3", "n5")]
+
+KEPT = b'"kept":   [1.500, {"deep" : 1e2}, 12345678901234567890]'
+"""An attribute in a text that no JSON library prints."""
+
+NAMES = st.text("abcdefg", min_size=1, max_size=3)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+ATTRIBUTES = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+def with_text(raw: bytes) -> bytes:
+    """The document with the attribute `KEPT`, and with a member that no layout shows."""
+    doc = json.loads(raw)
+    if "node_type" in doc:
+        hidden = b'"x_extension":  {"must_understand": false, "n": 2.50}, "attributes": {' + KEPT
+        return raw.replace(b'"attributes": {', hidden + (b", " if doc["attributes"] else b""))
+    return b"{" + KEPT + b", " + raw[1:]
+
+
+def with_attributes(doc: dict[str, Any], layout: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The shown document with these user attributes, and no others but `kept`."""
+    if layout == "zarr3":
+        return {**doc, "attributes": {"kept": doc["attributes"]["kept"], **wanted}}
+    return {n: v for n, v in doc.items() if len(n) > 3} | dict(wanted)
+
+
+@pytest.mark.parametrize(("layout", "source"), PAIRS)
+@given(st.data())
+def test_any_shape_and_attributes_come_back_and_all_other_bytes_stay(
+    layout: str, source: str, data: st.DataObject
+) -> None:
+    form, name = SOURCES[source]
+    before = data.draw(ATTRIBUTES)
+    made = zarr3(attributes=before) if source == "zarr3" else n5(**before)
+    stored = {name: with_text(made)}
+    through = translation(layout, form)
+    shape, attrs = data.draw(st.lists(st.integers(1, 99), min_size=2, max_size=2)), data.draw(ATTRIBUTES)
+    where, member, others = WHERE[layout]
+    resized = {**json.loads(through.show(stored)[where]), member: shape}
+    stored |= through.edit("a", stored, where, json.dumps(resized).encode())
+    written = with_attributes(json.loads(through.show(stored)[others]), layout, attrs)
+    stored |= through.edit("a", stored, others, json.dumps(written).encode())
+    again = through.show(stored)
+    assert json.loads(again[where])[member] == shape
+    assert json.loads(again[others]) == written
+    assert KEPT in stored[name]
+    assert (b'"x_extension":  {"must_understand": false, "n": 2.50}' in stored[name]) is (source == "zarr3")
+    old, new = json.loads(made), json.loads(stored[name])
+    assert {m: new[m] for m in ("chunk_grid", "codecs", "blockSize", "dataType", "data_type") if m in old} == {
+        m: old[m] for m in ("chunk_grid", "codecs", "blockSize", "dataType", "data_type") if m in old
+    }
+    assert not through.edit("a", stored, others, again[others])
+
+
+STRUCTURAL: Mapping[str, Mapping[str, list[Any]]] = {
+    "zarr2": {
+        "chunks": [[4, 3], [2], [2, 0], "x", None],
+        "dtype": [">u2", "<i2", "<u4", "|O", 5],
+        "order": ["F", "X"],
+        "compressor": [None, {"id": "zlib", "level": 5}, {"id": "blosc"}, {"level": 1}],
+        "filters": [[{"id": "delta", "dtype": "<u2"}]],
+        "dimension_separator": [".", "-"],
+        "shape": [[8], [8, 6, 1], [-1, 6], "x"],
+        "zarr_format": [3],
+        "unknown": [1],
+    },
+    "n5": {
+        "blockSize": [[4, 3], [2], [2, 0], "x", None],
+        "dataType": ["int16", "uint32", "object", 5],
+        "compression": [{"type": "raw"}, {"type": "zstd", "level": 3}, {"type": "gzip", "useZlib": True}, 1],
+        "dimensions": [[8], [8, 6, 1], [-1, 6], "x"],
+    },
+    "zarr3": {
+        "chunk_grid": [{"name": "regular", "configuration": {"chunk_shape": [4, 3]}}, {"name": "x"}],
+        "data_type": ["int16", "uint32", "x"],
+        "codecs": [[LITTLE], [GZIP], []],
+        "chunk_key_encoding": [{"name": "v2"}],
+        "fill_value": [3],
+        "shape": [[8], [8, 6, 1], [-1, 6]],
+        "storage_transformers": [[{"name": "x"}]],
+        "unknown": [1],
+    },
+}
+
+
+@pytest.mark.parametrize(("layout", "source"), PAIRS)
+def test_what_contradicts_the_chunks_is_refused_by_name(layout: str, source: str) -> None:
+    form, name = SOURCES[source]
+    stored = {name: zarr3() if source == "zarr3" else n5()}
+    through = translation(layout, form)
+    where = WHERE[layout][0]
+    shown = json.loads(through.show(stored)[where])
+    for member, values in STRUCTURAL[layout].items():
+        for value in (v for v in values if v != shown.get(member)):
+            with pytest.raises(ValueError, match=rf"^{where.replace('.', '[.]')}: .*{member}"):
+                through.edit("a", stored, where, json.dumps({**shown, member: value}).encode())
+    for raw in (b"", b"[]", b"{", b"{}"):
+        with pytest.raises(ValueError, match=r"document|shape|blockSize"):
+            through.edit("a", stored, where, raw)
+
+
+EQUAL_FORMS: Mapping[str, tuple[bytes, Mapping[str, Any]]] = {
+    "zstd": (
+        zarr3(codecs=[LITTLE, {"name": "zstd", "configuration": {"level": 3, "checksum": False}}]),
+        {"compressor": {"id": "zstd", "level": 3, "checksum": False}},
+    ),
+    "float": (zarr3(data_type="float32", fill_value=0), {"fill_value": 0.0}),
+    "nan": (zarr3(data_type="float32", fill_value="0x7fc00001"), {"fill_value": "NaN"}),
+    "no filters": (zarr3(), {"filters": []}),
+    "blosc": (zarr3(codecs=[LITTLE, BLOSC]), {}),
+    "decoded": (zarr3(codecs=[{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE, GZIP, GZIP]), {}),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL_FORMS)
+def test_members_in_another_form_of_the_same_meaning_are_no_change(name: str) -> None:
+    """zarr 2.18 writes the whole .zarray when it resizes an array."""
+    raw, members = EQUAL_FORMS[name]
+    stored, through = {"zarr.json": raw}, translation("zarr2", ZARR3)
+    written = {**json.loads(through.show(stored)[".zarray"]), **members, "shape": [9, 6]}
+    made = through.edit("a", stored, ".zarray", json.dumps(written, sort_keys=True, indent=4).encode())
+    assert json.loads(made["zarr.json"]) == {**json.loads(raw), "shape": [9, 6]}
+
+
+def test_names_of_axes_are_written_as_dimension_names() -> None:
+    stored, through = {"zarr.json": zarr3(fill_value=7)}, translation("zarr2", ZARR3)
+    stored |= through.edit("a", stored, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "x"], "units": "m"}')
+    doc = json.loads(stored["zarr.json"])
+    assert doc["dimension_names"] == ["y", "x"]
+    assert doc["attributes"]["units"] == "m"
+    assert "_ARRAY_DIMENSIONS" not in doc["attributes"]
+    with pytest.raises(ValueError, match="_ARRAY_DIMENSIONS"):
+        translation("zarr2", N5).edit("a", {"attributes.json": n5()}, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "y"]}')
+
+
+def test_what_is_deleted() -> None:
+    stored, through = {"zarr.json": zarr3(attributes={"a": 1})}, translation("zarr2", ZARR3)
+    assert through.sources_of("a", stored, ".zarray") == ["zarr.json"]
+    assert through.sources_of("a", stored, ".zattrs") is None
+    assert through.sources_of("a", stored, "missing") == []
