@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 VERSION = "2.0.0"
 """The N5 version of shown containers. They use no newer features, and older software refuses newer versions."""
 
+KNOWN_VERSIONS = ("1.", "2.", "3.", "4.")
+"""How the versions begin that programs write today."""
+
 
 def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if N5 cannot express it."""
@@ -78,8 +81,8 @@ def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]
 
 
 def _is_of_user(name: str, value: Any) -> bool:
-    """Whether a group of N5 may have this attribute: one of the user, or the version of a container in a container."""
-    return name not in STRUCTURAL or (name == "n5" and isinstance(value, str))
+    """Whether a group of N5 may have this attribute: the user's own, or the version that a program gave a container."""
+    return name not in STRUCTURAL or (name == "n5" and isinstance(value, str) and value[:2] in KNOWN_VERSIONS)
 
 
 def image_of(dataset: Dataset) -> Multiscale | None:
