@@ -7,6 +7,7 @@ import importlib
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -32,14 +33,22 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
 
     def call(self, module: str, function: str, *args: Any) -> Any:
-        """Call a function in the sandbox. Pass on its ValueError, ImportError or MemoryError, or raise Crash."""
+        """Call a function in the sandbox. Pass on its ValueError, ImportError or MemoryError, or raise Crash.
+
+        If a process crashes that has served other calls, the call is repeated once in a new process: damaged data of an
+        earlier call may have corrupted the memory of the old one.
+        """
         request = pickle.dumps((module, function, args), pickle.HIGHEST_PROTOCOL)
         with self._lock:
             process = self._process
-            if process is None or process.poll() is not None:
+            was_used = process is not None and process.poll() is None
+            if process is None or not was_used:
                 self.end()
                 self._process = process = _start()
             ok, result = self._ask(process, request)
+            if was_used and isinstance(result, Crash) and process.returncode != -signal.SIGKILL:  # not for a time-out
+                self._process = process = _start()
+                ok, result = self._ask(process, request)
         if ok:
             return result
         raise result

@@ -35,6 +35,23 @@ def test_a_crash_is_told_and_the_next_call_works(module: str, function: str, arg
     worker.end()
 
 
+CALLS: list[int] = []
+
+
+def crash_at_the_second_call() -> int:
+    CALLS.append(0)
+    if len(CALLS) > 1:
+        os.abort()
+    return os.getpid()
+
+
+def test_a_crash_of_a_used_process_does_not_fail_the_call() -> None:
+    worker = Sandbox()
+    first, second = (worker.call(__name__, crash_at_the_second_call.__name__) for _ in range(2))
+    assert first != second
+    worker.end()
+
+
 def test_what_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "SECONDS", 0.5)
     worker = Sandbox()
