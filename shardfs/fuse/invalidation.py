@@ -7,10 +7,12 @@ import logging
 import os
 import queue
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardfs.fuse import protocol
 from shardfs.model.errors import StaleShardError
+from shardfs.storage.cache import nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,10 +34,15 @@ class AttributeCache:
 
     Each change increments `stamp` after the change was made and before it is answered. Attributes that were requested
     before that increment may be outdated, so `keep` ignores them. `entries` may be read without the lock.
+
+    Attributes:
+        dropping: files whose pages the kernel is about to drop, because a notice is queued. Until then, a program that
+            opens such a file must not get the old pages.
     """
 
     def __init__(self) -> None:
         self.entries: dict[int, Attributes] = {}
+        self.dropping = Counter[int]()
         self.stamp = 0
         self._lock = threading.Lock()
 
@@ -57,27 +64,43 @@ class AttributeCache:
             else:
                 self.entries.pop(number, None)
 
+    def drop_pages(self, number: int) -> Callable[[], None]:
+        """Note that a notice about a file is queued. Return the function to call once it is sent."""
+        with self._lock:
+            self.dropping[number] += 1
+
+        def sent() -> None:
+            with self._lock:
+                self.dropping[number] -= 1
+                if not self.dropping[number]:
+                    del self.dropping[number]
+
+        return sent
+
 
 class Notices:
     """Sends invalidations to the kernel. Sending may block until the kernel has the answers to running requests."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._queue = queue.SimpleQueue[bytes]()
+        self._queue: queue.SimpleQueue[tuple[bytes, Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
 
-    def queue(self, message: bytes) -> None:
-        """Have a thread of its own send the message; never blocks."""
-        self._queue.put(message)
+    def queue(self, message: bytes, sent: Callable[[], None] = nothing) -> None:
+        """Have a thread of its own send the message, and call `sent` then; never blocks."""
+        self._queue.put((message, sent))
         with self._lock:
             started, self._started = self._started, True
         if not started:
             threading.Thread(target=self._work, name="shardfs-notices", daemon=True).start()
 
     def _work(self) -> None:
-        while self.send(self._queue.get()):
-            pass
+        alive = True
+        while alive:
+            message, sent = self._queue.get()
+            alive = self.send(message)
+            sent()
 
     def send(self, message: bytes) -> bool:
         """Send the message now; False if the mount has ended."""

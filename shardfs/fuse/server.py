@@ -191,7 +191,7 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
 
     def invalidate_content(number: int) -> None:
         cache.changed(number)
-        notices.queue(protocol.invalidate_content(number))
+        notices.queue(protocol.invalidate_content(number), cache.drop_pages(number))
 
     def drop_content(number: int) -> None:
         cache.changed(number)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.write import tokens
 from tests.write.history import Log
-from tests.write.targets import TARGETS, Target
+from tests.write.targets import LAYOUTS, TARGETS, Target
 
 WriteChunk = Callable[[int, int], None]
 
@@ -25,7 +25,7 @@ def opened(tool: str, path: Path, target: Target) -> WriteChunk:
     """What writes a token to a chunk."""
     if tool == "direct":
         return lambda number, token: _write(path / target.path(number), target.shown(token))
-    array = {"zarr": _zarr, "tensorstore": _tensorstore, "z5": _z5}[tool](path)
+    array = _zarr2(path) if (tool, target.layout) == ("tensorstore", "zarr2") else _OPEN[tool](path)
 
     def write(number: int, token: int) -> None:
         array[tokens.where(target.chunks[number], target.chunk)] = tokens.content(token, target.chunk)
@@ -56,9 +56,18 @@ def _z5(path: Path) -> Any:
     return z5py.File(str(path.parent), mode="a", use_zarr_format=True, zarr_format=3)[path.name]
 
 
+def _zarr2(path: Path) -> Any:
+    import tensorstore as ts
+
+    return ts.open({"driver": "zarr", "kvstore": {"driver": "file", "path": f"{path}/"}}).result()
+
+
+_OPEN = {"zarr": _zarr, "tensorstore": _tensorstore, "z5": _z5}
+
+
 def main(tool: str, path: str, name: str, log_path: str, writer: str, writers: str, rounds: str) -> None:
     warnings.simplefilter("ignore")
-    target, log = TARGETS[name], Log(Path(log_path))
+    target, log = {**TARGETS, **LAYOUTS}[name], Log(Path(log_path))
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     write = opened(tool, Path(path), target)

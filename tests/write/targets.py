@@ -342,6 +342,17 @@ _BIG: Json = {"name": "bytes", "configuration": {"endian": "big"}}
 LAYOUTS: dict[str, Target] = {
     target.name: target
     for target in (
+        replace(
+            _zarr(
+                "one_shard_as_zarr2",
+                lambda chunk: [_sharding(chunk, [LITTLE, ZSTD, CRC])],
+                _zstd,
+                per_shard=(8, 8),
+                grid=(8, 8),
+            ),
+            layout="zarr2",
+            key=data_n5.key,
+        ),
         replace(TARGETS["zarr_zstd"], name="zstd_as_zarr2", layout="zarr2", key=data_n5.key),
         replace(
             _zarr("big_as_n5", lambda chunk: [_sharding(chunk, [_BIG])], _as_n5),

@@ -16,7 +16,7 @@ from shardfs.write.publishing import Publishing
 from tests.write.engines import Whole
 from tests.write.faults import Args, Frozen, Function, hooked
 from tests.write.oracle import found_by
-from tests.write.targets import TARGETS, Target
+from tests.write.targets import LAYOUTS, TARGETS, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardfs.write.publishing import DirtyShard
     from tests.write.engines import TreeFiles
 
-NAMES = ["zarr_end", "zarr_start", "zarr_nested", "precomputed", "precomputed_gzip", "n5"]
+NAMES = ["zarr_end", "zarr_start", "zarr_nested", "precomputed", "precomputed_gzip", "n5", "turned_as_n5"]
 """Not those with codecs around whole shards: in there a chunk that stays where it is looks unchanged."""
 
 OURS, THEIRS = 9000, 8000
@@ -63,7 +63,7 @@ class Place:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(TARGETS[request.param], tmp_path)
+    return Place({**TARGETS, **LAYOUTS}[request.param], tmp_path)
 
 
 def killed(place: Place, run: Callable[[TreeFiles], None]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests import conftest
 from tests.datasets import ROOT
 from tests.write.engines import ENGINES, TreeFiles
-from tests.write.targets import TARGETS
+from tests.write.targets import LAYOUTS, TARGETS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +77,21 @@ def test_a_kill_at_some_calls(target: str, engine: str) -> None:
     assert outcome("kill", target, engine, f"--stride={stride}", f"--seed={seed}", timeout=280) > 10
 
 
+THROUGH_LAYOUTS = [
+    ("kill", "zstd_as_zarr2", "--stride=113"),
+    ("kill", "big_as_n5", "--stride=113"),
+    ("kill", "turned_as_n5", "--stride=61"),
+    ("power", "turned_as_n5", "locked", "renamed", "--stride=0"),
+    pytest.param(("fail", "turned_as_n5", *SOME, "--stride=29"), marks=pytest.mark.torture),
+]
+
+
+@pytest.mark.parametrize("words", THROUGH_LAYOUTS)
+def test_chunks_that_are_written_through_layouts(words: tuple[str, ...]) -> None:
+    how, target, *more = words
+    assert outcome(how, target, "whole", *more, timeout=280) > 10
+
+
 @pytest.mark.parametrize("target", ["zarr_end", pytest.param("precomputed", marks=pytest.mark.torture)])
 def test_errors_of_some_calls(target: str) -> None:
     assert outcome("fail", target, "whole", *SOME, "--stride=29", timeout=280) > 10
@@ -109,7 +124,11 @@ def test_shards_that_are_changed_where_they_lie(how: str, more: tuple[str, ...])
     assert outcome(how, target, "in_place", *more, timeout=280) > 10
 
 
-EVERYTHING = [(name, engine) for name in ARRAYS for engine in ALL_ENGINES] + [(name, "in_place") for name in IN_PLACE]
+EVERYTHING = [
+    *((name, engine) for name in ARRAYS for engine in ALL_ENGINES),
+    *((name, "in_place") for name in IN_PLACE),
+    *((name, "whole") for name in LAYOUTS),
+]
 
 
 @pytest.mark.torture

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 from tests.write.mounts import WritableMount, client, succeeded, writable
 from tests.write.oracle import Oracle
 from tests.write.scale import times
-from tests.write.targets import TARGETS, Target
+from tests.write.targets import LAYOUTS, TARGETS, Target
 
 if TYPE_CHECKING:
     import subprocess
@@ -72,6 +72,23 @@ def test_no_chunk_is_lost_between_writers_of_one_shard(tool: str, tmp_path: Path
         assert oracle.wrong(target, array, log, {}, "closed", list(target.readers)) == []
         left = sorted(str(p.relative_to(array)) for p in array.rglob("*") if p.is_file())
         assert left == ["c/0/0", "zarr.json"]
+
+
+@pytest.mark.timeout(360)
+def test_no_chunk_is_lost_between_tools_that_write_one_shard_through_a_layout(tmp_path: Path, oracle: Oracle) -> None:
+    """Neighbours are chunks of different tools."""
+    target = LAYOUTS["one_shard_as_zarr2"]
+    array, log, tools = made(target, tmp_path / "store", {}), tmp_path / "log", ("zarr", "tensorstore", "direct")
+    with writable(tmp_path / "store", tmp_path, "-o", "idle=0.05,layout=zarr2") as mount, ExitStack() as stack:
+        mount.mount()
+        arguments = (mount.path / "array", target.name, log)
+        succeeded(
+            [stack.enter_context(client("write_tokens", t, *arguments, i, len(tools), 2)) for i, t in enumerate(tools)],
+            200,
+        )
+        done = mount.umount()
+        assert done.returncode == 0, done.stderr
+    assert oracle.wrong(target, array, log, {}, "closed", list(target.readers)) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ T8

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
@@ -159,7 +160,9 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
     assert "minishards" in (rewriting.unwritable(many) or "")
     handmade.CASES["zarr_sound"](tmp_path / "z")
     (other,) = open_tree(str(tmp_path / "z"), layout="n5").collections()
-    assert rewriting.unwritable(other.collection) is not None
+    assert rewriting.unwritable(other.collection) is None
+    lossy = Collection(**{**vars(collection), "transform": SimpleNamespace(unwritable="jpeg loses data")})
+    assert rewriting.unwritable(lossy) == "jpeg loses data"
 
 
 def test_chunks_beyond_the_array_are_those_of_no_other() -> None:
