@@ -18,6 +18,7 @@ from shardfs.write import recover
 from shardfs.write.journal import Journal, RecordKind
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
+from shardfs.write.unpublished import with_unpublished
 from tests import data_n5, handmade
 from tests.mount.programs import shardfs
 from tests.write.engines import TreeFiles, Whole
@@ -166,7 +167,7 @@ def test_bytes_in_the_journal_without_a_note_are_those_of_the_file(place: Place)
             del place.held[2]
             files.publish()
         else:
-            with pytest.raises(OSError, match=r"bytes|N5"):
+            with pytest.raises(OSError, match=r"bytes|N5|zstd"):
                 files.publish()
         place.held[0] = NEW
         assert files.read(place.target.path(0)) == place.target.shown(NEW)
@@ -215,6 +216,30 @@ def test_recover_needs_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert json.loads(listed.stdout.splitlines()[0])["layout"] == "layout=n5"
     assert shardfs("recover", place.store, "--apply").returncode == 0
     place.natively()
+
+
+def test_a_read_only_mount_shows_what_was_written_with_its_layout(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    place.journal.rmdir()
+    place.journal = journal_directory(str(place.store), tmp_path)
+    place.journal.mkdir(mode=0o700)
+    with place.mount() as files:
+        place.put(files, 0, 1)
+        files.die()
+    tree, path = open_tree(str(place.store), layout="n5"), place.target.path(1)
+    shown = with_unpublished(tree, str(place.store), tmp_path, "layout=n5")
+    found = shown.resolve(path)
+    assert found.size == len(place.target.shown(NEW + 1))
+    assert bytes(shown.read(found.number, 0, found.size)) == place.target.shown(NEW + 1)
+    caplog.clear()
+    other = open_tree(str(place.store), layout="zarr2")
+    assert with_unpublished(other, str(place.store), tmp_path, "layout=zarr2") is other
+    assert "they are not shown here" in caplog.text
+    told = recover.unpublished(str(place.store), tmp_path, "layout=n5")
+    assert told is not None
+    assert "are shown here all the same" in told[0]
 
 
 # ---- what is shown is not what was written ----
