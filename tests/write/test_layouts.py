@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from shardfs.fuse.invalidation import AttributeCache, Notices
 from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover
@@ -21,6 +23,7 @@ from shardfs.write.tree import open_write_tree
 from shardfs.write.unpublished import with_unpublished
 from tests import data_n5, handmade
 from tests.mount.programs import shardfs
+from tests.waiting import wait_until
 from tests.write.engines import TreeFiles, Whole
 from tests.write.targets import LAYOUTS, Target, read_tensorstore, write_tensorstore
 
@@ -313,6 +316,24 @@ def test_padding_is_shown_as_it_will_be_in_the_shard(tmp_path: Path) -> None:
         assert files.read(path) == kept.tobytes()
     data[:, 4:, 4:] = 7
     np.testing.assert_array_equal(read_tensorstore("neuroglancer_precomputed", store)[..., 0].T, data)
+
+
+def test_a_file_has_outdated_pages_until_the_notice_is_sent() -> None:
+    """A program that opens it until then must not get them: OPEN is answered without FOPEN_KEEP_CACHE."""
+    cache, (reader, writer) = AttributeCache(), os.pipe()
+    notices = Notices(writer)
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 12))
+    os.set_blocking(writer, True)
+    for _ in range(2):
+        notices.queue(b"a notice", cache.drop_pages(7))
+    time.sleep(0.05)
+    assert 7 in cache.dropping
+    os.close(reader)  # the thread gets an error
+    wait_until(lambda: 7 not in cache.dropping)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("layout", ["zarr2", "n5"])
