@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.fuse.invalidation import AttributeCache, Notices
 from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.tree import open_tree
@@ -243,6 +244,20 @@ def test_a_read_only_mount_shows_what_was_written_with_its_layout(
     told = recover.unpublished(str(place.store), tmp_path, "layout=n5")
     assert told is not None
     assert "are shown here all the same" in told[0]
+
+
+def test_fsspec_writes_through_a_layout(tmp_path: Path) -> None:
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    options = {"journal": str(tmp_path / "journals")}
+    fs = ShardFileSystem(str(place.store), layout="n5", rw=True, write_options=options, skip_instance_cache=True)
+    path, data = place.target.path(1), place.target.shown(NEW + 1)
+    fs.pipe_file(path, data)
+    assert fs.cat_file(path) == data
+    with pytest.raises(OSError, match=r"bytes|N5"):
+        fs.pipe_file(place.target.path(0), data[:-1])
+    place.held[1] = NEW + 1
+    fs.close()
+    place.natively()
 
 
 # ---- what is shown is not what was written ----
