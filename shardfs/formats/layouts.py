@@ -142,6 +142,7 @@ def shown(
         transform=transcoder(array_of(stored), encoding),
         shards=stored.stored_at,
         filler=filler,
+        compressible=False,
     )
 
 

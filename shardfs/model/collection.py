@@ -195,6 +195,7 @@ class Collection:
         array: the array of these chunks, for layouts; None for other collections, or if shardfs cannot describe it.
         filler: given if chunks that are not stored are shown anyway.
         check: checks stored chunks; None if the format has no check.
+        compressible: whether clients may write chunks under names with a compression suffix, as CloudVolume does.
     """
 
     format: str
@@ -209,6 +210,7 @@ class Collection:
     array: Array | None = None
     filler: Filler | None = None
     check: ChunkCheck | None = None
+    compressible: bool = False
 
     @property
     def stored_at(self) -> str:

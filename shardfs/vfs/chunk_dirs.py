@@ -276,7 +276,7 @@ class ChunkDirs:
         Only clients of precomputed volumes write such files.
         """
         suffix = _compression(name)
-        if not suffix or self.collection.format != "precomputed":
+        if not suffix or not self.collection.compressible:
             return None
         whole = self.classify_child(parent, os.fsencode(name.removesuffix(suffix)))
         if whole is None or whole.target is None:
@@ -285,7 +285,7 @@ class ChunkDirs:
 
     def other_names(self, name: bytes) -> list[bytes]:
         """Return the other file names of a chunk: first the name without compression, then each compressed name."""
-        if self.collection.format != "precomputed":
+        if not self.collection.compressible:
             return []
         text = os.fsdecode(name)
         plain = text.removesuffix(_compression(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import time
@@ -331,6 +332,29 @@ def test_padding_is_shown_as_it_will_be_in_the_shard(tmp_path: Path) -> None:
         assert files.read(path) == kept.tobytes()
     data[:, 4:, 4:] = 7
     np.testing.assert_array_equal(read_tensorstore("neuroglancer_precomputed", store)[..., 0].T, data)
+
+
+def test_chunks_that_cloudvolume_compresses(tmp_path: Path) -> None:
+    """Any source has the names `X.gz` in this layout, and no source in another."""
+    array = Array(tmp_path, "precomputed", (8, 8), (8, 8))
+    array.fill()
+    chunk = np.full((4, 4), 9, "<u2").tobytes()
+    with array.mount() as files:
+        files.write("1_1_1/0-4_4-8_0-1.gz", gzip.compress(chunk))
+        assert files.read("1_1_1/0-4_4-8_0-1") == chunk
+        with pytest.raises(OSError, match=r".+") as caught:
+            files.write("1_1_1/0-4_0-4_0-1.gz", gzip.compress(chunk[1:]))
+        assert caught.value.errno == errno.EINVAL
+        files.publish()
+        assert files.read("1_1_1/0-4_4-8_0-1") == chunk
+        assert files.read("1_1_1/0-4_4-8_0-1.gz") is None
+    array.data[4:, :4] = 9
+    array.natively()
+    assert sorted(p.name for p in array.store.rglob("*") if p.is_file()) == ["0", "zarr.json"]
+    array.layout = "zarr2"
+    with array.mount() as files:
+        number, name = files._parent("0/0.gz")
+        assert files.tree.base.classify_name(number, name).target is None
 
 
 def test_a_file_has_outdated_pages_until_the_notice_is_sent() -> None:

@@ -82,6 +82,7 @@ def _collection(
         facts=Facts(grid, (1,) * len(grid), None, what, str(spec)),
         transform=gunzip(spec),
         check=Chain(around(spec), encoding=what),
+        compressible=True,
     )
 
 

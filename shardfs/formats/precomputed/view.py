@@ -220,7 +220,8 @@ class _ShownScale:
         names = BoxNames(self._spatial(array.shape), self._spatial(array.chunk), self.offset)
         axes = [None if axis is None else array.grid_axes[axis] for axis in self.roles.space]
         filler = FillValue(array, encoding) if is_filled(array.fill_value, encoding.data_type) else None
-        return shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), filler)
+        found = shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), filler)
+        return replace(found, compressible=True)
 
 
 def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _ShownScale:

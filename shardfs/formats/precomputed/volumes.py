@@ -81,6 +81,7 @@ class _StoredScale:
             layers=layers,
             codecs=(self.encoding,),
             facts=Facts(shape, chunk, None, self.data_type, sharding),
+            compressible=True,
         )
 
 
