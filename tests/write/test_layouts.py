@@ -302,14 +302,28 @@ class Array:
         np.testing.assert_array_equal(read_tensorstore("zarr3", self.store), self.data)
 
 
+def _volume(encoding: str, data_type: str) -> dict[str, Any]:
+    scale: dict[str, Any] = {"key": "8_8_40", "size": [6, 5, 1], "chunk_sizes": [[4, 4, 1]], "voxel_offset": [0, 0, 0]}
+    scale |= {"encoding": encoding, "resolution": [8, 8, 40], "sharding": handmade.sharding(minishard=1, shard=1)}
+    info = {"@type": "neuroglancer_multiscale_volume", "type": "image", "data_type": data_type, "num_channels": 1}
+    return {**info, "scales": [scale]}
+
+
+def test_chunks_of_lossy_encodings_cannot_be_opened_for_writing(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    handmade.write_json(tmp_path / "store/info", _volume("jpeg", "uint8"))
+    with _mounted(tmp_path / "store", tmp_path / "journal", "zarr2") as files:
+        with pytest.raises(OSError, match="jpeg") as caught:
+            files.write("8_8_40/0/0/0", bytes(16))
+        assert caught.value.errno == errno.EROFS
+        assert files.read("8_8_40/0/0/0") is None
+
+
 def test_padding_is_shown_as_it_will_be_in_the_shard(tmp_path: Path) -> None:
     """Precomputed chunks end with the volume, and Zarr's do not: whatever is in the padding is lost at close."""
     data = np.arange(1, 31, dtype="<u2").reshape(1, 5, 6)
-    scale: dict[str, Any] = {"key": "8_8_40", "size": [6, 5, 1], "chunk_sizes": [[4, 4, 1]], "voxel_offset": [0, 0, 0]}
-    scale |= {"encoding": "raw", "resolution": [8, 8, 40], "sharding": handmade.sharding(minishard=1, shard=1)}
-    info = {"@type": "neuroglancer_multiscale_volume", "type": "image", "data_type": "uint16", "num_channels": 1}
     store = tmp_path / "store"
-    handmade.write_json(store / "info", {**info, "scales": [scale]})
+    handmade.write_json(store / "info", _volume("raw", "uint16"))
     write_tensorstore("neuroglancer_precomputed", store, data.T[..., None])
     chunk = np.full((1, 4, 4), 7, "<u2")
     kept = np.zeros_like(chunk)
