@@ -70,7 +70,7 @@ class FileContents:
             return self.attributes(file.twin)._replace(number=file.number, size=len(self.plain_bytes(file)))
         size = file.size()
         if size < 0 and file.version is not None:
-            size = file.known_size = len(self._shown(file.version, file.target))
+            size = file.known_size = self._shown_size(file.version, file.target)
         return Attributes(file.number, False, size, file.mtime_ns, None, file.mode)
 
     def _attributes_on_disk(self, file: WritableFile, local: Writer) -> Attributes:
@@ -125,6 +125,13 @@ class FileContents:
         # Look up by path: the tree may have forgotten the kernel's inode number.
         base = self.names.base
         return base.read(base.resolve(file.path).number, offset, size)
+
+    def _shown_size(self, version: Version, target: Target | None) -> int:
+        """Return the shown size of a version whose stored bytes are in the journal, without decoding if possible."""
+        size = -1
+        if target is not None and version.data is not None:
+            size = target.tree.shown.shown_size(target.coords, version.data.size)
+        return len(self._shown(version, target)) if size < 0 else size
 
     def _shown(self, version: Version, target: Target | None) -> bytes | memoryview:
         """Return the shown bytes of a version whose stored bytes are in the journal."""

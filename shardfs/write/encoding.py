@@ -7,6 +7,8 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardfs.codecs.decoders import decompressed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -46,12 +48,21 @@ def encode(target: Target | None, buffer: Buffer) -> Encoded | None:
         return None
     edition, data = buffer.edition, buffer.read(0, buffer.size)
     with _refusing(target):
-        stored, transform = target.store(data), target.transform
+        transform = target.transform
         if target.suffix or transform is None:
+            _require_size(target, decompressed(data, target.suffix))
             return None
+        stored = transform.store(target.coords, data)
         exact = transform.is_exact(target.coords, data)
         shown = data if exact else bytes(transform.show(target.coords, stored))
         return Encoded(stored, data, shown, target, buffer, edition)
+
+
+def _require_size(target: Target, plain: bytes) -> None:
+    """Raise ValueError if a chunk that a client has compressed has the wrong size. Publishing does the rest."""
+    wanted = target.tree.shown.shown_size(target.coords, len(plain))
+    if wanted not in (-1, len(plain)):
+        raise ValueError(f"{wanted} bytes expected after decompression, {len(plain)} found")
 
 
 def stored_bytes(target: Target | None, data: bytes) -> bytes | None:
