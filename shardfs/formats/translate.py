@@ -11,6 +11,7 @@ from shardfs.formats.documents import intelligible, print_json, print_strict
 from shardfs.formats.format import Format
 from shardfs.formats.json_text import REMOVED, alike, rebased
 from shardfs.formats.layouts import join
+from shardfs.formats.registry import creating_view
 from shardfs.formats.zarr_values import CODEC_PARAMETERS
 from shardfs.model.arrays import Codec
 from shardfs.model.errors import CorruptShardError, UnsupportedError
@@ -168,8 +169,10 @@ class Translation(Format):
 
     def has_arrays(self, path: str, documents: Documents) -> bool:
         """Whether documents of the source's format describe an array."""
-        dataset = self.source.open(path, documents)
-        return dataset is not None and bool(dataset.unsharded)
+        with suppress(CorruptShardError):
+            dataset = self.source.open(path, documents)
+            return dataset is not None and bool(dataset.collections or dataset.unsharded)
+        return False
 
     def is_copy(self, name: str) -> bool:
         """Whether the layout generates this document from documents below."""
@@ -246,25 +249,37 @@ class Creation(Translation):
     """The documents of a new dataset that a client creates in a layout, in a directory without a dataset.
 
     `edit` returns documents of the source's format without shards.
+
+    Args:
+        group: the layout's documents of an empty group. Clients may write attributes before the document that they
+            belong to.
     """
+
+    group: Documents
 
     def _made(self, path: str, stored: Documents, before: Documents, after: Documents) -> dict[str, bytes]:
         if self.view is None:
-            raise ValueError("the format of new datasets is unknown; give --create, such as --create zarr3")
-        made = translated(self.layout, self.view, path, after)
-        if not made:
+            raise ValueError("no layout writes the format of new datasets here; give --create, such as --create zarr3")
+        made = translated(self.layout, self.view, path, {**self.group, **after})
+        if made:
+            return made
+        made = {self.source.documents[0]: b"{}\n"}  # of a group without attributes
+        group = self.source.open(path, made)
+        if group is None or group.attributes is None:
             raise ValueError(f"the format {self.view.name} has no document for it")
         return made
 
 
-def creation(layout: Format, layout_view: View, source: Format, view: View | None, path: str) -> Creation:
-    """The documents of a new dataset in directory `path`. See `Translation` for the other parameters."""
+def creation(layout: Format, layout_view: View, source: Format | None, path: str) -> Creation:
+    """The documents of a new dataset in directory `path`. `source` is None if its format is unknown."""
 
     def show(stored: Documents) -> Documents:
-        is_there = any(_split(name, source.documents)[1] in source.documents for name in stored)
-        return translated(source, layout_view, path, stored) if is_there and source is not layout else {}
+        is_there = source is not None and any(name in source.documents for name in stored)
+        return translated(source, layout_view, path, stored) if source is not None and is_there else {}
 
-    return Creation(layout, source, view, {}, (), show)
+    view = None if source is None else creating_view(source.dataset_formats[0])
+    group = layout_view.show(path, None, {}).documents
+    return Creation(layout, source or layout, view, {}, (), show, group)
 
 
 def _split(name: str, documents: Sequence[str]) -> tuple[str, str]:

@@ -250,8 +250,9 @@ class Documents:
         made: dict[str, bytes] = {}
         for below, raw in edited.items():
             _, directory, name = document.stored_at(below)
-            sharded = None if below in stored else self._sharded(directory, name, raw)
-            if sharded is None and below not in stored and form.has_arrays(directory, {name: raw}):
+            is_new = below not in stored or not form.has_arrays(directory, {name: stored[below]})
+            sharded = self._sharded(directory, name, raw) if is_new else None
+            if is_new and sharded is None and form.has_arrays(directory, {name: raw}):
                 raise ValueError("in a layout, new arrays must be sharded, and no rule of --create shards this one")
             made |= {below.removesuffix(name) + n: r for n, r in (sharded or {name: raw}).items()}
         return made

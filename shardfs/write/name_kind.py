@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.formats.create_rules import NONE, Rule, Sharding
-from shardfs.formats.registry import creating_view, format_of, formats, sources
+from shardfs.formats.registry import format_of, formats, sources
 from shardfs.formats.translate import Translation, creation
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind, is_scratch
@@ -103,6 +103,8 @@ class ExpectedDatasets:
             return NameKind.DOCUMENT
         if self.new_document(directory, name) is not None:
             return NameKind.DOCUMENT
+        if self._base.datasets.view is not None and name.endswith(ALWAYS) and is_document(name):
+            return NameKind.HIDDEN  # a document of the source
         if _TO_COME.match(name) and is_scratch(name):
             return NameKind.SCRATCH
         if not self._rules.rules and not self._deleted:
@@ -123,11 +125,14 @@ class ExpectedDatasets:
         view, layout = datasets.view, datasets.layout
         if view is None or layout is None or name not in layout.documents or self._base.is_closed(directory):
             return None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if self._base.shown_by(join(directory, name)) is not None:
+                return None
         format = self._format_of_new(directory)
-        source = next((f for f in datasets.formats if format in f.dataset_formats), layout)
-        if format == NONE or (source is layout and format):
-            return None
-        return Document(creation(layout, view, source, creating_view(format), directory), directory, name)
+        source = next((f for f in datasets.formats if format in f.dataset_formats), None)
+        if format == NONE or source is layout:
+            return Document(layout, directory, name) if source in formats() else None
+        return Document(creation(layout, view, source, directory), directory, name)
 
     def _format_of_new(self, directory: str) -> str:
         """Return the format of a new dataset, `NONE` to store documents unchanged, or "" if it is unknown."""
