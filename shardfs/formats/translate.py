@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shardfs.formats import ome
 from shardfs.formats.documents import intelligible, print_json, print_strict
 from shardfs.formats.format import Format
 from shardfs.formats.json_text import REMOVED, alike, rebased
@@ -241,7 +242,13 @@ class Translation(Format):
         stored = (*dataset.collections, *dataset.unsharded)
         arrays = [(c.path, c.layers[0].format.key(0), c.array and _plain(c.array)) for c in stored]
         attributes = [print_strict(c.array.attributes) for c in stored if c.array is not None]
-        return arrays, attributes, print_strict(dataset.attributes or {}), dataset.multiscales, dataset.problems
+        return (
+            arrays,
+            attributes,
+            print_strict(ome.as_05(dataset.attributes or {})),
+            dataset.multiscales,
+            dataset.problems,
+        )
 
 
 @dataclass(frozen=True)

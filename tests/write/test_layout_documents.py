@@ -1,0 +1,271 @@
+"""Documents written on a tree with a layout: each reaches the documents of the source that describe the same."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shardfs.formats.create_rules import Rules
+from shardfs.storage.writers import open_writer
+from shardfs.vfs.tree import open_tree
+from shardfs.write.documents import Documents
+from shardfs.write.name_kind import ExpectedDatasets
+from tests.data_bcolz import write_array
+from tests.data_n5 import Index, attributes
+from tests.data_n5 import sharding as n5_sharding
+from tests.datasets import GZIP, LITTLE
+from tests.handmade import group_document, sharding, volume_info, write_json, zarr_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+UNIT = {"type": "space", "unit": "nanometer"}
+OME: Any = {
+    "version": "0.5",
+    "multiscales": [
+        {
+            "name": "image",
+            "axes": [{"name": name, **UNIT} for name in "zyx"],
+            "datasets": [
+                {"path": f"{i}", "coordinateTransformations": [{"type": "scale", "scale": [4.0 * 2**i] * 3}]}
+                for i in range(2)
+            ],
+            "unknown": 1.5,
+        }
+    ],
+}
+CODED = [n5_sharding((2, 2, 2), [{"name": "n5bytes"}, {"name": "gzip", "configuration": {"level": 5}}], Index())]
+
+
+def write_sources(root: Path) -> None:
+    codecs = [LITTLE, GZIP]
+    volume = zarr_metadata((8,) * 3, (4,) * 3, (2,) * 3, codecs=codecs, data_type="uint16", attributes={"a": 1})
+    write_json(root / "zarr.json", group_document())
+    write_json(root / "array/zarr.json", volume)
+    write_json(root / "image/zarr.json", group_document(ome=OME, user=1))
+    write_json(root / "image/0/zarr.json", zarr_metadata((8,) * 3, (4,) * 3, (2,) * 3))
+    write_json(root / "image/1/zarr.json", zarr_metadata((4,) * 3, (4,) * 3, (2,) * 3))
+    write_json(root / "slabs/zarr.json", zarr_metadata((8, 4), (4, 4), (2, 4)))
+    write_json(root / "volume/info", volume_info((4, 4, 2), (2, 2, 1), sharding(), unknown=1.5))
+    write_json(root / "n5/attributes.json", attributes((8,) * 3, (4,) * 3, "uint8", codecs=CODED, user=1))
+    rows = np.arange(24, dtype="i4").reshape(8, 3)
+    write_array(root / "bcolz", rows, 2, 2, attributes='{"unit": {"value": "nm", "type": "str"}}', as_json=True)
+
+
+class Shown:
+    """The documents of a source in a layout, for clients that write them."""
+
+    def __init__(self, root: Path, layout: str, journal: Path) -> None:
+        self.root, self.tree = root, open_tree(str(root), layout=layout, skip_unsupported=True)
+        self._writer = open_writer(self.tree.store, journal=journal)
+        self._documents = Documents(self.tree, self._writer, ExpectedDatasets(self.tree, Rules(), remembers=True))
+        self.close = self._writer.close
+
+    def __getitem__(self, path: str) -> Any:
+        return json.loads(self._documents.shown(path) or b"null")
+
+    def write(self, path: str, document: Any) -> Any:
+        """Write a document. Return what is shown then."""
+        directory, _, name = path.rpartition("/")
+        written = self._documents.write(directory, name, json.dumps(document).encode())
+        assert written is not None
+        for changed in written.changed:
+            self.tree.renew(changed)
+        return self[path]
+
+    def change(self, path: str, **members: Any) -> None:
+        """Change members of a document, and expect them to come back."""
+        again = self.write(path, {**self[path], **members})
+        assert {name: again[name] for name in members} == members
+
+    def remove(self, path: str) -> None:
+        directory, _, name = path.rpartition("/")
+        self._documents.remove(directory, name)
+        self.tree.renew("")
+
+    def stored(self, path: str) -> Any:
+        return json.loads((self.root / path).read_text())
+
+    def refused(self, path: str, why: str, **members: Any) -> None:
+        """Expect an error that names this, and an unchanged source."""
+        before = {file: file.read_bytes() for file in self.root.rglob("*") if file.is_file()}
+        with pytest.raises(OSError, match=why) as found:
+            self.write(path, {**self[path], **members})
+        assert found.value.errno == 22
+        assert before == {file: file.read_bytes() for file in before}
+
+
+@pytest.fixture
+def shown(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shown]:
+    write_sources(tmp_path / "source")
+    (tmp_path / "journal").mkdir()
+    found = Shown(tmp_path / "source", request.param, tmp_path / "journal")
+    yield found
+    found.close()
+
+
+def in_layout(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("shown", [name], indirect=True)
+
+
+# ---- zarr2 ----
+
+
+@in_layout("zarr2")
+def test_zarr2_over_zarr3(shown: Shown) -> None:
+    before = shown.stored("array/zarr.json")
+    shown.change("array/.zarray", shape=[9, 8, 3])
+    shown.change("array/.zattrs", a={"b": [1, None]}, _ARRAY_DIMENSIONS=["z", "y", "x"])
+    after = shown.stored("array/zarr.json")
+    assert (after["shape"], after["dimension_names"]) == ([9, 8, 3], ["z", "y", "x"])
+    assert after["attributes"]["a"] == {"b": [1, None]}
+    assert [after[n] for n in ("codecs", "chunk_grid")] == [before[n] for n in ("codecs", "chunk_grid")]
+    shown.refused("array/.zarray", r"\.zarray: chunks: ", chunks=[4, 4, 4])
+    shown.change(".zattrs", title="x")
+    assert shown.stored("zarr.json")["attributes"] == {"title": "x"}
+
+
+@in_layout("zarr2")
+def test_an_image_of_version_0_4_arrives_as_0_5(shown: Shown) -> None:
+    attributes = shown["image/.zattrs"]
+    attributes["multiscales"][0]["name"] = "renamed"
+    shown.change("image/.zattrs", multiscales=attributes["multiscales"])
+    assert shown.write("image/.zattrs", {**shown["image/.zattrs"], "omero": {"version": "0.4", "channels": []}})
+    renamed = [{**OME["multiscales"][0], "name": "renamed"}]
+    assert shown.stored("image/zarr.json")["attributes"] == {
+        "ome": {**OME, "multiscales": renamed, "omero": {"channels": []}},
+        "user": 1,
+    }
+    shown.change("image/0/.zarray", shape=[9, 8, 8])
+
+
+@in_layout("zarr2")
+def test_zarr2_over_others(shown: Shown) -> None:
+    shown.change("volume/s/.zarray", shape=[2, 6, 4])
+    scale = shown.stored("volume/info")["scales"][0]
+    assert (scale["size"], scale["unknown"], scale["sharding"]) == ([4, 6, 2], 1.5, sharding())
+    shown.refused("volume/s/.zattrs", "precomputed, cannot", a=1)
+    shown.refused("volume/.zattrs", r"\.zattrs: a: .*precomputed, cannot", a=1)
+    shown.refused("volume/.zattrs", "multiscales", multiscales=[])
+    shown.change("n5/.zarray", shape=[9, 8, 7])
+    shown.change("n5/.zattrs", user=2)
+    assert shown.stored("n5/attributes.json") == attributes((7, 8, 9), (4,) * 3, "uint8", codecs=CODED, user=2)
+    shown.refused("n5/.zattrs", "dimensions", dimensions=3)
+    shown.change("bcolz/.zarray", shape=[11, 3])
+    shown.change("bcolz/.zattrs", more=2)
+    assert shown.stored("bcolz/meta/sizes")["shape"] == [11, 3]
+    assert shown.stored("bcolz/meta/attributes") == {"unit": {"value": "nm", "type": "str"}, "more": 2}
+    shown.refused("bcolz/.zarray", "shape", shape=[8, 4])
+
+
+@in_layout("zarr2")
+def test_generated_documents_are_accepted_if_they_are_equal(shown: Shown) -> None:
+    found = shown[".zmetadata"]
+    assert shown.write(".zmetadata", found) == found
+    assert not (shown.root / ".zmetadata").exists()
+    shown.write(".zmetadata", {**found, "metadata": {".zgroup": {"zarr_format": 2}}})
+    shown.refused(".zmetadata", "metadata.array/.zarray.shape", metadata={"array/.zarray": {"shape": [1, 1, 1]}})
+    shown.change("array/.zarray", shape=[9, 8, 3])
+    assert [*shown.tree.generated("")]  # opened again, it has the new shape
+    assert shown[".zmetadata"]["metadata"]["array/.zarray"]["shape"] == [9, 8, 3]
+    shown.write(".zgroup", {"zarr_format": 2})
+
+
+@in_layout("zarr2")
+def test_deleting(shown: Shown) -> None:
+    shown.remove("array/.zattrs")
+    assert shown.stored("array/zarr.json")["attributes"] == {}
+    shown.remove("array/.zarray")
+    assert not (shown.root / "array/zarr.json").exists()
+    for path in ("volume/s/.zarray", "volume/.zgroup"):
+        with pytest.raises(PermissionError, match="describes other datasets, too"):
+            shown.remove(path)
+    assert (shown.root / "volume/info").exists()
+
+
+# ---- n5, zarr3, precomputed, bcolz ----
+
+
+@in_layout("n5")
+def test_n5_over_zarr3(shown: Shown) -> None:
+    shown.change("array/attributes.json", dimensions=[3, 8, 9], b="x")
+    after = shown.stored("array/zarr.json")
+    assert (after["shape"], after["attributes"]) == ([9, 8, 3], {"a": 1, "b": "x"})
+    shown.refused("array/attributes.json", "attributes.json: blockSize", blockSize=[4, 4, 4])
+    shown.change("attributes.json", title="x")
+    assert shown.stored("zarr.json")["attributes"] == {"title": "x"}
+
+
+@in_layout("n5")
+def test_the_documents_of_renamed_levels(shown: Shown) -> None:
+    shown.change("image/s1/attributes.json", dimensions=[4, 4, 6], note=1)
+    after = shown.stored("image/1/zarr.json")
+    assert (after["shape"], after["attributes"]) == ([6, 4, 4], {"note": 1})
+    shown.change("image/attributes.json", user=2)
+    assert shown.stored("image/zarr.json")["attributes"] == {"ome": OME, "user": 2}
+
+
+@in_layout("n5")
+def test_n5_over_precomputed(shown: Shown) -> None:
+    shown.change("volume/s0/attributes.json", dimensions=[4, 6, 2])
+    assert shown.stored("volume/info")["scales"][0]["size"] == [4, 6, 2]
+    shown.refused("volume/s0/attributes.json", "note", note=1)
+
+
+@in_layout("zarr3")
+def test_zarr3_over_others(shown: Shown) -> None:
+    shown.change("n5/zarr.json", shape=[9, 8, 7], dimension_names=["z", "y", "x"])
+    after = shown.stored("n5/attributes.json")
+    assert (after["dimensions"], after["axes"], after["user"]) == ([7, 8, 9], ["x", "y", "z"], 1)
+    shown.refused("n5/zarr.json", "fill_value", fill_value=1)
+    shown.refused("n5/zarr.json", "dimension_names", dimension_names=["z", None, "x"])
+    shown.change("bcolz/zarr.json", shape=[11, 3], attributes={"b": 1})
+    assert shown.stored("bcolz/meta/attributes") == {"b": 1}
+    shown.refused("bcolz/zarr.json", "dimension_names", dimension_names=["y", "x"])
+    shown.change("volume/s/zarr.json", shape=[2, 6, 4])
+    assert shown.stored("volume/info")["scales"][0]["size"] == [4, 6, 2]
+
+
+@in_layout("precomputed")
+def test_precomputed_over_zarr3(shown: Shown) -> None:
+    info = shown["image/info"]
+    info["scales"][0]["size"] = [8, 8, 9]
+    assert shown.write("image/info", {**info, "type": "segmentation"}) == {**info, "type": "segmentation"}
+    assert shown.stored("image/0/zarr.json")["shape"] == [9, 8, 8]
+    assert shown.stored("image/zarr.json")["attributes"]["ome"] == {**OME, "image-label": {}}
+    for member, value in (("resolution", [9, 9, 9]), ("chunk_sizes", [[4, 4, 4]])):
+        scales = [{**info["scales"][0], member: value}, info["scales"][1]]
+        shown.refused("image/info", "info: scales", scales=scales)
+    shown.change("image/info", scales=[{**info["scales"][0], "voxel_offset": [1, 0, 0]}, info["scales"][1]])
+    steps = shown.stored("image/zarr.json")["attributes"]["ome"]["multiscales"][0]["datasets"][0]
+    assert steps["coordinateTransformations"][1] == {"type": "translation", "translation": [0.0, 0.0, 4.0]}
+    shown.refused("image/info", "info: mesh", mesh="m")
+    shown.refused("image/info", "data_type", data_type="uint16")
+
+
+@in_layout("bcolz")
+def test_bcolz_over_zarr3(shown: Shown) -> None:
+    rows = shown["slabs/meta/sizes"]
+    shown.write("slabs/meta/sizes", {**rows, "shape": [10, 4], "nbytes": 40, "cbytes": 17})
+    assert shown.stored("slabs/zarr.json")["shape"] == [10, 4]
+    shown.change("slabs/__attrs__", unit="nm")
+    assert shown.stored("slabs/zarr.json")["attributes"] == {"unit": "nm"}
+    shown.refused("slabs/meta/storage", "chunklen", chunklen=4)
+
+
+def test_two_clients_and_a_change_in_the_source_are_merged(tmp_path: Path) -> None:
+    write_sources(tmp_path / "source")
+    (tmp_path / "journal").mkdir()
+    shown = Shown(tmp_path / "source", "zarr2", tmp_path / "journal")
+    old = shown["array/.zarray"]
+    shown._documents.seen.note("array/.zarray", json.dumps(old).encode())
+    raw = shown.stored("array/zarr.json")
+    write_json(shown.root / "array/zarr.json", {**raw, "attributes": {"theirs": 1}, "fill_value": 9})
+    again = shown.write("array/.zarray", {**old, "shape": [9, 8, 8]})
+    assert (again["shape"], again["fill_value"]) == ([9, 8, 8], 9)
+    assert shown.stored("array/zarr.json")["attributes"] == {"theirs": 1}
+    shown.close()
