@@ -118,6 +118,8 @@ class Documents:
             raise OSError(errno.EINVAL, str(e), document.path) from e
         form, directory, name = document
         self.seen.wrote(document.path, edit.base, data)
+        if isinstance(form, Translation):
+            self._note_shown(directory, form.show({**edit.stored, **edit.made}))
         if not _has_members(edit.shown):
             return Written(edit.shown, set())
         self.expected.forget(document)
@@ -126,6 +128,12 @@ class Documents:
         }
         shown = None if isinstance(form, Translation) else edit.shown
         return Written(shown, {directory, form.described_by(directory, name), *repeated})
+
+    def _note_shown(self, directory: str, documents: Mapping[str, bytes]) -> None:
+        """Record a layout's documents that programs know: a write may have changed the form of any of them."""
+        for name, raw in documents.items():
+            if self.seen.versions(path := join(directory, name)):
+                self.seen.note(path, raw)
 
     def _put(self, edit: _Edit) -> None:
         """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""

@@ -62,7 +62,7 @@ class Document(NamedTuple):
         if not isinstance(self.form, Translation):
             return self._replace(name=below)
         at, name = self.form.stored_name(below)
-        return Document(self.form.source, join(self.directory, at), name)
+        return Document(self.form.source, join(self.directory, at) if at else self.directory, name)
 
 
 def document_at(base: Tree, directory: str, name: str) -> Document | None:

@@ -179,8 +179,11 @@ def test_generated_documents_are_accepted_if_they_are_equal(shown: Shown) -> Non
 def test_deleting(shown: Shown) -> None:
     shown.remove("array/.zattrs")
     assert shown.stored("array/zarr.json")["attributes"] == {}
+    document, sharding = shown["array/.zarray"], shown.stored("array/zarr.json")["codecs"]
     shown.remove("array/.zarray")
     assert not (shown.root / "array/zarr.json").exists()
+    assert shown.write("array/.zarray", {**document, "shape": [3, 4, 5]})["shape"] == [3, 4, 5]
+    assert shown.stored("array/zarr.json")["codecs"] == sharding  # remembered
     for path in ("volume/s/.zarray", "volume/.zgroup"):
         with pytest.raises(PermissionError, match="describes other datasets, too"):
             shown.remove(path)
