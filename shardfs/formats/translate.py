@@ -216,7 +216,7 @@ class Translation(Format):
             for m in {**written, **shown}
             if not alike(written.get(m, REMOVED), shown.get(m, REMOVED))
             and (
-                (m not in shown and written[m] is not None)
+                (m not in shown and written[m] not in (None, [], {}))
                 or self._description(path, at, {**again, name: _with(shown, m, written)}) != wanted
             )
         ]

@@ -1,0 +1,93 @@
+"""Programs that know one format resize arrays and change attributes through its layout; the source has another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+
+from tests.clients.edit_in_layout import ROWS
+from tests.conftest import client_python, need_fuse
+from tests.data_n5 import Index, attributes, sharding
+from tests.datasets import ROOT
+from tests.handmade import write_json
+from tests.write.mounts import writable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+
+DATA = np.arange(48, dtype="uint16").reshape(8, 6)
+NESTED = {"list": [1, 2.5, None]}
+
+
+def _zarr3(path: Path) -> None:
+    group = zarr.create_group(path)
+    array = group.create_array("a", shape=(8, 6), chunks=(2, 3), shards=(4, 6), dtype="uint16", attributes={"kept": 1})
+    array[:] = DATA
+
+
+def _n5(path: Path) -> None:
+    """Without shards, so all values are 0."""
+    codecs = [sharding((3, 2), [{"name": "n5bytes"}, {"name": "gzip", "configuration": {"level": 5}}], Index())]
+    write_json(path / "attributes.json", {"n5": "4.0.0"})
+    write_json(path / "a/attributes.json", attributes((6, 8), (6, 4), "uint16", codecs=codecs, kept=1))
+
+
+SOURCES: dict[str, Callable[[Path], None]] = {"zarr3": _zarr3, "n5": _n5}
+CASES = [
+    ("zarr2", "zarr2", "zarr3", True),
+    ("zarr2", "zarr2", "n5", True),
+    ("tensorstore_zarr", "zarr2", "zarr3", False),
+    ("zarr3", "zarr3", "n5", True),
+    ("tensorstore_n5", "n5", "zarr3", False),
+    ("z5py", "n5", "zarr3", True),
+]
+
+
+def _edit(source: Path, top: Path, layout: str, tool: str) -> None:
+    python = str(client_python("zarr2")) if tool == "zarr2" else sys.executable
+    with writable(source, top, "--layout", layout) as mount:
+        mount.mount()
+        command = [python, "-W", "ignore", "-m", "tests.clients.edit_in_layout", tool, str(mount.path)]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        assert run.returncode == 0, run.stderr[-3000:]
+        left = mount.umount()
+        assert left.returncode == 0, left.stderr
+
+
+def _read(source: Path, format: str, copy: Path) -> tuple[Any, dict[str, Any]]:
+    """The array and its attributes, without a mount; blocks of N5 by way of a copy without shards."""
+    if format == "zarr3":
+        array = zarr.open_array(source / "a", mode="r")
+        assert (array.shards, array.chunks) == ((4, 6), (2, 3))
+        return array[:], dict(array.attrs)
+    fsspec.filesystem("shardfs", source=str(source)).get("", str(copy), recursive=True)
+    blocks = ts.open({"driver": "n5", "kvstore": {"driver": "file", "path": f"{copy}/a/"}}).result()
+    return blocks.read().result().T, json.loads((source / "a/attributes.json").read_text())
+
+
+@pytest.mark.parametrize(("tool", "layout", "source", "has_attributes"), CASES)
+def test_an_array_is_resized_and_described(
+    tool: str, layout: str, source: str, has_attributes: bool, tmp_path: Path
+) -> None:
+    need_fuse()
+    if tool == "z5py":
+        pytest.importorskip("z5py")
+    SOURCES[source](tmp_path / "source")
+    _edit(tmp_path / "source", tmp_path, layout, tool)
+    data, found = _read(tmp_path / "source", source, tmp_path / "copy")
+    np.testing.assert_array_equal(data, np.concatenate([DATA if source == "zarr3" else 0 * DATA, ROWS]))
+    assert found["kept"] == 1
+    assert found.get("nested") == (NESTED if has_attributes else None)
+    assert not {"gone", "_ARRAY_DIMENSIONS"} & found.keys()
+    assert not list((tmp_path / "source").rglob(".z*"))
