@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardfs.formats import ome
-from shardfs.formats.documents import intelligible, print_json, print_strict
+from shardfs.formats.documents import intelligible, print_json, print_strict, require_same
 from shardfs.formats.format import Format
 from shardfs.formats.json_text import REMOVED, alike, rebased
 from shardfs.formats.layouts import join
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardfs.formats.create_rules import Rule, Sharding
     from shardfs.formats.format import View
     from shardfs.model.arrays import Array
+    from shardfs.model.collection import Collection
     from shardfs.model.dataset import Dataset
 
 Documents: TypeAlias = Mapping[str, bytes]
@@ -140,6 +142,7 @@ class Translation(Format):
         try:
             made = self._made(path, stored, before, {**before, name: new})
             again = self.show({**stored, **made})
+            self._require_chunks(path, before, again)
         except (UnsupportedError, ValueError) as e:
             raise ValueError(f"{name}: {', '.join(members)}: {e}") from e
         self._require_kept(path, name, new, before, again)
@@ -200,6 +203,15 @@ class Translation(Format):
             edited = self.source.edit(join(path, home), now, document, wanted)
             made |= {join(home, n): _in_text_of(now.get(n), r) for n, r in edited.items()}
         return made
+
+    def _require_chunks(self, path: str, before: Documents, again: Documents) -> None:
+        """Raise ValueError if arrays in `again` need other chunks than in `before`, whether they have shards or not."""
+        for at in {self._split(name)[0] for name in before}:
+            old, new = (_opened(self.layout, path, at, documents) for documents in (before, again))
+            arrays = {c.path: c for c in (*new.collections, *new.unsharded)} if new is not None else {}
+            for c in (*old.collections, *old.unsharded) if old is not None else ():
+                if c.path in arrays:
+                    require_same(_chunks_of(arrays[c.path]), _chunks_of(c), "the form of the chunks")
 
     def _require_kept(self, path: str, name: str, new: bytes, before: Documents, again: Documents) -> None:
         """Raise ValueError, with the members, unless the written document `name` comes back in `again`.
@@ -301,6 +313,17 @@ def _plain(array: Array) -> Array:
         Codec(c.name, {**CODEC_PARAMETERS.get(c.name, {}), **c.configuration}) for c in array.encoding.codecs
     )
     return replace(array, attributes={}, encoding=replace(array.encoding, codecs=codecs))
+
+
+def _chunks_of(stored: Collection) -> Any:
+    """All on which stored chunks depend: their names, shape and encoding, without parameters that only encoders use."""
+    array, names = stored.array, re.sub("[0-9]+", "", stored.layers[0].format.key(0))
+    if array is None:
+        return names
+    encoding = array.encoding
+    unused = {name: CODEC_PARAMETERS.get(name, {}) for name, _ in encoding.codecs}
+    codecs = [(name, {n: v for n, v in c.items() if n not in unused[name]}) for name, c in encoding.codecs]
+    return names, array.chunk, array.data_type, codecs, replace(encoding, codecs=())
 
 
 def _in_text_of(old: bytes | None, new: bytes) -> bytes:

@@ -16,7 +16,7 @@ from shardfs.write.name_kind import ExpectedDatasets
 from tests.data_bcolz import write_array
 from tests.data_n5 import Index, attributes
 from tests.data_n5 import sharding as n5_sharding
-from tests.datasets import GZIP, LITTLE
+from tests.datasets import BIG, GZIP, LITTLE
 from tests.handmade import group_document, sharding, volume_info, write_json, zarr_metadata
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ def write_sources(root: Path) -> None:
     write_json(root / "slabs/zarr.json", zarr_metadata((8, 4), (4, 4), (2, 4)))
     write_json(root / "volume/info", volume_info((4, 4, 2), (2, 2, 1), sharding(), unknown=1.5))
     write_json(root / "n5/attributes.json", attributes((8,) * 3, (4,) * 3, "uint8", codecs=CODED, user=1))
+    plain = {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}, "codecs": [BIG, GZIP]}
+    write_json(root / "plain/zarr.json", {**volume, "shape": [8, 6], "attributes": {}, **plain})
+    array = {"shape": [8, 6], "chunks": [2, 3], "dtype": ">u2", "order": "C", "fill_value": 0, "filters": None}
+    write_json(root / "old/.zarray", {"zarr_format": 2, **array, "compressor": {"id": "gzip", "level": 5}})
     rows = np.arange(24, dtype="i4").reshape(8, 3)
     write_array(root / "bcolz", rows, 2, 2, attributes='{"unit": {"value": "nm", "type": "str"}}', as_json=True)
 
@@ -231,6 +235,16 @@ def test_zarr3_over_others(shown: Shown) -> None:
     shown.refused("bcolz/zarr.json", "dimension_names", dimension_names=["y", "x"])
     shown.change("volume/s/zarr.json", shape=[2, 6, 4])
     assert shown.stored("volume/info")["scales"][0]["size"] == [4, 6, 2]
+
+
+@in_layout("n5")
+def test_n5_over_arrays_without_shards(shown: Shown) -> None:
+    for path, document, member in (("plain", "zarr.json", "shape"), ("old", ".zarray", "shape")):
+        shown.change(f"{path}/attributes.json", dimensions=[9, 6], note=1)
+        assert shown.stored(f"{path}/{document}")[member] == [6, 9]
+        for name, value in (("blockSize", [3, 3]), ("dataType", "uint8"), ("compression", {"type": "raw"})):
+            shown.refused(f"{path}/attributes.json", f"attributes.json: {name}: ", **{name: value})
+    assert shown.stored("old/.zattrs") == {"note": 1}
 
 
 @in_layout("precomputed")

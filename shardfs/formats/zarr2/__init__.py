@@ -19,6 +19,8 @@ from shardfs.model.dataset import Dataset
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardfs.formats.create_rules import Rule
+
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _CHUNK = re.compile(rf"{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
@@ -35,6 +37,11 @@ class Zarr2(Format):
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         own = {name: raw for name, raw in documents.items() if name in self.documents}
         return open_node(path, own) if ARRAY in own or GROUP in own else None
+
+    def edit(
+        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+    ) -> Mapping[str, bytes]:
+        return {name: new}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None
