@@ -75,6 +75,22 @@ def z5py(path: str) -> None:
     container.attrs["title"] = "x"
 
 
+def bcolz(path: str) -> None:
+    """bcolz 1.x, which appends rows and cuts them off; it can write only whole documents of attributes."""
+    import bcolz as library
+
+    bc: Any = library
+    array = bc.open(f"{path}/a", mode="a")
+    array.append(ROWS)
+    array.append(ROWS[:1])
+    array.flush()
+    array = bc.open(f"{path}/a", mode="a")
+    assert array.shape == (13, 6)
+    array.resize(12)
+    array.flush()
+    array.attrs["nested"] = {"list": [1, 2.5, None]}
+
+
 if __name__ == "__main__":
     tool, path = sys.argv[1:]
     globals()[tool](path)
