@@ -160,7 +160,8 @@ class Options:
     prefetch: int = _cache(
         _size("256M"),
         "Memory for chunks of remote sources that are fetched before programs ask for them, where they read planes, "
-        "blocks or whole arrays; 0 turns this off.",
+        "blocks or whole arrays; 0 turns this off. From NFS and other network file systems, the kernel reads ahead in "
+        "the same way.",
     )
     cache_dir: str | None = _cache(
         _Kind(parsers.cache_directory, "DIRECTORY"),

@@ -79,7 +79,18 @@ class ReadRequests:
                 self._send_bytes(unique, number, offset, size)
 
         self._tally.sent = lambda: sent
-        return answer
+        return answer if self._tree.note is None else self._noted(answer, self._tree.note)
+
+    def _noted(self, answer: Handler, note: Callable[[int], None]) -> Handler:
+        """Return the handler of READ for a slow local source, whose chunks are read ahead."""
+        request = self._device.request
+
+        def noted(unique: int, number: int, size: int) -> None:
+            if number < control.DIRECTORY and not protocol.READ_IN.unpack_from(request, protocol.BODY)[0]:
+                note(number)
+            answer(unique, number, size)
+
+        return noted
 
     def _send_bytes(self, unique: int, number: int, offset: int, size: int) -> None:
         """Reply with bytes from the tree: the file is not simply a part of a local file."""

@@ -37,6 +37,10 @@ class FileTree(Listable, Protocol):
     hooks: KernelHooks
     """The server sets the attributes of this object."""
 
+    @property
+    def note(self) -> Callable[[int], None] | None:
+        """To be called with the number of a file whose first bytes are read without `read`. None: not needed."""
+
     def lookup(self, parent: int, name: bytes) -> Attributes:
         """The entry `name` of the directory `parent`. Raise FileNotFoundError if there is none."""
 

@@ -173,7 +173,7 @@ class ChunkStore:
             try:
                 if found.size > most:
                     raise ValueError(f"{found.size} stored bytes; {most} is the limit")
-                held = self._fetched_ahead(coords, found, part) if attempt == 1 else None
+                held = self.fetched_ahead(coords, found, part) if attempt == 1 else None
                 return decode(self._read_found(found, part, held))
             except StaleShardError:
                 if attempt == 2:
@@ -191,7 +191,7 @@ class ChunkStore:
             raise StaleShardError(f"{self.path or '/'}: {key}: changed twice during one read; read it again")
         raise CorruptShardError(self.path, key, why, slot)
 
-    def _fetched_ahead(self, coords: Coords, found: StoredChunk, part: ByteRange | None) -> bytes | None:
+    def fetched_ahead(self, coords: Coords, found: StoredChunk, part: ByteRange | None = None) -> bytes | None:
         """Return the bytes that `_read_found` would read, if they were fetched already. Notes the access."""
         if self._ahead is None:
             return None

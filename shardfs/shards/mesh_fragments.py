@@ -189,7 +189,8 @@ def open_chunks(
     layers, lead, decoded = collection.layers, collection.lead, DecodedShards(chunk_cache)
 
     def index_of(layer: Layer, source: ShardSource) -> ShardIndices:
-        return ShardIndices(path, layer.format, source, index_cache, index_ttl_s, store.read_ahead)
+        pool = store.read_ahead if store.remote else None
+        return ShardIndices(path, layer.format, source, index_cache, index_ttl_s, pool)
 
     index = index_of(layers[0], StoreShards(store, directory, layers[0], decoded))
     if isinstance(layers[0].format, Unsharded) and store.remote:

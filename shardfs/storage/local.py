@@ -19,6 +19,8 @@ from shardfs.storage.cache import nothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from shardfs.storage.read_ahead import ReadAhead
+
 from shardfs.storage.store import LARGE, OWN, DirEntry
 
 MAX_DESCRIPTORS = 1024
@@ -100,12 +102,18 @@ class LocalStore:
     """A local directory or file. Symbolic links that lead out of the source are refused unless `follow_symlinks`."""
 
     remote = blind = False
-    read_ahead = None
 
-    def __init__(self, root: str, waiting: Callable[[], None] = nothing, *, follow_symlinks: bool = False) -> None:
+    def __init__(
+        self,
+        root: str,
+        waiting: Callable[[], None] = nothing,
+        read_ahead: ReadAhead | None = None,
+        *,
+        follow_symlinks: bool = False,
+    ) -> None:
         self.root, self.name = os.path.realpath(root), os.path.basename(os.path.abspath(root))
         self._inside = self.root.rstrip("/") + "/"
-        self.follow_symlinks, self._waiting = follow_symlinks, waiting
+        self.follow_symlinks, self._waiting, self.read_ahead = follow_symlinks, waiting, read_ahead
         self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         unlimited = soft == resource.RLIM_INFINITY

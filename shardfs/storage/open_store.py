@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardfs.storage.remote import FsspecStore
     from shardfs.storage.store import Store
 
+from shardfs.storage.kernel_read_ahead import KernelReadAhead, is_slow
 from shardfs.storage.local import LocalStore
 from shardfs.storage.read_ahead import ReadAhead
 
@@ -41,13 +42,13 @@ def open_store(
 
     For remote stores: `patience` says when to retry; up to `prefetch` bytes are fetched before readers ask for them,
     with at most this number of `connections`; up to `cache_size` bytes that were read are kept in `cache_dir`.
-    `offline`: send no request.
+    `offline`: send no request. For slow local stores, the kernel reads up to `prefetch` bytes ahead.
 
     Raise FileNotFoundError if a local path does not exist.
     """
     first, separator, _ = source.partition("://" if "://" in source else "::")
     if is_path(source) or (separator == "::" and not _is_protocol(first)):
-        return _open_local(source, waiting, follow_symlinks=follow_symlinks)
+        return _open_local(source, waiting, prefetch, follow_symlinks=follow_symlinks)
     patience = patience or RetryPolicy()
     if offline and "::" in source:
         why = "chained sources are not kept in the disk cache, so there is nothing to read with -o offline"
@@ -55,7 +56,7 @@ def open_store(
     options = _with_connections(source, storage_options or {}, connections) if prefetch else storage_options or {}
     fs, path = _file_system(source, options, patience)
     if fs is None:
-        return _open_local(path, waiting, follow_symlinks=follow_symlinks)
+        return _open_local(path, waiting, prefetch, follow_symlinks=follow_symlinks)
     store = _store_of(fs, path, waiting, patience, prefetch, connections)
     if not cache_dir and not offline:
         return store
@@ -143,6 +144,7 @@ def _with_connections(source: str, options: Mapping[str, Any], connections: int)
     return {**options, "config_kwargs": {"max_pool_connections": connections, **(options.get("config_kwargs") or {})}}
 
 
-def _open_local(path: str, waiting: Callable[[], None], *, follow_symlinks: bool) -> LocalStore:
+def _open_local(path: str, waiting: Callable[[], None], prefetch: int, *, follow_symlinks: bool) -> LocalStore:
     os.stat(path)  # raises the exact error if the path is not accessible
-    return LocalStore(path, waiting, follow_symlinks=follow_symlinks)
+    ahead = KernelReadAhead(prefetch, waiting) if prefetch and is_slow(path) else None
+    return LocalStore(path, waiting, ahead, follow_symlinks=follow_symlinks)

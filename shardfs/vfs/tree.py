@@ -13,11 +13,12 @@ import logging
 import math
 import os
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardfs.model.attributes import Attributes
 from shardfs.model.blobs import ByteRange
-from shardfs.model.errors import CorruptShardError, is_expected
+from shardfs.model.errors import CorruptShardError, ShardfsError, is_expected
 from shardfs.model.listing import BATCH, REST, Batch
 from shardfs.storage import retry
 from shardfs.storage.cache import ByteLRU, nothing
@@ -78,6 +79,7 @@ class Tree:
         self.collections = self.directories.collections
         self.shown_by, self.generated = self.directories.shown_by, self.directories.generated
         self.stored_documents = self.datasets.documents
+        self.note = partial(_note, self._chunks_of) if store.read_ahead is not None and not store.remote else None
         self.survey = Survey(self.directories, self._files, self.datasets)
 
     # ---- the calls of a file system ----
@@ -373,6 +375,17 @@ class Tree:
         for directory in (old, new):  # other files with the same names may be created at both paths
             self.store.reopen_below(directory)
         self.renew(new)
+
+
+def _note(chunks_of: Callable[[int], ChunkDirs], number: int) -> None:
+    """Note that the server reads a chunk of a slow local source, so that the next ones are read ahead."""
+    if number >= TABLE_END:
+        tree = chunks_of(number)
+        coords = tree.numbers.coords(number)
+        with suppress(OSError, ShardfsError):  # the read itself raises the error
+            found = tree.chunks.locate(coords)
+            if found is not None:
+                tree.chunks.fetched_ahead(coords, found)
 
 
 def _batches(entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator[Batch]:

@@ -72,6 +72,7 @@ class WriteTree:
         renames = Renames(contents, view, links, opened, descriptions, saving, entries, backing)
         self._handles, self._descriptions = opened.handles, descriptions
         self.hooks, self.store, self.patience, self.caches = names.hooks, base.store, base.patience, base.caches
+        self.note = None
 
         self.lookup, self.attributes, self.resolve, self.number = (
             view.lookup,

@@ -79,7 +79,7 @@ class Distant(LocalStore):
         self.requests = list[tuple[str, int]]()
         self.patience = RetryPolicy()
         self.counters = self.patience.counters
-        self.read_ahead = ReadAhead(1 << 28, 8, self.patience)  # type: ignore[assignment]
+        self.read_ahead = ReadAhead(1 << 28, 8, self.patience)
 
     def open(self, key: str) -> DistantBlob:  # type: ignore[override]
         return DistantBlob(super().open(key), self)

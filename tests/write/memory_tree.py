@@ -63,6 +63,7 @@ class MemoryTree:
         self._handles: dict[int, tuple[Inode, int]] = {}
         self.flushes: list[bytes] = []
         self.hooks = KernelHooks()
+        self.note = None
 
     # ---- looking
 
