@@ -172,6 +172,17 @@ class RangeClient:
             result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, bytes(result.bytes()))
 
+    @bounded
+    def head(self, path: str) -> Mapping[str, Any]:
+        """Return the `info` of an object that `suits`, or of what a server shows in its place. Without ETag, raise."""
+        import obstore
+
+        with self._asking(path, None):
+            meta = obstore.head(self._store, self._key(path))
+            if meta["e_tag"] is None:
+                raise UnsuitedError("the answer may describe the listing of a directory")
+            return _info(meta)
+
     def get_many(self, calls: Sequence[tuple[str, ByteRequest, str | None]]) -> list[Answer | BaseException]:
         """Return the answers of `get`, or its errors, for requests that are sent at the same time.
 
@@ -210,9 +221,8 @@ class RangeClient:
         if self._prefix.startswith("http") and ("html" in kind or encoding not in ("", "identity")):
             raise UnsuitedError(f"the answer has the type {kind!r} and the encoding {encoding!r}")
         self.proven = True
-        meta = result.meta
-        info = {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}
-        return Answer(data, info | ({"generation": meta["version"]} if self._connect is _gcs else {}))
+        info = _info(result.meta)
+        return Answer(data, info | ({"generation": result.meta["version"]} if self._connect is _gcs else {}))
 
     def _error(self, error: Exception, path: str, tag: str | None) -> Exception:
         """Return the exception that says what an exception of obstore means, which has the reason only as text."""
@@ -220,7 +230,8 @@ class RangeClient:
             return error
         text, _, details = str(error).partition("\n\nDebug source")
         status, failure = re.search(r"status code: (\d+)", text), re.search(r"HttpError \{\s+kind: (\w+)", details)
-        missing = isinstance(error, FileNotFoundError)
+        # To obstore, an answer 405 means a missing object as well, but some servers give it to each HEAD.
+        missing = isinstance(error, FileNotFoundError) and not (status and status[1] == "405")
         if type(error).__name__ == "PreconditionError" or (missing and tag is not None):
             return replaced(path)
         if missing and (self.proven or "<Code>NoSuchKey</Code>" in text):  # S3 says so; a bucket may be missing, too
@@ -232,6 +243,10 @@ class RangeClient:
         # A connection that never succeeded may need a proxy or a certificate that only the other client knows.
         lost = failure is not None and (self.proven or failure[1] == "Interrupted")
         return known if lost or (known.status is not None and is_transient(known)) else unsuited
+
+
+def _info(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}
 
 
 def _end() -> None:

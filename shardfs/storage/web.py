@@ -25,7 +25,7 @@ from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardfs.model.blobs import ByteRequest
+    from shardfs.model.blobs import ByteRequest, Stat
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,14 @@ class WebStore(FsspecStore):
 
     def reopen_below(self, key: str) -> None:
         """Do nothing: no listing is cached."""
+
+    def stat(self, key: str) -> Stat:
+        url, ranges = self.path(key), self._ranges
+        if self._missing_page is None and ranges is not None and ranges.suits(url):
+            self._waiting()
+            with store_errors(url), suppress(UnsuitedError):
+                return stat_of_info(self.patience.run("stat", ranges.head, url))
+        return super().stat(key)
 
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()

@@ -9,6 +9,7 @@ import pytest
 
 from shardfs.storage.late_http import LateHttp
 from shardfs.storage.open_store import open_store
+from shardfs.storage.remote import stat_of_info
 from shardfs.storage.retry import RetryPolicy, StoreTimeout
 from tests.write.object_store import Handler, Object, Server, object_store
 
@@ -109,6 +110,23 @@ def test_a_server_that_does_not_answer_is_a_timeout(server: Any) -> None:
     assert store.patience.silent
     server.fault = lambda number, name: ""
     assert store.documents("", NAMES, 100) == {"zarr.json": b"{}"}
+
+
+def test_the_version_of_an_object(server: Any) -> None:
+    store = opened(server)
+    store.documents("", NAMES, 100)
+    clients(server)
+    found = store.stat("zarr.json")
+    with pytest.raises(FileNotFoundError):
+        store.stat("nothing")
+    assert clients(server) == ["object_store"] * 2
+    assert not is_made(store)
+    assert found == stat_of_info(store._info("zarr.json")), "aiohttp reports the same"
+    server.missing = 405
+    clients(server)
+    with pytest.raises(OSError, match="405"):
+        store.stat("nothing")
+    assert clients(server) == ["object_store", "Python", "Python"], "HEAD, HEAD, and GET in its place"
 
 
 def _variable(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
