@@ -128,11 +128,19 @@ def test_labels_of_compresso_and_crackle() -> None:
 def test_fpzip_and_kempressed() -> None:
     data = fpzip.compress(np.asfortranarray(_FLOATS.T), order="F")
     np.testing.assert_array_equal(_decode("fpzip", data, _FLOATS), _FLOATS)
-    assert images.encode("fpzip", _FLOATS, {}) == data
+    with pytest.raises(ValueError, match="lossy"):
+        images.encode("fpzip", _FLOATS, {})
     swapped = np.asfortranarray(2 + np.swapaxes(_FLOATS.T, 2, 3))
     data = fpzip.compress(swapped, order="F")
     expected = np.swapaxes(fpzip.decompress(data, order="F"), 3, 2) - 2.0
     np.testing.assert_array_equal(_decode("kempressed", data, _FLOATS), expected.T)
+
+
+def test_what_a_library_changes_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = compresso.compress(np.asfortranarray(_LABELS.T + 1))
+    monkeypatch.setattr(compresso, "compress", lambda labels: other)
+    with pytest.raises(ValueError, match="without loss"):
+        images.encode_here("compresso", _LABELS, {})
 
 
 @settings(max_examples=50)
