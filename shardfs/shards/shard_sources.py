@@ -13,7 +13,7 @@ from shardfs.storage.blob_views import WITHOUT_DATA, EitherBlob, PairBlob, Slice
 from shardfs.storage.load_ahead import load_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardfs.model.blobs import Blob, Stat
     from shardfs.model.collection import Layer, Pair
@@ -81,11 +81,12 @@ class StoreShards:
 
     def is_pair(self, shard: int) -> bool:
         """Return whether the shard is stored as two files instead of one. One of the two may be missing."""
-        key, pair = self.key(shard), self.layer.pair
-        if pair is None or self._exists(key):
-            return False
-        stem = key.rsplit(".", 1)[0]
-        return self._exists(stem + pair.head) or self._exists(stem + pair.body)
+        return not self._exists(self.key(shard)) and any(map(self._exists, self.pair_keys(shard)))
+
+    def pair_keys(self, shard: int) -> Sequence[str]:
+        """Return the keys of the two files in which a shard may be stored; none if its format has no such form."""
+        pair, stem = self.layer.pair, self.key(shard).rsplit(".", 1)[0]
+        return () if pair is None else (stem + pair.head, stem + pair.body)
 
     def _exists(self, key: str) -> bool:
         try:
@@ -189,6 +190,9 @@ class NestedShards:
 
     def is_pair(self, shard: int) -> bool:
         return False
+
+    def pair_keys(self, shard: int) -> Sequence[str]:
+        return ()
 
     def reopen(self, shard: int) -> None:
         self._outer.forget(unravel(shard, self._grid))

@@ -237,8 +237,8 @@ class WriteBuffer:
             text = "earlier writes to this array are damaged in the journal; shardfs recover --salvage drops them"
             raise OSError(errno.EROFS, text, path)
         why = rewriting.unwritable(target.tree.collection)
-        if why is None and target.tree.shards.is_pair(target.coords):
-            why = "chunks of shards in two files cannot be written"  # publishing would replace both by a single file
+        if why is None and not self._writer.local and target.tree.shards.is_pair(target.coords):
+            why = "chunks of shards in two files can be written on a local disk only"
         if why is not None:
             raise OSError(errno.EROFS, why, path)
         number = target.tree.shards.number_of(target.coords)

@@ -32,17 +32,30 @@ def _writable(source: Path, journal: Path, seconds: float = 5) -> Iterator[TreeF
         tree.pending.close(seconds)
 
 
-def test_a_shard_in_two_files_is_not_hidden_by_a_new_one(tmp_path: Path) -> None:
+def test_a_shard_in_two_files_becomes_one(tmp_path: Path) -> None:
     case = handmade.CASES["volume_legacy_pair"](tmp_path / "source")
-    before = {path: path.read_bytes() for path in case.path.rglob("*") if path.is_file()}
-    name = next(iter(case.good))
+    wanted = dict(case.good)
+    (index,) = case.path.rglob("*.index")
     with _writable(case.path, tmp_path / "journal") as files:
-        for change, more in (("write", (b"x",)), ("unlink", ()), ("patch", (0, b"x"))):
-            with pytest.raises(OSError, match="two files") as e:
-                getattr(files, change)(name, *more)
-            assert e.value.errno == errno.EROFS
+        changed = [n for n in wanted if index.parent.name in n][:2]
+        for n in changed:
+            wanted[n] = wanted[n][:-1] + b"!"
+            files.write(n, wanted[n])
         files.publish()
-    assert {path: path.read_bytes() for path in case.path.rglob("*") if path.is_file()} == before
+    assert changed
+    assert [p.name for p in index.parent.iterdir()] == [index.with_suffix(".shard").name]
+    found = walk(open_tree(str(case.path)))
+    assert {n: found[n] for n in wanted} == wanted
+
+
+def test_a_shard_in_two_files_is_gone_with_its_last_chunk(tmp_path: Path) -> None:
+    case = handmade.CASES["volume_legacy_pair"](tmp_path / "source")
+    (index,) = case.path.rglob("*.index")
+    with _writable(case.path, tmp_path / "journal") as files:
+        for n in case.good:
+            files.unlink(n)
+        files.publish()
+    assert [*index.parent.iterdir()] == []
 
 
 _OLD = [b"one ", b"two ", b"three", None]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests import data_n5, handmade
+from tests import data_blosc2, data_n5, handmade
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -202,11 +202,10 @@ def _precomputed() -> Mapping[str, bytes]:
     return {"info": json.dumps(info).encode(), "s/0.shard": shard, "README": b"read me"}
 
 
-def _legacy() -> Mapping[str, bytes]:
-    """The same, in the obsolete form that cannot be written."""
-    made = dict(_precomputed())
-    shard = made.pop("s/0.shard")
-    return {**made, "s/0.index": shard[:32], "s/0.data": shard[32:]}
+def _uneven() -> Mapping[str, bytes]:
+    """A Blosc2 frame whose chunks differ in size, which cannot be written."""
+    chunks = [data_blosc2.chunk(b"one"), data_blosc2.chunk(b"three")]
+    return {"s.b2f": data_blosc2.frame(chunks, 0, nbytes=8), "README": b"read me"}
 
 
 def _ids() -> Mapping[str, bytes]:
@@ -220,7 +219,7 @@ SOURCES: dict[str, Callable[[], Mapping[str, bytes]]] = {
     "zarr": _zarr,
     "n5": _n5,
     "precomputed": _precomputed,
-    "legacy": _legacy,
+    "uneven": _uneven,
     "ids": _ids,
 }
 
