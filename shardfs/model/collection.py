@@ -55,8 +55,8 @@ class ShardSource(Protocol):
     def is_pair(self, shard: int) -> bool:
         """Whether the shard is stored as two files, and no single file exists."""
 
-    def pair_keys(self, shard: int) -> Sequence[str]:
-        """The keys of the two files in which a shard may be stored; none if its format has no such form."""
+    def pair_files(self, shard: int) -> Sequence[str]:
+        """The keys of the files that exist of a shard's form in two files."""
 
     def reopen(self, shard: int) -> None:
         """Drop cached state of the shard object, so that `open` finds its newest version."""

@@ -81,12 +81,12 @@ class StoreShards:
 
     def is_pair(self, shard: int) -> bool:
         """Return whether the shard is stored as two files instead of one. One of the two may be missing."""
-        return not self._exists(self.key(shard)) and any(map(self._exists, self.pair_keys(shard)))
+        return not self._exists(self.key(shard)) and bool(self.pair_files(shard))
 
-    def pair_keys(self, shard: int) -> Sequence[str]:
-        """Return the keys of the two files in which a shard may be stored; none if its format has no such form."""
+    def pair_files(self, shard: int) -> Sequence[str]:
+        """Return the keys of the files that exist of a shard's form in two files."""
         pair, stem = self.layer.pair, self.key(shard).rsplit(".", 1)[0]
-        return () if pair is None else (stem + pair.head, stem + pair.body)
+        return [] if pair is None else [key for key in (stem + pair.head, stem + pair.body) if self._exists(key)]
 
     def _exists(self, key: str) -> bool:
         try:
@@ -191,7 +191,7 @@ class NestedShards:
     def is_pair(self, shard: int) -> bool:
         return False
 
-    def pair_keys(self, shard: int) -> Sequence[str]:
+    def pair_files(self, shard: int) -> Sequence[str]:
         return ()
 
     def reopen(self, shard: int) -> None:

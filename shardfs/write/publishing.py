@@ -307,15 +307,15 @@ class Job:
     def _find_pair(self) -> PairBlob | None:
         """Return the shard in its obsolete form of two local files; None if it does not exist in this form."""
         source, number = self._shard.tree.shards.outermost.source, self._shard.number
-        if not self._is_local or not source.pair_keys(number) or not source.is_pair(number):
+        if not self._is_local or not source.is_pair(number):
             return None
         return cast("PairBlob", source.stored(number))
 
     @property
     def replaced(self) -> Sequence[str]:
-        """The keys of the two files that the new shard replaces; none if it replaces an object of its own key."""
+        """The keys of the two files that the new shard replaces, also if an earlier attempt ended before this."""
         source = self._shard.tree.shards.outermost.source
-        return () if self._pair is None else source.pair_keys(self._shard.number)
+        return source.pair_files(self._shard.number) if self._is_local else ()
 
     def _content(self, target: Target, version: Version) -> Bytes:
         """Return the bytes to store: those of the journal, unless it got them before it was known what they are."""
