@@ -253,11 +253,11 @@ def test_a_server_that_is_busy_for_ever(server: Server) -> None:
 @pytest.mark.parametrize("kind", ["http", "s3"])
 def test_a_silent_server_is_a_timeout(kind: str, server: Server) -> None:
     source, options = source_of(kind, server)
-    store = opened(source, timeout_s=0.5, retries=4, **options)
+    store = opened(source, timeout_s=2.0, retries=4, **options)
     read(store)
     server.requests.clear()
     server.fault = lambda number, name: "hang"
-    with pytest.raises(StoreTimeout, match=r"does not answer within 0\.5 s") as e:
+    with pytest.raises(StoreTimeout, match=r"does not answer within 2(\.0)? s") as e:
         read(store)
     assert str(e.value.filename).endswith("data/x")
     assert len(server.requests) <= 2, "an operation takes about twice the time-out"
