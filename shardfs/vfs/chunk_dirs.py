@@ -70,7 +70,7 @@ class Target(NamedTuple):
     @property
     def is_encoded(self) -> bool:
         """Whether the journal holds the stored bytes instead of those of the file, because they differ."""
-        return self.transform is not None and not self.suffix
+        return not self.suffix and self.tree.collection.transform_of(self.coords) is not None
 
     def store(self, data: bytes) -> bytes:
         """Return the bytes to store for the bytes of the file.

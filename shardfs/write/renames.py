@@ -256,7 +256,7 @@ class Renames:
 
 def _keeps_bytes(old: Target | None, new: Target | None) -> bool:
     """Return whether the journal's bytes of a file stay the same when it is renamed."""
-    return not any(target is not None and target.is_encoded for target in (old, new))
+    return (old is None or not old.is_encoded) and (new is None or not new.is_encoded)
 
 
 def _carried(file: WritableFile, meaning: NameMeaning) -> Buffer | None:
