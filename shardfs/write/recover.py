@@ -135,14 +135,14 @@ def unpublished(source: str, base: str | Path | None = None, layout: str | None 
     count, shown = len(left.waiting), left.layout == layout
     if not count and not left.problems:
         return None
-    return unpublished_words(count, shown=shown, damaged=bool(left.problems)), shown
+    return unpublished_words(count, left.layout, shown=shown, damaged=bool(left.problems)), shown
 
 
-def unpublished_words(count: int, *, shown: bool, damaged: bool) -> str:
-    """Return the warning about `count` unpublished files."""
+def unpublished_words(count: int, layout: str, *, shown: bool, damaged: bool) -> str:
+    """Return the warning about `count` unpublished files that were written with a layout."""
     damage = ", and some of it is damaged" if damaged else ""
     here = "are shown here all the same" if shown else "are not shown here"
-    how = "shardfs recover --apply publishes them, and so does a writable mount"
+    how = f"shardfs recover --apply publishes them, and so does a writable mount{layout and f' with -o {layout}'}"
     return f"{count} files were written to it and are not published{damage}; they {here}. {how}"
 
 

@@ -199,7 +199,7 @@ def with_unpublished(
         held = UnpublishedWrites(peek)
         count, shown = len(held.versions()), held.layout == layout
         if count or held.problems:
-            warning = unpublished_words(count, shown=shown, damaged=bool(held.problems))
+            warning = unpublished_words(count, held.layout, shown=shown, damaged=bool(held.problems))
             log.warning("%s: %s", public_name(source), "; ".join([warning, *held.problems]))
         if not count or not shown:
             return tree

@@ -381,5 +381,5 @@ def _require_layout(backlog: Backlog, layout: str) -> None:
     known = backlog.pending.layout
     if known not in (None, layout):
         other = f"-o {known}" if known else "the native layout"
-        text = f"files that were written with {other} are not published: use it again, or run shardfs recover --apply"
+        text = f"the journal has files that were written with {other}: use it again, or run shardfs recover --apply"
         raise OSError(errno.EBUSY, text)

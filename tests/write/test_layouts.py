@@ -193,7 +193,7 @@ def test_a_mount_with_another_layout_waits_until_all_is_published(tmp_path: Path
     for layout in ("native", "zarr2"):
         other = Place.__new__(Place)
         other.__dict__ |= {**place.__dict__, "target": _with_layout(place.target, layout)}
-        with pytest.raises(OSError, match="were written with -o layout=n5 ") as caught, other.mount():
+        with pytest.raises(OSError, match="were written with -o layout=n5: ") as caught, other.mount():
             pass
         assert caught.value.errno == errno.EBUSY
     with place.mount() as files:
@@ -245,6 +245,7 @@ def test_a_read_only_mount_shows_what_was_written_with_its_layout(
     told = recover.unpublished(str(place.store), tmp_path, "layout=n5")
     assert told is not None
     assert "are shown here all the same" in told[0]
+    assert told[0].endswith("a writable mount with -o layout=n5")
 
 
 def test_fsspec_writes_through_a_layout(tmp_path: Path) -> None:
