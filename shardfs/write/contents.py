@@ -68,9 +68,12 @@ class FileContents:
             return self._attributes_on_disk(file, self.local)
         if file.twin is not None and file.buffer is None:
             return self.attributes(file.twin)._replace(number=file.number, size=len(self.plain_bytes(file)))
-        size = file.size()
-        if size < 0 and file.version is not None:
-            size = file.known_size = self._shown_size(file.version, file.target)
+        version, size = file.version, file.size()
+        if size < 0 and version is not None:
+            size = self._shown_size(version, file.target)
+            with self.names.lock:
+                if file.version is version:
+                    file.known_size = size
         return Attributes(file.number, False, size, file.mtime_ns, None, file.mode)
 
     def _attributes_on_disk(self, file: WritableFile, local: Writer) -> Attributes:

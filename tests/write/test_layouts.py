@@ -104,6 +104,16 @@ def test_they_are_shown_again_after_a_kill(place: Place) -> None:
     place.natively()
 
 
+def test_they_may_be_published_before_any_program_has_asked_for_their_size(place: Place) -> None:
+    with place.mount() as files:
+        place.put(files, 0, 1, 5)
+        files.die()
+    with place.mount() as files:
+        files.publish()
+        place.shown(files)
+    place.natively()
+
+
 def _closed(files: TreeFiles, path: str, data: bytes) -> str:
     scratch = f"{path}.0123456789abcdef0123456789abcdef.partial"
     files.write(scratch, data)
