@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
-from shardfs.formats.registry import formats, sources, views
+from shardfs.formats.registry import creating_view, formats, sources, views
 from shardfs.formats.translate import Translation
 from shardfs.model.arrays import Multiscale
 from shardfs.model.dataset import Dataset, Problem
@@ -160,7 +160,7 @@ class Datasets:
             homes[c.path] = "" if any(c.stored_at == o.stored_at for o in own) else next(levels, "")
         layout = cast("Format", self.layout)
         source = layout if dataset is None else next(f for f in self.formats if dataset.format in f.dataset_formats)
-        return Translation(layout, source, views().get(dataset.format if dataset else ""), homes, below, show)
+        return Translation(layout, source, creating_view(dataset.format if dataset else ""), homes, below, show)
 
     def _with_documents(self, path: str, below: Iterable[str], stored: Mapping[str, bytes]) -> Datasets:
         """Return these datasets as if a directory and those `below` had the stored documents, by relative path."""

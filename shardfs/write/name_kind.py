@@ -99,11 +99,11 @@ class ExpectedDatasets:
 
     def kind(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
-        if name.endswith(ALWAYS) and document_at(self._base, directory, name) is not None:
+        layout = self._base.datasets.layout
+        likely = name.endswith(ALWAYS) or (layout is not None and name in layout.documents)
+        if likely and (document_at(self._base, directory, name) or self.new_document(directory, name)) is not None:
             return NameKind.DOCUMENT
-        if self.new_document(directory, name) is not None:
-            return NameKind.DOCUMENT
-        if self._base.datasets.view is not None and name.endswith(ALWAYS) and is_document(name):
+        if layout is not None and name.endswith(ALWAYS) and is_document(name):
             return NameKind.HIDDEN  # a document of the source
         if _TO_COME.match(name) and is_scratch(name):
             return NameKind.SCRATCH
@@ -170,8 +170,8 @@ class ExpectedDatasets:
         path, above = join(directory, name), directory
         for _ in range(MAX_ABOVE):
             below = path[len(above) :].lstrip("/")
-            likely = self._base.datasets.layout
-            if any((likely or f).chunk_like(below) for f, _ in self._shardings(above)) and not self._is_described(
+            layout = self._base.datasets.layout
+            if any((layout or f).chunk_like(below) for f, _ in self._shardings(above)) and not self._is_described(
                 above
             ):
                 return not self._base.is_closed(above) and not self._is_in_foreign(directory)

@@ -82,6 +82,18 @@ def zarr2(path: str) -> None:
     np.testing.assert_array_equal(group["forms/lz4"][:50], DATA[:50])
 
 
+def bigendian(path: str) -> None:
+    """What zarr-python 2.18 can have in N5."""
+    import zarr as library
+
+    zarr: Any = library  # of version 2
+    group = zarr.open_group(f"{path}/n", mode="a")
+    made = group.create_dataset("x", shape=DATA.shape, chunks=(10, 10), dtype=">u2", dimension_separator="/")
+    made[:] = DATA
+    made.attrs["k"] = 1
+    np.testing.assert_array_equal(group["x"][:], DATA)
+
+
 def z5py(path: str) -> None:
     import z5py
 
@@ -153,5 +165,5 @@ def skeletons(path: str) -> None:
 
 
 if __name__ == "__main__":
-    tools = (zarr3, tensorstore, zarr2, z5py, n5store, draft, cloudvolume, plainvolume, skeletons)
+    tools = (zarr3, tensorstore, zarr2, bigendian, z5py, n5store, draft, cloudvolume, plainvolume, skeletons)
     {f.__name__: f for f in tools}[sys.argv[1]](sys.argv[2])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import tensorstore as ts
 import zarr
 
 from tests.clients.create_anew import DATA
@@ -75,6 +77,71 @@ def test_a_volume_becomes_a_sharded_image(tmp_path: Path) -> None:
         array = zarr.open_array(source / "v" / path, mode="r")
         assert array.shards == (1, 40, 40)
         np.testing.assert_array_equal(array[:], wanted.T[None])
+
+
+@pytest.mark.parametrize(
+    ("tool", "layout", "path"), [("bigendian", "zarr2", "n/x"), ("plainvolume", "precomputed", "v/s0")]
+)
+def test_others_become_sharded_n5(tmp_path: Path, tool: str, layout: str, path: str) -> None:
+    """No library of Python reads sharded N5, so tensorstore reads the native mount."""
+    source = _created(tmp_path, tool, layout, "n5:chunks_per_shard=4x4")
+    document = json.loads((source / path / "attributes.json").read_bytes())
+    assert (document["blockSize"][:2], document["codecs"][0]["name"]) == ([40, 40], "sharding_indexed")
+    (tmp_path / "native").mkdir()
+    with writable(source, tmp_path / "native") as mount:
+        mount.mount()
+        store = {"driver": "file", "path": f"{mount.path}/{path}/"}
+        found = np.asarray(ts.open({"driver": "n5", "kvstore": store}).result().read().result())
+        assert mount.umount().returncode == 0
+    np.testing.assert_array_equal(found, DATA.T if tool == "bigendian" else DATA[:, :, None])
+
+
+def test_attributes_may_come_first(tmp_path: Path) -> None:
+    """zarr-python 3 writes all documents of Zarr v2 at the same time."""
+    source = tmp_path / "source"
+    source.mkdir()
+    need_fuse()
+    with writable(source, tmp_path, "--layout", "zarr2", "--create", "zarr3:chunks_per_shard=4x4") as mount:
+        mount.mount()
+        (mount.path / "a").mkdir()
+        (mount.path / "a/.zattrs").write_text('{"first": 1}')
+        group = zarr.open_group(mount.path, mode="a", zarr_format=2, attributes={"top": 1})
+        for i in range(4):
+            array = group.create_array(f"x{i}", shape=(40, 30), chunks=(10, 10), dtype="u2", attributes={"k": i})
+            array[:] = i
+        (mount.path / "a/.zarray").write_bytes((mount.path / "x0/.zarray").read_bytes())
+        assert mount.umount().returncode == 0
+    assert not list(source.rglob(".z*"))
+    for i in range(4):
+        array = zarr.open_array(source / f"x{i}", mode="r")
+        assert (array.shards, dict(array.attrs)) == ((40, 40), {"k": i})
+        assert (np.asarray(array[:]) == i).all()
+    made = zarr.open_array(source / "a", mode="r")
+    assert (made.shards, dict(made.attrs)) == ((40, 40), {"first": 1})
+
+
+@pytest.mark.parametrize("documents", ["as they come", "last"])
+def test_copies_of_zarr_v2_are_sharded(tmp_path: Path, documents: str) -> None:
+    """Chunks wait for their document."""
+    source, plain = tmp_path / "source", tmp_path / "plain"
+    source.mkdir()
+    need_fuse()
+    group = zarr.create_group(plain, zarr_format=2, attributes={"top": 1})
+    for name, separator in (("a", "/"), ("g/b", ".")):
+        keys: Any = {"name": "v2", "separator": separator}
+        group.create_array(
+            name, shape=DATA.shape, chunks=(10, 10), dtype="u2", chunk_key_encoding=keys, attributes={"k": 1}
+        )[:] = DATA
+    with writable(source, tmp_path, "--layout", "zarr2", "--create", "zarr3:chunks_per_shard=4x4") as mount:
+        mount.mount()
+        for options in (["--exclude", ".z*"], []) if documents == "last" else ([],):
+            subprocess.run(["rsync", "-a", *options, f"{plain}/", f"{mount.path}/"], check=True, timeout=60)
+        assert mount.umount().returncode == 0
+    assert len([p for p in source.rglob("*") if p.is_file()]) == 2 + 2 + 2 * 6
+    for name in ("a", "g/b"):
+        array = zarr.open_array(source / name, mode="r")
+        assert (array.shards, dict(array.attrs)) == ((40, 40), {"k": 1})
+        np.testing.assert_array_equal(array[:], DATA)
 
 
 def test_an_array_without_a_rule_is_refused(tmp_path: Path) -> None:
