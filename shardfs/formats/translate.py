@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
 
     from shardfs.formats.create_rules import Rule, Sharding
     from shardfs.formats.format import View
+    from shardfs.formats.json_text import Path
     from shardfs.model.arrays import Array
     from shardfs.model.collection import Collection
     from shardfs.model.dataset import Dataset
 
 Documents: TypeAlias = Mapping[str, bytes]
 """Documents by their path below the directory of a dataset."""
+
+COPIES = "metadata"
+"""The member of a consolidated document with copies of documents, by path."""
 
 Show: TypeAlias = Callable[[Documents], Documents]
 """Returns the documents that the layout shows for stored documents."""
@@ -181,6 +186,19 @@ class Translation(Format):
     def is_copy(self, name: str) -> bool:
         """Whether the layout generates this document from documents below."""
         return self._split(name)[1] not in self.layout.documents
+
+    def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
+        """See `Format.differences`. A copied document may have another form, and may be that of a dataset to come."""
+        changes = super().differences(shown, new)
+        before, after = (json.loads(raw).get(COPIES, {}) for raw in (shown, new))
+        same = {name for name in after if name not in before or self._has_copies(before, after, name)}
+        return {at: value for at, value in changes.items() if len(at) < 2 or at[0] != COPIES or at[1] not in same}
+
+    def _has_copies(self, before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:
+        """Whether the copies in both consolidated documents describe the dataset of the document `name` alike."""
+        versions = ({n: print_json(document) for n, document in copies.items()} for copies in (before, after))
+        a, b = (self._description("", self._split(name)[0], documents) for documents in versions)
+        return a is not None and a == b
 
     def stored_name(self, below: str) -> tuple[str, str]:
         """The directory of a stored document, and its name there."""

@@ -132,6 +132,7 @@ def test_copies_of_zarr_v2_are_sharded(tmp_path: Path, documents: str) -> None:
         group.create_array(
             name, shape=DATA.shape, chunks=(10, 10), dtype="u2", chunk_key_encoding=keys, attributes={"k": 1}
         )[:] = DATA
+    zarr.consolidate_metadata(plain)
     with writable(source, tmp_path, "--layout", "zarr2", "--create", "zarr3:chunks_per_shard=4x4") as mount:
         mount.mount()
         for options in (["--exclude", ".z*"], []) if documents == "last" else ([],):
