@@ -126,25 +126,20 @@ def draft(path: str) -> None:
     made[70:] = 5
 
 
-def plainvolume(path: str) -> None:
-    """The same as `cloudvolume`, in files without a suffix."""
-    cloudvolume(path, compress=False)
-
-
-def cloudvolume(path: str, *, compress: bool = True) -> None:
+def cloudvolume(path: str) -> None:
     from cloudvolume import CloudVolume
 
     info = CloudVolume.create_new_info(
         num_channels=1, layer_type="image", data_type="uint16", encoding="raw", resolution=[1, 1, 1],
         voxel_offset=[0, 0, 0], chunk_size=[10, 10, 1], volume_size=[*DATA.shape, 1],
     )  # fmt: skip
-    volume = CloudVolume(f"file://{path}/v", info=info, progress=False, compress=compress)
+    volume = CloudVolume(f"file://{path}/v", info=info, progress=False)
     volume.commit_info()
     volume.commit_provenance()
     volume[:] = DATA[:, :, None, None]
     volume.add_scale((2, 2, 1))
     volume.commit_info()
-    coarse = CloudVolume(f"file://{path}/v", mip=1, progress=False, compress=compress)
+    coarse = CloudVolume(f"file://{path}/v", mip=1, progress=False)
     coarse[:] = DATA[::2, ::2, None, None]
     np.testing.assert_array_equal(volume[:][..., 0, 0], DATA)
 
@@ -165,5 +160,5 @@ def skeletons(path: str) -> None:
 
 
 if __name__ == "__main__":
-    tools = (zarr3, tensorstore, zarr2, bigendian, z5py, n5store, draft, cloudvolume, plainvolume, skeletons)
+    tools = (zarr3, tensorstore, zarr2, bigendian, z5py, n5store, draft, cloudvolume, skeletons)
     {f.__name__: f for f in tools}[sys.argv[1]](sys.argv[2])

@@ -34,7 +34,6 @@ PYTHONS = {
     "n5store": "zarr2",
     "draft": "zarr2",
     "cloudvolume": "cv",
-    "plainvolume": "cv",
     "skeletons": "cv",
 }
 

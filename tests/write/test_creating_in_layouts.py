@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from zarr.storage import FsspecStore
 
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests.clients.create_anew import DATA
 from tests.conftest import need_fuse
 from tests.write.mounts import writable
@@ -70,7 +73,7 @@ def test_n5_becomes_sharded_zarr_v3(tmp_path: Path, tool: str) -> None:
 
 
 def test_a_volume_becomes_a_sharded_image(tmp_path: Path) -> None:
-    source = _created(tmp_path, "plainvolume", "precomputed", "zarr3:chunks_per_shard=1x4x4")
+    source = _created(tmp_path, "cloudvolume", "precomputed", "zarr3:chunks_per_shard=1x4x4")
     image = json.loads((source / "v/zarr.json").read_bytes())["attributes"]["ome"]["multiscales"][0]
     assert [level["path"] for level in image["datasets"]] == ["1_1_1", "2_2_1"]
     for path, wanted in (("1_1_1", DATA), ("2_2_1", DATA[::2, ::2])):
@@ -80,7 +83,7 @@ def test_a_volume_becomes_a_sharded_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "layout", "path"), [("bigendian", "zarr2", "n/x"), ("plainvolume", "precomputed", "v/s0")]
+    ("tool", "layout", "path"), [("bigendian", "zarr2", "n/x"), ("cloudvolume", "precomputed", "v/s0")]
 )
 def test_others_become_sharded_n5(tmp_path: Path, tool: str, layout: str, path: str) -> None:
     """No library of Python reads sharded N5, so tensorstore reads the native mount."""
@@ -143,6 +146,22 @@ def test_copies_of_zarr_v2_are_sharded(tmp_path: Path, documents: str) -> None:
         array = zarr.open_array(source / name, mode="r")
         assert (array.shards, dict(array.attrs)) == ((40, 40), {"k": 1})
         np.testing.assert_array_equal(array[:], DATA)
+
+
+def test_arrays_in_an_object_store_are_created_through_fsspec(tmp_path: Path) -> None:
+    """Object stores have no directories, so nothing exists before the first document."""
+    url = f"memory://{tmp_path}/source"
+    zarr.create_array(url, name="old", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="u1")
+    options = {"journal": str(tmp_path / "journals"), "create": "zarr3:chunks_per_shard=4,4", "cas": "none"}
+    fs = ShardFileSystem(url, layout="zarr2", rw=True, write_options=options, skip_instance_cache=True)
+    store = FsspecStore(AsyncFileSystemWrapper(fs, asynchronous=True), path="/")
+    group = zarr.open_group(store, mode="a", zarr_format=2).create_group("g")
+    group.create_array("x", shape=DATA.shape, chunks=(10, 10), dtype="u2", attributes={"k": 1})[:] = DATA
+    fs.publish()
+    fs.close()
+    array = zarr.open_array(url, path="g/x", mode="r")
+    assert (array.shards, dict(array.attrs)) == ((40, 40), {"k": 1})
+    np.testing.assert_array_equal(array[:], DATA)
 
 
 def test_an_array_without_a_rule_is_refused(tmp_path: Path) -> None:
