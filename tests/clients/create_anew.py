@@ -82,6 +82,23 @@ def zarr2(path: str) -> None:
     np.testing.assert_array_equal(group["forms/lz4"][:50], DATA[:50])
 
 
+def omezarr(path: str) -> None:
+    """An image and its labels as OME-Zarr 0.4, by ome-zarr-py."""
+    import zarr
+    from ome_zarr.format import FormatV04
+    from ome_zarr.io import parse_url
+    from ome_zarr.reader import Reader
+    from ome_zarr.writer import write_image, write_labels
+
+    root = zarr.group(store=parse_url(f"{path}/i", mode="w", fmt=FormatV04()).store)
+    chunks = {"chunks": (10, 10)}
+    write_image(image=DATA, group=root, axes="yx", storage_options=chunks, fmt=FormatV04())
+    write_labels(labels=DATA % 3, group=root, name="cells", axes="yx", storage_options=chunks, fmt=FormatV04())
+    image, _, labels = Reader(parse_url(f"{path}/i"))()
+    np.testing.assert_array_equal(np.asarray(image.data[0]), DATA)
+    np.testing.assert_array_equal(np.asarray(labels.data[0]), DATA % 3)
+
+
 def bigendian(path: str) -> None:
     """What zarr-python 2.18 can have in N5."""
     import zarr as library
@@ -160,5 +177,5 @@ def skeletons(path: str) -> None:
 
 
 if __name__ == "__main__":
-    tools = (zarr3, tensorstore, zarr2, bigendian, z5py, n5store, draft, cloudvolume, skeletons)
+    tools = (zarr3, tensorstore, zarr2, omezarr, bigendian, z5py, n5store, draft, cloudvolume, skeletons)
     {f.__name__: f for f in tools}[sys.argv[1]](sys.argv[2])

@@ -30,6 +30,7 @@ print(ts.open(spec).result().read().result().sum(dtype="u8"))
 
 PYTHONS = {
     "zarr2": "zarr2",
+    "omezarr": "zarr2",
     "bigendian": "zarr2",
     "n5store": "zarr2",
     "draft": "zarr2",

@@ -164,6 +164,19 @@ def test_arrays_in_an_object_store_are_created_through_fsspec(tmp_path: Path) ->
     np.testing.assert_array_equal(array[:], DATA)
 
 
+def test_an_image_of_ome_zarr_04_becomes_one_of_05(tmp_path: Path) -> None:
+    source = _created(tmp_path, "omezarr", "zarr2", "zarr3:chunks_per_shard=4x4")
+    for path, wanted in (("i", DATA), ("i/labels/cells", DATA % 3)):
+        ome = json.loads((source / path / "zarr.json").read_bytes())["attributes"]["ome"]
+        assert ome["version"] == "0.5"
+        assert ("image-label" in ome) is (path != "i")
+        levels = [level["path"] for level in ome["multiscales"][0]["datasets"]]
+        assert len(levels) > 1
+        array = zarr.open_array(source / path / levels[0], mode="r")
+        assert array.shards == (40, 40)
+        np.testing.assert_array_equal(array[:], wanted)
+
+
 def test_an_array_without_a_rule_is_refused(tmp_path: Path) -> None:
     need_fuse()
     group = zarr.create_group(tmp_path / "source")
