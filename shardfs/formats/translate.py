@@ -140,7 +140,7 @@ class Translation(Format):
         ValueError, with the members of `name` and the reason, if the source cannot express a change, or if a change
         contradicts stored chunks.
         """
-        before = self.show(stored)
+        before = self._shown_all(stored, name)
         members = _changed(before.get(name), new)
         if not members:
             return {}
@@ -159,7 +159,7 @@ class Translation(Format):
         None if the dataset still exists without the document; the client then removes all its members. Raise
         ValueError, with the reason, if these stored documents describe other datasets, too.
         """
-        before = self.show(stored)
+        before = self._shown_all(stored, name)
         if name not in before:
             return []
         at, _ = self._split(name)
@@ -203,6 +203,13 @@ class Translation(Format):
     def stored_name(self, below: str) -> tuple[str, str]:
         """The directory of a stored document, and its name there."""
         return _split(below, self.source.documents)
+
+    def _shown_all(self, stored: Documents, name: str) -> Documents:
+        """What `show` returns. Raise ValueError, with the reason, if the stored documents cannot be shown."""
+        try:
+            return self.show(stored)
+        except (CorruptShardError, UnsupportedError) as e:
+            raise ValueError(f"{name}: {e}") from e
 
     def _made(self, path: str, stored: Documents, before: Documents, after: Documents) -> dict[str, bytes]:
         """The documents to store: those of the source, with the changes in the translation."""

@@ -96,7 +96,7 @@ class StoreDirectories:
         path = directory.child_path(name)
         known = self._nodes.known(path)
         data: bytes | None
-        if isinstance(known, DocumentNode) and known.data and (is_consolidated or not anew):
+        if isinstance(known, DocumentNode) and not known.outdated and (is_consolidated or not anew):
             data = known.data
         elif consolidation is not None and is_consolidated:
             data = self._consolidated(directory, consolidation)
@@ -243,7 +243,7 @@ class StoreDirectories:
             if dataset is not None and dataset.consolidation is not None:
                 known = self._nodes.known(directory.child_path(dataset.consolidation.name))
                 if isinstance(known, DocumentNode):
-                    known.data = b""
+                    known.outdated = True
                     yield known.path
 
     def is_implied(self, number: int, name: str) -> bool:

@@ -48,9 +48,13 @@ class FileNode(Node):
 
 @dataclass(slots=True, eq=False)
 class DocumentNode(Node):
-    """A metadata document whose shown bytes differ from the stored ones."""
+    """A metadata document whose shown bytes differ from the stored ones.
+
+    `outdated`: the next lookup makes them anew. Until then, open handles read the old ones.
+    """
 
     data: bytes
+    outdated: bool = field(default=False, init=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shardfs.formats.create_rules import Rules
+from shardfs.model.errors import CorruptShardError
 from shardfs.storage.writers import open_writer
 from shardfs.vfs.tree import open_tree
 from shardfs.write.documents import Documents
@@ -16,6 +17,7 @@ from shardfs.write.name_kind import ExpectedDatasets
 from tests.data_bcolz import write_array
 from tests.data_n5 import Index, attributes
 from tests.data_n5 import sharding as n5_sharding
+from tests.data_zarr_transformer import array_document, write_hierarchy
 from tests.datasets import BIG, GZIP, LITTLE
 from tests.handmade import group_document, sharding, volume_info, write_json, zarr_metadata
 
@@ -56,6 +58,7 @@ def write_sources(root: Path) -> None:
     write_json(root / "plain/zarr.json", {**volume, "shape": [8, 6], "attributes": {}, **plain})
     array = {"shape": [8, 6], "chunks": [2, 3], "dtype": ">u2", "order": "C", "fill_value": 0, "filters": None}
     write_json(root / "old/.zarray", {"zarr_format": 2, **array, "compressor": {"id": "gzip", "level": 5}})
+    write_hierarchy(root / "draft", {"g/a": array_document((4,), (2,))}, {})
     rows = np.arange(24, dtype="i4").reshape(8, 3)
     write_array(root / "bcolz", rows, 2, 2, attributes='{"unit": {"value": "nm", "type": "str"}}', as_json=True)
 
@@ -164,6 +167,21 @@ def test_zarr2_over_others(shown: Shown) -> None:
     assert shown.stored("bcolz/meta/sizes")["shape"] == [11, 3]
     assert shown.stored("bcolz/meta/attributes") == {"unit": {"value": "nm", "type": "str"}, "more": 2}
     shown.refused("bcolz/.zarray", "shape", shape=[8, 4])
+
+
+@in_layout("zarr2")
+def test_what_cannot_be_changed(shown: Shown) -> None:
+    shown.refused("draft/g/a/.zattrs", "cannot be changed in this layout", a=1)
+    shown.refused("draft/.zgroup", "zarr_format", zarr_format=3)
+    refused = shown["array/.zarray"]
+    raw = shown.stored("array/zarr.json")
+    write_json(shown.root / "array/zarr.json", {**raw, "data_type": "unknown"})
+    with pytest.raises(OSError, match="data type 'unknown'"):
+        shown.write("array/.zarray", {**refused, "shape": [1, 1, 1]})
+    (shown.root / "array/zarr.json").write_bytes(b"{")
+    with pytest.raises(CorruptShardError):
+        shown.write("array/.zarray", {**refused, "shape": [1, 1, 1]})
+    assert (shown.root / "array/zarr.json").read_bytes() == b"{"
 
 
 @in_layout("zarr2")
