@@ -111,6 +111,14 @@ class Format(Protocol):
         """
         return json_text.differences(json.loads(shown), json.loads(new))
 
+    def with_copy(self, raw: bytes, below: str, made: bytes | None) -> bytes:
+        """The document `raw` of a group, in which copies of documents are consolidated, with a new or changed copy.
+
+        The stored document `made` (None: deleted) is at path `below` relative to the group. Raise ValueError if one of
+        the documents is invalid.
+        """
+        return raw
+
     def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
         """The sharding to keep when these documents are deleted, for a later `shard`; None if they have no sharding."""
         return None if self.edits is None else self.edits.sharding(stored)

@@ -23,7 +23,7 @@ from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, docum
 from shardfs.write.seen import Seen, nearest, same_document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardfs.formats.format import Format
     from shardfs.formats.json_text import Path
@@ -123,11 +123,10 @@ class Documents:
         if not _has_members(edit.shown):
             return Written(edit.shown, set())
         self.expected.forget(document)
-        repeated = {
-            above for below, raw in edit.made.items() for above in self._repeated(document.stored_at(below), raw)
-        }
-        shown = None if isinstance(form, Translation) else edit.shown
-        return Written(shown, {directory, form.described_by(directory, name), *repeated})
+        in_layout, changed = isinstance(form, Translation), {directory, form.described_by(directory, name)}
+        for below, raw in edit.made.items():
+            changed.update(self._repeated(document.stored_at(below), raw, through_layout=in_layout))
+        return Written(None if in_layout else edit.shown, changed)
 
     def _note_shown(self, directory: str, documents: Mapping[str, bytes]) -> None:
         """Record a layout's documents that programs know: a write may have changed the form of any of them."""
@@ -215,27 +214,32 @@ class Documents:
             log.warning("%s: the document is refused: %s", path, why)
             raise OSError(errno.EINVAL, why, path)
 
-    def _repeated(self, document: Document, made: bytes) -> Iterator[str]:
+    def _repeated(self, document: Document, made: bytes | None, *, through_layout: bool) -> Iterator[str]:
         """Update documents of parent groups that repeat this document. Yield the directories of those changed.
 
-        Such a group may have repeated the document before the array was sharded.
+        Such a group may have repeated the document before the array was sharded. Programs that know only a layout never
+        write these groups' documents, so that copies of any document are updated, added, or (None) removed for them.
         """
         form, directory, name = document
         above = directory
         while above:
             above = above.rpartition("/")[0]
             below = join(directory.removeprefix(above).lstrip("/"), name)
+
+            def repeat(raw: bytes, above: str = above, below: str = below) -> bytes:
+                if through_layout:
+                    return form.with_copy(raw, below, made)
+                if made is None or below not in form.references(above, name, raw):
+                    return raw
+                return form.edit(above, {name: raw, below: made}, name, raw)[name]
+
+            def update(old: Blob | None, repeat: Callable[[bytes], bytes] = repeat) -> Plan | None:
+                return None if old is None else [repeat(_whole(old))]
+
             raw = self._base.stored_documents(above).get(name)
-            if raw is None or below not in form.references(above, name, raw):
-                continue
-
-            def repeat(old: Blob | None, above: str = above, below: str = below) -> Plan | None:
-                now = None if old is None else _whole(old)
-                return None if now is None else [form.edit(above, {name: now, below: made}, name, now)[name]]
-
             with suppress(ValueError):  # the document above is invalid, so there is nothing to update
-                if form.edit(above, {name: raw, below: made}, name, raw)[name] != raw:
-                    self._writer.update(join(above, name), repeat)
+                if raw is not None and repeat(raw) != raw:
+                    self._writer.update(join(above, name), update)
                     yield above
 
     def made(self, document: Document, stored: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
@@ -349,6 +353,8 @@ class Documents:
         self.expected.remember(document, stored)
         for below in gone:
             self._writer.update(join(document.directory, below), lambda _: None)
+            for _ in self._repeated(document.stored_at(below), None, through_layout=True):
+                pass
         self.seen.note(document.path, None)
 
     def removed(self, path: str) -> None:

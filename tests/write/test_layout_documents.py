@@ -212,6 +212,26 @@ def test_deleting(shown: Shown) -> None:
     assert (shown.root / "volume/info").exists()
 
 
+@in_layout("zarr2")
+def test_consolidated_metadata_of_the_source_follow(shown: Shown) -> None:
+    """Programs that know Zarr v2 can only write .zmetadata, so that nothing else would update them."""
+    members = {name: shown.stored(f"{name}/zarr.json") for name in ("array", "plain", "image", "image/0")}
+    members["image"]["consolidated_metadata"] = {"kind": "inline", "metadata": {}}
+    root = group_document() | {"consolidated_metadata": {"kind": "inline", "metadata": members}}
+    write_json(shown.root / "zarr.json", root)
+    shown.tree.renew("")
+    for name, shape in (("array", [9, 8, 8]), ("plain", [9, 6]), ("image/0", [9, 8, 8])):
+        shown.change(f"{name}/.zarray", shape=shape)
+        shown.change(f"{name}/.zattrs", note=1)
+    shown.change("image/.zattrs", user=2)
+    shown.change(".zattrs", title="x")
+    found = shown.stored("zarr.json")["consolidated_metadata"]["metadata"]
+    assert found.pop("image") == members["image"] | shown.stored("image/zarr.json")
+    assert found == {name: shown.stored(f"{name}/zarr.json") for name in ("array", "plain", "image/0")}
+    shown.remove("plain/.zarray")
+    assert shown.stored("zarr.json")["consolidated_metadata"]["metadata"].keys() == {"array", "image", "image/0"}
+
+
 # ---- n5, zarr3, precomputed, bcolz ----
 
 

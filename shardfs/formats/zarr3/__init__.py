@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json
 from shardfs.formats.format import Format
-from shardfs.formats.zarr3.edits import ARRAYS, edited, references
+from shardfs.formats.zarr3.edits import ARRAYS, edited, references, with_copy
 from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, open_array, open_group
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ class Zarr3(Format):
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
         return {DOCUMENT: edited(stored, new, rule)}
+
+    def with_copy(self, raw: bytes, below: str, made: bytes | None) -> bytes:
+        return with_copy(raw, below, made)
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None

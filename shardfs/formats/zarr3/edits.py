@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.formats.documents import integers, intelligible, parse_written, require_same
 from shardfs.formats.edit_base import ArrayEdits, index_parameters
+from shardfs.formats.json_text import REMOVED, changed, differences
 from shardfs.formats.zarr3.stored import (
     DOCUMENT,
     SHARDING,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from shardfs.formats.edit_base import Changes, Document
     from shardfs.formats.json_text import Path
     from shardfs.model.values import Coords
+
+COPIES: Path = ("consolidated_metadata", "metadata")
+"""Where a group's document has the consolidated documents."""
 
 INDEX_CODECS = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 
@@ -142,7 +146,7 @@ def _copies(doc: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Do
     members = object_member(object_member(doc, "consolidated_metadata"), "metadata")
     for name, copy in members.items():
         if isinstance(copy, dict):
-            path = (*above, "consolidated_metadata", "metadata", name)
+            path = (*above, *COPIES, name)
             yield path, copy
             if not _is_array(copy) and len(path) < 3 * MAX_NESTING:
                 yield from _copies(copy, path)
@@ -155,6 +159,22 @@ def _name(path: Path) -> str:
 
 def _is_below(path: str) -> bool:
     return all(part not in ("", ".", "..") and "\0" not in part for part in path.split("/"))
+
+
+def with_copy(raw: bytes, below: str, made: bytes | None) -> bytes:
+    """The document `raw` of a group with the document at path `below` in its consolidated metadata: see `Format`."""
+    doc, name = intelligible(DOCUMENT, raw) or {}, below.removesuffix(f"/{DOCUMENT}")
+    if not isinstance(object_member(doc, "consolidated_metadata").get("metadata"), dict):
+        return raw
+    found: dict[Path, Any] = {path: copy for path, copy in _copies(doc) if _name(path) == name}
+    new: Any = REMOVED
+    if made is not None:  # the copy of a group has a member for the groups below, which the group itself need not have
+        new = {member: value for member, value in parse_written(DOCUMENT, made).items() if member != COPIES[0]}
+    changes: Changes = {}
+    for path, copy in (found or {(*COPIES, name): REMOVED}).items():
+        own = differences(copy, new).items()
+        changes |= {(*path, *at): value for at, value in own if at[:1] != COPIES[:1]}
+    return changed(raw, changes) if changes else raw
 
 
 def _edited_group(stored: Mapping[str, bytes], source: Document, doc: Document, new: bytes) -> bytes:
