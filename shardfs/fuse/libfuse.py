@@ -35,6 +35,11 @@ _HANDLE_KILLPRIV_V2 = 1 << 28
 """Files of a mount cannot be set-user-id, so the kernel need not ask before each write which bits to remove. libfuse
 supports this flag since 3.17."""
 
+_PARALLEL_DIROPS = 1 << 18
+"""The kernel sends a LOOKUP or READDIR of a directory while another one of that directory waits for its answer."""
+
+_ADDED = _HANDLE_KILLPRIV_V2 | _PARALLEL_DIROPS
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
@@ -126,7 +131,7 @@ class Session:
             if self._negotiated:  # add the flags that the kernel offers and libfuse does not know
                 (offered,) = _INIT_FLAGS.unpack_from(buffer, BODY + _INIT_AT)
                 (accepted,) = _INIT_FLAGS.unpack_from(answer, HEADER_SIZE + _INIT_AT)
-                _INIT_FLAGS.pack_into(answer, HEADER_SIZE + _INIT_AT, accepted | offered & _HANDLE_KILLPRIV_V2)
+                _INIT_FLAGS.pack_into(answer, HEADER_SIZE + _INIT_AT, accepted | offered & _ADDED)
             os.write(self.fd, answer)
 
     @contextlib.contextmanager

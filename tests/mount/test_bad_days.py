@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -181,6 +182,18 @@ def test_what_is_fetched_ahead_may_fail(kind: str, store: Store, mounted: Mounte
         store.fail({"kind": kind, "path": "/c/", "longer": NBYTES})
         assert read_all(mount) == {0}
         assert any(r["stop"] - r["start"] > NBYTES for r in store.requests()) == (kind != "status")
+
+
+def test_a_chunk_that_hangs_does_not_block_the_names_beside_it(store: Store, mounted: Mounted) -> None:
+    """Both chunks are in one directory of the mount, and in two shards."""
+    with mounted_store(store, mounted, "-o", "store_timeout=5,store_retries=0,prefetch=0") as mount:
+        store.fail({"kind": "hang", "path": "/c/0/0/0$"})
+        with ThreadPoolExecutor(1) as pool:
+            hangs = pool.submit(outcome, mount, (0, 0, 0))
+            wait_until(lambda: json.loads((mount / ".shardfs/status.json").read_text())["store"]["waiting"])
+            assert outcome(mount, (0, 0, SHARD[2])) == 0
+            assert not hangs.done()
+        assert hangs.result() == errno.ETIMEDOUT
 
 
 @pytest.mark.parametrize("gap", [b"", bytes(100)], ids=["same size", "other size"])
