@@ -100,16 +100,19 @@ class CollectionReadAhead:
         self, shared: ReadAhead, index: ShardIndices, locate: Callable[[Coords], Piece | None], files: int = 1
     ) -> None:
         self._shared, self._index, self._locate, self._files = shared, index, locate, files
-        self._grid, self._order = Streams(index.format.grid), StoredOrder(index, files)
+        self._begin()
         self._lock = threading.Lock()
-        self._owner = next(_owners)
+        self._owner, self._warm = next(_owners), False
 
-    def read(self, coords: Coords, piece: Piece, where: ByteRange) -> bytes | None:
-        """Note that a chunk, or the part `where` of it, is read. Return its bytes if they were fetched ahead."""
-        start, stop = piece.where
+    def _begin(self) -> None:
+        self._grid, self._order = Streams(self._index.format.grid), StoredOrder(self._index, self._files)
+
+    def read(self, coords: Coords, whole: ByteRange, where: ByteRange) -> bytes | None:
+        """Note that the chunk at `whole`, or the part `where` of it, is read. Return its bytes if they are here."""
+        start, stop = whole
         if where.start == start:
             self._note(coords, max(stop - start, 1))
-        data = self._shared.take((self._owner, coords), piece.where, self._index.loaded(coords), keep=where.stop < stop)
+        data = self._shared.take((self._owner, coords), whole, self._index.loaded(coords), keep=where.stop < stop)
         return None if data is None else data[where.start - start : where.stop - start]
 
     def forget(self) -> None:
@@ -117,19 +120,29 @@ class CollectionReadAhead:
         self._shared.forget(self._owner)
 
     def _note(self, coords: Coords, size: int) -> None:
-        room, beyond = self._shared.room() // size, 0
+        room, beyond, warm = self._shared.room() // size, 0, self._shared.is_warm()
         with self._lock:
+            if self._warm and not warm:
+                self._begin()  # the streams believe that chunks ahead were fetched
+            self._warm = warm
             coming = self._grid.access(coords, room)
             if self._grid.unclaimed:
                 room = room if self._grid.unclaimed >= RUN else 0
                 coming, beyond = self._order.access(coords, room)
                 coming = [c for c in coming if c not in self._grid.recent]
-        self._fetch(coming, size)
+        if coming:
+            self._fetch(coming, size)
         if beyond:
             shard, number, _ = self._index.format.place(coords)
             self._shared.start(partial(self._enter, shard, number + 1, beyond, size))
 
     def _fetch(self, coming: Sequence[Coords], size: int) -> None:
+        """Begin to fetch chunks; only their index pages if a disk cache has the chunks."""
+        if self._warm:
+            for home in {self._index.format.place(c)[:2] for c in coming}:
+                if self._index.cached_page(*home) is None:
+                    self._shared.start(partial(self._index.load_quietly, home))
+            return
         for group in [coming] if self._files == 1 else [[c] for c in coming]:
             self._shared.fetch(self._owner, group, size, self._locate)
 

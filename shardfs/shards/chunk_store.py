@@ -142,12 +142,12 @@ class ChunkStore:
 
     # ---- reading ----
 
-    def read(self, coords: Coords, part: ByteRange | None = None) -> bytes | None:
+    def read(self, coords: Coords, part: ByteRange | None = None, found: StoredChunk | None = None) -> bytes | None:
         """Return the stored bytes of a chunk, or `part` of them; None if the chunk is absent.
 
-        Raise the errors of `decoded`.
+        `found`: what `locate` has returned just now. Raise the errors of `decoded`.
         """
-        return self.decoded(coords, _unchanged, part)
+        return self.decoded(coords, _unchanged, part, found=found)
 
     def decoded(
         self,
@@ -155,11 +155,11 @@ class ChunkStore:
         decode: Callable[[bytes], T],
         part: ByteRange | None = None,
         most: float = math.inf,
+        found: StoredChunk | None = None,
     ) -> T | None:
         """Return what `decode` makes of the stored bytes of a chunk; None if the chunk is absent.
 
-        With `part`, only that part of the chunk is read and decoded. A chunk of more than `most` stored bytes counts as
-        damage.
+        With `part`, only that part is read and decoded. A chunk of more than `most` stored bytes counts as damage.
 
         If the bytes contradict the index (too few, or `decode` raises ValueError), the index is read again and the read
         is retried once, as it is if a remote shard was replaced. Raise CorruptShardError if the shard is unchanged and
@@ -167,7 +167,7 @@ class ChunkStore:
         """
         before: Version = None
         for attempt in (1, 2):
-            found = self.locate(coords)
+            found = found or self.locate(coords)
             if found is None:
                 return None
             try:
@@ -183,7 +183,7 @@ class ChunkStore:
                 why = f"chunk {coords}: {e}"
             shard, _, slot = self.format.place(coords)
             if attempt == 1:
-                before = found.blob.stat().version
+                before, found = found.blob.stat().version, None
                 self.forget(coords)
         after = self.stat(shard).version
         key = self.source.key(shard)
@@ -195,7 +195,7 @@ class ChunkStore:
         """Return the bytes that `_read_found` would read, if they were fetched already. Notes the access."""
         if self._ahead is None:
             return None
-        return self._ahead.read(coords, _piece(self, coords, found), _range_of(found, part))
+        return self._ahead.read(coords, _range_of(found), _range_of(found, part))
 
     def _read_found(self, found: StoredChunk, part: ByteRange | None, data: bytes | None = None) -> bytes:
         """Return the stored bytes, verified if all are read. Raise ValueError, with the reason, if they are wrong.

@@ -229,7 +229,7 @@ class ShardIndices:
 
         On a local store, nothing is loaded before the caller asks for it.
         """
-        return iter(homes) if self.pool is None else self._ahead(self._load_quietly, homes, first=self.pool.connections)
+        return iter(homes) if self.pool is None else self._ahead(self.load_quietly, homes, first=self.pool.connections)
 
     def along(self, place: Callable[[int], Placement], n: int) -> Iterator[tuple[int, int]]:
         """Return `each` of the pages in a row of `n` chunks; nothing on a local store, where they need no loading."""
@@ -248,10 +248,10 @@ class ShardIndices:
 
     def _load_first(self, shard: int) -> int:
         with suppress(*UNREADABLE):
-            return self._load_quietly((shard, next(self.pages(shard, 0), 0)))
+            return self.load_quietly((shard, next(self.pages(shard, 0), 0)))
         return 0
 
-    def _load_quietly(self, home: tuple[int, int]) -> int:
+    def load_quietly(self, home: tuple[int, int]) -> int:
         """Cache a page and the attributes of its shard, and return the bytes. The caller of `page` gets the errors."""
         shard, number = home
         with suppress(*UNREADABLE):

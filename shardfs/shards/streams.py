@@ -96,12 +96,13 @@ class Stream:
 
     def follow(self, coords: Coords) -> bool:
         """Return whether an access belongs to the stream. If so, the stream moves on, or grows by an axis."""
-        if self._number(coords) is None:
+        number = self._number(coords)
+        if number is None:
             if not (self._widen(coords) or self._nest(coords)):
                 return False
             self._last = deque([(self._number(c) or 0, c) for _, c in self._last], LAST)
             self._issued = self._mark = max(self._last)[0]
-        number = self._number(coords) or 0
+            number = self._number(coords) or 0
         if not self._mark - DISORDER <= number <= max(self._mark, self._issued) + DISORDER:
             return False
         self.used += 1

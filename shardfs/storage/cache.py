@@ -51,6 +51,9 @@ FEW_SPENT = 2
 class ByteLRU:
     """Evicts the least recently used entries when their total size exceeds `limit` bytes. Thread-safe.
 
+    Attributes:
+        reader_caches: whether the reader keeps what it has read, so that a value that was read at once need not be.
+
     Args:
         waiting: called before a thread blocks on another thread's load. Long loads call it, too.
         spent: the most bytes of spent values (see `mark_read`); None for no separate limit.
@@ -58,7 +61,7 @@ class ByteLRU:
 
     def __init__(self, limit: int, waiting: Callable[[], None] = nothing, spent: int | None = None) -> None:
         self.limit, self.waiting = limit, waiting
-        self._spent_limit = spent
+        self._spent_limit, self.reader_caches = spent, spent is not None
         self._spent: OrderedDict[Hashable, int] = OrderedDict()
         self._spent_bytes = 0
         self._entries: OrderedDict[Hashable, CacheEntry] = OrderedDict()

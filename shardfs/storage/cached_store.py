@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import time
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -15,17 +17,21 @@ from shardfs.model.blobs import Stat, Suffix
 from shardfs.model.redact import public_name, redacted_values
 from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES, TOUCH_S
 from shardfs.storage.remote import identifies_bytes, requested_size
-from shardfs.storage.store import DirEntry
+from shardfs.storage.store import LARGE, DirEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.model.blobs import ByteRequest
+    from shardfs.model.values import Version
     from shardfs.storage.disk_cache import DiskCache
     from shardfs.storage.remote import FsspecBlob, FsspecStore
 
 ANSWER = bytes(TAG_BYTES)
 """The tag of entries that have no version: answers that are kept for `offline`."""
+
+WARM_HITS, WARM_S = 64, 1.0
+"""The cache is warm after so many hits in a row, and so many seconds after the last miss."""
 
 
 class CachedStore:
@@ -61,6 +67,20 @@ class CachedStore:
         # The query may be a signature, or select the object; nobody can recover it from the hash.
         self._source = f"{settings}\0{urlsplit(source).query}\0{public_name(source).rstrip('/')}"
         self.asks_for_versions = False
+        self._hits, self._missed = WARM_HITS, -math.inf
+        if self.read_ahead is not None:
+            self.read_ahead.is_warm = self.is_warm
+
+    def is_warm(self) -> bool:
+        """Return whether the cache had all bytes that were read lately. So it does before the first read."""
+        return self._hits >= WARM_HITS and time.monotonic() - self._missed > WARM_S
+
+    def count(self, hits: int, misses: int, nbytes: int) -> None:
+        """Count requests for bytes that the cache answered or could not answer."""
+        self.patience.counters.cache(hits=hits, misses=misses, nbytes=nbytes)
+        self._hits += hits
+        if misses:
+            self._hits, self._missed = 0, time.monotonic()
 
     def open(self, key: str) -> CachedBlob:
         return CachedBlob(self, self.inner.open(key), self._name(key))
@@ -126,11 +146,24 @@ class CachedStore:
 class CachedBlob:
     """An object of a `CachedStore`, in the version that the store reported first."""
 
-    __slots__ = ("__weakref__", "_asked", "_first", "_inner", "_name", "_stat", "_store", "_used", "base", "fd")
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_first",
+        "_hash",
+        "_inner",
+        "_name",
+        "_stat",
+        "_store",
+        "_used",
+        "base",
+        "fd",
+    )
 
     def __init__(self, store: CachedStore, inner: FsspecBlob, name: str) -> None:
         self.fd, self.base = -1, 0
         self._store, self._inner, self._name = store, inner, name
+        self._hash = _hash(f"{name}\0", NAME_BYTES)
         self._asked = False  # whether a request for the version was sent
         self._first: bytes | None = None
         self._used = 0.0
@@ -147,8 +180,9 @@ class CachedBlob:
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         store = self._store
-        store.waiting()
-        names = [_digest(f"{self._name}\0{_start(request)}", NAME_BYTES) for request in requests]
+        if store.cache.slow or sum(map(requested_size, requests)) >= LARGE:
+            store.waiting()
+        names = [self._entry(request) for request in requests]
         self._use_first(names)
         entries = [
             store.cache.get(name) if requested_size(r) > 0 else None for name, r in zip(names, requests, strict=True)
@@ -160,9 +194,17 @@ class CachedBlob:
         found = [self._usable(entry, request) for entry, request in zip(entries, requests, strict=True)]
         missing = [i for i, data in enumerate(found) if data is None]
         hits, nbytes = len(found) - len(missing), sum(len(data) for data in found if data)
-        store.patience.counters.cache(hits=hits, misses=len(missing), nbytes=nbytes)
+        if missing:
+            store.waiting()
+        store.count(hits, len(missing), nbytes)
         fetched = iter(self._fetch([names[i] for i in missing], [requests[i] for i in missing]) if missing else ())
         return [next(fetched) if data is None else data for data in found]
+
+    def _entry(self, request: ByteRequest) -> bytes:
+        """Return the name of the entry with these bytes."""
+        hashed = self._hash.copy()
+        hashed.update(b"%d" % _start(request))
+        return hashed.digest()
 
     def _use_first(self, names: Sequence[bytes]) -> None:
         """Let the first entry, usually the shard's index, count as used when its chunks are used.
@@ -208,7 +250,7 @@ class CachedBlob:
     def _tag(self) -> bytes | None:
         """Return what identifies the version; None if it is not known, or could be that of other bytes, too."""
         stat = self._known()
-        return None if stat is None or not identifies_bytes(stat) else _digest(repr(stat.version), TAG_BYTES)
+        return None if stat is None or not identifies_bytes(stat) else _tag_of(stat.version)
 
     def _usable(self, entry: tuple[bytes, bytes] | None, request: ByteRequest) -> bytes | None:
         """Return the requested bytes if the entry has this version and enough bytes. It may have more."""
@@ -241,5 +283,14 @@ def _start(request: ByteRequest) -> int:
     return -request.size if isinstance(request, Suffix) else request.start
 
 
+@lru_cache(1024)
+def _tag_of(version: Version) -> bytes:
+    return _digest(repr(version), TAG_BYTES)
+
+
 def _digest(text: str, size: int) -> bytes:
-    return hashlib.blake2b(os.fsencode(text), digest_size=size).digest()
+    return _hash(text, size).digest()
+
+
+def _hash(text: str, size: int) -> hashlib.blake2b:
+    return hashlib.blake2b(os.fsencode(text), digest_size=size)

@@ -42,6 +42,9 @@ NAME_BYTES = TAG_BYTES = 16
 _HEADER = struct.Struct(f"<8sI{TAG_BYTES}s")  # magic, checksum of name, tag and bytes, tag
 _MAGIC = b"shardfs\1"
 
+SLOW_S = 0.002
+"""After a look-up that took longer, the next one counts as waiting for the disk."""
+
 TOUCH_S = 600.0
 """Seconds after which another use of an entry is recorded."""
 
@@ -97,6 +100,9 @@ def cache_directory(given: str) -> str:
 class DiskCache:
     """The entries in one directory, at most `limit` bytes. Thread-safe.
 
+    Attributes:
+        slow: whether the last `get` waited for the disk, so that the next one probably waits, too.
+
     Raise OSError if the directory cannot be used, or if other users could read or forge entries.
     """
 
@@ -107,7 +113,7 @@ class DiskCache:
         self._changed = threading.Condition()
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = self._room = 0
-        self._writing = self._warned = False
+        self._writing = self._warned = self.slow = False
         self._resume = 0.0
         atexit.register(_flush_at_exit, weakref.ref(self))
 
@@ -119,6 +125,13 @@ class DiskCache:
 
     def get(self, name: bytes) -> tuple[bytes, bytes] | None:
         """Return the tag and the bytes of an entry; None if there is none. A damaged entry is removed."""
+        began = time.monotonic()
+        try:
+            return self._read(name)
+        finally:
+            self.slow = time.monotonic() - began > SLOW_S
+
+    def _read(self, name: bytes) -> tuple[bytes, bytes] | None:
         path = _path(name)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root)

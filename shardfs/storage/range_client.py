@@ -83,7 +83,7 @@ class ServerError(ConnectionError):
 class Answer(NamedTuple):
     """The bytes of a range. `info` describes the whole object, with the field names of fsspec's `info`."""
 
-    data: bytes
+    data: bytes | memoryview
     info: Mapping[str, Any]
 
 
@@ -170,7 +170,7 @@ class RangeClient:
 
         with self._asking(path, tag):
             result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
-            return self._answer(result, bytes(result.bytes()))
+            return self._answer(result, memoryview(result.bytes()))
 
     @bounded
     def head(self, path: str) -> Mapping[str, Any]:
@@ -215,7 +215,7 @@ class RangeClient:
     def _key(self, path: str) -> str:
         return path.removeprefix(self._prefix)
 
-    def _answer(self, result: Any, data: bytes) -> Answer:
+    def _answer(self, result: Any, data: memoryview) -> Answer:
         """Return the answer, unless it may be a web server's page or an encoded form of the object."""
         kind, encoding = result.attributes.get("Content-Type", ""), result.attributes.get("Content-Encoding", "")
         if self._prefix.startswith("http") and ("html" in kind or encoding not in ("", "identity")):

@@ -96,8 +96,11 @@ class ReadAhead:
         self._lock = threading.Lock()
         self._held: dict[tuple[int, Coords], _Held] = {}
         self.nbytes = self._threads = self._free = 0  # free: idle threads minus jobs that no thread has taken yet
+        self.is_warm: Callable[[], bool] = (
+            bool  # whether readers get all bytes from a disk cache, so that nothing should be fetched
+        )
         self._pause_s, self._resume = 0.0, 0.0
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
 
     @property
     def usable(self) -> bool:
@@ -119,7 +122,7 @@ class ReadAhead:
             since: a time of `time.monotonic`; bytes whose fetch began before are not returned.
             keep: whether the rest of the chunk will be asked for later.
         """
-        if not self.usable:
+        if key not in self._held or not self.usable:
             return None
         with self._lock:
             held = self._held.get(key)
@@ -167,7 +170,7 @@ class ReadAhead:
         if new:
             self.start(partial(self._plan, owner, new, locate))
 
-    def start(self, job: Callable[[], None]) -> None:
+    def start(self, job: Callable[[], object]) -> None:
         """Let a thread do a job that may wait for the store, after the jobs that were started before."""
         with self._lock:
             self._jobs.put(job)

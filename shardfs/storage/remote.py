@@ -125,15 +125,15 @@ class FsspecStore:
         path = self.path(key)
         found: list[Stat] = []
 
-        def fetch(wanted: Sequence[ByteRequest]) -> list[bytes]:
+        def fetch(wanted: Sequence[ByteRequest]) -> list[bytes | memoryview]:
             answers = self._fetch(path, wanted, tag)
             found.extend(stat_of_info(a.info) for a in answers if a.info.get("size") is not None)
             return [a.data for a in answers]
 
         if len(requests) == 1:
-            return fetch(requests) if requested_size(requests[0]) > 0 else [b""], found
+            return [bytes(fetch(requests)[0]) if requested_size(requests[0]) > 0 else b""], found
         parts = iter(read_merged([r for r in requests if isinstance(r, ByteRange)], fetch))
-        return [fetch([r])[0] if isinstance(r, Suffix) else next(parts) for r in requests], found
+        return [bytes(fetch([r])[0]) if isinstance(r, Suffix) else next(parts) for r in requests], found
 
     def _fetch(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
         """Return the answers to one suffix or any number of ranges, none of which is empty."""
@@ -276,7 +276,7 @@ def range_header(request: ByteRequest) -> str:
     return f"bytes=-{request.size}" if isinstance(request, Suffix) else f"bytes={request.start}-{request.stop - 1}"
 
 
-def _require_part(data: bytes, wanted: int, path: str) -> None:
+def _require_part(data: bytes | memoryview, wanted: int, path: str) -> None:
     if len(data) > wanted:
         why = f"the store ignores byte ranges: {wanted} bytes were asked for, and {len(data)} came"
         raise OSError(errno.EIO, f"{why}; use a store that honours ranges, or a copy of the source", path)

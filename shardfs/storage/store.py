@@ -97,7 +97,9 @@ class Store(Protocol):
     def statvfs(self) -> os.statvfs_result | None: ...
 
 
-def read_merged(ranges: Sequence[ByteRange], fetch: Callable[[list[ByteRange]], Sequence[bytes]]) -> list[bytes]:
+def read_merged(
+    ranges: Sequence[ByteRange], fetch: Callable[[list[ByteRange]], Sequence[bytes | memoryview]]
+) -> list[bytes]:
     """Return the bytes of each range. One call of `fetch` reads all of them as fewer, merged ranges."""
     out = [b""] * len(ranges)
     filled = [i for i, r in enumerate(ranges) if r.stop > r.start]

@@ -161,7 +161,7 @@ class WebStore(FsspecStore):
                 denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), url)
                 out.append(denied if answer.status in (401, 403) else _missing(url))
             else:
-                out.append(answer.data if isinstance(answer, Answer) else answer)
+                out.append(bytes(answer.data) if isinstance(answer, Answer) else answer)
         return None if any(_looks_like_a_page(data) for data in out if isinstance(data, bytes)) else out
 
     def scan(self, key: str) -> Iterator[DirEntry]:

@@ -94,10 +94,12 @@ class ShownChunks:
         if found is None:
             raise self._missing(coords)
         size = min(size, max(found.size - offset, 0))
+        if size == found.size and self._cache.reader_caches:
+            return self._part(coords, ByteRange(0, size), found)
         return self._windows.read(number, partial(self._part, coords), offset, size, self._chunks.index.expires(coords))
 
-    def _part(self, coords: Coords, part: ByteRange) -> bytes:
-        data = self._chunks.read(coords, part)
+    def _part(self, coords: Coords, part: ByteRange, found: StoredChunk | None = None) -> bytes:
+        data = self._chunks.read(coords, part, found)
         if data is None:
             raise self._missing(coords)
         return data

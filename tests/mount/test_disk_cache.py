@@ -66,6 +66,16 @@ def test_a_second_mount_asks_for_versions_only(prefetch: str, store: Store, moun
     assert f"shardfs_store_bytes_from_disk_cache_total {counters['bytes_from_disk_cache']}" in metrics
 
 
+def test_cached_chunks_are_looked_up_once_and_not_fetched_ahead(store: Store, mounted: Mounted, tmp_path: Path) -> None:
+    with mounted(f"{store.url}/a", *options(tmp_path / "cache")) as mount:
+        read(mount, ALL, 4)
+    with mounted(f"{store.url}/a", *options(tmp_path / "cache")) as mount:
+        read(mount, ALL, 4)
+        counters = status(mount)
+    assert counters["disk_cache_hits"] == len(ALL) + SHARDS
+    assert (counters["bytes_ahead_used"], counters["bytes_ahead_wasted"]) == (0, 0)
+
+
 def test_two_mounts_share_a_cache(store: Store, mounted: Mounted, tmp_path: Path) -> None:
     given = options(tmp_path / "cache", "prefetch=0")
     with mounted(f"{store.url}/a", *given) as one, mounted(store.url, *given) as other:

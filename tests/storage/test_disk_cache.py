@@ -465,6 +465,55 @@ def test_the_first_reads_ask_for_versions_only_if_no_answer_names_them(source: S
         assert source.stats == stats
 
 
+def test_cached_bytes_cost_one_open_each_and_no_other_thread(
+    source: Source, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only misses, long reads and look-ups after a slow one hand the request over."""
+    monkeypatch.setattr(disk_cache, "SLOW_S", 1e9)
+    waits, opened, ranges = [0], list[object](), [ByteRange(10 * i, 10 * i + 10) for i in range(20)]
+    over(source, cache).open("k").read(ranges)
+    cache.flush(60)
+
+    def wait() -> None:
+        waits[0] += 1
+
+    blob = CachedStore(source, cache, "s3://bucket/a", {}, wait).open("k")  # type: ignore[arg-type]
+    original = os.open
+
+    def open_counted(*args: Any, **given: Any) -> int:
+        opened.append(args)
+        return original(*args, **given)
+
+    monkeypatch.setattr(os, "open", open_counted)
+    for _ in range(3):
+        assert [blob.read([r])[0] for r in ranges] == [source.data[r.start : r.stop] for r in ranges]
+    assert (waits[0], len(opened)) == (0, 3 * len(ranges))
+    blob.read([ByteRange(1, 2)])
+    assert waits[0] == 1
+    blob.read([ByteRange(0, 1 << 20)])
+    assert waits[0] == 3
+    monkeypatch.setattr(disk_cache, "SLOW_S", -1.0)
+    blob.read(ranges[:1])
+    assert waits[0] == 3
+    blob.read(ranges[:1])
+    assert waits[0] == 4
+
+
+def test_the_cache_is_warm_until_a_miss(source: Source, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, where = over(source, cache), [ByteRange(0, 10)]
+    assert store.is_warm()
+    store.open("k").read(where)
+    cache.flush(60)
+    blob = store.open("k")
+    for _ in range(cached_store.WARM_HITS):
+        assert not store.is_warm()
+        blob.read(where)
+    monkeypatch.setattr(cached_store, "WARM_S", 0)
+    assert store.is_warm()
+    monkeypatch.setattr(cached_store, "WARM_S", 1e9)
+    assert not store.is_warm()
+
+
 @pytest.mark.parametrize("asks", [False, True])
 def test_bytes_are_never_kept_as_those_of_a_later_version(asks: bool, source: Source, cache: DiskCache) -> None:
     """The object is replaced between the request for the bytes and the one for the version."""

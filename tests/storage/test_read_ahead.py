@@ -100,19 +100,23 @@ class Format:
 
 
 class Index:
-    """Stands for the `ShardIndices` of a `Store`, all of whose pages are cached."""
+    """Stands for the `ShardIndices` of a `Store`, all of whose pages are cached, except those of `missing` shards."""
 
     def __init__(self, store: Store) -> None:
-        self.format = Format(store)
+        self.format, self.missing = Format(store), set[int]()
 
     def loaded(self, coords: Coords) -> float:
         return -math.inf
 
-    def cached_page(self, shard: int, number: int) -> IndexPage:
+    def page(self, shard: int, number: int) -> IndexPage:
         starts = np.arange(PER_SHARD, dtype=np.uint64)
         return IndexPage(ShardIndex(None, starts, starts), BytesBlob(b"", Store()), None)
 
-    page = cached_page
+    def cached_page(self, shard: int, number: int) -> IndexPage | None:
+        return None if shard in self.missing else self.page(shard, number)
+
+    def load_quietly(self, home: tuple[int, int]) -> None:
+        self.missing.discard(home[0])
 
     def pages(self, shard: int, first: int) -> Iterator[int]:
         yield from range(first, 1)
@@ -122,20 +126,19 @@ class Reader:
     """Reads chunks as a `ChunkStore` does, with its own request where nothing was fetched ahead."""
 
     def __init__(self, store: Store, limit: int = 1 << 28, connections: int = 4) -> None:
-        self.store, patience = store, RetryPolicy()
+        self.store, self.index, patience = store, Index(store), RetryPolicy()
         self.shared, self.counters = ReadAhead(limit, connections, patience), patience.counters
-        self.ahead = CollectionReadAhead(self.shared, cast("ShardIndices", Index(store)), store.locate)
+        self.ahead = CollectionReadAhead(self.shared, cast("ShardIndices", self.index), store.locate)
         self.own = 0
 
     def read(self, coords: Coords, part: ByteRange | None = None) -> bytes:
-        piece = self.store.locate(coords)
-        where = piece.where
+        where = whole = self.store.locate(coords).where
         if part is not None:
             where = ByteRange(where.start + part.start, min(where.start + part.stop, where.stop))
-        data = self.ahead.read(coords, piece, where)
+        data = self.ahead.read(coords, whole, where)
         if data is None:
             self.own += 1
-            data = self.store.read([piece.where])[0][where.start - piece.where.start : where.stop - piece.where.start]
+            data = self.store.read([whole])[0][where.start - whole.start : where.stop - whole.start]
         return data
 
 
@@ -149,6 +152,22 @@ def test_a_whole_array_needs_few_requests_and_no_byte_more() -> None:
     assert reader.store.nbytes == len(WHOLE) * reader.store.size
     assert len(reader.store.requests) < len(WHOLE) / 4
     assert reader.shared.nbytes == 0
+    assert reader.counters.ahead_wasted == 0
+
+
+def test_what_a_disk_cache_has_is_not_fetched_ahead() -> None:
+    """Only index pages are loaded ahead. After the first miss, chunks are fetched ahead again."""
+    reader, half, warm = Reader(Store()), len(WHOLE) // 2, True
+    reader.index.missing = {1, 2}
+    reader.shared.is_warm = lambda: warm
+    for coords in WHOLE[:half]:
+        assert reader.read(coords) == reader.store.content(coords)
+    assert reader.own == len(reader.store.requests) == half
+    wait_until(lambda: not reader.index.missing)
+    warm = False
+    for coords in WHOLE[half:]:
+        assert reader.read(coords) == reader.store.content(coords)
+    assert reader.own < half + 16
     assert reader.counters.ahead_wasted == 0
 
 
