@@ -36,6 +36,16 @@ def zarr2(path: str) -> None:
     raise AssertionError("other chunks were accepted")
 
 
+def xarray(path: str) -> None:
+    """xarray, by zarr-python 2.18, which writes the attributes of everything, and .zmetadata."""
+    import xarray as library
+
+    xr: Any = library
+    more = xr.Dataset({"a": (("y", "x"), ROWS, {"kept": 1})}, attrs={"title": "x"})
+    more.to_zarr(path, append_dim="y", consolidated=True)
+    assert xr.open_zarr(path).a.shape == (12, 6)
+
+
 def zarr3(path: str) -> None:
     """zarr-python 3."""
     import zarr

@@ -37,6 +37,16 @@ def _zarr3(path: Path, columns: int = 3) -> None:
     array[:] = DATA
 
 
+def _labelled(path: Path) -> None:
+    """With names of axes, and consolidated."""
+    group = zarr.create_group(path)
+    group.create_array("a", shape=(8, 6), chunks=(2, 3), shards=(4, 6), dtype="uint16", dimension_names=["y", "x"])
+    array = zarr.open_array(path / "a", mode="r+")
+    array.attrs["kept"] = 1
+    array[:] = DATA
+    zarr.consolidate_metadata(path)
+
+
 def _n5(path: Path) -> None:
     """Without shards, so all values are 0."""
     codecs = [sharding((3, 2), [{"name": "n5bytes"}, {"name": "gzip", "configuration": {"level": 5}}], Index())]
@@ -44,10 +54,16 @@ def _n5(path: Path) -> None:
     write_json(path / "a/attributes.json", attributes((6, 8), (6, 4), "uint16", codecs=codecs, kept=1))
 
 
-SOURCES: dict[str, Callable[[Path], None]] = {"zarr3": _zarr3, "rows": partial(_zarr3, columns=6), "n5": _n5}
+SOURCES: dict[str, Callable[[Path], None]] = {
+    "zarr3": _zarr3,
+    "rows": partial(_zarr3, columns=6),
+    "labelled": _labelled,
+    "n5": _n5,
+}
 CASES = [
     ("zarr2", "zarr2", "zarr3", True),
     ("zarr2", "zarr2", "n5", True),
+    ("xarray", "zarr2", "labelled", False),
     ("tensorstore_zarr", "zarr2", "zarr3", False),
     ("zarr3", "zarr3", "n5", True),
     ("tensorstore_n5", "n5", "zarr3", False),
@@ -56,8 +72,12 @@ CASES = [
 ]
 
 
-def _edit(source: Path, top: Path, layout: str, tool: Any) -> None:
-    python = str(client_python(tool)) if tool in ("zarr2", "bcolz") else sys.executable
+PYTHONS: dict[str, Any] = {"zarr2": "zarr2", "xarray": "zarr2", "bcolz": "bcolz"}
+
+
+def _edit(source: Path, top: Path, layout: str, tool: str) -> None:
+    name = PYTHONS.get(tool)
+    python = sys.executable if name is None else str(client_python(name))
     with writable(source, top, "--layout", layout) as mount:
         mount.mount()
         command = [python, "-W", "ignore", "-m", "tests.clients.edit_in_layout", tool, str(mount.path)]
@@ -92,4 +112,7 @@ def test_an_array_is_resized_and_described(
     assert found["kept"] == 1
     assert found.get("nested") == (NESTED if has_attributes else None)
     assert not {"gone", "_ARRAY_DIMENSIONS"} & found.keys()
+    if source == "labelled":
+        found = json.loads((tmp_path / "source/zarr.json").read_text())["consolidated_metadata"]["metadata"]
+        assert found["a"]["shape"] == [12, 6]
     assert not list((tmp_path / "source").rglob(".z*"))
