@@ -224,10 +224,21 @@ class Translation(Format):
             home = self._home(at) if name in base or at in self.homes else at
             now = {n: r for n in self.source.documents if (r := {**stored, **made}.get(join(home, n))) is not None}
             theirs = self.source.shown(join(path, home), now, document)
+            self._require_rank(document, old, theirs)
             wanted = raw if theirs is None else rebased(old, raw, theirs)
             edited = self.source.edit(join(path, home), now, document, wanted)
             made |= {join(home, n): _in_text_of(now.get(n), r) for n, r in edited.items()}
         return made
+
+    def _require_rank(self, name: str, base: bytes, theirs: bytes | None) -> None:
+        """Raise ValueError if the layout shows an array with another number of axes than the source has."""
+        found = (self.source.open("", {name: raw}) for raw in (base, theirs) if raw is not None)
+        arrays = [c.array for d in found if d is not None for c in (*d.collections, *d.unsharded)]
+        ranks = [len(array.shape) for array in arrays if array is not None]
+        if len(set(ranks)) > 1:
+            raise ValueError(
+                f"in the source the array has {ranks[1]} axes, not {ranks[0]}; change it in another layout"
+            )
 
     def _require_chunks(self, path: str, before: Documents, again: Documents) -> None:
         """Raise ValueError if arrays in `again` need other chunks than in `before`, whether they have shards or not."""

@@ -210,6 +210,15 @@ def test_names_of_axes_are_written_as_dimension_names() -> None:
         translation("zarr2", N5).edit("a", {"attributes.json": n5()}, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "y"]}')
 
 
+def test_a_volume_of_an_array_with_more_axes_is_refused() -> None:
+    through, members = translation("precomputed", ZARR3), {"dimension_names": [*"tczyx"]}
+    stored = {"zarr.json": zarr3(shape=(1, 1, 8, 6, 6), shard=(1, 1, 4, 6, 6), inner=(1, 1, 2, 3, 3), **members)}
+    info = json.loads(through.show(stored)["info"])
+    info["scales"][0]["size"] = [6, 6, 9]
+    with pytest.raises(ValueError, match="info: scales: in the source the array has 5 axes, not 3"):
+        through.edit("a", stored, "info", json.dumps(info).encode())
+
+
 def test_what_is_deleted() -> None:
     stored, through = {"zarr.json": zarr3(attributes={"a": 1})}, translation("zarr2", ZARR3)
     assert through.sources_of("a", stored, ".zarray") == ["zarr.json"]
