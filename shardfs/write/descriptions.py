@@ -63,6 +63,7 @@ class Descriptions:
         """
         try:
             with self._names.gate.alone():
+                absent = self._absent_beside(directory, name)
                 written = self._documents.write(directory, name, data)
                 if written is None:
                     return False
@@ -70,6 +71,7 @@ class Descriptions:
                     file.frozen, file.merged = written.shown, written.shown is not data
                 for path in written.changed:
                     self.describe_anew(path)
+                self._hide_generated(absent)
         except Overlap as e:
             path = join(directory, name)
             log.warning("%s: %s; choose a document with `shardfs recover --ours` or `--theirs`", path, e.why)
@@ -77,6 +79,28 @@ class Descriptions:
             self._show_stored(directory, name)
             raise
         return True
+
+    def _absent_beside(self, directory: str, name: str) -> list[tuple[str, bytes]]:
+        """Return the documents that a layout could generate with a new one, and that the mount does not show yet."""
+        absent = []
+        for at, other in self._documents.generated_with(directory, name):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if self._overlay.find(at, other) is None:
+                    absent.append((at, other))
+        return absent
+
+    def _hide_generated(self, absent: Iterable[tuple[str, bytes]]) -> None:
+        """Hide documents that the layout has generated: the program that copies a dataset creates them next.
+
+        cp would fail if they existed. The next mount shows them.
+        """
+        for at, name in absent:
+            number = self._names.base_number(at)
+            with suppress(OSError, CorruptShardError):
+                if number is not None and self._base.lookup(number, name) is not None:
+                    with self._names.lock:
+                        if name not in self._files.in_directory(at):
+                            self._files.hide(at, name)
 
     def note_read(self, file: WritableFile | None, number: int) -> None:
         """Record the version of a document that a program is about to read.

@@ -128,6 +128,25 @@ class Documents:
             changed.update(self._repeated(document.stored_at(below), raw, through_layout=in_layout))
         return Written(None if in_layout else edit.shown, changed)
 
+    def generated_with(self, directory: str, name: str) -> Iterator[tuple[str, bytes]]:
+        """Yield directories and names of documents that a layout may generate when a document describes a new dataset.
+
+        These are the other documents of the dataset, and those of the groups above.
+        """
+        datasets = self._base.datasets
+        if datasets.view is None or datasets.layout is None or document_at(self._base, directory, name) is not None:
+            return
+        copies = datasets.view.show("", None, {}).consolidation
+        names = [*datasets.layout.documents, *([copies.name] if copies is not None else [])]
+        at = directory
+        while True:
+            for other in names:
+                if (at, other) != (directory, name):
+                    yield at, os.fsencode(other)
+            if not at:
+                return
+            at = at.rpartition("/")[0]
+
     def _note_shown(self, directory: str, documents: Mapping[str, bytes]) -> None:
         """Record a layout's documents that programs know: a write may have changed the form of any of them."""
         for name, raw in documents.items():
