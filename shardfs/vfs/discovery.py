@@ -95,11 +95,19 @@ class Datasets:
         self.formats = formats() if layout == NATIVE else sources()
         self.layout = next((f for f in self.formats if layout in f.dataset_formats), None)
         self.document_names = _document_names(self.formats)
+        self.layout_documents = self._layout_documents()
         self._skips = skip_unsupported
         self.damage = KnownDamage(index_cache)
         self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)
         self.problems: dict[Problem, None] = {}
         self._instead: Mapping[str, dict[str, bytes]] = {}  # documents taken for the stored ones, by directory
+
+    def _layout_documents(self) -> Sequence[str]:
+        """Return the names of all documents that the layout shows, also of generated ones; none if it is native."""
+        if self.view is None or self.layout is None:
+            return ()
+        consolidation = self.view.show("", None, {}).consolidation
+        return (*self.layout.documents, *((consolidation.name,) if consolidation is not None else ()))
 
     def documents(self, path: str) -> dict[str, bytes]:
         """Return the stored metadata documents of a directory by name."""

@@ -133,12 +133,9 @@ class Documents:
 
         These are the other documents of the dataset, and those of the groups above.
         """
-        datasets = self._base.datasets
-        if datasets.view is None or datasets.layout is None or document_at(self._base, directory, name) is not None:
+        names, at = self._base.datasets.layout_documents, directory
+        if not names or document_at(self._base, directory, name) is not None:
             return
-        copies = datasets.view.show("", None, {}).consolidation
-        names = [*datasets.layout.documents, *([copies.name] if copies is not None else [])]
-        at = directory
         while True:
             for other in names:
                 if (at, other) != (directory, name):
@@ -220,11 +217,14 @@ class Documents:
     def _require_alike(self, document: Document, data: bytes) -> None:
         """Raise OSError (EINVAL) if a document says something else than the shown one.
 
-        A consolidated document may lack documents.
+        A consolidated document may lack documents, and may come before all documents.
         """
         path = document.path
         try:
-            changes = document.form.differences(self.shown(path) or b"", data)
+            shown = self.shown(path)
+            if document.is_copy and shown is None:
+                return
+            changes = document.form.differences(shown or b"", data)
         except (ValueError, RecursionError, OSError) as e:
             raise OSError(errno.EINVAL, str(e), path) from e
         lacks = (at for at, value in changes.items() if document.is_copy and value is REMOVED and len(at) <= 2)

@@ -100,7 +100,7 @@ class ExpectedDatasets:
     def kind(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
         layout = self._base.datasets.layout
-        likely = name.endswith(ALWAYS) or (layout is not None and name in layout.documents)
+        likely = name.endswith(ALWAYS) or name in self._base.datasets.layout_documents
         if likely and (document_at(self._base, directory, name) or self.new_document(directory, name)) is not None:
             return NameKind.DOCUMENT
         if layout is not None and name.endswith(ALWAYS) and is_document(name):
@@ -123,7 +123,7 @@ class ExpectedDatasets:
         """
         datasets = self._base.datasets
         view, layout = datasets.view, datasets.layout
-        if view is None or layout is None or name not in layout.documents or self._base.is_closed(directory):
+        if view is None or layout is None or name not in datasets.layout_documents or self._base.is_closed(directory):
             return None
         with suppress(FileNotFoundError, NotADirectoryError):
             if self._base.shown_by(join(directory, name)) is not None:
