@@ -39,7 +39,7 @@ class LateHttp:
 def late_http(url: str, options: Mapping[str, Any]) -> LateHttp | None:
     """Return the file system of a web server; None if it must be made at once.
 
-    That is so if obstore cannot send the first requests, or if only fsspec can tell what is wrong.
+    That is so if obstore cannot send the first requests, or if only fsspec reports what is wrong.
     """
     if not url.startswith(("http://", "https://")) or "::" in url or find_spec("aiohttp") is None:
         return None

@@ -138,7 +138,11 @@ def test_copies_of_zarr_v2_are_sharded(tmp_path: Path, by: str) -> None:
     zarr.consolidate_metadata(plain)
     with writable(source, tmp_path, "--layout", "zarr2", "--create", "zarr3:chunks_per_shard=4x4") as mount:
         mount.mount()
-        copies = [["rsync", "-a", f"{plain}/"]] if by != "cp" else [["cp", f"{plain}/.zmetadata"], ["cp", "-r", f"{plain}/."]]
+        copies = (
+            [["rsync", "-a", f"{plain}/"]]
+            if by != "cp"
+            else [["cp", f"{plain}/.zmetadata"], ["cp", "-r", f"{plain}/."]]
+        )
         if by == "rsync, documents last":
             copies.insert(0, [*copies[0], "--exclude", ".z*"])
         for copy in copies:
