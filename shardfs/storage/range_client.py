@@ -14,7 +14,7 @@ import re
 import threading
 from concurrent.futures import wait
 from contextlib import contextmanager
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from shardfs.model.blobs import Suffix
+from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import StaleShardError
 from shardfs.storage.retry import BOUND, DaemonThreads, StoreTimeout, bounded, is_transient, timeout_error
 
@@ -50,8 +50,16 @@ _S3_INNER = {
 }  # fmt: skip
 _GCS = {"project", "access", "token", "endpoint_url", "cache_timeout", "secure_serialize", "check_connection",
         "requests_timeout", "timeout", "default_location", *_FSSPEC}  # fmt: skip
+_AZURE = {"account_name", "account_key", "connection_string", "credential", "sas_token", "client_id", "client_secret",
+          "tenant_id", "anon", "account_host", "assume_container_exists", "max_concurrency", "blocksize", "timeout",
+          "connection_timeout", "read_timeout", *_FSSPEC}  # fmt: skip
 _HTTP = {"headers", "ssl", "client_kwargs", "simple_links", "same_scheme", "size_policy", *_FSSPEC}
 _HTTP_INNER = {"client_kwargs": {"headers"}}
+
+NO_OBJECT = ("NoSuchKey", "BlobNotFound")
+"""What S3 and Azure say of a missing object. Otherwise, the bucket may be missing."""
+
+AZURE_SCOPE = "https://storage.azure.com/.default"
 
 END_S = 2.0
 """Seconds for which the end of the program waits for requests that are under way."""
@@ -169,6 +177,11 @@ class RangeClient:
         import obstore
 
         with self._asking(path, tag):
+            if isinstance(request, Suffix) and self._connect is _azure:  # Azure knows no ranges from the end
+                meta = obstore.head(self._store, self._key(path))
+                request, tag = ByteRange(max(meta["size"] - request.size, 0), meta["size"]), tag or meta["e_tag"]
+                if not meta["size"]:
+                    return Answer(b"", _info(meta))
             result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, memoryview(result.bytes()))
 
@@ -234,7 +247,7 @@ class RangeClient:
         missing = isinstance(error, FileNotFoundError) and not (status and status[1] == "405")
         if type(error).__name__ == "PreconditionError" or (missing and tag is not None):
             return replaced(path)
-        if missing and (self.proven or "<Code>NoSuchKey</Code>" in text):  # S3 says so; a bucket may be missing, too
+        if missing and (self.proven or any(f"<Code>{code}</Code>" in text for code in NO_OBJECT)):
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if failure is not None and failure[1] == "Timeout":
             return timeout_error(self._timeout_s)
@@ -332,6 +345,34 @@ def _gcs(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, A
     return f"{bucket}/", store
 
 
+def _azure(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, Any]:
+    """Return the container and a slash, and obstore's store for it, connected as adlfs is."""
+    from obstore.store import AzureStore
+
+    container, service, seconds = root.partition("/")[0], fs.service_client, client["timeout"].total_seconds()
+    url, credential = urlsplit(service.url), service.credential
+
+    def provide() -> Any:
+        token = _wait_for(credential.get_token(AZURE_SCOPE), fs.loop, seconds)
+        return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, UTC)}
+
+    if not container:
+        raise UnsuitedError("the source is not in a container")
+    options: dict[str, Any] = {"account_name": service.account_name}
+    if (key := getattr(credential, "account_key", None)) is not None:
+        options |= {"account_key": key, "credential_type": "access_key"}
+    elif "sig=" in url.query:
+        options |= {"sas_key": url.query, "credential_type": "sas_token"}
+    elif hasattr(credential, "get_token"):
+        options["credential_provider"] = provide
+    elif credential is None:
+        options["skip_signature"] = True
+    else:
+        raise UnsuitedError(f"it does not know credentials of the type {type(credential).__name__}")
+    options["endpoint"] = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
+    return f"{container}/", AzureStore(container, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type]
+
+
 def _credentials(found: Any, loop: Any, seconds: float) -> Callable[[], Any]:
     """Return what obstore calls for credentials, which botocore may have to refresh."""
 
@@ -363,6 +404,7 @@ def _verify(client: dict[str, Any], verify: Any) -> None:
 _CLIENTS: dict[str, tuple[Callable[..., tuple[str, Any]], set[str], dict[str, set[str]]]] = {
     "s3": (_s3, _S3, _S3_INNER),
     "gs": (_gcs, _GCS, {}),
+    "abfs": (_azure, _AZURE, {}),
     "http": (_http, _HTTP, _HTTP_INNER),
 }
 """Protocol of the file system -> how to connect, and the options that it may have, also inside of others."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -670,3 +671,81 @@ def test_gcs_with_a_requester_who_pays_falls_back(google: Server, caplog: pytest
     assert read(opened("gs://data", **gcs_options(google), requester_pays=True)) == b"234"
     assert OBSTORE not in [agent(r) for r in seen(google)]
     assert "the option requester_pays" in caplog.text
+
+
+# ---- Azure
+
+
+KEY = "bm90LWEtcmVhbC1rZXk="
+
+
+def azure_options(server: Server, **more: str) -> dict[str, Any]:
+    parts = {"BlobEndpoint": server.url, "AccountName": "lab", **more}
+    return {"connection_string": ";".join(f"{name}={value}" for name, value in parts.items())}
+
+
+@pytest.fixture
+def azure(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The same server: the requests of obstore for byte ranges look alike in both interfaces."""
+    pytest.importorskip("adlfs")
+    for name in [n for n in os.environ if n.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    return server
+
+
+@pytest.mark.parametrize("protocol", ["az", "abfs", "abfss"])
+def test_azure_reads_one_version(protocol: str, azure: Server) -> None:
+    store = opened(f"{protocol}://data", **azure_options(azure, AccountKey=KEY))
+    blob = store.open("x")
+    assert blob.read([Suffix(3)]) == [b"789"]
+    assert blob.read([ByteRange(0, 3)]) == [b"012"]
+    assert [(agent(r), r["method"], r["path"], "if-match" in r) for r in seen(azure)] == [
+        (OBSTORE, "HEAD", "/data/x", False),
+        (OBSTORE, "GET", "/data/x", True),
+        (OBSTORE, "GET", "/data/x", True),
+    ]
+    azure.put("data/x", b"abcdefghij")
+    with pytest.raises(StaleShardError, match="was replaced"):
+        blob.read([ByteRange(0, 3)])
+    assert store.open("x").read([ByteRange(0, 3)]) == [b"abc"]
+
+
+class Bearer:
+    """A credential of azure-identity, in the form for asyncio."""
+
+    async def get_token(self, *scopes: str, **_: Any) -> Any:
+        assert scopes == (range_client.AZURE_SCOPE,)
+        return SimpleNamespace(token="secret-token", expires_on=2**33)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["account_key", "environment", "sas_token", "credential", "anon"])
+def test_azure_credentials(name: str, azure: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = azure_options(azure)
+    if name == "account_key":
+        options = azure_options(azure, AccountKey=KEY)
+    elif name == "environment":
+        options = {}
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_options(azure, AccountKey=KEY)["connection_string"])
+    elif name == "sas_token":
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "of-another-account")
+        options = azure_options(azure, SharedAccessSignature="sv=2022-11-02&sig=c2lnbmF0dXJl")
+    store = opened("az://data", **options)
+    if name == "credential":
+        store.fs.service_client.credential = Bearer()
+    assert read(store) == b"234"
+    found = seen(azure)[-1]
+    assert agent(found) == OBSTORE
+    shown = found.get("authorization", "")
+    wanted = {"account_key": "SharedKey lab:", "environment": "SharedKey lab:", "credential": "Bearer secret-token"}
+    assert shown.startswith(wanted.get(name, ""))
+    assert bool(shown) == (name in wanted)
+    assert ("sig=c2lnbmF0dXJl" in found["path"]) == (name == "sas_token")
+
+
+def test_azure_with_unknown_options_falls_back(azure: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "shardfs")
+    opened("az://data", **azure_options(azure, AccountKey=KEY), version_aware=True)
+    assert "the option version_aware" in caplog.text
