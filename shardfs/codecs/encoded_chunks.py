@@ -53,8 +53,10 @@ class EncodedChunks:
         self.is_bytes = encoding.serializer.name == "bytes"
         self.is_plain = self.is_bytes and not self.codecs
         self.stores = not compress and self.is_bytes and can_store(encoding.codecs)
-        # A Blosc chunk at the edge may be full even if chunks there are clipped.
-        self.may_be_full = encoding.clipped and [c.name for c in self.codecs] == ["blosc"]
+        # A Blosc chunk at the edge may be full even if chunks there are clipped. bcolz clips the last chunk when it
+        # flushes an array, even if that chunk was shown full.
+        varies = encoding.clipped or encoding.frame == "bcolz"
+        self.may_be_full = varies and [c.name for c in self.codecs] == ["blosc"]
         self.dtype = np.dtype(encoding.data_type)
         self._chunk, self._shape = np.array(array.chunk, np.uint64), np.array(array.shape, np.uint64)
 
@@ -119,8 +121,10 @@ class EncodedChunks:
         if self.encoding.frame == "bcolz" and not data.startswith(BCOLZ_HEADER[:4]):
             raise ValueError(f"a bcolz chunk begins with {BCOLZ_HEADER[:4].hex()}, found {data[:4].hex()}")
         start, whole = self.header_size, self.array.chunk
-        is_whole = self.may_be_full and int.from_bytes(data[start + 4 : start + 8], "little") == self._nbytes(whole)
-        return start, whole if is_whole else self.shape(cell)
+        if not self.may_be_full:
+            return start, self.shape(cell)
+        is_whole = int.from_bytes(data[start + 4 : start + 8], "little") == self._nbytes(whole)
+        return start, whole if is_whole else self.clipped_shape(cell)
 
     def _n5_begin(self, data: bytes) -> tuple[int, Coords]:
         header = n5_blocks.parse_header(data)

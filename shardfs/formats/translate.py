@@ -189,7 +189,7 @@ class Translation(Format):
 
     def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
         """See `Format.differences`. A copied document may have another form, and may be that of a dataset to come."""
-        changes = super().differences(shown, new)
+        changes = self.layout.differences(shown, new)
         before, after = (json.loads(raw).get(COPIES, {}) for raw in (shown, new))
         same = {name for name in after if name not in before or self._has_copies(before, after, name)}
         return {at: value for at, value in changes.items() if len(at) < 2 or at[0] != COPIES or at[1] not in same}

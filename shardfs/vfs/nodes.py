@@ -285,6 +285,12 @@ class NodeTable:
             if isinstance(node, DirectoryNode):
                 yield node
 
+    def shown_path(self, number: int) -> str:
+        """Return the path under which a node is shown. Raise FileNotFoundError if the node was forgotten."""
+        node = self.get(number)
+        *_, nearest = self.above(node.path)
+        return nearest.shown if nearest is node else nearest.inherited.shown(node.path)
+
     def remember(self, number: int) -> None:
         """Count one more reference from the kernel or a handle to an inode number, until `forget`."""
         if number >= TABLE_END:

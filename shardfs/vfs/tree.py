@@ -248,7 +248,7 @@ class Tree:
         """Return the path of a known inode number; empty for any other number."""
         try:
             if number < TABLE_END:
-                return self._nodes.get(number).path
+                return self._nodes.shown_path(number)
             chunks = self._chunks_of(number)
         except FileNotFoundError:
             return ""

@@ -274,5 +274,6 @@ class Entries:
         self._pending.sync()
         path = self._names.path_of(number)
         if self._writer.local and number < CREATED and not self._base.is_virtual(number):
-            with suppress(FileNotFoundError):  # documents describe it, but the store does not have it yet
+            # documents describe it, but the store does not have it yet, or it is a file that is shown as a directory
+            with suppress(FileNotFoundError, NotADirectoryError):
                 self._writer.sync_directory(path)

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import shutil
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +25,10 @@ from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
 from shardfs.write.unpublished import with_unpublished
 from tests import data_n5, handmade
+from tests.data_bcolz import BLP, compressed
+from tests.data_zarr_transformer import Cells, array_document, named, pack_shards, write_hierarchy
+from tests.data_zarr_transformer import sharding as transformer
+from tests.datasets import BLOSC, ROOT
 from tests.mount.programs import shardfs
 from tests.waiting import wait_until
 from tests.write.engines import TreeFiles, Whole
@@ -438,3 +443,56 @@ def test_a_chunk_that_is_shown_though_it_is_not_stored(tmp_path: Path) -> None:
         assert files.read("0/0") == filled
     array.data[:4, 4:] = 9
     array.natively()
+
+
+def test_a_hierarchy_of_the_draft_in_a_directory(tmp_path: Path) -> None:
+    """The layout shows `hierarchy/data/root/a` as `hierarchy/a`."""
+    array = array_document((8,), (2,), transformer(2))
+    cells: Cells = {(i,): bytes((2 * i, 2 * i + 1)) for i in range(4)}
+    shards = {f"a/{name}": data for name, data in named(pack_shards(cells, (2,))).items()}
+    write_hierarchy(tmp_path / "store/hierarchy", {"a": array}, shards)
+    for token in (b"xy", b"zz"):
+        with _mounted(tmp_path / "store", tmp_path / "journal", "zarr2") as files:
+            assert files.read("hierarchy/a/.zarray") is not None
+            files.write("hierarchy/a/2", token)
+            assert files.read("hierarchy/a/2") == token
+            assert b"2" in {name for batch in files.tree.scan(files.tree.number("hierarchy/a")) for name in batch.names}
+            if token == b"zz":
+                files.publish()
+            else:
+                files.die()
+    native = open_tree(str(tmp_path / "store"))
+    found = [native.resolve(f"hierarchy/data/root/a/c{i}").number for i in range(4)]
+    assert [bytes(native.read(number, 0, 2)) for number in found] == [b"\0\1", b"\2\3", b"zz", b"\6\7"]
+
+
+def test_bcolz_clips_the_last_chunk_when_it_flushes(tmp_path: Path) -> None:
+    """Zarr v3's chunk there is full, and shown so; the rows of the array are stored, whichever size is written."""
+    array = Array(tmp_path, "bcolz", (6, 4), None)
+    document = json.loads((array.store / "zarr.json").read_text())
+    document["codecs"].append({**BLOSC, "configuration": {**BLOSC["configuration"], "typesize": 2}})
+    handmade.write_json(array.store / "zarr.json", document)
+    array.fill()
+    for rows in (2, 4):
+        last = np.full((rows, 4), rows, "<u2")
+        with array.mount() as files:
+            files.write("data/__1.blp", BLP + compressed(last.tobytes(), 2))
+            with pytest.raises(OSError, match="Blosc chunk of 16 decoded bytes"):
+                files.write("data/__1.blp", BLP + compressed(last[:1].tobytes(), 2))
+            files.publish()
+        array.data[4:] = rows
+        array.natively()
+
+
+def test_a_file_that_is_shown_as_an_array(tmp_path: Path) -> None:
+    """Its directory can be synced, and bcolz may write the compressed size that it has computed."""
+    (tmp_path / "store").mkdir()
+    shutil.copy(ROOT / "tests/golden/bloscpack/array-2d.blp", tmp_path / "store/a.blp")
+    with _mounted(tmp_path / "store", tmp_path / "journal", "bcolz") as files:
+        files.tree.sync_directory(files.tree.number("a.blp"))
+        sizes = json.loads(files.read("a.blp/meta/sizes") or b"")
+        files.write("a.blp/meta/sizes", json.dumps({**sizes, "cbytes": 1}).encode())
+        with pytest.raises(OSError, match="shape"):
+            files.write("a.blp/meta/sizes", json.dumps({**sizes, "shape": [21, 15]}).encode())
+    with _mounted(tmp_path / "store", tmp_path / "journal", "precomputed") as files:
+        files.tree.sync_directory(files.tree.number("a.blp/1_1_1"))

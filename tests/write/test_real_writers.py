@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
 import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import blosc
 import numpy as np
 import pytest
 
@@ -201,7 +199,7 @@ def test_bcolz(source: Path, tmp_path: Path) -> None:
     for name in ("array-1d.blp", "array-2d.blp"):
         run_client("read_bloscpack", source / name, out, python=python)
         assert np.load(out).tobytes() == expected[name].tobytes()
-    found = b"".join(_superchunk(source / f"super/data/__{i}__.bin") for i in range(1, 5))
+    found = b"".join(data_bcolz.decoded(source / f"super/data/__{i}__.bin") for i in range(1, 5))
     assert found == expected["super"].tobytes()
 
 
@@ -212,14 +210,6 @@ def test_blosc2(source: Path, tmp_path: Path) -> None:
     expected = through(source, tmp_path, "through_blosc2", python=python)
     run_client("read_blosc2", source / "ramp.b2nd", out, python=python)
     same(np.load(out), expected["ramp.b2nd"], "ramp.b2nd")
-
-
-def _superchunk(path: Path) -> bytes:
-    """No program reads these files: the chunks at the offsets behind the header."""
-    raw = path.read_bytes()
-    count = struct.unpack_from("<q", raw, 16)[0]
-    offsets = struct.unpack_from(f"<{count}q", raw, 32)
-    return b"".join(blosc.decompress(raw[o : o + struct.unpack_from("<I", raw, o + 12)[0]]) for o in offsets)
 
 
 # ---- programs
