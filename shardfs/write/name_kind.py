@@ -193,8 +193,16 @@ class ExpectedDatasets:
         return any(self._base.store.documents(path, [FOREIGN], 1) for path in above)
 
     def _is_described(self, path: str) -> bool:
+        """Return whether documents describe a directory.
+
+        In a layout, a group is no answer: a program may write the attributes of an array, then chunks, then `.zarray`.
+        """
         try:
-            return bool(self._base.stored_documents(path))
+            documents, datasets = self._base.stored_documents(path), self._base.datasets
+            if datasets.view is None:
+                return bool(documents)
+            found = (f.open(path, documents) for f in datasets.formats)
+            return any(dataset.collections or dataset.unsharded for dataset in found if dataset is not None)
         except (OSError, CorruptShardError):
             return False
 

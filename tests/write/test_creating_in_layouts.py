@@ -171,6 +171,25 @@ def test_arrays_in_an_object_store_are_created_through_fsspec(tmp_path: Path) ->
     np.testing.assert_array_equal(array[:], DATA)
 
 
+def test_chunks_may_come_between_attributes_and_their_array(tmp_path: Path) -> None:
+    """Until then, the source has a group there. A file that becomes no chunk gets its own name in the source."""
+    group = zarr.create_group(tmp_path / "plain", zarr_format=2)
+    group.create_array("a", data=DATA, chunks=(10, 10), attributes={"k": 1}, chunk_key_encoding={"name": "v2"})
+    zarr.create_array(tmp_path / "source/old", shape=(4,), chunks=(2,), shards=(4,), dtype="uint16")
+    options = {"journal": str(tmp_path / "journals"), "create": "zarr3:chunks_per_shard=4,4", "idle": 0.01}
+    fs = ShardFileSystem(str(tmp_path / "source"), layout="zarr2", rw=True, write_options=options)
+    files = sorted((tmp_path / "plain/a").rglob("*"), key=lambda path: (path.name == ".zarray", path.name))
+    for path in files[:4] + files[-1:] + files[4:-1]:
+        fs.pipe_file(f"/a/{path.name}", path.read_bytes())
+    fs.pipe_file("/g/.zattrs", b'{"k": 2}')
+    fs.pipe_file("/g/0", b"no chunk")
+    fs.close()
+    array = zarr.open_array(tmp_path / "source/a", mode="r")
+    assert (array.shards, dict(array.attrs)) == ((40, 40), {"k": 1})
+    np.testing.assert_array_equal(array[:], DATA)
+    assert (tmp_path / "source/g/0").read_bytes() == b"no chunk"
+
+
 def test_an_image_of_ome_zarr_04_becomes_one_of_05(tmp_path: Path) -> None:
     source = _created(tmp_path, "omezarr", "zarr2", "zarr3:chunks_per_shard=4x4")
     for path, wanted in (("i", DATA), ("i/labels/cells", DATA % 3)):
