@@ -81,6 +81,7 @@ class WriteBuffer:
         self.read = journal.read  # bytes of a pending version
         self._slow = self._closed = False
         self._written_bytes = 0
+        self._unwritable: set[str] = set()  # arrays whose reason was logged
         self._damaged = [*journal.damaged_paths, *self._pending.lost]
         for loss in self._pending.losses():
             log.warning("%s", loss)
@@ -240,6 +241,9 @@ class WriteBuffer:
         if why is None and not self._writer.local and target.tree.shards.is_pair(target.coords):
             why = "chunks of shards in two files can be written on a local disk only"
         if why is not None:
+            if path not in self._unwritable:
+                self._unwritable.add(path)
+                log.warning("%s: refuses chunks: %s", path, why)
             raise OSError(errno.EROFS, why, path)
         number = target.tree.shards.number_of(target.coords)
         if (target.tree.first, number) in self.shards:

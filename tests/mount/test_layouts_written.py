@@ -293,12 +293,15 @@ def _overwritten(library: str, layout: str, mount: Path, arrays: Mapping[str, Ar
 def test_programs_write_to_each_source(layout: str, stored: tuple[Path, Mapping[str, Array]], tmp_path: Path) -> None:
     source = Path(shutil.copytree(stored[0], tmp_path / "source"))
     arrays = {name: data.copy() for name, data in stored[1].items() if (name, layout) not in REFUSED}
-    with writable(source, tmp_path, "--layout", layout, "-o", "unsupported=skip") as mount:
+    options = f"unsupported=skip,log_file={tmp_path / 'log'}"
+    with writable(source, tmp_path, "--layout", layout, "-o", options) as mount:
         mount.mount()
         for library in WRITERS[layout]:
             _overwritten(library, layout, mount.path, arrays, tmp_path / library)
         done = mount.umount()
     assert (done.returncode, done.stderr) == (0, "")
+    refusals = [line for line in (tmp_path / "log").read_text().splitlines() if "refuses chunks: " in line]
+    assert [("jpeg" in line) for line in refusals] == [True] * (layout != "precomputed")
     for name, wanted in arrays.items():
         SOURCES[name].check(source / name, wanted, tmp_path)
     assert [f for report in verify(JobSource.of(str(source)), deep=True) for f in report.findings] == []

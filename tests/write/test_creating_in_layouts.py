@@ -176,7 +176,7 @@ def test_chunks_may_come_between_attributes_and_their_array(tmp_path: Path) -> N
     group = zarr.create_group(tmp_path / "plain", zarr_format=2)
     group.create_array("a", data=DATA, chunks=(10, 10), attributes={"k": 1}, chunk_key_encoding={"name": "v2"})
     zarr.create_array(tmp_path / "source/old", shape=(4,), chunks=(2,), shards=(4,), dtype="uint16")
-    options = {"journal": str(tmp_path / "journals"), "create": "zarr3:chunks_per_shard=4,4", "idle": 0.01}
+    options = {"journal": str(tmp_path / "journals"), "create": "zarr3:chunks_per_shard=4,4", "idle": "0.01"}
     fs = ShardFileSystem(str(tmp_path / "source"), layout="zarr2", rw=True, write_options=options)
     files = sorted((tmp_path / "plain/a").rglob("*"), key=lambda path: (path.name == ".zarray", path.name))
     for path in files[:4] + files[-1:] + files[4:-1]:
