@@ -6,20 +6,21 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
 
-from shardfs.cli.printing import human_bytes, printable, waiting, write_json
+from shardfs.cli.printing import csv_line, human_bytes, printable, waiting, write, write_json
 from shardfs.cli.sources import Given, absolute, opened, opening, source_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from shardfs.jobs.compact import CompactProblem, Work
     from shardfs.jobs.findings import Damage, Report, ShardTally
-    from shardfs.jobs.shared_work import JobPart, Plan
+    from shardfs.jobs.shared_work import JobPart, JobSource, Plan
 
 NOT_PACKED, DAMAGED = 3, 7
 """Exit codes."""
@@ -40,15 +41,29 @@ def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
 @click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]")
 @click.option("--shards", "part", default="1/1", metavar="I/N", callback=_part, help="Check only part I of N.")
 @click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file.")
+@click.option("--regions", is_flag=True, help="Print the damaged chunks and array regions as CSV.")
+@click.option("--expect", metavar="all|FILE", help="With --regions: also print which of these chunks are missing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: findings, then counts.")
 @source_options
-def verify(source: str, deep: bool, jobs: int, part: JobPart, dask: str | None, as_json: bool, given: Given) -> int:
+def verify(
+    source: str,
+    deep: bool,
+    jobs: int,
+    part: JobPart,
+    dask: str | None,
+    regions: bool,
+    expect: str | None,
+    as_json: bool,
+    given: Given,
+) -> int:
     """Look for damage in all shards of SOURCE. Exit code 7 if there is any.
 
     Checks indices, checksums and the first bytes of chunks; see docs/verify.md.
     """
     from shardfs.jobs import shared_work as work
 
+    if expect is not None and not regions:
+        raise click.UsageError("--expect needs --regions")
     found = given.options()
     follow = found.symlinks == "follow"
     job_source = work.JobSource.of(absolute(source), found.storage_options, follow_symlinks=follow)
@@ -57,13 +72,51 @@ def verify(source: str, deep: bool, jobs: int, part: JobPart, dask: str | None, 
         problems = job_source.tree().problems() if part.number == 1 else []
     with ExitStack() as stack:
         executor, workers = (None, jobs) if dask is None else _dask(dask, stack)
+        unreadable = map(work.unreadable, problems)
+        reports = work.verify(job_source, plans, deep=deep, executor=executor, workers=workers, regions=regions)
+        if regions:
+            findings = chain(unreadable, (finding for report in reports for finding in report.findings))
+            return DAMAGED if _print_regions(job_source, findings, expect, part, as_json=as_json) else 0
         output = _Output(plans, as_json=as_json)
         with output.progress:
-            for problem in problems:
-                output.problem(work.unreadable(problem))
-            for report in work.verify(job_source, plans, deep=deep, executor=executor, workers=workers):
+            for finding in unreadable:
+                output.problem(finding)
+            for report in reports:
                 output.report(report)
         return DAMAGED if output.end(deep) else 0
+
+
+def _print_regions(
+    source: JobSource, findings: Iterable[Damage], expect: str | None, part: JobPart, *, as_json: bool
+) -> int:
+    """Print the regions of these findings, then the missing ones; return their number."""
+    from shardfs.jobs import regions
+
+    collections = {tree.path: regions.ChunkRegions(tree) for tree in source.tree().collections()}
+    damaged, n = regions.DamagedRegions(collections), 0
+    with ExitStack() as stack:
+        expected: Iterable[tuple[regions.ChunkRegions, regions.Box]] = ()
+        if expect == "all":
+            expected = ((c, c.whole) for c in collections.values() if not c.tree.by_id)
+        elif expect is not None:
+            try:
+                lines = stack.enter_context(open(expect, newline="", errors="surrogateescape"))
+            except OSError as e:
+                raise click.UsageError(f"--expect {expect}: {e.strerror}") from e
+            expected = regions.read_expected(collections, lines)
+        if not as_json:
+            write(csv_line(regions.Region._fields))
+        rows = chain(chain.from_iterable(map(damaged.rows, findings)), damaged.rest(), regions.missing(expected, part))
+        try:
+            for row in rows:
+                n += 1
+                if as_json:
+                    write_json(row._asdict())
+                else:
+                    write(csv_line(" ".join(map(str, v)) if isinstance(v, tuple) else v for v in row))
+        except regions.ExpectedError as e:
+            raise click.UsageError(f"--expect {expect}: {e}") from e
+    return n
 
 
 def _dask(address: str, stack: ExitStack) -> tuple[Executor, int]:
@@ -114,7 +167,9 @@ class _Output:
 
     def _print(self, finding: Damage) -> None:
         if self._as_json:
-            write_json({"type": "finding", **finding._asdict()})
+            facts = finding._asdict()
+            del facts["affected"]
+            write_json({"type": "finding", **facts})
             return
         files = f" ({', '.join(finding.files)})" if finding.files else ""
         where = finding.shard or finding.collection or "/"

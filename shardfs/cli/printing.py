@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import sys
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 def write(data: bytes | memoryview) -> None:
@@ -23,6 +25,13 @@ def write(data: bytes | memoryview) -> None:
 def write_json(value: Mapping[str, Any]) -> None:
     """Print a JSON object as one line."""
     click.echo(json.dumps(value))
+
+
+def csv_line(fields: Iterable[str]) -> bytes:
+    """A line of CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(fields)
+    return text.getvalue().encode(errors="surrogateescape")
 
 
 def printable(text: str) -> str:

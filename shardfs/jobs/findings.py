@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shardfs.model.values import Coords
     from shardfs.vfs.chunk_dirs import ChunkDirs
 
@@ -14,6 +16,24 @@ MOST = 20
 """At most this many findings of one kind are listed for each shard; the others are only counted."""
 
 NAMES = 3
+
+
+ALL_PAGES = -1
+
+
+class ShardPart(NamedTuple):
+    """A shard of a layer (0 is the outermost) by its number, or one page of its index: all its chunks are affected."""
+
+    layer: int
+    shard: int
+    page: int = ALL_PAGES
+
+
+class Affected(NamedTuple):
+    """The chunks that a finding is about: chunks by their coordinates, and all chunks of parts of shards."""
+
+    chunks: tuple[Coords, ...] = ()
+    parts: tuple[ShardPart, ...] = ()
 
 
 class Damage(NamedTuple):
@@ -25,6 +45,7 @@ class Damage(NamedTuple):
         why: the reason, for users.
         files: paths of the first few affected chunks on a mount; empty if unknown.
         times: number of findings of this kind that this entry represents.
+        affected: empty if unknown. Complete only if the verification was asked for regions.
     """
 
     collection: str
@@ -33,6 +54,7 @@ class Damage(NamedTuple):
     why: str
     files: tuple[str, ...] = ()
     times: int = 1
+    affected: Affected = Affected()
 
 
 @dataclass(slots=True)
@@ -82,32 +104,51 @@ class Report:
 
 
 class ShardFindings:
-    """Collects the report of one outermost shard and of the shards inside it."""
+    """Collects the report of one outermost shard and of the shards inside it.
 
-    def __init__(self, tree: ChunkDirs) -> None:
-        self._tree, self._counts = tree, Counter[tuple[str, str]]()
+    Args:
+        regions: keep all affected chunks, also those of findings that are only counted.
+    """
+
+    def __init__(self, tree: ChunkDirs, *, regions: bool = False) -> None:
+        self._tree, self._counts, self.regions = tree, Counter[tuple[str, str]](), regions
+        self._unlisted: dict[tuple[str, str], tuple[list[Coords], list[ShardPart]]] = {}
         self.report = Report(tree.path, ShardTally(shards=1))
 
     @property
     def tally(self) -> ShardTally:
         return self.report.tally
 
-    def add(self, shard: str, kind: str, why: str, *coords: Coords) -> None:
-        """Add a finding about the chunks at `coords`. After the first `MOST` of a kind, findings are only counted."""
-        self.count(shard, kind, 1)
-        if self._counts[kind, shard] <= MOST:
-            files = tuple(self._tree.chunk_path(c) for c in coords[:NAMES])
-            self.report.findings.append(Damage(self._tree.path, shard, kind, why, files))
+    def add(self, shard: str, kind: str, why: str, *coords: Coords, parts: tuple[ShardPart, ...] = ()) -> None:
+        """Add a finding about the chunks at `coords`, or about all chunks of `parts`, of which `coords` are the first.
 
-    def count(self, shard: str, kind: str, n: int) -> None:
-        """Count `n` findings without listing them."""
+        After the first `MOST` of a kind, findings are only counted.
+        """
+        affected = Affected(() if parts else coords, parts)
+        if self._counts[kind, shard] >= MOST:
+            self.count(shard, kind, 1, *affected)
+            return
+        self.count(shard, kind, 1)
+        files = tuple(self._tree.chunk_path(c) for c in coords[:NAMES])
+        self.report.findings.append(Damage(self._tree.path, shard, kind, why, files, 1, affected))
+
+    def count(
+        self, shard: str, kind: str, n: int, chunks: Iterable[Coords] = (), parts: Iterable[ShardPart] = ()
+    ) -> None:
+        """Count `n` findings about these chunks and parts without listing them."""
         self.tally.findings += n
         self._counts[kind, shard] += n
+        if self.regions:
+            unlisted = self._unlisted.setdefault((kind, shard), ([], []))
+            unlisted[0].extend(chunks)
+            unlisted[1].extend(parts)
 
     def complete(self) -> Report:
         """The report, with an entry for the findings of each kind that are not listed."""
         for (kind, shard), n in self._counts.items():
             if n > MOST:
                 why = f"and {n - MOST} more like these"
-                self.report.findings.append(Damage(self._tree.path, shard, kind, why, times=n - MOST))
+                chunks, parts = self._unlisted.get((kind, shard), ((), ()))
+                affected = Affected(tuple(chunks), tuple(parts))
+                self.report.findings.append(Damage(self._tree.path, shard, kind, why, (), n - MOST, affected))
         return self.report

@@ -18,12 +18,12 @@ import signal
 import time
 from collections import deque
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.jobs.findings import Damage, Report, ShardTally
+from shardfs.jobs.findings import Affected, Damage, Report, ShardPart, ShardTally
 from shardfs.jobs.verify import ShardVerifier
 from shardfs.model import redact
 from shardfs.model.errors import message
@@ -33,7 +33,9 @@ from shardfs.vfs.tree import open_tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from shardfs.model.collection import ShardSource
     from shardfs.model.dataset import Problem
+    from shardfs.model.errors import CorruptShardError
     from shardfs.model.values import U64
     from shardfs.vfs.tree import Tree
 
@@ -41,6 +43,9 @@ WINDOW = 16
 """Maximum number of submitted tasks per worker. Bounds the memory for tasks and reports."""
 
 MOST_SHARDS = 64
+
+MOST_SHARDS_REGIONS = 4
+"""The same for tasks whose reports name all affected chunks."""
 
 MOST_CHUNKS = 1 << 20
 """Chunks whose index entries may be verified at the same time."""
@@ -105,11 +110,12 @@ class VerifyTask:
     collection: str
     shards: tuple[int, ...]
     deep: bool = False
+    regions: bool = False
 
     def __call__(self) -> Report:
         report = Report(self.collection)
         tree = self.source.tree()
-        verifier = ShardVerifier(tree.collection(self.collection), deep=self.deep)
+        verifier = ShardVerifier(tree.collection(self.collection), deep=self.deep, regions=self.regions)
         pool = None if self.deep else tree.store.read_ahead  # several whole shards would take much memory
         for _, found in load_ahead(
             pool, verifier.verify, self.shards, weigh=lambda r: r.tally.chunks, most=MOST_CHUNKS
@@ -120,14 +126,15 @@ class VerifyTask:
     def split(self) -> Iterator[VerifyTask]:
         """One task for each shard."""
         for shard in self.shards:
-            yield VerifyTask(self.source, self.collection, (shard,), self.deep)
+            yield replace(self, shards=(shard,))
 
     def failed(self, error: BaseException) -> Report:
         """The report of a task that failed with `error`."""
         key = self.source.tree().collection(self.collection).shards.outermost.source.key(self.shards[0])
         died = isinstance(error, BrokenExecutor)
         why = "the process that did it died" if died else message(error) or type(error).__name__
-        finding = Damage(self.collection, key, "task", f"could not be verified: {why}")
+        affected = Affected(parts=tuple(ShardPart(0, shard) for shard in self.shards))
+        finding = Damage(self.collection, key, "task", f"could not be verified: {why}", (), 1, affected)
         return Report(self.collection, ShardTally(shards=len(self.shards), findings=1), [finding])
 
 
@@ -153,19 +160,29 @@ def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
     """
     dealt = 0
     for tree in sorted(source.tree().collections(), key=lambda tree: tree.path):
-        shards, faults = tree.shards.outermost.source.survey()
+        source_of_shards = tree.shards.outermost.source
+        shards, faults = source_of_shards.survey()
         first = (part.number - 1 - dealt) % part.of
         dealt += len(shards)
-        strays = (Damage(tree.path, fault.key, "read", fault.why) for fault in faults if part.number == 1)
+        strays = (_stray(tree.path, source_of_shards, fault) for fault in faults if part.number == 1)
         yield Plan(tree.path, shards[first :: part.of], tuple(strays))
 
 
-def tasks(source: JobSource, plans: Iterable[Plan], *, deep: bool = False, workers: int = 1) -> Iterator[VerifyTask]:
+def _stray(collection: str, source: ShardSource, fault: CorruptShardError) -> Damage:
+    shard = source.number(fault.key)
+    affected = Affected() if shard is None else Affected(parts=(ShardPart(0, shard),))
+    return Damage(collection, fault.key, "read", fault.why, (), 1, affected)
+
+
+def tasks(
+    source: JobSource, plans: Iterable[Plan], *, deep: bool = False, workers: int = 1, regions: bool = False
+) -> Iterator[VerifyTask]:
     """Tasks for these plans: at most `MOST_SHARDS` shards each, and enough tasks to keep all workers busy."""
+    most = MOST_SHARDS_REGIONS if regions else MOST_SHARDS
     for p in plans:
-        per = min(MOST_SHARDS, max(1, len(p.shards) // (workers * WINDOW)))
+        per = min(most, max(1, len(p.shards) // (workers * WINDOW)))
         for i in range(0, len(p.shards), per):
-            yield VerifyTask(source, p.collection, tuple(p.shards[i : i + per].tolist()), deep)
+            yield VerifyTask(source, p.collection, tuple(p.shards[i : i + per].tolist()), deep, regions)
 
 
 def verify(
@@ -175,6 +192,7 @@ def verify(
     deep: bool = False,
     executor: Executor | None = None,
     workers: int = 1,
+    regions: bool = False,
 ) -> Iterator[Report]:
     """Verify all shards of the plans, by default of the whole source. Yields reports in the order of the shards.
 
@@ -182,12 +200,13 @@ def verify(
         deep: read and decode every chunk.
         executor: runs the tasks. None runs them in this process if `workers` is 1, else in `workers` new processes.
         workers: number of tasks that the executor can run at a time.
+        regions: name all affected chunks in the findings, for `shardfs.jobs.regions`.
     """
     plans = list(plan(source) if plans is None else plans)
     for p in plans:
         if p.strays:
             yield Report(p.collection, ShardTally(findings=len(p.strays)), list(p.strays))
-    work = tasks(source, plans, deep=deep, workers=workers)
+    work = tasks(source, plans, deep=deep, workers=workers, regions=regions)
     if executor is None and workers == 1:
         yield from map(_run_here, work)
         return

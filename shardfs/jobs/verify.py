@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.jobs.chunk_checks import ChunkRanges, ChunkVerifier, reason, stream
-from shardfs.jobs.findings import MOST, NAMES, ShardFindings
+from shardfs.jobs.findings import ALL_PAGES, MOST, NAMES, ShardFindings, ShardPart
 from shardfs.model.blobs import ByteRange
 from shardfs.model.byte_ranges import Coverage, cover, leaving, leaving_reason
 from shardfs.model.errors import ShardfsError
@@ -18,7 +18,7 @@ from shardfs.shards.index_reader import read_pages, read_root
 from shardfs.storage.blob_views import SliceBlob, absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -42,6 +42,7 @@ class ShardVerifier:
         deep: read and decode every chunk.
         chunks: check chunks; otherwise check only indices.
         seen: called with the coordinates (n, d) and stored sizes (n,) of indexed chunks.
+        regions: name all affected chunks in the findings (`Damage.affected`).
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class ShardVerifier:
         deep: bool = False,
         chunks: bool = True,
         seen: Callable[[U64, Sizes], None] | None = None,
+        regions: bool = False,
     ) -> None:
-        self._tree, self._deep, self._chunks, self._seen = tree, deep, chunks, seen
+        self._tree, self._deep, self._chunks, self._seen, self._regions = tree, deep, chunks, seen, regions
         self._layers = tree.shards.layers
 
     def verify(self, shard: int) -> Report:
@@ -64,16 +66,17 @@ class ShardVerifier:
         for turn in range(TURNS):
             # Only the first pass reports chunks to the caller, so that each chunk is reported once.
             seen = self._seen if turn == 0 else None
-            one = _Pass(self._tree, self._layers, self._deep, self._chunks, seen, ShardFindings(self._tree))
+            found = ShardFindings(self._tree, regions=self._regions)
+            one = _Pass(self._tree, self._layers, self._deep, self._chunks, seen, found)
             version = None
             source.reopen(shard)
             try:
                 stored = source.stored(shard)
-                one.found.tally.shard_bytes, _, version = stored.stat()
+                found.tally.shard_bytes, _, version = stored.stat()
                 one.verify(0, shard, stored)
             except (OSError, ShardfsError, ValueError) as e:
-                one.found.add(source.key(shard), "read", reason(e))
-            report = one.found.complete()
+                found.add(source.key(shard), "read", reason(e), parts=(ShardPart(0, shard),))
+            report = found.complete()
             if not report.findings or not source.is_local or version == self._version(shard):
                 break
         return report
@@ -105,7 +108,7 @@ class _Pass:
             _verify_trailer(stored, source.layer.trailer)
             blob = source.unwrap(shard, stored)
         except ValueError as e:
-            self.found.add(source.key(shard), "shard", str(e))
+            self.found.add(source.key(shard), "shard", str(e), parts=(ShardPart(level, shard),))
             return
         _Shard(self, level, shard, blob).verify()
 
@@ -143,7 +146,13 @@ class _Shard:
         self._whole = self._format.walk is None
 
     def _found(self, kind: str, why: str, *coords: Coords) -> None:
-        self._pass.found.add(self._key, kind, why, *(self._innermost_of(c) for c in coords))
+        self._pass.found.add(self._key, kind, why, *map(self._innermost_of, coords), parts=self._parts(coords))
+
+    def _parts(self, cells: Iterable[Coords]) -> tuple[ShardPart, ...]:
+        """The shards of the next layer in these cells; none if the cells are chunks."""
+        if self._innermost:
+            return ()
+        return tuple(ShardPart(self._level + 1, ravel(cell, self._format.grid)) for cell in cells)
 
     def _found_all(
         self, kind: str, at: npt.NDArray[np.intp], why: Callable[[int], str], coords: U64 | None = None
@@ -151,7 +160,15 @@ class _Shard:
         """Add a finding for each position `at`, and name its chunk if `coords` are given. Lists only the first ones."""
         for i in at[:MOST].tolist():
             self._found(kind, why(i), *(() if coords is None else (tuple(coords[i].tolist()),)))
-        self._pass.found.count(self._key, kind, max(len(at) - MOST, 0))
+        self._count(kind, max(len(at) - MOST, 0), None if coords is None else coords[at[MOST:]])
+
+    def _count(self, kind: str, n: int, coords: U64 | None) -> None:
+        """Count `n` findings about these cells."""
+        cells = map(tuple, () if coords is None or not self._pass.found.regions else coords.tolist())
+        if self._innermost:
+            self._pass.found.count(self._key, kind, n, cells)
+        else:
+            self._pass.found.count(self._key, kind, n, parts=self._parts(cells))
 
     def _innermost_of(self, coords: Coords) -> Coords:
         """Coordinates of the first chunk in a cell of this layer. The cell is a chunk, or a shard of the next layer."""
@@ -214,12 +231,12 @@ class _Shard:
         """Add a finding for an unreadable index page, and name the first chunks that may be in the page."""
         self._whole = False  # without this page, the number of dead bytes is unknown
         slots = self._format.candidates(self._shard) if page is not None else None
-        if slots is None:
-            self._found("index", str(error))
-            return
-        coords, valid = self._format.coords(self._shard, page or 0, slots[:ROWS])
-        named = [tuple(c) for c in coords[valid][:NAMES].tolist()]
-        self._found("index", str(error), *named)
+        named: Iterable[Coords] = ()
+        if slots is not None:
+            coords, valid = self._format.coords(self._shard, page or 0, slots[:ROWS])
+            named = (self._innermost_of(tuple(c)) for c in coords[valid][:NAMES].tolist())
+        part = ShardPart(self._level, self._shard, ALL_PAGES if page is None else page)
+        self._pass.found.add(self._key, "index", str(error), *named, parts=(part,))
 
     # ---- index entries ----
 
@@ -294,19 +311,37 @@ class _Shard:
             for (start, stop), owners in self._owners(clashes[:MOST]).items():
                 why = f"its bytes [{start}, {stop}) are said to be something else, too"
                 self._found("overlap", why, *owners)
-            self._pass.found.count(self._key, "overlap", max(len(clashes) - MOST, 0))
+            self._count("overlap", max(len(clashes) - MOST, 0), self._unlisted_owners(clashes))
 
     def _owners(self, clashes: list[tuple[int, int]]) -> dict[tuple[int, int], list[Coords]]:
         """For each overlap, the first chunks whose index entries cover these bytes. Reads the index again."""
         out: dict[tuple[int, int], list[Coords]] = {clash: [] for clash in clashes}
-        quiet = replace(self._pass, chunks=False, seen=None, found=ShardFindings(self._pass.tree))
-        again = _Shard(quiet, self._level, self._shard, self._blob)
-        for page, index in again._pages():
-            ranges = again._verify_entries(page, index)
+        for ranges in self._ranges_again():
             for (start, stop), owners in out.items():
                 here = np.flatnonzero((ranges.starts < np.uint64(stop)) & (ranges.stops > np.uint64(start)))
                 owners += [tuple(c) for c in ranges.coords[here[:NAMES]].tolist()]
         return out
+
+    def _ranges_again(self) -> Iterator[ChunkRanges]:
+        """Yield the valid entries of each index page. Reads the index again."""
+        quiet = replace(self._pass, chunks=False, seen=None, found=ShardFindings(self._pass.tree))
+        again = _Shard(quiet, self._level, self._shard, self._blob)
+        for page, index in again._pages():
+            yield again._verify_entries(page, index)
+
+    def _unlisted_owners(self, clashes: list[tuple[int, int]]) -> U64 | None:
+        """All chunks whose entries cover one of these overlaps, if regions are wanted: `_owners` has the first ones."""
+        if not self._pass.found.regions:
+            return None
+        bounds = np.array(clashes, np.uint64)
+        merged = cover(bounds[:, 0], bounds[:, 1])
+        parts = []
+        for ranges in self._ranges_again():
+            at = merged.stops.searchsorted(ranges.starts, "right")
+            hit = at < len(merged.stops)
+            hit[hit] = merged.starts[at[hit]] < ranges.stops[hit]
+            parts.append(ranges.coords[hit])
+        return np.concatenate(parts)
 
     # ---- chunk data ----
 
@@ -316,7 +351,8 @@ class _Shard:
             try:
                 self._pass.verify(self._level + 1, number, SliceBlob(self._blob, start, stop - start))
             except OSError as e:
-                self._pass.found.add(self._pass.layers[self._level + 1].source.key(number), "read", reason(e))
+                key = self._pass.layers[self._level + 1].source.key(number)
+                self._pass.found.add(key, "read", reason(e), parts=(ShardPart(self._level + 1, number),))
 
     def _verify_chunks(self, ranges: ChunkRanges, checksum: Checksum | None) -> None:
         one, collection = self._pass, self._pass.tree.collection

@@ -229,13 +229,18 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A collection's properties for `info`. Shapes are in elements, and () for collections that are no arrays."""
+    """A collection's properties for `info`. Shapes are in elements, and () for collections that are no arrays.
+
+    Axes are in the order of the array's own metadata. `offset` is the position of the first element along each axis of
+    the chunk grid; () is zeros.
+    """
 
     shape: Coords
     chunk_shape: Coords
     shard_shape: Coords | None
     data_type: str
     sharding: str
+    offset: Coords = ()
 
 
 class Located(NamedTuple):

@@ -80,7 +80,7 @@ class _StoredScale:
             names=self.names,
             layers=layers,
             codecs=(self.encoding,),
-            facts=Facts(shape, chunk, None, self.data_type, sharding),
+            facts=Facts(shape, chunk, None, self.data_type, sharding, self.offset),
             compressible=True,
         )
 
