@@ -42,7 +42,7 @@ def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
 @click.option("--shards", "part", default="1/1", metavar="I/N", callback=_part, help="Check only part I of N.")
 @click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file.")
 @click.option("--regions", is_flag=True, help="Print the damaged chunks and array regions as CSV.")
-@click.option("--expect", metavar="all|FILE", help="With --regions: also print which of these chunks are missing.")
+@click.option("--expect", metavar="all|FILE", help="With --regions: print missing chunks, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: findings, then counts.")
 @source_options
 def verify(

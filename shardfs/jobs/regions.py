@@ -150,13 +150,13 @@ class ChunkRegions:
         edge = 1 << BITS // max(sum(n > 1 for n in self.grid), 1)
         axes = []
         for axis, (at, stop) in enumerate(zip(*box, strict=True)):
-            spans, end = [], at
+            spans, begin, end = [], 0, at
             while at < stop:
                 if at >= end:
                     cell = (*box.first[:axis], at, *box.first[axis + 1 :])
                     shard = self.shard_box(0, self.tree.shards.number_of(self._coords(cell)))
-                    end = stop if shard is None else min(shard.stop[axis], stop)
-                spans.append((at, min(end, (at // edge + 1) * edge)))
+                    begin, end = (0, stop) if shard is None else (shard.first[axis], min(shard.stop[axis], stop))
+                spans.append((at, min(end, at + edge - (at - begin) % edge)))
                 at = spans[-1][1]
             axes.append(spans)
         return (Box(tuple(a for a, _ in spans), tuple(b for _, b in spans)) for spans in product(*axes))
