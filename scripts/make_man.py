@@ -49,7 +49,7 @@ EXIT = [
     ),
     ("5", "the mount failed; umount: the daemon has not ended in time"),
     ("6", "the mount was not ready in time"),
-    ("7", "verify found damage"),
+    ("7", "verify found damage or missing chunks"),
 ]
 
 HELPER = """\

@@ -31,7 +31,8 @@ def collections(path: Path) -> dict[str, ChunkRegions]:
 
 
 def damaged(path: Path, *, deep: bool = False, workers: int = 1) -> list[Region]:
-    found, out = DamagedRegions(collections(path)), []
+    found = DamagedRegions(collections(path))
+    out: list[Region] = []
     for report in shared_work.verify(JobSource.of(str(path)), deep=deep, regions=True, workers=workers):
         for finding in report.findings:
             out += found.rows(finding)
