@@ -311,15 +311,16 @@ class _Shard:
             for (start, stop), owners in self._owners(clashes[:MOST]).items():
                 why = f"its bytes [{start}, {stop}) are said to be something else, too"
                 self._found("overlap", why, *owners)
-            self._count("overlap", max(len(clashes) - MOST, 0), self._unlisted_owners(clashes))
+            self._count("overlap", max(len(clashes) - MOST, 0), self._unlisted_owners(clashes[MOST:]))
 
     def _owners(self, clashes: list[tuple[int, int]]) -> dict[tuple[int, int], list[Coords]]:
-        """For each overlap, the first chunks whose index entries cover these bytes. Reads the index again."""
+        """For each overlap, the first chunks whose index entries cover these bytes; all if regions are wanted."""
+        most = None if self._pass.found.regions else NAMES
         out: dict[tuple[int, int], list[Coords]] = {clash: [] for clash in clashes}
         for ranges in self._ranges_again():
             for (start, stop), owners in out.items():
                 here = np.flatnonzero((ranges.starts < np.uint64(stop)) & (ranges.stops > np.uint64(start)))
-                owners += [tuple(c) for c in ranges.coords[here[:NAMES]].tolist()]
+                owners += [tuple(c) for c in ranges.coords[here[:most]].tolist()]
         return out
 
     def _ranges_again(self) -> Iterator[ChunkRanges]:
@@ -330,8 +331,8 @@ class _Shard:
             yield again._verify_entries(page, index)
 
     def _unlisted_owners(self, clashes: list[tuple[int, int]]) -> U64 | None:
-        """All chunks whose entries cover one of these overlaps, if regions are wanted: `_owners` has the first ones."""
-        if not self._pass.found.regions:
+        """All chunks whose entries cover one of these overlaps, if regions are wanted."""
+        if not clashes or not self._pass.found.regions:
             return None
         bounds = np.array(clashes, np.uint64)
         merged = cover(bounds[:, 0], bounds[:, 1])

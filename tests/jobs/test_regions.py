@@ -190,6 +190,9 @@ def test_all_damaged_chunks_of_a_shard_are_listed(tmp_path: Path) -> None:
     """Also those of findings that are only counted, and those of shards in a shard."""
     write_array(tmp_path / "a", (200,), {"c/0": zarr_shard([b"abc"] * 100)}, per=100)
     assert [row.start[0] for row in damaged(tmp_path / "a")] == list(range(0, 200, 2))
+    same = {i: (0, 2) for i in range(10)} | {10: (1, 2)}
+    write_array(tmp_path / "c", (200,), {"c/0": zarr_shard([b"ab"] * 100, entries=same)}, per=100)
+    assert {row.start[0] for row in damaged(tmp_path / "c")} == set(range(0, 22, 2))
     overlapping = {i: (i // 2, 2) for i in range(100)}
     write_array(tmp_path / "b", (200,), {"c/0": zarr_shard([b"ab"] * 100, entries=overlapping)}, per=100)
     assert {row.start[0] for row in damaged(tmp_path / "b")} == set(range(0, 200, 2))
