@@ -43,6 +43,7 @@ VERBS = {
     "verify": "jobs",
     "recover": "recovering",
     "compact": "jobs",
+    "pack": "packing",
     "cache": "caching",
     "config": "configuring",
     "install": "installing",

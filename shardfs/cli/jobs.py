@@ -26,7 +26,8 @@ NOT_PACKED, DAMAGED = 3, 7
 """Exit codes."""
 
 
-def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
+def part_of(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
+    """Parse the value of an option of the form I/N, as a callback of click."""
     from shardfs.jobs.shared_work import JobPart
 
     number, slash, of = text.partition("/")
@@ -39,7 +40,7 @@ def _part(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
 @click.argument("source")
 @click.option("--deep", is_flag=True, help="Read and decode every chunk.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]")
-@click.option("--shards", "part", default="1/1", metavar="I/N", callback=_part, help="Check only part I of N.")
+@click.option("--shards", "part", default="1/1", metavar="I/N", callback=part_of, help="Check only part I of N.")
 @click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file.")
 @click.option("--regions", is_flag=True, help="Print the damaged chunks and array regions as CSV.")
 @click.option("--expect", metavar="all|FILE", help="With --regions: print missing chunks, too.")

@@ -18,6 +18,9 @@ NONE = "none"
 MAX_CHUNKS, MAX_BYTES = 1000, 1 << 30
 """The limits of a shard whose rule has no `chunks_per_shard`. `MAX_BYTES` applies before compression."""
 
+MOST_CHUNKS = 1 << 20
+"""The limit of a shard whose rule has `shard_bytes`. The index of a larger one would be refused."""
+
 _LOCATION = {"index_location": ("end", "start")}
 _ENCODING = ("gzip", "raw")
 
@@ -54,6 +57,7 @@ class Rule:
         chunks_per_shard: in the axis order of shapes in the format's documents; () for `automatic`.
         words: the parameters with text values.
         numbers: the parameters with integer values.
+        shard_bytes: the limit of an automatic shard before compression, instead of `MAX_CHUNKS` and `MAX_BYTES`.
     """
 
     format: str
@@ -61,6 +65,7 @@ class Rule:
     chunks_per_shard: Coords = ()
     words: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+    shard_bytes: int | None = None
 
     def matches(self, path: str) -> bool:
         """Whether the rule applies to the dataset in this directory."""
@@ -76,23 +81,28 @@ class Rule:
         """
         given, rank = self.chunks_per_shard, len(grid)
         if not given:
-            return automatic(grid, chunk_bytes, last_is_fastest=last_is_fastest)
+            return automatic(grid, self.most(chunk_bytes), last_is_fastest=last_is_fastest)
         rest = (1,) * (rank - len(given))
         return (*rest, *given[max(len(given) - rank, 0) :]) if last_is_fastest else (*given[:rank], *rest)
 
+    def most(self, chunk_bytes: int) -> int:
+        """The largest number of chunks in an automatic shard."""
+        if self.shard_bytes is not None:
+            return min(max(self.shard_bytes // max(chunk_bytes, 1), 1), MOST_CHUNKS)
+        return max(min(MAX_CHUNKS, MAX_BYTES // max(chunk_bytes, 1)), 1)
 
-def automatic(grid: Coords, chunk_bytes: int, *, last_is_fastest: bool = True) -> Coords:
-    """The number of chunks per shard along each axis: powers of two, within `MAX_CHUNKS`, `MAX_BYTES` and the array.
+
+def automatic(grid: Coords, most: int, *, last_is_fastest: bool = True) -> Coords:
+    """The number of chunks per shard along each axis: powers of two, within the array, and `most` in all.
 
     The shortest axis of the shard, in chunks, is doubled until a limit is reached; of equal axes the fastest is first.
     An axis without elements is assumed to grow, so the array does not limit it.
     """
     per = [1] * len(grid)
-    limit = min(MAX_CHUNKS, MAX_BYTES // max(chunk_bytes, 1))
     axes = range(len(grid))
     while True:
         free = [a for a in axes if not grid[a] or per[a] * 2 <= grid[a]]
-        if not free or math.prod(per) * 2 > limit:
+        if not free or math.prod(per) * 2 > most:
             return tuple(per)
         per[min(free, key=lambda a: (per[a], -a if last_is_fastest else a))] *= 2
 
@@ -130,7 +140,7 @@ def _rule(text: str) -> Rule:
         name, _, value = part.partition("=")
         allowed = PARAMETERS.get(format, {}).get(name, ())
         if name == "chunks_per_shard" and format != NONE:
-            chunks = _chunks_per_shard(value)
+            chunks = parse_chunks_per_shard(value)
         elif isinstance(allowed, int) and value.isascii() and value.isdecimal() and int(value) <= allowed:
             numbers[name] = int(value)
         elif not isinstance(allowed, int) and value in allowed:
@@ -140,7 +150,7 @@ def _rule(text: str) -> Rule:
     return Rule(format, "**" if pattern is None else pattern.strip("/"), chunks, words, numbers)
 
 
-def _chunks_per_shard(value: str) -> Coords:
+def parse_chunks_per_shard(value: str) -> Coords:
     """Numbers separated by commas or by `x`. Unlike a comma, `x` needs no backslash in the mount options after `-o`."""
     numbers = re.split("[,x]", value)
     if value == "auto":

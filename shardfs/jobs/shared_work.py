@@ -19,9 +19,9 @@ import time
 from collections import deque
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from shardfs.jobs.findings import Affected, Damage, Report, ShardPart, ShardTally
 from shardfs.jobs.verify import ShardVerifier
@@ -31,7 +31,7 @@ from shardfs.storage.load_ahead import load_ahead
 from shardfs.vfs.tree import open_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.model.collection import ShardSource
     from shardfs.model.dataset import Problem
@@ -79,6 +79,25 @@ class JobSource:
         return _tree(self)
 
 
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+
+class Task(Protocol[R_co]):
+    """A part of the work: a small value that can be pickled. Calling the task runs it in the calling process."""
+
+    @property
+    def source(self) -> JobSource: ...
+
+    def __call__(self) -> R_co: ...
+
+    def split(self) -> Sequence[Self]:
+        """Smaller tasks that do the same; the task itself if there are none."""
+
+    def failed(self, error: BaseException) -> R_co:
+        """The report of a task that failed with `error`."""
+
+
 @lru_cache(2)
 def _tree(source: JobSource) -> Tree:
     return open_tree(
@@ -123,10 +142,9 @@ class VerifyTask:
             report.add(found)
         return report
 
-    def split(self) -> Iterator[VerifyTask]:
+    def split(self) -> list[VerifyTask]:
         """One task for each shard."""
-        for shard in self.shards:
-            yield replace(self, shards=(shard,))
+        return [replace(self, shards=(shard,)) for shard in self.shards]
 
     def failed(self, error: BaseException) -> Report:
         """The report of a task that failed with `error`."""
@@ -138,7 +156,7 @@ class VerifyTask:
         return Report(self.collection, ShardTally(shards=len(self.shards), findings=1), [finding])
 
 
-def verify_shards(task: VerifyTask) -> Report:
+def run_task(task: Task[R]) -> R:
     """Run a task in a worker. A module-level function, because clusters show the name of the function for each task."""
     redact.add_secrets(task.source.url, json.loads(task.source.options))
     return task()
@@ -206,22 +224,23 @@ def verify(
     for p in plans:
         if p.strays:
             yield Report(p.collection, ShardTally(findings=len(p.strays)), list(p.strays))
-    work = tasks(source, plans, deep=deep, workers=workers, regions=regions)
+    yield from run(tasks(source, plans, deep=deep, workers=workers, regions=regions), executor, workers)
+
+
+def run(work: Iterator[Task[R]], executor: Executor | None = None, workers: int = 1) -> Iterator[R]:
+    """Run tasks, and yield their reports in the order of the tasks: see `verify` for the arguments."""
     if executor is None and workers == 1:
-        yield from map(_run_here, work)
+        for task in work:
+            yield _report(task, partial(run_task, task))
         return
-    runner = _Runner(executor, workers)
+    runner: _Runner[R] = _Runner(executor, workers)
     try:
         yield from runner.run(work)
     finally:
         runner.close()
 
 
-def _run_here(task: VerifyTask) -> Report:
-    return _report(task, lambda: verify_shards(task))
-
-
-def _report(task: VerifyTask, result: Callable[[], Report]) -> Report:
+def _report(task: Task[R], result: Callable[[], R]) -> R:
     """The result of a task; an exception becomes a finding.
 
     Raises BrokenExecutor if a worker died, perhaps because of another task.
@@ -253,16 +272,16 @@ def _die_quietly() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-class _Runner:
+class _Runner(Generic[R]):
     """Runs a bounded number of tasks at a time. Replaces its own executor after a worker died, never a given one."""
 
     def __init__(self, executor: Executor | None, workers: int) -> None:
         self._owned, self._workers = executor is None, workers
         self._executor = processes(workers) if executor is None else executor
 
-    def run(self, work: Iterator[VerifyTask]) -> Iterator[Report]:
+    def run(self, work: Iterator[Task[R]]) -> Iterator[R]:
         """Yield reports in the order of the tasks."""
-        submitted: deque[tuple[VerifyTask, Future[Report]]] = deque()
+        submitted: deque[tuple[Task[R], Future[R]]] = deque()
         while True:
             for task in islice(work, self._workers * WINDOW - len(submitted)):
                 submitted.append((task, self._submit(task)))
@@ -279,15 +298,15 @@ class _Runner:
             submitted.popleft()
             yield report
 
-    def _submit(self, task: VerifyTask) -> Future[Report]:
+    def _submit(self, task: Task[R]) -> Future[R]:
         try:
-            return self._executor.submit(verify_shards, task)
+            return self._executor.submit(run_task, task)
         except BrokenExecutor as e:
-            future: Future[Report] = Future()
+            future: Future[R] = Future()
             future.set_exception(e)
             return future
 
-    def _again(self, submitted: deque[tuple[VerifyTask, Future[Report]]]) -> Iterator[Report]:
+    def _again(self, submitted: deque[tuple[Task[R], Future[R]]]) -> Iterator[R]:
         """Report all submitted tasks after a worker died.
 
         Any unfinished task may have killed the worker. So each of them runs again alone, then shard by shard if needed.
@@ -299,15 +318,16 @@ class _Runner:
         submitted.clear()
         self._replace(self._workers)
 
-    def _alone(self, task: VerifyTask) -> Iterator[Report]:
+    def _alone(self, task: Task[R]) -> Iterator[R]:
         try:
             yield _report(task, self._submit(task).result)
         except BrokenExecutor as e:
             self._replace(1)
-            if len(task.shards) == 1:
+            parts = task.split()
+            if len(parts) == 1:
                 yield task.failed(e)
                 return
-            for one in task.split():
+            for one in parts:
                 yield from self._alone(one)
 
     def _replace(self, workers: int) -> None:

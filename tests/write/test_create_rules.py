@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.formats.create_rules import MAX_BYTES, MAX_CHUNKS, Rule, automatic, parse
+from shardfs.formats.create_rules import MAX_BYTES, MAX_CHUNKS, Rule, parse
 
 
 def test_the_first_rule_that_fits_counts() -> None:
@@ -64,7 +64,7 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
 
 @given(st.lists(st.integers(0, 10**6), max_size=5), st.integers(0, 2**31), st.booleans())
 def test_shards_are_powers_of_two_within_bounds(grid: list[int], chunk_bytes: int, last: bool) -> None:
-    per = automatic(tuple(grid), chunk_bytes, last_is_fastest=last)
+    per = Rule("zarr3").per_shard(tuple(grid), chunk_bytes, last_is_fastest=last)
     assert all(n & (n - 1) == 0 for n in per)
     assert all(n == 1 or cells == 0 or n <= cells for n, cells in zip(per, grid, strict=True))
     assert math.prod(per) <= MAX_CHUNKS
@@ -74,11 +74,11 @@ def test_shards_are_powers_of_two_within_bounds(grid: list[int], chunk_bytes: in
 
 
 def test_the_fastest_axes_come_first() -> None:
-    assert automatic((100, 100, 100), 1) == (8, 8, 8)
-    assert automatic((100, 100), 1 << 27) == (2, 4)
-    assert automatic((100, 100), 1 << 27, last_is_fastest=False) == (4, 2)
-    assert automatic((1, 100, 3), 1 << 20) == (1, 256 // 4, 2)
-    assert automatic((), 1) == ()
+    assert Rule("zarr3").per_shard((100, 100, 100), 1) == (8, 8, 8)
+    assert Rule("zarr3").per_shard((100, 100), 1 << 27) == (2, 4)
+    assert Rule("zarr3").per_shard((100, 100), 1 << 27, last_is_fastest=False) == (4, 2)
+    assert Rule("zarr3").per_shard((1, 100, 3), 1 << 20) == (1, 256 // 4, 2)
+    assert Rule("zarr3").per_shard((), 1) == ()
 
 
 def test_what_is_told_is_told_of_the_fastest_axes() -> None:

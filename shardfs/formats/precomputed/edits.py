@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shardfs.formats.create_rules import MAX_BYTES, MAX_CHUNKS, Rule, Sharding
+from shardfs.formats.create_rules import MAX_CHUNKS, Rule, Sharding
 from shardfs.formats.documents import (
     UNFIT,
     integer,
@@ -314,4 +314,4 @@ def _chunks_per_shard(info: Info, scale: Mapping[str, Any], rule: Rule) -> int:
     voxels = math.prod(integers(scale["chunk_sizes"][0], "chunk_sizes", 1))
     channels = integer(info.doc.get("num_channels", 1), "num_channels", 1)
     size = voxels * channels * np.dtype(str(info.doc["data_type"]).lower()).itemsize
-    return max(min(MAX_CHUNKS, MAX_BYTES // size), 1)
+    return rule.most(size)

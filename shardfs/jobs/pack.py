@@ -1,0 +1,341 @@
+"""`shardfs pack`: copies an unsharded source to a new sharded one. Chunks are copied, not decoded.
+
+    from shardfs.jobs.pack import pack
+    for report in pack("/data/brain.zarr", "/data/sharded.zarr", workers=4):
+        print(report.files, report.problems)
+
+The work is a list of tasks, one for each shard, that any `concurrent.futures` executor can run. An interrupted job
+continues when it is repeated, because a shard appears in the target only when it is complete. Documents are written
+last, so that no reader sees an array before all its shards exist.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardfs.jobs.packing import PackedArray, PackJob, SourceSurvey, is_of
+from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, run
+from shardfs.model import redact
+from shardfs.model.blobs import ByteRange, FilePart
+from shardfs.model.dataset import Problem
+from shardfs.model.errors import BusyError, message
+from shardfs.model.shard_format import Put
+from shardfs.model.write_plan import size_of, unchanged
+from shardfs.shards import rewriting
+from shardfs.storage.load_ahead import load_ahead
+from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
+from shardfs.vfs.nodes import is_in
+from shardfs.write.journal import Journal
+from shardfs.write.journal.places import is_locked
+from shardfs.write.pending import Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+    from pathlib import Path
+    from typing import Any
+
+    from shardfs.jobs.packing import Packing
+    from shardfs.model.blobs import Blob, Bytes, Plan
+    from shardfs.model.values import Coords
+
+BATCH = 64
+"""Other files that one task copies."""
+
+OPEN_FILES, COPIED_SIZE = 128, 256 << 10
+"""So many chunk files of at least this size are kept open for the kernel to copy them. Other chunks are read."""
+
+
+@dataclass
+class PackReport:
+    """What one task has done.
+
+    Args:
+        shards: the number of shards, also of those that existed already.
+        files: the number of files of the source in these shards, or copied.
+        nbytes: the size of these files; 0 for shards that existed already.
+        problems: files that were not packed unchanged; `damaged` ones prevent that the job is finished.
+    """
+
+    shards: int = 0
+    files: int = 0
+    nbytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+class OpenedFile(NamedTuple):
+    """The content of a file in the source. `blob` keeps the descriptor of a `FilePart` open."""
+
+    content: Bytes
+    blob: Blob | None = None
+
+
+def _opened(packing: Packing, key: str, *, keep_open: bool = False) -> OpenedFile:
+    blob = packing.store.open(key)
+    packing.store.reopen(key)  # a file is read once
+    size = blob.stat().size
+    if keep_open and blob.fd >= 0 and size >= COPIED_SIZE:
+        return OpenedFile(FilePart(blob.fd, max(blob.base, 0), size), blob)
+    data = blob.read([ByteRange(0, size)])[0]
+    if len(data) != size:
+        raise OSError(errno.EIO, f"{size} bytes expected, {len(data)} found: it changed while it was read", key)
+    return OpenedFile(data)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """A task that makes one shard. `chunks` are the numbers of its chunks in the source, 8 bytes each."""
+
+    job: PackJob
+    array: str
+    shard: int
+    chunks: bytes = field(repr=False)
+
+    @property
+    def source(self) -> JobSource:
+        return self.job.source
+
+    @property
+    def files(self) -> int:
+        """The number of files that become the shard."""
+        return len(self.chunks) // 8
+
+    def __call__(self) -> PackReport:
+        packing = opened_target(self.job)
+        array = packing.arrays[self.array]
+        report, opened = PackReport(1, self.files), list[OpenedFile]()
+
+        @cache  # the writer asks twice if it had to create a directory
+        def new() -> Plan | None:
+            puts = self._puts(packing, array, opened, report)
+            report.nbytes = sum(size_of(put.data) for put in puts.values())
+            return rewriting.plan(array.target, self.shard, None, puts, set())
+
+        def make(old: Blob | None) -> Plan | None:
+            return new() if old is None else unchanged(old.stat().size)
+
+        packing.writer.update(array.shard_key(self.shard), make, first=None)
+        return report
+
+    def _puts(
+        self, packing: Packing, array: PackedArray, opened: list[OpenedFile], report: PackReport
+    ) -> dict[Coords, Put]:
+        """Read all chunks. Appends files that must stay open to `opened`."""
+        numbers = np.frombuffer(self.chunks, np.uint64)
+        stored, cells = (list(map(tuple, coords.tolist())) for coords in array.cells(numbers))
+        keep_open = array.source.transform is None and not array.decodes
+        files = [array.file(number) for number in numbers.tolist()]
+
+        def load(item: tuple[int, str]) -> OpenedFile:
+            return _opened(packing, item[1], keep_open=keep_open and item[0] < OPEN_FILES)
+
+        puts: dict[Coords, Put] = {}
+        for (i, key), found in load_ahead(packing.store.read_ahead, load, enumerate(files), first=4):
+            opened += [found] if found.blob is not None else []
+            content = found.content
+            if isinstance(content, bytes):
+                try:
+                    content = _converted(array, stored[i], cells[i], content)
+                except ValueError as e:
+                    report.problems.append(Problem(key, f"is damaged, and was copied unchanged: {e}"))
+            puts[cells[i]] = Put(content)
+        return puts
+
+    def split(self) -> Sequence[ShardTask]:
+        return [self]
+
+    def failed(self, error: BaseException) -> PackReport:
+        return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {_reason(error)}", damaged=True)])
+
+
+def _converted(array: PackedArray, stored: Coords, cell: Coords, data: bytes) -> bytes:
+    """The bytes of a chunk in the target. Raise ValueError, with the reason, if the chunk is damaged."""
+    if array.source.transform is not None:
+        data = bytes(array.source.transform.show(stored, data))
+    return data if array.target.transform is None else array.target.transform.store(cell, data)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """A task that copies other files."""
+
+    job: PackJob
+    keys: tuple[str, ...]
+
+    @property
+    def source(self) -> JobSource:
+        return self.job.source
+
+    @property
+    def files(self) -> int:
+        """The number of files."""
+        return len(self.keys)
+
+    def __call__(self) -> PackReport:
+        packing, report = opened_target(self.job), PackReport(files=self.files)
+        for key in self.keys:
+            try:
+                report.nbytes += _copy(packing, key)
+            except OSError as e:
+                report.problems.append(Problem(key, _reason(e), damaged=True))
+        return report
+
+    def split(self) -> Sequence[CopyTask]:
+        return [CopyTask(self.job, (key,)) for key in self.keys]
+
+    def failed(self, error: BaseException) -> PackReport:
+        return PackReport(problems=[Problem(self.keys[0], _reason(error), damaged=True)])
+
+
+def _copy(packing: Packing, key: str) -> int:
+    """Copy one file unless the target has it; return its size."""
+    if packing.is_stored(key):
+        return 0
+    found = _opened(packing, key, keep_open=packing.writer.local)
+    packing.writer.update(key, lambda _: [found.content])
+    return size_of(found.content)
+
+
+def _reason(error: BaseException) -> str:
+    return message(error) or type(error).__name__
+
+
+Task = ShardTask | CopyTask
+
+
+@cache
+def opened_target(job: PackJob) -> Packing:
+    """The job with its target open for writing, once per process."""
+    packing = job.packing()
+    packing.open_target()
+    return packing
+
+
+# ---- a whole job ----
+
+
+class Pack:
+    """A job that is ready to run.
+
+    Attributes:
+        survey: all files of the source.
+
+    Raise BusyError if a mount writes to the source, and the errors of `Packing`, before anything is written.
+    """
+
+    def __init__(self, job: PackJob, part: JobPart = WHOLE, journals: str | None = None) -> None:
+        _require_apart(job)
+        _require_idle(job.source.url, journal_directory(job.source.url, journals))
+        self.job, self.part = job, part
+        self._packing = opened_target(job)
+        self.survey: SourceSurvey = self._packing.survey()
+
+    @property
+    def files(self) -> int:
+        """The number of files of the source, apart from documents."""
+        return self.survey.files + sum(len(plan.chunks) for plan in self.survey.plans)
+
+    @property
+    def shards(self) -> int:
+        """The number of shards that the target will have."""
+        return sum(len(plan.shards) for plan in self.survey.plans)
+
+    @property
+    def objects(self) -> int:
+        """The number of files that the target will have, apart from documents."""
+        return self.survey.files + self.shards
+
+    def _tasks(self) -> Iterator[Task]:
+        for plan in self.survey.plans:
+            for shard, chunks in plan:
+                if is_of(self.part, plan.array.shard_key(shard)):
+                    yield ShardTask(self.job, plan.array.path, shard, chunks.tobytes())
+        keys = (key for key in self._packing.other_files() if is_of(self.part, key))
+        while batch := tuple(islice(keys, BATCH)):
+            yield CopyTask(self.job, batch)
+
+    def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]:
+        """Do the work of the part, and yield the reports of its tasks. Write the documents if all parts are done."""
+        problems = self.survey.problems if self.part.number == 1 else []
+        yield PackReport(problems=problems)
+        failed = any(p.damaged for p in self.survey.problems)
+        for report in run(self._tasks(), executor, workers):
+            failed = failed or any(p.damaged for p in report.problems)
+            yield report
+        self.finished = not failed and (self.part == WHOLE or self._is_complete())
+        if self.finished:
+            self._packing.finish()
+
+    finished = False
+    """Whether the target is complete."""
+
+    def _is_complete(self) -> bool:
+        """Whether all parts have made their objects."""
+        shards = (plan.array.shard_key(shard) for plan in self.survey.plans for shard in plan.shards.tolist())
+        return all(map(self._packing.is_stored, chain(shards, self._packing.other_files())))
+
+
+def pack(
+    source: str,
+    target: str,
+    *,
+    chunks_per_shard: Coords = (),
+    shard_bytes: int | None = None,
+    arrays: Sequence[str] = (),
+    transcode: bool = False,
+    part: JobPart = WHOLE,
+    executor: Executor | None = None,
+    workers: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+) -> Iterator[PackReport]:
+    """Copy an unsharded source to `target`, with shards. Yield a report for each shard, and for batches of other files.
+
+    The target is complete unless a report has a problem that is `damaged`; then solve it, and call this function again.
+
+    Args:
+        source, target: paths or fsspec URLs.
+        chunks_per_shard: in the axis order of shapes in the source's documents.
+        shard_bytes: the size of a shard before compression, if `chunks_per_shard` is not given.
+        arrays: the directories of the documents of the arrays to pack; () for all arrays.
+        transcode: decode and encode the chunks of arrays whose bytes the target cannot express.
+        part: the part of the work to do. The part that ends last writes the documents.
+        executor: runs the tasks. None runs them in this process if `workers` is 1, else in `workers` new processes.
+        workers: the number of tasks that the executor can run at a time.
+
+    Raise UnsupportedError, before anything is written, if an array cannot be packed; FileExistsError if the target has
+    other data; BusyError if a mount writes to the source.
+    """
+    job = PackJob(
+        JobSource.of(source, storage_options),
+        JobSource.of(target, target_options),
+        tuple(chunks_per_shard),
+        shard_bytes,
+        tuple(arrays),
+        transcode,
+    )
+    yield from Pack(job, part).run(executor, workers)
+
+
+def _require_apart(job: PackJob) -> None:
+    source, target = canonical(job.source.url), canonical(job.target.url)
+    if is_in(source, target) or is_in(target, source):
+        why = "the source and the target must not be inside each other; give another target"
+        raise OSError(errno.EINVAL, why, redact.public_name(job.target.url))
+
+
+def _require_idle(source: str, journal: Path) -> None:
+    """Raise BusyError if a mount writes to the source, or has left data that wait to be published."""
+    for lock in (str(journal / LOCK), os.path.join(canonical(source), SOURCE_LOCK)):
+        if is_locked(lock):
+            raise busy(read_owner(lock), source)
+    if journal.exists() and (n := len(Pending(Journal.peek(journal, source).recovered).versions)):
+        why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
+        raise BusyError(errno.EBUSY, why, redact.public_name(source))
