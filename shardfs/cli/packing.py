@@ -43,7 +43,6 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
 @click.option("--chunks-per-shard", "per_shard", metavar="N,...", callback=_chunks_per_shard, help="Such as 8,8,8.")
 @click.option("--shard-size", metavar="SIZE", callback=_size, help="Size of a shard before compression, such as 512M.")
 @click.option("--array", "arrays", multiple=True, metavar="PATH", help="Pack this array only, and copy other files.")
-@click.option("--transcode", is_flag=True, help="Decode and encode chunks whose bytes DEST cannot express.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]")
 @click.option("--part", default="1/1", metavar="I/N", callback=part_of, help="Do only part I of N.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: problems, then counts.")
@@ -54,7 +53,6 @@ def pack(
     per_shard: Coords,
     shard_size: int | None,
     arrays: tuple[str, ...],
-    transcode: bool,
     jobs: int,
     part: JobPart,
     as_json: bool,
@@ -66,7 +64,8 @@ def pack(
     decoding. Repeat an interrupted command to continue. Exit code 3 if some files could not be packed; see
     docs/pack.md.
     """
-    from shardfs.jobs.pack import Pack, PackJob
+    from shardfs.jobs.pack import Pack
+    from shardfs.jobs.packing import PackJob
     from shardfs.jobs.shared_work import JobSource
 
     if per_shard and shard_size is not None:
@@ -79,7 +78,6 @@ def pack(
         per_shard,
         shard_size,
         tuple(path.strip("/") for path in arrays),
-        transcode,
     )
     with opening(source):
         work = Pack(job, part, found.journal)

@@ -170,7 +170,8 @@ def _chain(encoding: ChunkEncoding) -> list[dict[str, Any]]:
 def _codec(codec: Codec) -> dict[str, Any]:
     defaults = CODEC_PARAMETERS.get(codec.name, codec.configuration)
     configuration = {member: codec.configuration.get(member, default) for member, default in defaults.items()}
-    return {"name": codec.name, "configuration": configuration} if configuration else {"name": codec.name}
+    needs_member = configuration or codec.name.startswith(NUMCODECS)  # zarr-python requires it there, even if empty
+    return {"name": codec.name, "configuration": configuration} if needs_member else {"name": codec.name}
 
 
 def _fill_value(array: Array) -> Any:

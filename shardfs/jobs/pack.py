@@ -61,7 +61,7 @@ class PackReport:
         shards: the number of shards, also of those that existed already.
         files: the number of files of the source in these shards, or copied.
         nbytes: the size of these files; 0 for shards that existed already.
-        problems: files that were not packed unchanged; `damaged` ones prevent that the job is finished.
+        problems: files that were not packed; `damaged` ones prevent that the job is finished.
     """
 
     shards: int = 0
@@ -108,58 +108,40 @@ class ShardTask:
         return len(self.chunks) // 8
 
     def __call__(self) -> PackReport:
-        packing = opened_target(self.job)
+        packing, report = opened_target(self.job), PackReport(1, self.files)
         array = packing.arrays[self.array]
-        report, opened = PackReport(1, self.files), list[OpenedFile]()
 
         @cache  # the writer asks twice if it had to create a directory
-        def new() -> Plan | None:
-            puts = self._puts(packing, array, opened, report)
-            report.nbytes = sum(size_of(put.data) for put in puts.values())
-            return rewriting.plan(array.target, self.shard, None, puts, set())
+        def chunks() -> dict[Coords, OpenedFile]:
+            return dict(self._chunks(packing, array))
 
         def make(old: Blob | None) -> Plan | None:
-            return new() if old is None else unchanged(old.stat().size)
+            if old is not None:
+                return unchanged(old.stat().size)
+            puts = {cell: Put(found.content) for cell, found in chunks().items()}
+            report.nbytes = sum(size_of(put.data) for put in puts.values())
+            return rewriting.plan(array.target, self.shard, None, puts, set())
 
         packing.writer.update(array.shard_key(self.shard), make, first=None)
         return report
 
-    def _puts(
-        self, packing: Packing, array: PackedArray, opened: list[OpenedFile], report: PackReport
-    ) -> dict[Coords, Put]:
-        """Read all chunks. Appends files that must stay open to `opened`."""
+    def _chunks(self, packing: Packing, array: PackedArray) -> Iterator[tuple[Coords, OpenedFile]]:
+        """Read all chunks; large files stay open instead."""
         numbers = np.frombuffer(self.chunks, np.uint64)
-        stored, cells = (list(map(tuple, coords.tolist())) for coords in array.cells(numbers))
-        keep_open = array.source.transform is None and not array.decodes
         files = [array.file(number) for number in numbers.tolist()]
 
         def load(item: tuple[int, str]) -> OpenedFile:
-            return _opened(packing, item[1], keep_open=keep_open and item[0] < OPEN_FILES)
+            return _opened(packing, item[1], keep_open=item[0] < OPEN_FILES)
 
-        puts: dict[Coords, Put] = {}
-        for (i, key), found in load_ahead(packing.store.read_ahead, load, enumerate(files), first=4):
-            opened += [found] if found.blob is not None else []
-            content = found.content
-            if isinstance(content, bytes):
-                try:
-                    content = _converted(array, stored[i], cells[i], content)
-                except ValueError as e:
-                    report.problems.append(Problem(key, f"is damaged, and was copied unchanged: {e}"))
-            puts[cells[i]] = Put(content)
-        return puts
+        loaded = load_ahead(packing.store.read_ahead, load, enumerate(files), first=4)
+        for cell, (_, found) in zip(array.cells(numbers).tolist(), loaded, strict=True):
+            yield tuple(cell), found
 
     def split(self) -> Sequence[ShardTask]:
         return [self]
 
     def failed(self, error: BaseException) -> PackReport:
         return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {_reason(error)}", damaged=True)])
-
-
-def _converted(array: PackedArray, stored: Coords, cell: Coords, data: bytes) -> bytes:
-    """The bytes of a chunk in the target. Raise ValueError, with the reason, if the chunk is damaged."""
-    if array.source.transform is not None:
-        data = bytes(array.source.transform.show(stored, data))
-    return data if array.target.transform is None else array.target.transform.store(cell, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +271,6 @@ def pack(
     chunks_per_shard: Coords = (),
     shard_bytes: int | None = None,
     arrays: Sequence[str] = (),
-    transcode: bool = False,
     part: JobPart = WHOLE,
     executor: Executor | None = None,
     workers: int = 1,
@@ -305,7 +286,6 @@ def pack(
         chunks_per_shard: in the axis order of shapes in the source's documents.
         shard_bytes: the size of a shard before compression, if `chunks_per_shard` is not given.
         arrays: the directories of the documents of the arrays to pack; () for all arrays.
-        transcode: decode and encode the chunks of arrays whose bytes the target cannot express.
         part: the part of the work to do. The part that ends last writes the documents.
         executor: runs the tasks. None runs them in this process if `workers` is 1, else in `workers` new processes.
         workers: the number of tasks that the executor can run at a time.
@@ -319,7 +299,6 @@ def pack(
         tuple(chunks_per_shard),
         shard_bytes,
         tuple(arrays),
-        transcode,
     )
     yield from Pack(job, part).run(executor, workers)
 

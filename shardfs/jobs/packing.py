@@ -17,7 +17,7 @@ import numpy as np
 from shardfs.formats.create_rules import PARAMETERS, Rule
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.layouts import join
-from shardfs.formats.registry import creating_view, format_of, sources
+from shardfs.formats.registry import creating_view, format_of
 from shardfs.formats.zarr2 import ZARR2
 from shardfs.jobs.shared_work import CACHE, MOST_SHARDS, WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
@@ -64,7 +64,6 @@ class PackJob:
         chunks_per_shard: in the axis order of shapes in the source's documents; () lets `shard_bytes` decide.
         shard_bytes: the size of a shard before compression; None for the defaults of `--create`.
         arrays: the directories of the documents of the arrays to pack; () for all arrays.
-        transcode: decode and encode the chunks of arrays whose bytes the target cannot express.
     """
 
     source: JobSource
@@ -72,7 +71,6 @@ class PackJob:
     chunks_per_shard: Coords = ()
     shard_bytes: int | None = None
     arrays: tuple[str, ...] = ()
-    transcode: bool = False
 
     def packing(self) -> Packing:
         """The opened source and target, once per process. Raises the errors of `Packing`."""
@@ -85,7 +83,7 @@ class PackJob:
 
     def state(self) -> bytes:
         """The content of `STATE`, which is equal for jobs that make the same target."""
-        choices = [self.chunks_per_shard, self.shard_bytes, sorted(self.arrays), self.transcode]
+        choices = [self.chunks_per_shard, self.shard_bytes, sorted(self.arrays)]
         return json.dumps({"source": canonical(self.source.url), "choices": choices}).encode()
 
 
@@ -101,12 +99,6 @@ class PackedArray(NamedTuple):
     source: Collection
     target: Collection
 
-    @property
-    def decodes(self) -> bool:
-        """Whether the bytes of chunks cannot be kept: they must be decoded and encoded."""
-        transform = self.source.transform
-        return self.target.transform is not None or (transform is not None and transform.name == "decoded")
-
     def number(self, name: str) -> int | None:
         """The number of the chunk with this file name below `path`; None for other names."""
         return self.source.layers[0].format.shard_of(name)
@@ -119,14 +111,14 @@ class PackedArray(NamedTuple):
         """The path of a shard in the target."""
         return join(self.path, rewriting.key(self.target, shard))
 
-    def cells(self, numbers: U64) -> tuple[U64, U64]:
-        """The coordinates of chunks in the source and in the target. A chunk has the same name in both."""
+    def cells(self, numbers: U64) -> U64:
+        """The coordinates of chunks in the target. A chunk has the same name there as in the source."""
         stored = unravel_many(numbers, self.source.layers[0].format.grid)
-        return stored, self.target.names.coords_many(self.source.names.values(stored))
+        return self.target.names.coords_many(self.source.names.values(stored))
 
     def shards(self, numbers: U64) -> U64:
         """The shards of chunks."""
-        return self.target.layers[0].format.place_many(self.cells(numbers)[1]).shard
+        return self.target.layers[0].format.place_many(self.cells(numbers)).shard
 
 
 @dataclass
@@ -148,7 +140,7 @@ class ArrayPlan:
 
     def __iter__(self) -> Iterator[tuple[int, U64]]:
         """Yield each shard with its chunks."""
-        for shard, start, stop in zip(self.shards.tolist(), self.starts, [*self.starts[1:], None], strict=True):
+        for shard, start, stop in zip(self.shards.tolist(), self.starts, [*self.starts[1:], None], strict=False):
             yield shard, self.chunks[start:stop]
 
 
@@ -299,8 +291,8 @@ class Packing:
             raise ValueError("its chunks are not plain files")
         if why := rewriting.unwritable(array.target):
             raise ValueError(why)
-        if array.decodes and not self.job.transcode:
-            raise ValueError("its chunks would have to be decoded; --transcode does that")
+        if array.source.transform is not None or array.target.transform is not None:
+            raise ValueError("its chunks would have to be decoded, which pack does not do")
 
     def _require_complete(self) -> None:
         if not (self.arrays or self._refused or self.job.arrays):
@@ -383,9 +375,10 @@ def is_of(part: JobPart, key: str) -> bool:
 
 def _stray(array: PackedArray, name: str, key: str) -> Problem | None:
     """The problem of a file that has the name of a chunk, but is none of the array; None for other files."""
-    format = next(f for f in sources() if array.source.format in f.dataset_formats)
     if array.source.compressible and array.number(name.rpartition(".")[0]) is not None:
         return Problem(key, "is a compressed chunk file; decompress the chunk files first", damaged=True)
-    if format.chunk_like(name):
+    names, (*above, last) = array.target.names, os.fsencode(name).split(b"/")
+    parts = [*(above[1:] if names.prefix and above[:1] == [names.prefix] else above), last]
+    if len(parts) == len(names.dims) and all(names.reserved(i, part) for i, part in enumerate(parts)):
         return Problem(key, "was left out: it has the name of a chunk beyond the edge of the array")
     return None
