@@ -13,7 +13,7 @@ from shardfs.cli.sources import Given, absolute, opening, source_options
 from shardfs.config import parsers
 
 if TYPE_CHECKING:
-    from shardfs.jobs.pack import Pack, PackReport
+    from shardfs.jobs.pack import PackReport, PackRun
     from shardfs.jobs.shared_work import JobPart
     from shardfs.model.values import Coords
 
@@ -64,7 +64,7 @@ def pack(
     decoding. Repeat an interrupted command to continue. Exit code 3 if some files could not be packed; see
     docs/pack.md.
     """
-    from shardfs.jobs.pack import Pack
+    from shardfs.jobs.pack import PackRun
     from shardfs.jobs.packing import PackJob
     from shardfs.jobs.shared_work import JobSource
 
@@ -80,18 +80,18 @@ def pack(
         tuple(path.strip("/") for path in arrays),
     )
     with opening(source):
-        work = Pack(job, part, found.journal)
-    output = _Output(work, as_json=as_json)
+        work = PackRun(job, part, found.journal)
+    output = _PackOutput(work, as_json=as_json)
     with output.progress:
         for report in work.run(workers=jobs):
             output.report(report)
     return output.end()
 
 
-class _Output:
+class _PackOutput:
     """Prints problems as they arrive and counts at the end: as JSON, or as text with a progress bar on a terminal."""
 
-    def __init__(self, work: Pack, *, as_json: bool) -> None:
+    def __init__(self, work: PackRun, *, as_json: bool) -> None:
         from rich import progress
         from rich.console import Console
 

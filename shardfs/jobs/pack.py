@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import threading
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,8 +51,11 @@ if TYPE_CHECKING:
 BATCH = 64
 """Other files that one task copies."""
 
-OPEN_FILES, COPIED_SIZE = 128, 256 << 10
-"""So many chunk files of at least this size are kept open for the kernel to copy them. Other chunks are read."""
+COPIED_SIZE = 256 << 10
+"""Files of at least this size stay open, so that the kernel copies them. Smaller ones are read into memory."""
+
+_descriptors = threading.Semaphore(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096) // 4)
+"""The number of files that all tasks of this process may keep open. Without a free one, files are read."""
 
 
 @dataclass
@@ -71,22 +76,28 @@ class PackReport:
 
 
 class OpenedFile(NamedTuple):
-    """The content of a file in the source. `blob` keeps the descriptor of a `FilePart` open."""
+    """The content of a file in the source. `blob` is the open file of a `FilePart`, until `close`."""
 
     content: Bytes
     blob: Blob | None = None
 
+    @classmethod
+    def of(cls, packing: Packing, key: str) -> OpenedFile:
+        """Open or read a file."""
+        blob = packing.store.open(key)
+        packing.store.reopen(key)  # drops it from the store's open files
+        size = blob.stat().size
+        if blob.fd >= 0 and size >= COPIED_SIZE and packing.writer.local and _descriptors.acquire(blocking=False):
+            return cls(FilePart(blob.fd, max(blob.base, 0), size), blob)
+        data = blob.read([ByteRange(0, size)])[0]
+        if len(data) != size:
+            raise OSError(errno.EIO, f"{size} bytes expected, {len(data)} found: it changed while it was read", key)
+        return cls(data)
 
-def _opened(packing: Packing, key: str, *, keep_open: bool = False) -> OpenedFile:
-    blob = packing.store.open(key)
-    packing.store.reopen(key)  # a file is read once
-    size = blob.stat().size
-    if keep_open and blob.fd >= 0 and size >= COPIED_SIZE:
-        return OpenedFile(FilePart(blob.fd, max(blob.base, 0), size), blob)
-    data = blob.read([ByteRange(0, size)])[0]
-    if len(data) != size:
-        raise OSError(errno.EIO, f"{size} bytes expected, {len(data)} found: it changed while it was read", key)
-    return OpenedFile(data)
+    def close(self) -> None:
+        """Give back the descriptor."""
+        if self.blob is not None:
+            _descriptors.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,31 +122,31 @@ class ShardTask:
         packing, report = opened_target(self.job), PackReport(1, self.files)
         array = packing.arrays[self.array]
 
-        @cache  # the writer asks twice if it had to create a directory
-        def chunks() -> dict[Coords, OpenedFile]:
-            return dict(self._chunks(packing, array))
+        opened: dict[Coords, OpenedFile] = {}
 
         def make(old: Blob | None) -> Plan | None:
             if old is not None:
                 return unchanged(old.stat().size)
-            puts = {cell: Put(found.content) for cell, found in chunks().items()}
+            if not opened:  # the writer asks twice if it had to create a directory
+                self._open(packing, array, opened)
+            puts = {cell: Put(found.content) for cell, found in opened.items()}
             report.nbytes = sum(size_of(put.data) for put in puts.values())
             return rewriting.plan(array.target, self.shard, None, puts, set())
 
-        packing.writer.update(array.shard_key(self.shard), make, first=None)
+        try:
+            packing.writer.update(array.shard_key(self.shard), make, first=None)
+        finally:
+            for found in opened.values():
+                found.close()
         return report
 
-    def _chunks(self, packing: Packing, array: PackedArray) -> Iterator[tuple[Coords, OpenedFile]]:
-        """Read all chunks; large files stay open instead."""
+    def _open(self, packing: Packing, array: PackedArray, opened: dict[Coords, OpenedFile]) -> None:
+        """Open or read all chunks, and add them to `opened` by their coordinates in the target."""
         numbers = np.frombuffer(self.chunks, np.uint64)
-        files = [array.file(number) for number in numbers.tolist()]
-
-        def load(item: tuple[int, str]) -> OpenedFile:
-            return _opened(packing, item[1], keep_open=item[0] < OPEN_FILES)
-
-        loaded = load_ahead(packing.store.read_ahead, load, enumerate(files), first=4)
+        files = map(array.file, numbers.tolist())
+        loaded = load_ahead(packing.store.read_ahead, partial(OpenedFile.of, packing), files, first=4)
         for cell, (_, found) in zip(array.cells(numbers).tolist(), loaded, strict=True):
-            yield tuple(cell), found
+            opened[tuple(cell)] = found
 
     def split(self) -> Sequence[ShardTask]:
         return [self]
@@ -180,8 +191,11 @@ def _copy(packing: Packing, key: str) -> int:
     """Copy one file unless the target has it; return its size."""
     if packing.is_stored(key):
         return 0
-    found = _opened(packing, key, keep_open=packing.writer.local)
-    packing.writer.update(key, lambda _: [found.content])
+    found = OpenedFile.of(packing, key)
+    try:
+        packing.writer.update(key, lambda _: [found.content])
+    finally:
+        found.close()
     return size_of(found.content)
 
 
@@ -203,7 +217,7 @@ def opened_target(job: PackJob) -> Packing:
 # ---- a whole job ----
 
 
-class Pack:
+class PackRun:
     """A job that is ready to run.
 
     Attributes:
@@ -300,7 +314,7 @@ def pack(
         shard_bytes,
         tuple(arrays),
     )
-    yield from Pack(job, part).run(executor, workers)
+    yield from PackRun(job, part).run(executor, workers)
 
 
 def _require_apart(job: PackJob) -> None:

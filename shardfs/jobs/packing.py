@@ -177,7 +177,7 @@ class Packing:
         self._refused: list[str] = []
         self._mixed: list[str] = []
         tree = self._tree(NATIVE)
-        is_zarr2 = ZARR2.open("", tree.store.documents("", ZARR2.documents, MAX_DOCUMENT_BYTES))
+        is_zarr2 = not tree.datasets.documents("") and _has_zarr2(tree.store, "")
         if is_zarr2 or not self._describe(tree):
             tree = self._tree(ZARR3)
             self._describe(tree)
@@ -250,6 +250,8 @@ class Packing:
         format, stored = format_of(dataset.format), tree.datasets.documents(path)
         documents = {name: stored[name] for name in format.documents if name in stored}
         if dataset.unsharded and self._is_selected(path):
+            if _has_zarr2(tree.store, path):
+                self._refused.append(f"{path or '/'}: has documents of Zarr v2, too; delete those of one format")
             documents = self._sharded(path, format, documents, dataset.unsharded)
         self.documents |= {join(path, name): raw for name, raw in documents.items()}
 
@@ -366,6 +368,11 @@ class Packing:
             self.writer.update(key, lambda _, raw=raw: [raw])  # type: ignore[misc]
         with suppress(FileNotFoundError):
             self.writer.delete(STATE)
+
+
+def _has_zarr2(store: Store, path: str) -> bool:
+    """Whether a directory has documents of Zarr v2."""
+    return ZARR2.open(path, store.documents(path, ZARR2.documents, MAX_DOCUMENT_BYTES)) is not None
 
 
 def is_of(part: JobPart, key: str) -> bool:

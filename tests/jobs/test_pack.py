@@ -298,6 +298,12 @@ def test_a_source_without_unsharded_arrays_is_refused(plain: Path, tmp_path: Pat
     assert not (tmp_path / "again").exists()
 
 
+def test_an_array_that_two_formats_describe_is_refused(plain: Path, tmp_path: Path) -> None:
+    (plain / "b" / ".zarray").write_text(json.dumps({"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1"}))
+    with pytest.raises(UnsupportedError, match="nothing was packed: b: has documents of Zarr v2, too"):
+        list(pack(str(plain), str(tmp_path / "target")))
+
+
 def test_a_writable_mount_of_the_source_is_refused(plain: Path, tmp_path: Path) -> None:
     lock = Lock.take(str(plain / SOURCE_LOCK), "/mnt", str(plain), fleeting=True, mode=0o644)
     try:
