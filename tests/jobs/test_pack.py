@@ -28,6 +28,7 @@ from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.storage.source_locks import SOURCE_LOCK
 from shardfs.write.journal.places import Lock
 from tests import data_n5
+from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
 
 if TYPE_CHECKING:
@@ -111,6 +112,13 @@ def test_n5_keeps_every_file(name: str, tmp_path: Path) -> None:
     for cell, block in blocks.items():
         home = tuple(i // (b // c) for i, b, c in zip(cell, document["blockSize"], chunks[::-1], strict=True))
         assert block in indexed_payloads(packed[home], per_shard)
+
+
+@pytest.mark.interop
+def test_cloudvolume_reads_a_packed_volume(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
+    given = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
+    list(pack(str(given.twin), str(tmp_path / "target")))
+    assert same(read_with("cloudvolume", given, tmp_path / "target"), given.array)
 
 
 # ---- Zarr v2
