@@ -178,7 +178,7 @@ def test_what_is_not_sharded_is_not_touched(document: Any) -> None:
 def test_a_root_and_a_group() -> None:
     root = _open({"n5": "4.0.0", "dimensions": [3]})
     assert (root.format, root.collections, dict(root.documents), root.closed) == ("n5", (), {}, False)
-    assert root.attributes == {"dimensions": [3]}
+    assert root.attributes == {"n5": "4.0.0", "dimensions": [3]}
     others: list[Any] = [{"a": 1}, {"dimensions": [1], "blockSize": [1]}, {"codecs": []}]
     for other in others:
         form = frozenset(("attributes.json",))
