@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,8 +66,15 @@ class DistantBlob:
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         found = self._blob.read(requests)
-        self._store.requests.append((threading.current_thread().name, sum(map(len, found))))
+        name = threading.current_thread().name
+        self._store.requests.append((name, sum(map(len, found))))
+        if name != AHEAD:
+            time.sleep(0.005)  # so that what is fetched ahead can arrive first, as from a distant store
         return found
+
+
+AHEAD = "shardfs-ahead"
+"""The name of the threads that fetch ahead."""
 
 
 class Distant(LocalStore):
@@ -87,7 +95,7 @@ class Distant(LocalStore):
     @property
     def own(self) -> int:
         """The number of requests that the reader had to wait for from their beginning."""
-        return sum(name != "shardfs-ahead" for name, _ in self.requests)
+        return sum(name != AHEAD for name, _ in self.requests)
 
 
 def listed(path: Path) -> tuple[Distant, Tree, list[str]]:
