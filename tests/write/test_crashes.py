@@ -82,6 +82,8 @@ THROUGH_LAYOUTS = [
     ("kill", "big_as_n5", "--stride=113"),
     ("kill", "turned_as_n5", "--stride=61"),
     ("power", "turned_as_n5", "locked", "renamed", "--stride=0"),
+    pytest.param(("power", "zstd_as_zarr2", "locked", "renamed", "--stride=0"), marks=pytest.mark.torture),
+    pytest.param(("power", "big_as_n5", "locked", "renamed", "--stride=0"), marks=pytest.mark.torture),
     pytest.param(("fail", "turned_as_n5", *SOME, "--stride=29"), marks=pytest.mark.torture),
 ]
 
