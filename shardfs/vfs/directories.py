@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_TRIES = 5
+"""How often a document is consolidated at most if documents below change meanwhile."""
+
 MAX_CONSOLIDATED = 50_000
 """Maximum number of directories whose documents are consolidated in one document."""
 
@@ -48,6 +51,7 @@ class StoreDirectories:
     ) -> None:
         self.root, self._nodes, self._files, self._datasets = nodes.root, nodes, files, datasets
         self._store, self._index_cache, self._ttl = datasets.store, index_cache, ttl_s
+        self._changes = 0  # counts the calls of `generated`
 
     def content(self, number: int) -> Content:
         """Return the content of the directory with this inode number."""
@@ -96,10 +100,15 @@ class StoreDirectories:
         path = directory.child_path(name)
         known = self._nodes.known(path)
         data: bytes | None
-        if isinstance(known, DocumentNode) and not known.outdated and (is_consolidated or not anew):
+        if isinstance(known, DocumentNode) and (is_consolidated or not anew):
             data = known.data
         elif consolidation is not None and is_consolidated:
-            data = self._consolidated(directory, consolidation)
+            for _ in range(MAX_TRIES):
+                changes = self._changes
+                found = self._files.document(path, self._consolidated(directory, consolidation))
+                if changes == self._changes:
+                    break
+            return found
         else:
             raw = self._store.documents(directory.inside, [name], MAX_DOCUMENT_BYTES).get(name)
             data = None if raw is None or rewriter is None else rewriter.rewrite(directory.inside, name, raw)
@@ -144,6 +153,8 @@ class StoreDirectories:
         """Read what is known about a child of a directory again."""
         if isinstance(child, DirectoryNode):
             child.inherited = self._datasets.open(directory).inherited(name)
+        elif isinstance(child, DocumentNode) and child.outdated:
+            return
         elif isinstance(child, DocumentNode) or name in self._datasets.document_names:
             self.lookup(directory, os.fsencode(name), anew=True)
 
@@ -231,20 +242,21 @@ class StoreDirectories:
         return ("/".join(above), name, translation) if described else None
 
     def generated(self, path: str) -> Iterator[str]:
-        """Yield the paths of generated documents, as far as known, that depend on the documents in a directory.
+        """Yield the paths of documents of the layout, as far as known, that depend on the documents in a directory.
 
-        Copies of documents are generated again when they are opened next.
+        They are generated again when they are looked up next.
         """
-        for node in self._nodes.below(path):
-            if isinstance(node, DocumentNode):
+        self._changes += 1
+        above = (d.child_path(name) for d in self._nodes.above(path) for name in self._datasets.consolidated_names)
+        for node in (*self._nodes.below(path), *map(self._nodes.known, above)):
+            if isinstance(node, DocumentNode) and not node.outdated:
+                self._nodes.outdate(node)
                 yield node.path
-        for directory in self._nodes.above(path):
-            dataset = directory.content.dataset if directory.content is not None else None
-            if dataset is not None and dataset.consolidation is not None:
-                known = self._nodes.known(directory.child_path(dataset.consolidation.name))
-                if isinstance(known, DocumentNode):
-                    known.outdated = True
-                    yield known.path
+
+    def is_outdated(self, number: int) -> bool:
+        """Return whether a document of this inode number has changed: its path has another number now."""
+        node = self._nodes.get(number) if number < TABLE_END else None
+        return isinstance(node, DocumentNode) and node.outdated
 
     def is_implied(self, number: int, name: str) -> bool:
         """Return whether a directory is shown only because documents name it.

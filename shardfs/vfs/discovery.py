@@ -96,6 +96,7 @@ class Datasets:
         self.layout = next((f for f in self.formats if layout in f.dataset_formats), None)
         self.document_names = _document_names(self.formats)
         self.layout_documents = self._layout_documents()
+        self.consolidated_names = self.layout_documents[len(self.layout.documents) if self.layout is not None else 0 :]
         self._skips = skip_unsupported
         self.damage = KnownDamage(index_cache)
         self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)

@@ -50,7 +50,8 @@ class FileNode(Node):
 class DocumentNode(Node):
     """A metadata document whose shown bytes differ from the stored ones.
 
-    `outdated`: the next lookup makes them anew. Until then, open handles read the old ones.
+    `outdated`: the documents that it shows have changed. Open handles read the old bytes. The next lookup of its path
+    returns another node with another inode number, because the kernel may cache size and bytes of this one.
     """
 
     data: bytes
@@ -233,7 +234,8 @@ class NodeTable:
             for node in found:
                 self._moved.pop(node.path, None)
                 node.path = new + node.path[len(old) :]
-                self._moved[node.path] = node.number
+                if not isinstance(node, DocumentNode) or not node.outdated:
+                    self._moved[node.path] = node.number
         return found
 
     def known(self, path: str) -> Node | None:
@@ -270,7 +272,16 @@ class NodeTable:
         self._recent[node.number] = node
         while len(self._recent) > RECENT_NODES:
             _, gone = self._recent.popitem(last=False)
-            self._moved.pop(gone.path, None)
+            if self._moved.get(gone.path) == gone.number:
+                del self._moved[gone.path]
+
+    def outdate(self, node: DocumentNode) -> None:
+        """Give the path of a document another inode number from now on."""
+        with self._lock:
+            node.outdated, number = True, node.number
+            while number in self._kept or number in self._recent:
+                number = number % (TABLE_END - 1) + 2
+            self._moved[node.path] = number
 
     def below(self, path: str) -> list[Node]:
         """Return the known nodes of a directory and everything below, parents first."""

@@ -130,7 +130,7 @@ class StoredFiles:
     def document(self, path: str, data: bytes) -> Attributes:
         """Return the attributes of a document that is shown with these bytes, whose node is known from now on."""
         node = self._nodes.intern(path, DocumentNode, data)
-        node.data, node.outdated = data, False
+        node.data = data
         return self.document_attributes(node)
 
     def document_attributes(self, node: DocumentNode) -> Attributes:

@@ -78,6 +78,7 @@ class Tree:
         self.directories = StoreDirectories(self._nodes, self._files, self.datasets, index_cache, index_ttl_s)
         self.collections = self.directories.collections
         self.shown_by, self.generated = self.directories.shown_by, self.directories.generated
+        self.is_outdated = self.directories.is_outdated
         self.stored_documents = self.datasets.documents
         self.note = partial(_note, self._chunks_of) if store.read_ahead is not None and not store.remote else None
         self.survey = Survey(self.directories, self._files, self.datasets)

@@ -120,10 +120,11 @@ class Documents:
         self.seen.wrote(document.path, edit.base, data)
         if isinstance(form, Translation):
             self._note_shown(directory, form.show({**edit.stored, **edit.made}))
-        if not _has_members(edit.shown):
-            return Written(edit.shown, set())
-        self.expected.forget(document)
         in_layout, changed = isinstance(form, Translation), {directory, form.described_by(directory, name)}
+        if not in_layout and not _has_members(edit.shown):
+            return Written(edit.shown, set())
+        if _has_members(edit.shown):
+            self.expected.forget(document)
         for below, raw in edit.made.items():
             changed.update(self._repeated(document.stored_at(below), raw, through_layout=in_layout))
         return Written(None if in_layout else edit.shown, changed)
@@ -336,16 +337,18 @@ class Documents:
             log.warning("%s: the document is not removed: %s", path, why)
             raise OSError(errno.ESTALE, why, path)
 
-    def remove(self, directory: str, name: str) -> None:
-        """Delete a document. Remember the sharding of its array if `remembers` is set. Raise as `require_known`."""
+    def remove(self, directory: str, name: str) -> set[str]:
+        """Delete a document. Return the directories with a new description. Raise as `require_known`.
+
+        Remember the sharding of its array if `remembers` is set. The array is shown until its directory is removed.
+        """
         document = document_at(self._base, directory, name)
         if document is None or self._is_generated(document):
             with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
-            return
+            return set()
         if isinstance(document.form, Translation):
-            self._remove_shown(document, document.form)
-            return
+            return self._remove_shown(document, document.form)
 
         def delete(old: Blob | None) -> None:
             stored = {n: raw for n, raw in self.stored(document).items() if n != document.name}
@@ -356,8 +359,9 @@ class Documents:
 
         self._writer.update(document.path, delete)
         self.seen.note(document.path, None)
+        return set()
 
-    def _remove_shown(self, document: Document, form: Translation) -> None:
+    def _remove_shown(self, document: Document, form: Translation) -> set[str]:
         """Delete the stored documents of what a layout shows, or remove from them what the document has."""
         stored = self.stored(document)
         self._require_known(document, stored)
@@ -367,14 +371,15 @@ class Documents:
             log.warning("%s: the document is not removed: %s", document.path, e)
             raise PermissionError(errno.EPERM, str(e), document.path) from e
         if gone is None:
-            self.write(document.directory, document.name, NOTHING)
-            return
+            written = self.write(document.directory, document.name, NOTHING)
+            return set() if written is None else written.changed
         self.expected.remember(document, stored)
         for below in gone:
             self._writer.update(join(document.directory, below), lambda _: None)
             for _ in self._repeated(document.stored_at(below), None, through_layout=True):
                 pass
         self.seen.note(document.path, None)
+        return set()
 
     def removed(self, path: str) -> None:
         """Forget the documents read in a removed directory.

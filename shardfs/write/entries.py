@@ -97,7 +97,8 @@ class Entries:
         if meaning.kind is not NameKind.PLAIN:
             self._open_files.keep(found.number)
             if meaning.kind is NameKind.DOCUMENT:
-                self._documents.remove(directory, os.fsdecode(name))
+                for changed in self._documents.remove(directory, os.fsdecode(name)):
+                    self._descriptions.describe_anew(changed)
             with self._names.gate.shared():  # another thread may have renamed the directory
                 self._remove(self._open_files.directory_to_change(parent), name, meaning)
             return

@@ -83,6 +83,8 @@ class FileCalls:
         known = self._files.by_number.get(number)
         if known is not None and known.parent is None and known.twin is None and not known.handles:
             raise stale(number)  # the kernel looks up the name again
+        if known is None and self._names.base.is_outdated(number):
+            raise stale(number)
         reads = flags & (os.O_ACCMODE | os.O_TRUNC) in (os.O_RDONLY, os.O_RDWR)
         if reads and (known is not None or number < TABLE_END):
             self._descriptions.note_read(known, number)

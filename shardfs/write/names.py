@@ -13,7 +13,7 @@ from shardfs.model.kinds import OWN, NameKind, is_scratch
 from shardfs.storage.cache import nothing
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED, ROOT
-from shardfs.write.files import Files
+from shardfs.write.files import Files, split
 from shardfs.write.rw_lock import RWLock
 
 if TYPE_CHECKING:
@@ -108,16 +108,26 @@ class Names:
     def renew(self, path: str) -> list[str]:
         """Look up a directory anew, after a change of its documents. Return the paths of its collections."""
         found = self.base.renew(path)
-        if self.base.datasets.view is not None:  # the kernel caches documents of which other documents were written
-            for document in self.base.generated(path):
-                directory, _, name = document.rpartition("/")
-                self.invalidate(directory, os.fsencode(name))
+        self._outdate(path)
         self._paths.clear()
         self._base_numbers.clear()
         return found
 
+    def _outdate(self, path: str) -> None:
+        """Show a layout's documents anew that depend on the documents in a directory."""
+        if self.base.datasets.view is None:
+            return
+        for document in self.base.generated(path):
+            directory, name = split(document)
+            with self.lock:
+                file = self.files.at(document)
+                if file is not None and file.base and file.is_settled and file.frozen is None and not file.handles:
+                    self.files.unname(file)  # it only has another mode or time
+            self.invalidate(directory, name)
+
     def move_below(self, old: str, new: str) -> None:
         """Move the names in a directory that was renamed in the store."""
+        self._outdate(old)
         with self.lock:
             self.files.move_below(old, new)
             self.base.moved(old, new)

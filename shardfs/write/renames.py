@@ -181,7 +181,8 @@ class Renames:
             file.leave_disk()
             self._descriptions.show_merged(file)
         if was is NameKind.DOCUMENT:
-            self._documents.remove(source, os.fsdecode(old_name))
+            for changed in self._documents.remove(source, os.fsdecode(old_name)):
+                self._descriptions.describe_anew(changed)
         elif was is NameKind.PLAIN:
             with suppress(FileNotFoundError):  # the writer has already removed a file named like a lock
                 self._writer.delete(old)

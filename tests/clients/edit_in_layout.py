@@ -36,6 +36,35 @@ def zarr2(path: str) -> None:
     raise AssertionError("other chunks were accepted")
 
 
+def consolidated(path: str) -> None:
+    """zarr-python 2.18, which opens everything by `.zmetadata` after each change."""
+    import zarr as library
+
+    zarr: Any = library  # of version 2
+    top = zarr.open_group(path, mode="a")
+    array = top["deep/group/a"]
+
+    def require_shown(**attributes: int) -> None:
+        for above in ("", "/deep", "/deep/group"):
+            shown = zarr.open_consolidated(path + above)["deep/group/a"[len(above) :]]
+            assert (shown.shape, dict(shown.attrs)) == (array.shape, {"kept": 1, **attributes}), above
+
+    for i in range(20):
+        array.attrs["i"] = top.attrs["i"] = i
+        require_shown(i=i)
+        assert dict(zarr.open_consolidated(path).attrs) == {"i": i}
+        array.resize(8 + i, 6)
+        require_shown(i=i)
+        del array.attrs["i"], top.attrs["i"]
+        require_shown()
+        assert not dict(zarr.open_consolidated(path).attrs)
+        created = top.create_dataset("new", shape=4, chunks=2, dtype="u1")
+        zarr.consolidate_metadata(path)
+        assert zarr.open_consolidated(path)["new"].shape == created.shape
+        del top["new"]
+        assert "new" not in zarr.open_consolidated(path)
+
+
 def xarray(path: str) -> None:
     """xarray, by zarr-python 2.18, which writes the attributes of everything, and .zmetadata."""
     import xarray as library

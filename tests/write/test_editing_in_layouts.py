@@ -72,13 +72,13 @@ CASES = [
 ]
 
 
-PYTHONS: dict[str, Any] = {"zarr2": "zarr2", "xarray": "zarr2", "bcolz": "bcolz"}
+PYTHONS: dict[str, Any] = {"zarr2": "zarr2", "consolidated": "zarr2", "xarray": "zarr2", "bcolz": "bcolz"}
 
 
-def _edit(source: Path, top: Path, layout: str, tool: str) -> None:
+def _edit(source: Path, top: Path, layout: str, tool: str, *options: str) -> None:
     name = PYTHONS.get(tool)
     python = sys.executable if name is None else str(client_python(name))
-    with writable(source, top, "--layout", layout) as mount:
+    with writable(source, top, "--layout", layout, *options) as mount:
         mount.mount()
         command = [python, "-W", "ignore", "-m", "tests.clients.edit_in_layout", tool, str(mount.path)]
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
@@ -116,3 +116,11 @@ def test_an_array_is_resized_and_described(
         found = json.loads((tmp_path / "source/zarr.json").read_text())["consolidated_metadata"]["metadata"]
         assert found["a"]["shape"] == [12, 6]
     assert not list((tmp_path / "source").rglob(".z*"))
+
+
+def test_consolidated_metadata_follow_every_change(tmp_path: Path) -> None:
+    need_fuse()
+    zarr.create_group(tmp_path / "source")
+    _zarr3(tmp_path / "source/deep/group")
+    _edit(tmp_path / "source", tmp_path, "zarr2", "consolidated", "--create", "zarr3")
+    assert zarr.open_array(tmp_path / "source/deep/group/a").shape == (27, 6)
