@@ -153,6 +153,12 @@ class Translation(Format):
         self._require_kept(path, name, new, before, again)
         return made
 
+    def is_said(self, path: str, stored: Documents, name: str, document: bytes) -> bool:
+        """Whether the stored documents say what the layout's document `name` says, perhaps in another form."""
+        with suppress(ValueError):
+            return all(raw == stored.get(below) for below, raw in self.edit(path, stored, name, document).items())
+        return False
+
     def sources_of(self, path: str, stored: Documents, name: str) -> list[str] | None:
         """The stored documents to delete when a client deletes the shown document `name`.
 

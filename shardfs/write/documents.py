@@ -433,11 +433,11 @@ class _Edit:
             self.shown, overlaps = merged(self.base or b"{}", self._data, theirs)
         except ValueError:
             return [()]
-        if not overlaps:
-            # A layout may show a document in another form than it was written here.
-            level = logging.INFO if isinstance(self.document.form, Translation) else logging.WARNING
+        form, directory, name = self.document
+        said = isinstance(form, Translation) and form.is_said(directory, self.stored, name, self.base or NOTHING)
+        if not overlaps and not said:
             why = "another program has changed the document, too; the changes of both are kept"
-            log.log(level, "%s: %s", self.document.path, why)
+            log.warning("%s: %s", self.document.path, why)
         return overlaps
 
     def _require_wins(self, overlaps: Sequence[Path]) -> None:

@@ -122,5 +122,8 @@ def test_consolidated_metadata_follow_every_change(tmp_path: Path) -> None:
     need_fuse()
     zarr.create_group(tmp_path / "source")
     _zarr3(tmp_path / "source/deep/group")
-    _edit(tmp_path / "source", tmp_path, "zarr2", "consolidated", "--create", "zarr3")
+    _edit(
+        tmp_path / "source", tmp_path, "zarr2", "consolidated", "--create", "zarr3", "--log-file", str(tmp_path / "log")
+    )
     assert zarr.open_array(tmp_path / "source/deep/group/a").shape == (27, 6)
+    assert "another program" not in (tmp_path / "log").read_text()

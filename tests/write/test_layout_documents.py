@@ -317,7 +317,7 @@ def test_bcolz_over_zarr3(shown: Shown) -> None:
     shown.refused("slabs/meta/storage", "chunklen", chunklen=4)
 
 
-def test_two_clients_and_a_change_in_the_source_are_merged(tmp_path: Path) -> None:
+def test_two_clients_and_a_change_in_the_source_are_merged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_sources(tmp_path / "source")
     (tmp_path / "journal").mkdir()
     shown = Shown(tmp_path / "source", "zarr2", tmp_path / "journal")
@@ -328,4 +328,11 @@ def test_two_clients_and_a_change_in_the_source_are_merged(tmp_path: Path) -> No
     again = shown.write("array/.zarray", {**old, "shape": [9, 8, 8]})
     assert (again["shape"], again["fill_value"]) == ([9, 8, 8], 9)
     assert shown.stored("array/zarr.json")["attributes"] == {"theirs": 1}
+    assert "another program has changed the document, too" in caplog.text
+    caplog.clear()
+    caplog.set_level("INFO")
+    written = {**again, "fill_value": 9.0}  # shown as 9
+    for length in (10, 11):
+        shown.write("array/.zarray", {**written, "shape": [length, 8, 8]})
+    assert "another program" not in caplog.text
     shown.close()
