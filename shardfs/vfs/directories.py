@@ -202,6 +202,8 @@ class StoreDirectories:
         """Return the kind of a name in a directory, whether the file exists or not."""
         text, content = os.fsdecode(name), self.content(number)
         consolidation, rewriter = _made(content)
+        if content.dataset is not None and content.dataset.hidden_entirely:
+            return NameMeaning(NameKind.HIDDEN)
         is_consolidated = consolidation is not None and consolidation.name == text
         if text in content.documents or is_consolidated or (rewriter is not None and rewriter.applies(text)):
             return NameMeaning(NameKind.DOCUMENT)

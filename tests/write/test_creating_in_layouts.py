@@ -220,3 +220,23 @@ def test_an_array_without_a_rule_is_refused(tmp_path: Path) -> None:
         mount.umount()
     assert json.loads((tmp_path / "source/g/zarr.json").read_bytes())["node_type"] == "group"
     assert not (tmp_path / "source/a/zarr.json").exists()
+
+
+def test_nothing_is_created_in_an_omitted_array(tmp_path: Path) -> None:
+    need_fuse()
+    source = tmp_path / "source"
+    zarr.create_group(source).create_array("words", shape=(4,), chunks=(2,), shards=(4,), dtype="S4")
+    before = sorted(source.rglob("*"))
+    with writable(source, tmp_path, "--layout", "n5", "--create", "zarr3", "-o", "unsupported=skip") as mount:
+        mount.mount()
+        omitted = mount.path / "words"
+        for create_name in (omitted.joinpath("new").mkdir, omitted.joinpath("new").touch):
+            with pytest.raises(PermissionError):
+                create_name()
+        (mount.path / "file").touch()
+        with pytest.raises(PermissionError):
+            (mount.path / "file").rename(omitted / "file")
+        (mount.path / "file").unlink()
+        assert not list(omitted.iterdir())
+        assert mount.umount().returncode == 0
+    assert sorted(source.rglob("*")) == before
