@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardfs.formats import ome
 from shardfs.formats.documents import intelligible, print_json, print_strict, require_same
@@ -37,6 +38,20 @@ COPIES = "metadata"
 
 Show: TypeAlias = Callable[[Documents], Documents]
 """Returns the documents that the layout shows for stored documents."""
+
+
+class WrittenForm(NamedTuple):
+    """A document as a client wrote it, and as the layout then showed it.
+
+    A later document may give a meaning to the difference: Zarr v3 has no undefined fill value, so `null` is shown as 0,
+    and names of axes, which clients write later, make a 0 the marker of missing values.
+    """
+
+    data: bytes
+    shown: bytes
+
+
+NONE_WRITTEN: Mapping[str, WrittenForm] = MappingProxyType({})
 
 
 # ---- one direction ----
@@ -133,19 +148,29 @@ class Translation(Format):
         except (CorruptShardError, UnsupportedError):
             return None
 
-    def edit(self, path: str, stored: Documents, name: str, new: bytes, rule: Rule | None = None) -> dict[str, bytes]:
+    def edit(
+        self,
+        path: str,
+        stored: Documents,
+        name: str,
+        new: bytes,
+        rule: Rule | None = None,
+        written: Mapping[str, WrittenForm] = NONE_WRITTEN,
+    ) -> dict[str, bytes]:
         """The documents of the source to store when a client replaces the shown document `name` by `new`.
 
-        Only what the client changed is changed in the source, and all other bytes of the source's documents stay. Raise
-        ValueError, with the members of `name` and the reason, if the source cannot express a change, or if a change
-        contradicts stored chunks.
+        Only what the client changed is changed in the source, and all other bytes of the source's documents stay.
+        `written` has other documents, by name, that clients wrote in another form than the shown one. Raise ValueError,
+        with the members of `name` and the reason, if the source cannot express a change, or if a change contradicts
+        stored chunks.
         """
         before = self._shown_all(stored, name)
         members = _changed(before.get(name), new)
         if not members:
             return {}
+        others = {n: form.data for n, form in written.items() if n != name and before.get(n) == form.shown}
         try:
-            made = self._made(path, stored, before, {**before, name: new})
+            made = self._made(path, stored, {**before, **others}, {**before, **others, name: new})
             again = self.show({**stored, **made})
             self._require_chunks(path, before, again)
         except (UnsupportedError, ValueError) as e:
@@ -259,10 +284,10 @@ class Translation(Format):
         """Raise ValueError, with the members, unless the written document `name` comes back in `again`.
 
         A member may come back in another form that describes the same dataset, and members may be added that were not
-        in `before`.
+        in `before`. A value that a written null replaces must not become another value.
         """
-        shown = _members(again.get(name))
-        written = _with_additions(_members(new), _members(before.get(name)), shown)
+        shown, old = _members(again.get(name)), _members(before.get(name))
+        written = _with_additions(_members(new), old, shown)
         at, _ = self._split(name)
         wanted = self._description(path, at, again)
         lost = [
@@ -271,6 +296,7 @@ class Translation(Format):
             if not alike(written.get(m, REMOVED), shown.get(m, REMOVED))
             and (
                 (m not in shown and written[m] not in (None, [], {}))
+                or (m in old and m in shown and written.get(m) is None and not alike(old[m], shown[m]))
                 or self._description(path, at, {**again, name: _with(shown, m, written)}) != wanted
             )
         ]

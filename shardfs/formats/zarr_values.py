@@ -154,8 +154,8 @@ def _integer(value: Any, dtype: np.dtype[Any]) -> int:
     return value
 
 
-def _float(value: Any, dtype: np.dtype[Any]) -> float | int | str:
-    """A finite value as a number, others by name. The payload of a NaN is lost, as other formats cannot store it."""
+def _float(value: Any, dtype: np.dtype[Any]) -> float | str:
+    """A finite value as a float, others by name. The payload of a NaN is lost, as other formats cannot store it."""
     if isinstance(value, str) and value.startswith("0x"):
         bits = int(value, 16)  # raises ValueError
         if len(value) != 2 + 2 * dtype.itemsize:
@@ -165,7 +165,7 @@ def _float(value: Any, dtype: np.dtype[Any]) -> float | int | str:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or (type(value) is int and abs(value) > 2**1023):
         raise _unfit(value, dtype.name)
-    return named_number(value)
+    return named_number(float(value))
 
 
 def _unfit(value: Any, expected: str) -> ValueError:

@@ -15,7 +15,7 @@ from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES, parse_written
 from shardfs.formats.json_text import REMOVED, merged
 from shardfs.formats.registry import formats
-from shardfs.formats.translate import Translation
+from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError
 from shardfs.write.files import join
@@ -38,6 +38,11 @@ NOTHING = b"{}"
 
 MAX_COMPARED = 65_536
 """Maximum number of documents with a remembered result of the last comparison against the source."""
+
+
+MAX_FORMS = 1_024
+"""Maximum number of directories with remembered forms of a layout's documents. Clients write the documents of an array
+soon after each other."""
 
 
 class Overlap(OSError):
@@ -75,6 +80,7 @@ class Documents:
     def __init__(self, base: Tree, writer: Writer, expected: ExpectedDatasets, *, wins: bool = False) -> None:
         self._base, self._writer, self.expected, self.wins = base, writer, expected, wins
         self._compared: dict[str, tuple[int, float]] = {}  # by path: a hash of the stored documents, and when
+        self._forms: dict[str, Mapping[str, WrittenForm]] = {}  # by directory and name
         self.seen = Seen()
 
     def missed(self, directory: str, name: bytes) -> None:
@@ -119,7 +125,7 @@ class Documents:
         form, directory, name = document
         self.seen.wrote(document.path, edit.base, data)
         if isinstance(form, Translation):
-            self._note_shown(directory, form.show({**edit.stored, **edit.made}))
+            self._note_shown(document, data, form.show({**edit.stored, **edit.made}))
         in_layout, changed = isinstance(form, Translation), {directory, form.described_by(directory, name)}
         if not in_layout and not _has_members(edit.shown):
             return Written(edit.shown, set())
@@ -145,11 +151,16 @@ class Documents:
                 return
             at = at.rpartition("/")[0]
 
-    def _note_shown(self, directory: str, documents: Mapping[str, bytes]) -> None:
-        """Record a layout's documents that programs know: a write may have changed the form of any of them."""
+    def _note_shown(self, document: Document, data: bytes, documents: Mapping[str, bytes]) -> None:
+        """Record a layout's documents that programs know: writing `document` may have changed the form of any."""
+        _, directory, written = document
         for name, raw in documents.items():
             if self.seen.versions(path := join(directory, name)):
                 self.seen.note(path, raw)
+        if len(self._forms) >= MAX_FORMS:
+            self._forms.clear()
+        form = WrittenForm(data, documents.get(written, b""))
+        self._forms[directory] = {**self._forms.get(directory, {}), written: form}
 
     def _put(self, edit: _Edit) -> None:
         """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""
@@ -266,7 +277,8 @@ class Documents:
         """Return the documents to store for a written one, by path below the directory. Raise ValueError."""
         form, directory, name = document
         if isinstance(form, Translation):
-            return self._with_shards(document, form, form.edit(directory, stored, name, data), stored)
+            edited = form.edit(directory, stored, name, data, written=self._forms.get(directory, {}))
+            return self._with_shards(document, form, edited, stored)
         if name in stored:
             rules = (r for f, r in self.expected.candidates(directory, name) if f is form and isinstance(r, Rule))
             return form.edit(directory, stored, name, data, next(rules, None))

@@ -176,6 +176,22 @@ def skeletons(path: str) -> None:
         volume.skeleton.upload(Skeleton(vertices, np.array([[0, 1], [1, 2]], np.uint32), segid=segment))
 
 
+def xarray(path: str) -> None:
+    """Arrays without a marker of missing values, and one whose marker is 0, by xarray and zarr-python 2.18."""
+    import xarray as library
+
+    xr: Any = library
+    names = ("y", "x")
+    values = {name: (names, DATA.astype(kind)) for name, kind in (("i", "i4"), ("marked", "i2"))}
+    wanted = xr.Dataset({**values, "flag": ("y", DATA[:, 0] > 0)})
+    encoding = {name: {"chunks": (10, 10)} for name in values}
+    encoding["marked"]["_FillValue"] = 0
+    wanted.to_zarr(f"{path}/d", mode="w", encoding=encoding)
+    found = xr.open_zarr(f"{path}/d").load()
+    xr.testing.assert_identical(found.drop_vars("marked"), wanted.drop_vars("marked"))
+    assert int(np.isnan(found.marked).sum()) == 1
+
+
 if __name__ == "__main__":
-    tools = (zarr3, tensorstore, zarr2, omezarr, bigendian, z5py, n5store, draft, cloudvolume, skeletons)
+    tools = (zarr3, tensorstore, zarr2, omezarr, bigendian, z5py, n5store, draft, cloudvolume, skeletons, xarray)
     {f.__name__: f for f in tools}[sys.argv[1]](sys.argv[2])

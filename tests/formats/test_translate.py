@@ -13,7 +13,7 @@ from shardfs.formats.bcolz import BCOLZ_SOURCE
 from shardfs.formats.n5 import N5
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.registry import views
-from shardfs.formats.translate import Translation
+from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.formats.zarr2 import ZARR2
 from shardfs.formats.zarr3 import ZARR3
 from tests.data_n5 import Index, attributes, sharding
@@ -208,6 +208,33 @@ def test_names_of_axes_are_written_as_dimension_names() -> None:
     assert "_ARRAY_DIMENSIONS" not in doc["attributes"]
     with pytest.raises(ValueError, match="_ARRAY_DIMENSIONS"):
         translation("zarr2", N5).edit("a", {"attributes.json": n5()}, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "y"]}')
+
+
+@pytest.mark.parametrize("data_type", ["int32", "float32", "complex64", "bool"])
+@pytest.mark.parametrize("remembered", [True, False])
+def test_an_undefined_fill_value_is_no_marker_of_missing_values(data_type: str, remembered: bool) -> None:
+    """xarray writes names of axes after the document of the array, and means 0 in the array's document as a marker."""
+    stored, through = {"zarr.json": zarr3(data_type=data_type, fill_value=0)}, translation("zarr2", ZARR3)
+    shown = through.show(stored)[".zarray"]
+    written = json.dumps({**json.loads(shown), "fill_value": None}).encode()
+    assert through.edit("a", stored, ".zarray", written) in ({}, stored)
+    forms = {".zarray": WrittenForm(written, shown)} if remembered else {}
+    stored |= through.edit("a", stored, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "x"]}', written=forms)
+    assert ("_FillValue" in json.loads(stored["zarr.json"])["attributes"]) is not remembered
+    assert (json.loads(through.show(stored)[".zarray"])["fill_value"] is None) is remembered
+
+
+@pytest.mark.parametrize("names", [None, ["y", "x"]])
+def test_an_undefined_fill_value_does_not_change_another_one(names: list[str] | None) -> None:
+    named = {} if names is None else {"dimension_names": names}
+    stored, through = {"zarr.json": zarr3(fill_value=9, **named)}, translation("zarr2", ZARR3)
+    written = json.dumps({**json.loads(through.show(stored)[".zarray"]), "shape": [9, 6], "fill_value": None}).encode()
+    if names is None:
+        with pytest.raises(ValueError, match=r"^\.zarray: fill_value: the source"):
+            through.edit("a", stored, ".zarray", written)
+    else:
+        made = json.loads(through.edit("a", stored, ".zarray", written)["zarr.json"])
+        assert made == {**json.loads(stored["zarr.json"]), "shape": [9, 6]}
 
 
 def test_a_volume_of_an_array_with_more_axes_is_refused() -> None:

@@ -34,6 +34,7 @@ PYTHONS = {
     "bigendian": "zarr2",
     "n5store": "zarr2",
     "draft": "zarr2",
+    "xarray": "zarr2",
     "cloudvolume": "cv",
     "skeletons": "cv",
 }

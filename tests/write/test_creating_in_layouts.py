@@ -63,6 +63,13 @@ def test_zarr_v2_becomes_sharded_zarr_v3(tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarr.open_array(source / "forms/text", mode="r")[:], DATA[0].astype("U5"))
 
 
+def test_an_undefined_fill_value_marks_nothing_as_missing(tmp_path: Path) -> None:
+    source = _created(tmp_path, "xarray", "zarr2", "zarr3:chunks_per_shard=4x4")
+    for name, marker in (("i", {}), ("flag", {"dtype": "bool"}), ("marked", {"_FillValue": 0})):
+        array = zarr.open_array(source / "d" / name, mode="r")
+        assert (array.fill_value, dict(array.attrs)) == (0, marker)
+
+
 @pytest.mark.parametrize("tool", ["z5py", "n5store"])
 def test_n5_becomes_sharded_zarr_v3(tmp_path: Path, tool: str) -> None:
     source = _created(tmp_path, tool, "n5", "zarr3:chunks_per_shard=2x4")
